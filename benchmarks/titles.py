@@ -1,33 +1,91 @@
-"""Titles of laws from passages of them: what pretraining a text generator is worth.
+"""What pretraining is worth to a text generator: titles of laws from passages of them.
 
-    python benchmarks/titles.py rows --data laws.jsonl --output rows
-    palm-ds prepare corpus rows/corpus.jsonl --language zh --train wordpiece --vocab_size 4000
-    palm-ds pretrain pretrain.yaml ...; palm-ds finetune titles.yaml ...; palm-ds predict ...
-    python benchmarks/titles.py score --rows rows/test.jsonl --predictions one two
+    python benchmarks/titles.py rows --data laws.jsonl --work runs/titles
+    palm-ds prepare runs/titles/corpus runs/titles/corpus.jsonl --language zh \\
+        --train wordpiece --vocab_size 4000
+    python benchmarks/titles.py train --work runs/titles --seeds 1 2 3
+    python benchmarks/titles.py score --work runs/titles --seeds 1 2 3
 
-`rows` reads documents {"title", "text"} with a blank line between paragraphs. One title in eight is
-held out with all its passages, and its text is not in `corpus.jsonl` either, which is what to
-pretrain on. `score` prints ROUGE-L of the output folders of `palm-ds predict` by `rouge-score`, on
-characters, and that of two simple rules: the first characters of the passage, as many as titles
-have on average, and the most frequent title. The recipes are in docs/generation.md.
+`rows` reads documents {"title", "text"} with a blank line between paragraphs. One title in four is
+held out with all its passages, and its text is not in `corpus.jsonl` either, which is what models
+are pretrained on. `train` fine-tunes three models with each seed: from random weights, and
+pretrained word by word or with both flows. Both read the same passages in as many steps: a row
+holds as many more tokens as it has queries. It writes titles greedily and with 4 beams. A finished
+run is not repeated. --steps is that of pretraining, --only NAME trains some models.
+
+`score` prints ROUGE-L on characters by `rouge-score`, also of two simple rules: the first
+characters of the passage, as many as titles have on average, and the most frequent title. Standard
+errors are of 2,000 bootstrap samples of the held-out titles.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-HELD_OUT = 8
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+HELD_OUT = 4
 """One of this number of titles is held out."""
 CHARACTERS = 100
 """Of a passage: whole paragraphs, at least one."""
 PASSAGES = {"train": 12, "test": 6}
 """The most of each title."""
+PRETRAINED: Mapping[str, Mapping[str, Any] | None] = {
+    "none": None,
+    "word": {"word_weight": 1.0, "length": 80},
+    "both": {"word_weight": 0.5, "length": 96},
+}
+"""How the models are pretrained: the weight of the word-by-word flow, and tokens of a row."""
+ROWS = 24
+"""Rows of a step of pretraining."""
+DECODING: Mapping[str, Mapping[str, Any]] = {"greedy": {}, "4 beams": {"beams": 4}}
+ENCODER: Mapping[str, Any] = {
+    "preset": "tiny",
+    "hidden_size": 128,
+    "num_layers": 3,
+    "num_heads": 4,
+    "max_positions": 192,
+    "task_types": 0,
+    "init_range": 0.03,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+}
+OPTIMIZER: Mapping[str, Any] = {"lr": 1e-3, "weight_decay": 0.01, "clip": 1.0}
+TASK = "titles"
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", choices=("rows", "train", "score"))
+    parser.add_argument("--data", type=Path, help="of `rows`: the documents")
+    parser.add_argument("--work", type=Path, required=True, help="folder of rows and runs; kept")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--only", nargs="*", choices=PRETRAINED, default=list(PRETRAINED))
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--threads", type=int, default=1)
+    return parser.parse_args(arguments)
+
+
+ARGUMENTS = parse() if __name__ == "__main__" else None
+if ARGUMENTS is not None:  # before torch reads them
+    os.environ["OMP_NUM_THREADS"] = str(ARGUMENTS.threads)
+    os.environ["DS_ACCELERATOR"] = "cpu"
+
+
+# ---- rows ----
 
 
 def write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -56,24 +114,95 @@ def spread(values: Sequence[str], most: int) -> list[str]:
     return [values[int(i * step)] for i in range(min(most, len(values)))]
 
 
-def write_rows(data: Path, output: Path) -> None:
-    output.mkdir(parents=True, exist_ok=True)
-    documents = {"train": [], "test": []}
-    for document in read(data):
+def write_rows(args: argparse.Namespace) -> None:
+    args.work.mkdir(parents=True, exist_ok=True)
+    documents: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
+    for document in read(args.data):
         part = "train" if crc32(document["title"].encode()) % HELD_OUT else "test"
         documents[part].append(document)
-    write(output / "corpus.jsonl", documents["train"])
+    write(args.work / "corpus.jsonl", documents["train"])
     for part, found in documents.items():
         rows = [
             {"source": passage, "target": document["title"]}
             for document in found
             for passage in spread(list(passages(document["text"])), PASSAGES[part])
         ]
-        write(output / f"{part}.jsonl", rows)
+        write(args.work / f"{part}.jsonl", rows)
 
 
-def rouge_l(predictions: Sequence[str], targets: Sequence[str]) -> float:
-    """Mean F-measure over characters, in percent."""
+# ---- runs ----
+
+
+def pretraining(args: argparse.Namespace, seed: int, flow: Mapping[str, Any]) -> dict[str, Any]:
+    task = {"source": "text", "positions": "restart", "word_weight": flow["word_weight"]}
+    return {
+        "seed": seed,
+        "backbone": ENCODER,
+        "length": flow["length"],
+        "batch": f"{ROWS * flow['length']} tokens",
+        "optimizer": {**OPTIMIZER, "betas": [0.9, 0.98]},
+        "schedule": {"kind": "wsd", "warmup": 60, "decay": args.steps // 3},
+        "sources": {"text": {"corpus": str(args.work / "corpus")}},
+        "held_out": 0.03,
+        "tasks": {"span_generation": task},
+        "stages": [{"span_generation": args.steps}],
+        "evaluate": {"examples": 300},
+        "log": {"every": 50},
+    }
+
+
+def fine_tuning(args: argparse.Namespace, seed: int, origin: Path | None) -> dict[str, Any]:
+    tables = {"table": str(args.work / "train.jsonl"), "validation": str(args.work / "test.jsonl")}
+    words = {"tokenizer": str(args.work / "corpus" / "tokenizer")}
+    encoder = {"init_from": str(origin)} if origin else {"backbone": ENCODER}
+    task = {"kind": "generation", "max_target": 24, "positions": "restart", "noise_rate": 0.3}
+    return {
+        **encoder,
+        "seed": seed,
+        "length": 160,
+        "batch": "32 examples",
+        "optimizer": OPTIMIZER,
+        "schedule": {"kind": "linear", "warmup": 0.1},
+        "sources": {"laws": tables if origin else tables | words},
+        "tasks": {TASK: {**task, "source": "laws"}},
+        "stages": [{TASK: "4 epochs"}],
+        "log": {"every": 50},
+    }
+
+
+def trained(values: dict[str, Any], folder: Path) -> Path:
+    """The folder of weights of a run, which is trained unless it has been."""
+    from palm_ds.runtime.ds_config import make_ds_config
+    from palm_ds.train.recipe import make_recipe
+    from palm_ds.train.run_folder import RunSpec
+    from palm_ds.train.train import train
+
+    if not (folder / "weights").exists():
+        machine = make_ds_config({"train_micro_batch_size_per_gpu": 8})
+        train(RunSpec(recipe=make_recipe(values), ds_config=machine, folder=folder))
+    return folder / "weights"
+
+
+def train_models(args: argparse.Namespace) -> None:
+    from palm_ds.api import load
+
+    rows = [{"source": row["source"]} for row in read(args.work / "test.jsonl")]
+    for seed in args.seeds:
+        for name in args.only:
+            flow, folder, origin = PRETRAINED[name], args.work / name / str(seed), None
+            if flow:
+                origin = trained(pretraining(args, seed, flow), folder / "pretrain")
+            weights = trained(fine_tuning(args, seed, origin), folder / "titles")
+            for way, settings in DECODING.items():
+                written = load(str(weights)).predict(rows, generate=settings)[TASK]
+                write(folder / f"{way}.jsonl", written)
+
+
+# ---- scores ----
+
+
+def rouge_l(predictions: Sequence[str], targets: Sequence[str]) -> np.ndarray:
+    """(texts,) the F-measures over characters, in percent."""
     from rouge_score.rouge_scorer import RougeScorer
 
     class Characters:
@@ -82,46 +211,48 @@ def rouge_l(predictions: Sequence[str], targets: Sequence[str]) -> float:
 
     scorer = RougeScorer(["rougeL"], tokenizer=Characters())
     pairs = zip(targets, predictions, strict=True)
-    scores = [scorer.score(target, found)["rougeL"].fmeasure for target, found in pairs]
-    return 100 * sum(scores) / len(scores)
+    return np.array([100 * scorer.score(a, b)["rougeL"].fmeasure for a, b in pairs])
 
 
-def texts_in(folder: Path) -> list[str]:
-    """The predictions of its only task, without spaces."""
-    (file,) = folder.glob("*.predictions.json")
-    return ["".join(row["text"].split()) for row in read(file)]
+def standard_error(scores: np.ndarray, groups: np.ndarray) -> float:
+    """Of the mean of scores (n,) in groups (n,), by drawing groups with replacement."""
+    many = np.bincount(groups)
+    sums = np.bincount(groups, weights=scores)
+    draws = np.random.default_rng(0).integers(len(many), size=(2000, len(many)))
+    return float(np.std(sums[draws].sum(1) / many[draws].sum(1), ddof=1))
 
 
-def score(rows: Path, predictions: Sequence[Path]) -> None:
-    given = read(rows)
+def line(name: str, scores: np.ndarray, groups: np.ndarray, sign: str = "") -> str:
+    """A row of the table, of scores (seeds, n)."""
+    mean, each = scores.mean(), ", ".join(f"{seed.mean():{sign}.1f}" for seed in scores)
+    error = standard_error(scores.mean(0), groups)
+    return f"| {name} | {mean:{sign}.1f} ± {error:.1f} | {each if len(scores) > 1 else ''} |"
+
+
+def score(args: argparse.Namespace) -> None:
+    given = read(args.work / "test.jsonl")
     targets = [row["target"] for row in given]
+    groups = np.unique(targets, return_inverse=True)[1]
     usual = round(sum(map(len, targets)) / len(targets))
-    often = Counter(row["target"] for row in read(rows.with_name("train.jsonl"))).most_common(1)
-    systems = {
-        f"the first {usual} characters": [row["source"][:usual] for row in given],
-        "the most frequent title": [often[0][0]] * len(given),
+    often = Counter(row["target"] for row in read(args.work / "train.jsonl")).most_common(1)[0][0]
+    found = {
+        f"the first {usual} characters": rouge_l([row["source"][:usual] for row in given], targets),
+        "the most frequent title": rouge_l([often] * len(given), targets),
     }
-    systems |= {str(folder): texts_in(folder) for folder in predictions}
-    for name, found in systems.items():
-        exact = sum(a == b for a, b in zip(found, targets, strict=True)) / len(targets)
-        print(f"{name}: ROUGE-L {rouge_l(found, targets):.1f}, exact {100 * exact:.1f} %")
+    rows = [line(name, scores[None], groups) for name, scores in found.items()]
+    for way in DECODING:
+        models = {}
+        for name in args.only:
+            files = [args.work / name / str(seed) / f"{way}.jsonl" for seed in args.seeds]
+            texts = [[row["text"] for row in read(file)] for file in files]
+            models[name] = np.stack([rouge_l(each, targets) for each in texts])
+            rows.append(line(f"{name}, {way}", models[name], groups))
+        names = list(models)
+        for one, other in zip(names[1:], names[:-1], strict=True):
+            rows.append(line(f"{one} - {other}, {way}", models[one] - models[other], groups, "+"))
+    print("| | ROUGE-L | of each seed |\n|---|---|---|")
+    print("\n".join(rows))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    make = commands.add_parser("rows")
-    make.add_argument("--data", type=Path, required=True)
-    make.add_argument("--output", type=Path, required=True)
-    compare = commands.add_parser("score")
-    compare.add_argument("--rows", type=Path, required=True)
-    compare.add_argument("--predictions", type=Path, nargs="*", default=[])
-    arguments = parser.parse_args()
-    if arguments.command == "rows":
-        write_rows(arguments.data, arguments.output)
-    else:
-        score(arguments.rows, arguments.predictions)
-
-
-if __name__ == "__main__":
-    main()
+if ARGUMENTS is not None:
+    {"rows": write_rows, "train": train_models, "score": score}[ARGUMENTS.command](ARGUMENTS)
