@@ -100,6 +100,17 @@ def join(examples: Sequence[Example]) -> Example:
     )
 
 
+def select_tokens(example: Example, kept: np.ndarray) -> Example:
+    """Some of the tokens, (tokens,) bool, of an example without labels."""
+    return Example(
+        input_ids=example.input_ids[kept],
+        token_type_ids=example.token_type_ids[kept],
+        source_offsets=example.source_offsets[kept],
+        annotations={name: values[kept] for name, values in example.annotations.items()},
+        item=example.item,
+    )
+
+
 def text_numbers(example: Example) -> np.ndarray:
     """(texts,) int64, equal for texts of the same tokens."""
     parts = np.split(example.unmasked_ids, np.cumsum(example.sub_lengths)[:-1])

@@ -76,6 +76,11 @@ class FlowOptions:
             raise UserError(f"{where}.noise: the vocabulary has no [NOISE]; use random")
 
     @property
+    def target_type(self) -> int:
+        """The token type of the target and its queries."""
+        return self.target_segment
+
+    @property
     def flows(self) -> tuple[int, ...]:
         """The flows with weight."""
         return (WORD,) * (self.word_weight > 0) + (SPAN,) * (self.word_weight < 1)
@@ -130,7 +135,7 @@ class FlowOptions:
         added = many + len(queries)
         example = Example(
             input_ids=np.concatenate([source.input_ids, target, queries]),
-            token_type_ids=np.append(source.token_type_ids, np.full(added, self.target_segment)),
+            token_type_ids=np.append(source.token_type_ids, np.full(added, self.target_type)),
             source_offsets=np.append(source.source_offsets, np.full(added, -1)),
             annotations={
                 name: np.append(values, np.zeros(added, values.dtype))

@@ -28,7 +28,7 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.corpus_source import CorpusSource, passages
-from palm_ds.data.example import Example, build_input
+from palm_ds.data.example import Example, build_input, select_tokens
 from palm_ds.data.generation_flows import FlowOptions, same_head, unigram_baseline
 from palm_ds.data.layout import layouts
 from palm_ds.data.task import CorpusTask, Task
@@ -137,23 +137,13 @@ class SpanGeneration(FlowOptions, CorpusTask):
         parts = np.column_stack([fragment[inside], units[inside]])
         begins = np.append((np.diff(parts, axis=0) != 0).any(1), True)  # the last: [SEP]
         spans = np.concatenate([[0], np.cumsum(begins)])
-        example, labels = self.assemble(_some(whole, kept), target, spans, vocabulary, rng)
+        example, labels = self.assemble(select_tokens(whole, kept), target, spans, vocabulary, rng)
         example.labels[self.name] = labels
         return example
 
     def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
         """The corpus's unigram frequencies."""
         return unigram_baseline(targets, source.unigrams)
-
-
-def _some(example: Example, kept: np.ndarray) -> Example:
-    """Some of the tokens of an example, (tokens,) bool."""
-    return Example(
-        input_ids=example.input_ids[kept],
-        token_type_ids=example.token_type_ids[kept],
-        source_offsets=example.source_offsets[kept],
-        annotations={name: values[kept] for name, values in example.annotations.items()},
-    )
 
 
 def draw_fragments(

@@ -4,6 +4,9 @@
     source, source_b, ...   [CLS] source [SEP] source_b [SEP]     segments 0, 1, ...
     target                  [CLS] target [SEP]                    segment 3
 
+or, with `max_turns`, the turns of a dialogue, of which the target is the next
+(palm_ds/tasks/shared/dialogue_turns.py).
+
 Every token of the target, and the [SEP] that ends it, is predicted from an [ATTN] query that sees
 the source and the target before it, some of which is noise. The flows, and where the paper and
 ERNIE's code differ: palm_ds/data/generation_flows.py.
@@ -40,6 +43,12 @@ from palm_ds.data.text_generation import SourceRoom, TextGenerator
 from palm_ds.model.batch import PackedText
 from palm_ds.model.generate import DecodingSettings
 from palm_ds.model.infilling_decoder import Prompt, TargetFormat
+from palm_ds.tasks.shared.dialogue_turns import (
+    TURNS,
+    dialogue_example,
+    dialogue_lengths,
+    dialogue_types,
+)
 from palm_ds.tasks.shared.text_scores import text_scores
 from palm_ds.tasks.shared.text_task import SHORTEST, TextTask, level
 from palm_ds.text.tokens import SpecialTokens
@@ -60,6 +69,9 @@ class Generation(FlowOptions, TextTask, TextGenerator):
     longest_span: int = 3
     """Tokens of the longest span of the span-by-span flow, whose spans are random; the paper has
     this flow in pretraining only."""
+    max_turns: int = 0
+    """Turns of a dialogue that are read, the last ones: column `turns`, after the sources, which
+    may be missing. 0: no dialogue. The backbone needs max_turns + 2 token types."""
     label_column: str = "target"
     """The column of the targets."""
     smoothing: float = 0.1
@@ -76,7 +88,6 @@ class Generation(FlowOptions, TextTask, TextGenerator):
     """Beams of these evaluations; 1: greedy."""
 
     attends_partially: ClassVar[bool] = True
-    segments: ClassVar[int] = 2
     prediction_key: ClassVar[str] = "text"
 
     def __post_init__(self) -> None:
@@ -101,12 +112,25 @@ class Generation(FlowOptions, TextTask, TextGenerator):
                 f"{self.where}.generate.min_tokens: {self.generate.min_tokens} is not below the "
                 f"maximum, {most} (max_tokens, or max_target - 1)"
             )
+        if self.max_turns < 0:
+            raise UserError(f"{self.where}.max_turns: {self.max_turns} is negative")
         if self.longest_span < 1:
             raise UserError(f"{self.where}.longest_span: {self.longest_span} is less than 1")
 
+    @property
+    def segments(self) -> int:  # type: ignore[override]
+        """Number of token types of its examples."""
+        return dialogue_types(self.max_turns) if self.max_turns else 2
+
+    @property
+    def target_type(self) -> int:
+        return 0 if self.max_turns else self.target_segment
+
     def columns_of(self, source: TableSource) -> tuple[str, ...]:
-        columns = self.texts or tuple(x for x in SOURCES if x == "source" or x in source.columns)
-        for column in columns:
+        """The columns of the sources, without that of turns."""
+        needed = TURNS if self.max_turns else "source"
+        columns = self.texts or tuple(x for x in SOURCES if x == needed or x in source.columns)
+        for column in (*columns, *[TURNS] * bool(self.max_turns)):
             source.need(column, self.where)
         return columns
 
@@ -137,7 +161,7 @@ class Generation(FlowOptions, TextTask, TextGenerator):
     ) -> np.ndarray:
         """`item`, the `tokens` (sources,) of each source, those of the `target`, and whether it
         `ends`: is not cut."""
-        item, columns = items[:, 0], self.columns_of(source)
+        item = items[:, 0]
         words = source.encoded(self.label_column).lengths[item]
         target = np.minimum(words + 2, self.max_target)
         left = self.input_length(max_length) - target - self.query_count(target)
@@ -147,35 +171,47 @@ class Generation(FlowOptions, TextTask, TextGenerator):
                 f"target of {int(target.max())} and its queries; raise `length` or lower max_target"
             )
         tokens = self._source_lengths(item, source, np.minimum(left, self.max_source or left))
-        special = source.vocabulary.around(len(columns))
-        length = tokens.sum(1) + special + target + self.query_count(target)
+        length = tokens.sum(1) + self._special(source) + target + self.query_count(target)
         return layouts(length, item=item, tokens=tokens, target=target, ends=words + 2 <= target)
 
     def cut_rows(self, source: TableSource, max_length: int) -> int:
         items = self.items(source, max_length)
         found = self.layout(items, np.empty((len(items), 0)), source, max_length)
-        lengths = sum(source.encoded(column).lengths for column in self.columns_of(source))
-        return int(((found["tokens"].sum(1) < lengths) | (found["ends"] == 0)).sum())
+        whole = self._whole_lengths(items[:, 0], source).sum(1)
+        return int(((found["tokens"].sum(1) < whole) | (found["ends"] == 0)).sum())
 
     def describe_rows(self, source: TableSource, max_length: int) -> str:
         cut = self.cut_rows(source, max_length)
         return f"{self.name}: {len(source):,} rows" + (f"; {cut:,} truncated" if cut else "")
 
+    def _whole_lengths(self, item: np.ndarray, source: TableSource) -> np.ndarray:
+        """(n, sources) tokens of each source; (n, 1) of a dialogue with its facts."""
+        columns = self.columns_of(source)
+        if self.max_turns:
+            return dialogue_lengths(item, source, columns, self.max_turns)[:, None]
+        return np.stack([source.encoded(column).lengths[item] for column in columns], 1)
+
+    def _special(self, source: TableSource) -> int:
+        """The special tokens that `_whole_lengths` leaves out."""
+        return source.vocabulary.around(1 if self.max_turns else len(self.columns_of(source)))
+
     def _source_lengths(
         self, item: np.ndarray, source: TableSource, most: int | np.ndarray
     ) -> np.ndarray:
-        """(n, sources) tokens of each source, with room for `most`, special ones included."""
-        columns = self.columns_of(source)
-        lengths = [source.encoded(column).lengths[item] for column in columns]
-        return level(np.stack(lengths, 1), most - source.vocabulary.around(len(columns)))
+        """The same, with room for `most`, special ones included."""
+        return level(self._whole_lengths(item, source), most - self._special(source))
 
     def source_example(self, item: int, tokens: np.ndarray, source: TableSource) -> Example:
         """[CLS] source [SEP] ... with `tokens` (sources,) of each source of a row."""
-        pieces = [
-            source.encoded(column).read(item, 0, many)
-            for column, many in zip(self.columns_of(source), tokens.tolist(), strict=True)
-        ]
-        example = build_input(pieces, source.vocabulary)
+        columns = self.columns_of(source)
+        if self.max_turns:
+            example = dialogue_example(item, int(tokens[0]), source, columns, self.max_turns)
+        else:
+            pieces = [
+                source.encoded(column).read(item, 0, many)
+                for column, many in zip(columns, tokens.tolist(), strict=True)
+            ]
+            example = build_input(pieces, source.vocabulary)
         example.item = item
         return example
 
@@ -207,7 +243,7 @@ class Generation(FlowOptions, TextTask, TextGenerator):
 
     @property
     def source_roles(self) -> tuple[str, ...]:
-        return self.texts or SOURCES
+        return (*(self.texts or SOURCES), *[TURNS] * bool(self.max_turns))
 
     @property
     def decoding(self) -> DecodingSettings:
@@ -250,17 +286,15 @@ class Generation(FlowOptions, TextTask, TextGenerator):
 
     def cut_sources(self, source: TableSource, room: SourceRoom) -> int:
         items = np.arange(len(source))
-        whole = self._source_lengths(items, source, np.full(len(items), 10**9))
-        return int(
-            (whole > self._source_lengths(items, source, self._prompt_length(room))).any(1).sum()
-        )
+        kept = self._source_lengths(items, source, self._prompt_length(room))
+        return int((self._whole_lengths(items, source) > kept).any(1).sum())
 
     def target_format(self, vocabulary: SpecialTokens, room: SourceRoom) -> TargetFormat:
         return TargetFormat(
             begin=vocabulary.cls,
             query=self.query_token(vocabulary),
             end=vocabulary.sep,
-            token_type=min(self.target_segment, room.segments - 1),
+            token_type=min(self.target_type, room.segments - 1),
         )
 
     def metrics(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +66,16 @@ OTHERS = {
 FRAME = TargetFormat(begin=1, query=3, end=2, token_type=TARGET_TYPE)
 SOURCE, TARGET = [1, 5, 6, 7, 2, 8, 9, 2], [1, 10, 11, 12, 2]
 SEGMENTS = [0, 0, 0, 0, 0, 1, 1, 1]
+Types = Mapping[str, list[int]]
+SENTENCES: Types = {"sent": [*SEGMENTS, *[TARGET_TYPE] * len(TARGET)]}
+# facts 5 6, turns 7, 8 and 9, as ERNIE's reader numbers them (without a [SEP] after 7)
+DIALOGUE: Types = {
+    "role": [1, 2, 2, 2, 1, 0, 0, 1, *[0] * len(TARGET)],
+    "turn": [3, 0, 0, 0, 3, 2, 2, 1, *[0] * len(TARGET)],
+}
 
 
-def released() -> Arrays:
+def released(*, dialogue: bool = False) -> Arrays:
     """The variables of an ERNIE-GEN of the static graph: no pooler, no task embedding."""
     rng = np.random.default_rng(5)
     draw = lambda *shape: rng.normal(scale=0.3, size=shape).astype(np.float32)  # noqa: E731
@@ -89,7 +96,11 @@ def released() -> Arrays:
             columns = inner if part == "ffn_fc_0" else WIDTH
             shapes |= {f"{name}.w_0": (rows, columns), f"{name}.b_0": (columns,)}
     arrays = {name: draw(*shape) for name, shape in shapes.items()}
-    return {name: draw(WIDTH) for name in OTHERS if name not in arrays} | arrays
+    arrays |= {name: draw(WIDTH) for name in OTHERS if name not in arrays}
+    if dialogue:
+        del arrays["sent_embedding"]
+        arrays |= {"role_embedding": draw(3, WIDTH), "turn_embedding": draw(5, WIDTH)}
+    return arrays
 
 
 def develop(arrays: Arrays) -> Arrays:
@@ -105,8 +116,10 @@ def develop(arrays: Arrays) -> Arrays:
     return renamed
 
 
-def static_folder(folder: Path, config: Mapping[str, Any] = CONFIG) -> Path:
-    write_folder(folder / "params", released())
+def static_folder(
+    folder: Path, config: Mapping[str, Any] = CONFIG, *, dialogue: bool = False
+) -> Path:
+    write_folder(folder / "params", released(dialogue=dialogue))
     (folder / "ernie_config.json").write_text(json.dumps(config))
     return folder
 
@@ -132,11 +145,12 @@ def dense(arrays: Mapping[str, torch.Tensor], name: str, x: torch.Tensor) -> tor
     return x @ arrays[f"{name}.w_0"] + arrays[f"{name}.b_0"]
 
 
-def flows(eps: float = 1e-5) -> torch.Tensor:
+def flows(eps: float = 1e-5, types: Types = SENTENCES) -> torch.Tensor:
     """(target tokens - 1, vocabulary): the scores at the queries of SOURCE and TARGET. A stream of
     source and target, under a unidirectional mask, and a stream of queries, whose keys are those of
     both streams; masks are added to the scores."""
-    arrays = {name: torch.from_numpy(array) for name, array in released().items()}
+    variables = released(dialogue=types is DIALOGUE)
+    arrays = {name: torch.from_numpy(array) for name, array in variables.items()}
     many, total = len(TARGET), len(SOURCE) + len(TARGET)
     start = len(SOURCE)
     seen = torch.zeros(total, total)  # gen_unidirectional_mask
@@ -147,10 +161,11 @@ def flows(eps: float = 1e-5) -> torch.Tensor:
         queried[i, : start + i] = 1
         queried[i, total + i] = 1
 
-    def embedded(ids: list[int], types: list[int], first: int) -> torch.Tensor:
+    def embedded(ids: list[int], first: int) -> torch.Tensor:
         places = list(range(first, first + len(ids)))
-        tables = (("word", ids), ("sent", types), ("pos", places))
-        summed = sum(arrays[f"{name}_embedding"][torch.tensor(rows)] for name, rows in tables)
+        own = {name: rows[first : first + len(ids)] for name, rows in types.items()}
+        tables = {"word": ids, **own, "pos": places}
+        summed = sum(arrays[f"{name}_embedding"][torch.tensor(tables[name])] for name in tables)
         return norm(arrays, "pre_encoder_layer_norm", torch.as_tensor(summed), eps)
 
     def layer(name: str, x: torch.Tensor, keys: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -165,8 +180,8 @@ def flows(eps: float = 1e-5) -> torch.Tensor:
         inner = dense(arrays, f"{name}_ffn_fc_1", F.gelu(dense(arrays, f"{name}_ffn_fc_0", x)))
         return norm(arrays, f"{name}_post_ffn_layer_norm", x + inner, eps)
 
-    context = embedded([*SOURCE, *TARGET], [*SEGMENTS, *[TARGET_TYPE] * many], 0)
-    query = embedded([FRAME.query] * many, [TARGET_TYPE] * many, start)
+    context = embedded([*SOURCE, *TARGET], 0)
+    query = embedded([FRAME.query] * many, start)
     for number in range(LAYERS):
         name = f"encoder_layer_{number}"
         both = torch.cat([context, query])
@@ -191,12 +206,17 @@ def modules(contents: CheckpointContents) -> tuple[Any, MaskedLMHead]:
 
 
 @torch.inference_mode()
-def packed_scores(encoder: Any, head: MaskedLMHead) -> torch.Tensor:
+def packed_scores(
+    encoder: Any,
+    head: MaskedLMHead,
+    segments: Sequence[int] = SEGMENTS,
+    target_type: int = TARGET_TYPE,
+) -> torch.Tensor:
     """All queries in one pass."""
     many, start = len(TARGET), len(SOURCE)
     text = PackedText(
         input_ids=np.array([*SOURCE, *TARGET, *[FRAME.query] * (many - 1)]),
-        token_type_ids=np.array([*SEGMENTS, *[TARGET_TYPE] * (2 * many - 1)]),
+        token_type_ids=np.array([*segments, *[target_type] * (2 * many - 1)]),
         position_ids=np.array([*range(start + many), *range(start + 1, start + many)]),
         visibility=multi_flow(start, many, [np.arange(1, many)]),
     )
@@ -258,9 +278,29 @@ def test_other_architectures_are_refused(
         open_checkpoint(folder)
 
 
-def test_dialogue_models_are_refused(tmp_path: Path) -> None:
-    folder = static_folder(tmp_path / "gen")
-    write_folder(folder / "params", {"role_embedding": np.zeros((3, WIDTH), np.float32)})
-    (folder / "params" / "sent_embedding").unlink()
-    with pytest.raises(UserError, match="role_embedding is of ERNIE-GEN's dialogue models"):
+def test_roles_and_turns_of_dialogue_models_are_token_types(tmp_path: Path) -> None:
+    contents = open_checkpoint(static_folder(tmp_path / "gen", dialogue=True))
+    assert contents.config.token_types == 6
+    assert contents.entries["backbone.segment.weight"].transform == "sums of turn and role"
+    found = packed_scores(*modules(contents), [3, 5, 5, 5, 3, 2, 2, 1], target_type=0)
+    assert torch.allclose(found, flows(types=DIALOGUE), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("turn_embedding", None, "has role_embedding and turn_embedding, and no sent_embedding"),
+        ("sent_embedding", (4, WIDTH), "has role_embedding and turn_embedding, and no sent_emb"),
+        ("role_embedding", (1, WIDTH), r"role_embedding \(1, 16\) does not fit turn_embedding"),
+    ],
+)
+def test_damaged_dialogue_models(
+    name: str, shape: tuple[int, ...] | None, message: str, tmp_path: Path
+) -> None:
+    folder = static_folder(tmp_path / "gen", dialogue=True)
+    if shape is None:
+        (folder / "params" / name).unlink()
+    else:
+        write_folder(folder / "params", {name: np.zeros(shape, np.float32)})
+    with pytest.raises(UserError, match=message):
         open_checkpoint(folder)

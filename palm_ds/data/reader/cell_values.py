@@ -13,7 +13,7 @@ from palm_ds.text.simplified import simplify_in_place
 _GENERATION = ("source", "source_b", "source_c", "target")
 TEXTS = ("text_a", "text_b", "text_b_neg", "question", "context", *_GENERATION)
 _STRIPPED = (
-    *("text_a", "text_b", "text_b_neg", "choices", "query", "positive", "negatives"),
+    *("text_a", "text_b", "text_b_neg", "choices", "query", "positive", "negatives", "turns"),
     *_GENERATION,
 )
 Note = Callable[[str], None]  # called with what is odd about a row that is kept
@@ -51,7 +51,7 @@ def _simplified(values: Mapping[str, Any]) -> dict[str, Any]:
         found["label"] = simplify_in_place(values["label"])
     for role in {"query", "positive"} & values.keys():
         found[role] = values[role] and simplify_in_place(values[role])
-    for role in {"tokens", "choices", "negatives"} & values.keys():
+    for role in {"tokens", "choices", "negatives", "turns"} & values.keys():
         found[role] = [simplify_in_place(text) for text in values[role]]
     return found
 
@@ -133,6 +133,12 @@ def _choices(value: object, role: str, settings: TableSettings) -> list[str]:
     return texts
 
 
+def _turns(value: object, role: str, settings: TableSettings) -> list[str]:
+    if not (texts := _texts(value, role, settings)):
+        raise BadRecordError("a dialogue without turns")
+    return texts
+
+
 def _text_or_none(value: object, role: str, settings: TableSettings) -> str | None:
     return None if value is None else _text(value, role, settings)
 
@@ -176,6 +182,7 @@ _PARSERS: Mapping[str, Callable[[Any, str, TableSettings], Any]] = {
     "query": _text_or_none,
     "positive": _text_or_none,
     "negatives": _texts_or_none,
+    "turns": _turns,
     "teacher_scores": _numbers,
     "impossible": _flag,
     "spans": _as_found,  # checked against the text

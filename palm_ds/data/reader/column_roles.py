@@ -72,7 +72,7 @@ def _something_else(names: Collection[str]) -> set[str]:
     texts = any(all(name in names for name in some) for some in (*_OTHER_TEXTS, *TEXTS))
     found = set() if "positive" in names else {"query"}
     found |= set() if source else {"target"}
-    return found | ({"source", "source_b", "source_c"} if texts and not target else set())
+    return found | ({"source", "source_b", "source_c", "turns"} if texts and not target else set())
 
 
 def without_role(names: Sequence[str | int], keys: Iterable[Key]) -> list[str]:

@@ -28,6 +28,7 @@ ROLES = {
     "source": "a text from which the target is written",
     "source_b": "a further source, with a segment of its own",
     "source_c": "a third source",
+    "turns": "a list of texts: the turns of a dialogue, of which the target is the next",
     "target": "the text to write",
     "impossible": "true: the context does not answer the question",
 }
@@ -66,7 +67,7 @@ class TableSettings:
     delimiter: str = ""
     """Separator of cells; empty: a tab, for csv a comma, for conll a tab or white space."""
     tag_delimiter: str = TAG_DELIMITER
-    """Separator of tokens, tags or choices within a cell."""
+    """Separator of tokens, tags, choices or turns within a cell."""
     strip_spaces: bool = False
     """Remove all spaces from texts, for Chinese."""
     simplify: bool = False

@@ -74,6 +74,8 @@ _STATIC = {
     "pos_embedding": "position",
     "sent_embedding": "segment",
     "task_embedding": "task",
+    "role_embedding": "role",
+    "turn_embedding": "turn",
     "pre_encoder_layer_norm": "norm",
     "pooled_fc": "pooler.dense",
     "encoder_layer_{}_multi_head_att_query_fc": "layers.{}.query",
@@ -123,12 +125,6 @@ STATIC = NamingScheme(
     modules=_STATIC,
     split=_split_static,
     head=_static_head,
-)
-
-DIALOGUE = ("role_embedding", "turn_embedding")
-NO_DIALOGUE = (
-    "of ERNIE-GEN's dialogue models, which have roles and turns instead of token types; they are "
-    "not supported"
 )
 
 # ---- ERNIE's dygraph ----

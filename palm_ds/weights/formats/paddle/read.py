@@ -40,11 +40,10 @@ from palm_ds.weights.formats.paddle.config import (
     numbers,
     read_paddle_config,
 )
+from palm_ds.weights.formats.paddle.dialogue import join_roles_and_turns
 from palm_ds.weights.formats.paddle.locate import PaddleFiles, check_alone, find, tensors
 from palm_ds.weights.formats.paddle.names import (
-    DIALOGUE,
     NAMING_SCHEMES,
-    NO_DIALOGUE,
     OWN_POOLER,
     PADDLENLP,
     STATIC,
@@ -129,8 +128,6 @@ def _sort(
     found: Mapping[str, TensorEntry], source: PaddleFiles, prefix: str | None
 ) -> _ClassifiedTensors:
     scheme, prefix = _naming_scheme(found, source, prefix)
-    if dialogue := [name for name in found if name.endswith(DIALOGUE)]:
-        raise UserError(f"{source.path}: {dialogue[0]} is {NO_DIALOGUE}")
     skipped = {name: OPTIMIZER for name in found if _OF_OPTIMIZER.fullmatch(name)}
     roles: dict[str, TensorRole] = {}
     for name in found:
@@ -222,6 +219,7 @@ def _make(
                 raise UserError(f"{source.path}: incomplete, it has {name} but no {missing[0]}")
             pieces = [found[source_of[part]] for part in parts]
             entries[target] = _entry(pieces, roles[name].transposed, source)
+    join_roles_and_turns(entries, source.path)
     notes = [why for why in dict.fromkeys(skipped.values()) if why.startswith(_UNTIED)]
     return _ConvertedTensors(entries=entries, skipped=skipped, notes=notes)
 

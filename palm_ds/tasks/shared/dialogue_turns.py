@@ -1,0 +1,64 @@
+"""The source of a reply: facts, and the turns of a dialogue.
+
+    [CLS] facts [SEP] hi [SEP] hello [SEP] how are you [SEP]     [CLS] fine [SEP]
+      3      16   16   3   3     2     2     1  1   1    1         0     0    0      token types
+
+The token type of a turn is its number, counted back from the reply, which has 0; facts have the
+last one, and [CLS] has that of the first turn. ERNIE-GEN adds two embeddings instead, of the turn
+and of the role: that of the reply's speaker, of the other, or of facts (branch `repro`,
+reader/seq2seq_reader.py). The role follows from the turn, so both say the same, and the reader of
+its weights adds them up (palm_ds/weights/formats/paddle/read.py).
+
+A source that is too long loses its beginning, facts first, as in ERNIE's code; [CLS] stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from palm_ds.data.example import Example, build_input, select_tokens
+from palm_ds.data.table_source import TableSource
+from palm_ds.text.tokens import TokenSpan
+
+TURNS = "turns"
+"""The column of turns."""
+
+
+def dialogue_types(max_turns: int) -> int:
+    """The number of token types of dialogues of that many turns."""
+    return max_turns + 2
+
+
+def dialogue_lengths(
+    items: np.ndarray, source: TableSource, facts: Sequence[str], max_turns: int
+) -> np.ndarray:
+    """(n,) the tokens of the sources of rows, without the first and the last one."""
+    words = source.words(TURNS)
+    last = words.starts[items + 1]
+    many = np.minimum(last - words.starts[items], max_turns)
+    bounds = np.append(words.firsts, len(words.tokens.ids))
+    lengths = bounds[last] - bounds[last - many]
+    lengths += sum(source.encoded(column).lengths[items] for column in facts)
+    return lengths + source.vocabulary.around(many + len(facts)) - 2
+
+
+def dialogue_example(
+    item: int, tokens: int, source: TableSource, facts: Sequence[str], max_turns: int
+) -> Example:
+    """The source of a row, of at most `tokens` tokens and the first and the last one."""
+    words, given = source.words(TURNS), [source.encoded(column).read(item) for column in facts]
+    bounds = np.append(words.firsts, len(words.tokens.ids))
+    last = int(words.starts[item + 1])
+    first = max(int(words.starts[item]), last - max_turns)
+    turns = [
+        TokenSpan(start, words.tokens.ids[start:end])
+        for start, end in zip(bounds[first:last], bounds[first + 1 : last + 1], strict=True)
+    ]
+    types = [dialogue_types(max_turns) - 1] * len(facts) + list(range(len(turns), 0, -1))
+    whole = build_input([*given, *turns], source.vocabulary, types)
+    whole.token_type_ids[0] = len(turns)
+    kept = np.arange(len(whole)) >= len(whole) - tokens - 1
+    kept[0] = True
+    return select_tokens(whole, kept)
