@@ -118,6 +118,7 @@ class Generation(_Generation):
         max_source: int = 0,
         max_target: int = 64,
         longest_span: int = 3,
+        max_turns: int = 0,
         generate: Mapping[str, Any] = ...,
         score: Literal["rouge", "bleu", "dialogue", "answers"] = "rouge",
         evaluate_rows: int = 256,
@@ -165,6 +166,9 @@ class Generation(_Generation):
         max_target: Maximum tokens of the target, with [CLS] and [SEP].
         longest_span: Tokens of the longest span of the span-by-span flow, whose spans are
             random; the paper has this flow in pretraining only.
+        max_turns: Turns of a dialogue that are read, the last ones: column `turns`, after the
+            sources, which may be missing. 0: no dialogue. The backbone needs max_turns + 2
+            token types.
         generate: How predictions are written: `max_tokens`, `beams`, `length_penalty`,
             `no_repeat_ngram`, `temperature` ... (docs/generation.md); by default greedily.
         score: rouge: ROUGE-L, 1 and 2, BLEU-4. bleu: the same, BLEU-4 first. dialogue: BLEU-1

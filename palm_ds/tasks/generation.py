@@ -4,7 +4,7 @@
     source, source_b, ...   [CLS] source [SEP] source_b [SEP]     segments 0, 1, ...
     target                  [CLS] target [SEP]                    segment 3
 
-or, with `max_turns`, the turns of a dialogue, of which the target is the next
+With `max_turns` the target is a reply, and its source the turns of a dialogue before it, after facts
 (palm_ds/tasks/shared/dialogue_turns.py).
 
 Every token of the target, and the [SEP] that ends it, is predicted from an [ATTN] query that sees

@@ -67,12 +67,13 @@ def pick(
 
 def _something_else(names: Collection[str]) -> set[str]:
     """Roles that are not meant by columns of their names, given what else the table has: `query`
-    may be a text of a pair, `source` where a text is from, `target` a class."""
+    may be a text of a pair, `source` where a text is from, `target` a class, `turns` a number."""
     source, target = ({role, *ALIASES[role]}.intersection(names) for role in ("source", "target"))
     texts = any(all(name in names for name in some) for some in (*_OTHER_TEXTS, *TEXTS))
     found = set() if "positive" in names else {"query"}
-    found |= set() if source else {"target"}
-    return found | ({"source", "source_b", "source_c", "turns"} if texts and not target else set())
+    found |= {"turns"} if texts else set()
+    found |= set() if source or {"turns"} & (set(names) - found) else {"target"}
+    return found | ({"source", "source_b", "source_c"} if texts and not target else set())
 
 
 def without_role(names: Sequence[str | int], keys: Iterable[Key]) -> list[str]:

@@ -51,6 +51,8 @@ def test_texts_by_alias(names: tuple[str, ...], tmp_path: Path) -> None:
         ({"question": "a", "source": None}, {"question": "a"}),
         ({"text": "a", "target": {"span": 2}}, {"text_a": "a"}),
         ({"label": 1, "tgt": 2}, {"label": "1"}),
+        ({"turns": ["a"], "target": "b"}, {"turns": ["a"], "target": "b"}),
+        ({"text": "a", "turns": 3, "target": 1}, {"text_a": "a"}),
     ],
 )
 def test_the_precedence_of_columns(

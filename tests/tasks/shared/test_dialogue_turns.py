@@ -87,7 +87,7 @@ def test_prompts_are_the_sources_of_examples(tmp_path: Path) -> None:
         assert (example.token_type_ids[:many] == prompt.source.token_type_ids).all()
         assert (example.position_ids[:many] == prompt.source.position_ids).all()
     assert task.target_format(source.vocabulary, room).token_type == 0
-    assert task.cut_sources(source, room) == 1
+    assert task.cut_sources(source, room) == 2
 
 
 def test_cells_with_a_delimiter(tmp_path: Path) -> None:
