@@ -215,8 +215,9 @@ def test_fine_tuning_recipes_are_valid_and_say_what_they_need_and_reach(path: Pa
 
     preset = "ernie-gen-base" if path.stem.startswith("gen_") else "ernie-2.0-base"
     values = read_values(path)
-    encoder = {"preset": preset, **values.get("backbone", {})}
-    recipe = make_recipe({**values, "backbone": encoder}, str(path))
+    if "preset" not in values.get("backbone", {}):
+        values = {**values, "backbone": {"preset": preset}}
+    recipe = make_recipe(values, str(path))
     assert recipe.examples and recipe.curriculum_spec.needs_corpus
     comment = re.match(r"(?:#.*\n)+", path.read_text())
     assert comment is not None and len(comment[0].split()) > 20
