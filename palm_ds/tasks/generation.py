@@ -4,7 +4,7 @@
     source, source_b, ...   [CLS] source [SEP] source_b [SEP]     segments 0, 1, ...
     target                  [CLS] target [SEP]                    segment 3
 
-With `max_turns` the target is a reply, and its source the turns of a dialogue before it, after facts
+With `max_turns` the target is a reply, and its source the turns of a dialogue, after facts
 (palm_ds/tasks/shared/dialogue_turns.py).
 
 Every token of the target, and the [SEP] that ends it, is predicted from an [ATTN] query that sees
@@ -55,6 +55,7 @@ from palm_ds.text.tokens import SpecialTokens
 
 SOURCES = ("source", "source_b", "source_c")
 _SHORTEST_TARGET = 3  # [CLS], a token, [SEP]
+_LEAST = {"longest_span": 1, "max_turns": 0, "evaluate_rows": 0, "evaluate_beams": 1}
 _SHOWN = 8  # texts in the report
 
 
@@ -101,21 +102,15 @@ class Generation(FlowOptions, TextTask, TextGenerator):
             raise UserError(
                 f"{self.where}.max_source: {self.max_source}; it must be 0 or at least {SHORTEST}"
             )
-        if self.evaluate_rows < 0 or self.evaluate_beams < 1:
-            raise UserError(
-                f"{self.where}: evaluate_rows {self.evaluate_rows} must be at least 0 and "
-                f"evaluate_beams {self.evaluate_beams} at least 1"
-            )
+        for key, least in _LEAST.items():
+            if (value := getattr(self, key)) < least:
+                raise UserError(f"{self.where}.{key}: {value} is less than {least}")
         most = self.generate.max_tokens or self.max_target - 1
         if self.generate.min_tokens >= most:
             raise UserError(
                 f"{self.where}.generate.min_tokens: {self.generate.min_tokens} is not below the "
                 f"maximum, {most} (max_tokens, or max_target - 1)"
             )
-        if self.max_turns < 0:
-            raise UserError(f"{self.where}.max_turns: {self.max_turns} is negative")
-        if self.longest_span < 1:
-            raise UserError(f"{self.where}.longest_span: {self.longest_span} is less than 1")
 
     @property
     def segments(self) -> int:  # type: ignore[override]
@@ -192,7 +187,7 @@ class Generation(FlowOptions, TextTask, TextGenerator):
         return np.stack([source.encoded(column).lengths[item] for column in columns], 1)
 
     def _special(self, source: TableSource) -> int:
-        """The special tokens that `_whole_lengths` leaves out."""
+        """The special tokens that lengths leave out."""
         return source.vocabulary.around(1 if self.max_turns else len(self.columns_of(source)))
 
     def _source_lengths(
@@ -205,13 +200,12 @@ class Generation(FlowOptions, TextTask, TextGenerator):
         """[CLS] source [SEP] ... with `tokens` (sources,) of each source of a row."""
         columns = self.columns_of(source)
         if self.max_turns:
-            example = dialogue_example(item, int(tokens[0]), source, columns, self.max_turns)
-        else:
-            pieces = [
-                source.encoded(column).read(item, 0, many)
-                for column, many in zip(columns, tokens.tolist(), strict=True)
-            ]
-            example = build_input(pieces, source.vocabulary)
+            return dialogue_example(item, int(tokens[0]), source, columns, self.max_turns)
+        pieces = [
+            source.encoded(column).read(item, 0, many)
+            for column, many in zip(columns, tokens.tolist(), strict=True)
+        ]
+        example = build_input(pieces, source.vocabulary)
         example.item = item
         return example
 

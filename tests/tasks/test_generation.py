@@ -188,7 +188,7 @@ def test_settings_of_decoding() -> None:
         task.with_decoding({"beam": 3})
     with pytest.raises(UserError, match="tasks.titles.generate: beams: must be at least 1"):
         task_of(generate={"beams": 0})
-    with pytest.raises(UserError, match="evaluate_rows -1 must be at least 0"):
+    with pytest.raises(UserError, match="evaluate_rows: -1 is less than 0"):
         task_of(evaluate_rows=-1)
 
 

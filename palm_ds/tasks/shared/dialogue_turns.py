@@ -58,7 +58,7 @@ def dialogue_example(
     ]
     types = [dialogue_types(max_turns) - 1] * len(facts) + list(range(len(turns), 0, -1))
     whole = build_input([*given, *turns], source.vocabulary, types)
-    whole.token_type_ids[0] = len(turns)
+    whole.item, whole.token_type_ids[0] = item, len(turns)
     kept = np.arange(len(whole)) >= len(whole) - tokens - 1
     kept[0] = True
     return select_tokens(whole, kept)
