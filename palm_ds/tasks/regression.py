@@ -67,7 +67,14 @@ class Regression(TextTask):
         """With the mean and standard deviation of the training rows, if `scale` needs them."""
         if not self.scale or self.deviation:
             return self
-        known = labels.numbers(self, source, strict=True)
+        source.need(self.label_column, self.where)
+        rows = replace(source, numbers=source.numbers[self.labelled(source)])
+        if not len(rows):
+            raise UserError(
+                f"{self.where}: {source.name} has no number in column {self.label_column!r}; set "
+                "`scale: false`"
+            )
+        known = labels.numbers(self, rows, strict=True)
         # 1 if all numbers are equal
         return replace(self, mean=float(known.mean()), deviation=float(known.std()) or 1.0)
 

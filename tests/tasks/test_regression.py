@@ -170,3 +170,11 @@ def test_bad_rows_are_reported_with_their_place(tmp_path, lines, message, scale)
 def test_bad_settings_are_refused(values, message) -> None:
     with pytest.raises(UserError, match=message):
         task_of(**values)
+
+
+def test_rows_without_a_number_do_not_count_in_the_scale(tmp_path: Path) -> None:
+    rows = [*ROWS, {"text_a": "a", "text_b": "b", "label": None}]
+    source = source_of(tmp_path, rows, missing_labels="keep")
+    assert task_of().resolved(source) == task_of().resolved(source_of(tmp_path, ROWS))
+    with pytest.raises(UserError, match="has no number in column 'label'; set `scale: false`"):
+        task_of().resolved(source_of(tmp_path, rows[3:], missing_labels="keep"))

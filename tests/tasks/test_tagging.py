@@ -583,3 +583,28 @@ def test_types_that_look_alike_are_remarked_on(rows) -> None:
     assert "'PER' and 'Per' look alike" in tagging(found).describe(found)
     found = rows({"tokens": ["a", "b"], "tags": [0, 1]})
     assert "numbers (0, 1) are classes of their own" in tagging(found).describe(found)
+
+
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [
+        ({"tags": ["B-X", "O"]}, {"tokens": ["a", "b"]}),
+        ({"spans": [{"start": 0, "end": 1, "type": "X"}]}, {"text_a": "a b"}),
+    ],
+    ids=["tags", "spans"],
+)
+def test_rows_without_tags_are_kept_for_a_teacher(label, words, tmp_path: Path) -> None:
+    """Those with spans have labels, also if they have none in their text."""
+    (role, value), file = next(iter(label.items())), tmp_path / "rows.jsonl"
+    nothing = ["O", "O"] if role == "tags" else []
+    lines = [{**words, role: each} for each in (value, None, nothing)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(UserError, match=f"rows.jsonl:2: {role} is null"):
+        source_of(file)
+    source = source_of(file, {"missing_labels": "keep"})
+    task = tagging(source)
+    assert task.labels == ("B-X", "I-X", "O") and task.describe(source) == ""
+    assert task.labelled(source).tolist() == [True, False, True]
+    task.check(source, labelled=False)
+    with pytest.raises(UserError, match=f"rows.jsonl:2: {role}"):
+        task.check(source, labelled=True)

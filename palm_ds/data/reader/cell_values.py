@@ -33,7 +33,7 @@ def parse(
         if role in values and not values[role].strip():
             note(f"empty {role}")
     _check_tags(values, settings, split, note)
-    if "spans" in values:
+    if "spans" in values and not _is_missing(values["spans"], settings):
         values["spans"] = _spans(values["spans"], values.get("text_a", ""))
     if settings.simplify:
         values |= _simplified(values)
@@ -70,11 +70,16 @@ def _text(value: object, role: str, settings: TableSettings) -> str:
 
 def _label(value: object, role: str, settings: TableSettings) -> str | list[str] | None:
     """A class or number as text; a list has several of them and may be empty."""
-    if settings.missing_labels == "keep" and (value is None or value == ""):
+    if _is_missing(value, settings):
         return None
     if isinstance(value, list):
         return [label_text(x, role) for x in value]
     return label_text(value, role)
+
+
+def _is_missing(value: object, settings: TableSettings) -> bool:
+    """Whether a row is kept without this label."""
+    return settings.missing_labels == "keep" and (value is None or value == "")
 
 
 def label_text(value: object, role: str = "label") -> str:
@@ -112,7 +117,9 @@ def _texts(value: object, role: str, settings: TableSettings) -> list[str]:
     return [_text(x, role, settings) for x in value]
 
 
-def _tags(value: object, role: str, settings: TableSettings) -> list[str]:
+def _tags(value: object, role: str, settings: TableSettings) -> list[str] | None:
+    if _is_missing(value, settings):
+        return None
     if isinstance(value, str) and " " in value.strip() and settings.tag_delimiter not in value:
         raise BadRecordError(
             f"{role} is the text {value[:40]!r}, which is one tag; give a list, or `tag_delimiter`"

@@ -74,6 +74,12 @@ class TagsTask(TextTask):
             return self.label_column
         return SPANS if self.label_column == "tags" and SPANS in source.columns else ""
 
+    def labelled(self, source: TableSource) -> np.ndarray:
+        """(rows,) bool: a row has tags or spans, perhaps none in its text."""
+        if not (column := self.labelled_by(source)):
+            return np.zeros(len(source), bool)
+        return np.array([label is not None for label in source.column(column)], bool)
+
     def places(self, source: TableSource) -> list[np.ndarray]:
         """(words, 2) per row: the characters of its words."""
         return source.word_places(self.columns_of(source)[0], self.units or "words")
@@ -100,6 +106,8 @@ class TagsTask(TextTask):
     def resolved(self: Tagged, source: TableSource) -> Tagged:
         """With the scheme, units and tags of the training rows."""
         task = replace(self, units=self.units or _usual_unit(source, self.columns_of(source)[0]))
+        if self.labelled_by(source):
+            source = replace(source, numbers=source.numbers[self.labelled(source)])
         if self.labelled_by(source) == SPANS:
             types = {span["type"] for row in source.column(SPANS) for span in row or []}
         else:
@@ -174,7 +182,8 @@ class TagsTask(TextTask):
             if notes := [*alike_notes(names), *_number_notes(names)]:
                 return "\n".join(f"{self.name}: tags: {note}" for note in notes)
         if self.labelled_by(source) == SPANS:
-            found = [self._chunks(source, item)[1:] for item in range(len(source))]
+            items = np.flatnonzero(self.labelled(source)).tolist()
+            found = [self._chunks(source, item)[1:] for item in items]
             out, moved = (sum(each[i] for each in found) for i in (0, 1))
             notes = [f"{out:,} spans overlap a longer one and are left out"] * (out > 0)
             notes += [f"{moved:,} spans are extended to whole words"] * (moved > 0)
@@ -241,6 +250,8 @@ class TagsTask(TextTask):
         """The tags of a row in the scheme of the head, not checked against `labels`."""
         column, size = self.labelled_by(source), len(self.places(source)[item])
         if column == SPANS:
+            if source.column(SPANS)[item] is None:
+                raise UserError(f"{source.where(item)}: {SPANS} is empty")
             return tags_of(self._chunks(source, item)[0], size, self.trained)
         row = self._row(source, item)
         if len(row) != size:
