@@ -118,7 +118,7 @@ def read_predictions(path: Path, *, tags: bool = False) -> Iterator[StoredPredic
     if whole is not None:
         for key, text in whole.items():
             yield StoredPrediction(place=f"{path}, {key!r}", key=key, values={"text": text})
-    elif text.lstrip()[0] in "{[" and _is_json(text.splitlines()[0]):
+    elif text.lstrip()[0] in "{[" and _is_json(text.split("\n", 1)[0]):
         yield from _json_lines(path, text)
     elif tags and text.split("\n", 1)[0].split() != ["index", "prediction"]:
         yield from conll_column(path, -1)
@@ -144,7 +144,7 @@ def _is_json(line: str) -> bool:
 
 
 def _json_lines(path: Path, text: str) -> Iterator[StoredPrediction]:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # a text may have other line breaks
         place = f"{path}:{number}"
         if not line.strip():
             continue

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.inference.prediction_files import check_output
+from palm_ds.inference.prediction_files import check_output, read_predictions
 
 
 @pytest.mark.parametrize("output", ["file", "file/inside"])
@@ -16,3 +17,13 @@ def test_predictions_are_not_written_into_a_file(output: str, tmp_path: Path) ->
     check_output(tmp_path / "new" / "folder")
     with pytest.raises(UserError, match="file.* is a file; name a folder for the predictions"):
         check_output(tmp_path / output)
+
+
+@pytest.mark.parametrize("sign", ["\u2028", "\u2029", "\x85", "\x0b", "\x1c"])
+def test_a_prediction_may_have_any_line_break(sign: str, tmp_path: Path) -> None:
+    """JSON leaves those other than a line feed and a carriage return as they are."""
+    texts = [f"one{sign}two", "three"]
+    lines = [json.dumps({"index": n, "text": x}, ensure_ascii=False) for n, x in enumerate(texts)]
+    file = tmp_path / "answer.predictions.json"
+    file.write_text("".join(line + "\n" for line in lines), "utf-8")
+    assert [each.values["text"] for each in read_predictions(file)] == texts
