@@ -68,12 +68,12 @@ class EmbeddingKeywords(TypedDict, total=False):
     normalize: bool | None
     """Scale vectors to length 1. Default: no."""
     dimensions: int
-    """Keep only the first ones (Matryoshka), before normalizing; 0: all."""
+    """Keep only the first ones (Matryoshka), before normalizing. Default: all."""
     max_length: int | None
     """The most tokens of a text, special ones included; longer texts are truncated. Default: what
     the model reads.
     """
-    prompt: str
-    """Put before every text, as in "query: "."""
+    prompt: str | None
+    """Put before every text, as in "query: ". Default: nothing."""
     task: str
     """The task whose embedding is added, if the model has task embeddings; default: the model's."""

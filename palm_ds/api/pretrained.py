@@ -20,7 +20,12 @@ from palm_ds.common.config import read_json
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.keywords import documents
 from palm_ds.common.plugins import classes_to_names
-from palm_ds.inference.embedder import Embedder, EmbeddingSettings, open_embedder
+from palm_ds.inference.embedder import (
+    Embedder,
+    EmbeddingSettings,
+    open_embedder,
+    with_settings,
+)
 from palm_ds.model.config import EncoderConfig
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.train.finished_run import weights_of
@@ -98,15 +103,19 @@ class Backbone:
         return torch.from_numpy(embedder.embed_ids(ids))
 
     def _embedder(self, device: str, settings: EmbeddingSettings) -> Embedder:
+        """An embedder with these settings; all on a device share the weights."""
         self._with_weights()
-        if (device, settings) not in self._embedders:
+        found = self._embedders.get(device, {})
+        if settings not in found and found:
+            found[settings] = with_settings(next(iter(found.values())), settings)
+        elif settings not in found:
             tokenizer = load_tokenizer(self.tokenizer) if self.tokenizer else None
             made = open_embedder(self.folder, settings, device=device, tokenizer=tokenizer)
-            self._embedders[device, settings] = made
-        return self._embedders[device, settings]
+            found = self._embedders[device] = {settings: made}
+        return found[settings]
 
     @cached_property
-    def _embedders(self) -> dict[tuple[str, EmbeddingSettings], Embedder]:
+    def _embedders(self) -> dict[str, dict[EmbeddingSettings, Embedder]]:
         return {}
 
     def save_pretrained(self, folder: str | Path) -> Path:
@@ -145,16 +154,26 @@ def _settings(given: Mapping[str, Any]) -> EmbeddingSettings:
 
 def _ids(texts: Any, embedder: Embedder) -> list[np.ndarray]:
     """The ids of texts, or the given ids without padding at the end, checked."""
-    texts = [texts] if isinstance(texts, str) else texts
-    if not len(texts) or isinstance(texts[0], str):
-        return embedder.encode(list(texts))
+    rows = [texts] if isinstance(texts, str) else list(texts)
+    if any(isinstance(row, str) for row in rows):
+        for number, row in enumerate(rows):
+            if not isinstance(row, str):
+                raise UserError(f"text {number}: expected a text like the others, got {row!r:.60}")
+        return embedder.encode(rows)
+    return [_checked_ids(row, f"text {number}", embedder) for number, row in enumerate(rows)]
+
+
+def _checked_ids(row: Any, where: str, embedder: Embedder) -> np.ndarray:
     pad, size = embedder.tokenizer.vocabulary.pad, embedder.encoder.config.vocab_size or 0
-    found = []
-    for number, row in enumerate(texts):
-        ids = np.asarray(row, np.int64)
-        ids = ids[: int(np.flatnonzero(ids != pad).max(initial=-1)) + 1]
-        longest = embedder.encoder.config.max_length
-        if not 0 < len(ids) <= longest or ids.min() < 0 or ids.max() >= size:
-            raise UserError(f"text {number}: expected 1 to {longest} ids from 0 to {size - 1}")
-        found.append(ids)
-    return found
+    longest = embedder.encoder.config.max_length
+    wanted = f"{where}: expected 1 to {longest} ids from 0 to {size - 1}"
+    try:
+        given = np.asarray(row)
+    except ValueError:  # lists of different lengths
+        raise UserError(f"{wanted}, got {row!r:.60}") from None
+    if given.ndim != 1 or (given.dtype.kind not in "iu" and given.size):
+        raise UserError(f"{wanted}, got {row!r:.60}")
+    ids = given[: int(np.flatnonzero(given != pad).max(initial=-1)) + 1]
+    if not 0 < len(ids) <= longest or ids.min() < 0 or ids.max() >= size:
+        raise UserError(wanted)
+    return ids.astype(np.int64)

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--dimensions", type=int, default=0, metavar="N", help="keep the first N numbers (all)")
     add("--max_length", type=int, default=None, metavar="N", help="truncate texts to N tokens")
-    add("--prompt", default="", metavar="TEXT", help="put before every text")
+    add("--prompt", default=None, metavar="TEXT", help="put before every text (as the model says)")
     add("--task", default="", help="use the task embedding of this task")
     add("--dtype", default="float32", help="float32, float16 or int8 (float32)")
     add_inference_arguments(parser)

@@ -29,11 +29,15 @@ from palm_ds.model.encoder import Encoder, build_encoder
 from palm_ds.model.kernels import choose_kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.packed_linear import prepare_to_predict
+from palm_ds.text.exported_tokenizer import normalizing_tokenizer
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.train.finished_run import weights_of
 from palm_ds.weights import weights_folder
 from palm_ds.weights.formats.contents import CheckpointContents
-from palm_ds.weights.formats.huggingface.sentence_transformers import read_modules
+from palm_ds.weights.formats.huggingface.sentence_transformers import (
+    embedding_length,
+    read_modules,
+)
 from palm_ds.weights.formats.open import open_checkpoint
 
 POOLINGS = ("mean", "cls", "max", "pooler")
@@ -56,12 +60,12 @@ class EmbeddingSettings:
     normalize: bool | None = None
     """Scale vectors to length 1. Default: no."""
     dimensions: int = 0
-    """Keep only the first ones (Matryoshka), before normalizing; 0: all."""
+    """Keep only the first ones (Matryoshka), before normalizing. Default: all."""
     max_length: int | None = None
     """The most tokens of a text, special ones included; longer texts are truncated. Default: what
     the model reads."""
-    prompt: str = ""
-    """Put before every text, as in "query: "."""
+    prompt: str | None = None
+    """Put before every text, as in "query: ". Default: nothing."""
     task: str = ""
     """The task whose embedding is added, if the model has task embeddings; default: the
     model's."""
@@ -100,6 +104,8 @@ class Embedder:
     task_id: int = 0
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     batch_tokens: int = 1024
+    pools_prompt: bool = True
+    """Whether the model was trained to pool the tokens of a prompt too, as is done here."""
 
     @property
     def size(self) -> int:
@@ -132,9 +138,15 @@ class Embedder:
         return out
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text with its special tokens, truncated."""
+        """The ids of each text with its special tokens, truncated. Raises UserError."""
         special, most = self.tokenizer.vocabulary, (self.settings.max_length or 2) - 2
-        found = self.tokenizer.encode_texts([self.settings.prompt + text for text in texts])
+        prompt = self.settings.prompt or ""
+        if prompt and not self.pools_prompt:
+            raise UserError(
+                f"prompt: the pooling of {self.folder} leaves out the tokens of {prompt!r} "
+                "(include_prompt: false), which is not supported"
+            )
+        found = self.tokenizer.encode_texts([prompt + text for text in texts])
         return [np.array([special.cls, *ids[:most], special.sep], np.int64) for ids, _ in found]
 
     def _batches(self, ids: Sequence[np.ndarray]) -> Iterator[_TextBatch]:
@@ -237,20 +249,51 @@ def open_embedder(
         raise UserError(f"batch_tokens: {batch_tokens}; expected at least 1, or 0 to choose one")
     folder, device = weights_of(Path(path)), torch.device(device)
     contents = open_checkpoint(folder)
-    if tokenizer is None:
-        if contents.tokenizer is None:
-            raise UserError(f"{folder}: has no tokenizer")
-        tokenizer = load_tokenizer(contents.tokenizer)
-    complete = complete_settings(settings or EmbeddingSettings(), contents)
+    return embedder_of(
+        contents,
+        _encoder(contents, folder, precision, device),
+        tokenizer or _tokenizer(contents),
+        settings or EmbeddingSettings(),
+        device=device,
+        batch_tokens=batch_tokens,
+    )
+
+
+def embedder_of(
+    contents: CheckpointContents,
+    encoder: Encoder,
+    tokenizer: Tokenizer,
+    settings: EmbeddingSettings,
+    *,
+    device: torch.device,
+    batch_tokens: int = 0,
+) -> Embedder:
+    """An embedder with a checkpoint's opened encoder and tokenizer. Raises UserError."""
+    complete, stated = complete_settings(settings, contents), read_modules(contents.extras.files)
     return Embedder(
-        folder=folder,
-        encoder=_encoder(contents, folder, precision, device),
-        tokenizer=tokenizer,
+        folder=contents.path,
+        encoder=encoder,
+        tokenizer=normalizing_tokenizer(tokenizer, lower=True) if stated.lower else tokenizer,
         settings=complete,
         task_id=embedding_task_id(contents, complete.task),
         device=device,
         batch_tokens=batch_tokens or batch_tokens_for(device),
+        pools_prompt=stated.pools_prompt,
     )
+
+
+def with_settings(embedder: Embedder, settings: EmbeddingSettings) -> Embedder:
+    """The same model with other settings. Raises UserError."""
+    contents = open_checkpoint(embedder.folder)
+    complete = complete_settings(settings, contents)
+    task_id = embedding_task_id(contents, complete.task)
+    return replace(embedder, settings=complete, task_id=task_id)
+
+
+def _tokenizer(contents: CheckpointContents) -> Tokenizer:
+    if contents.tokenizer is None:
+        raise UserError(f"{contents.path}: has no tokenizer")
+    return load_tokenizer(contents.tokenizer)
 
 
 def _encoder(
@@ -284,13 +327,12 @@ def complete_settings(
         if not -count - 1 <= number <= count:
             raise UserError(f"layers: {number}: {folder} has {count}; 0 are the embeddings")
     most = config.max_length
-    longest = settings.max_length or min(stated.max_length or most, most)
+    longest = settings.max_length or embedding_length(contents)
     if not 3 <= longest <= most:
         raise UserError(f"max_length: {longest}: {folder} reads from 3 to {most} tokens")
-    if settings.dimensions > config.hidden_size:
-        raise UserError(
-            f"dimensions: {settings.dimensions}: vectors of {folder} have {config.hidden_size}"
-        )
+    dimensions = settings.dimensions or stated.dimensions
+    if dimensions > config.hidden_size:
+        raise UserError(f"dimensions: {dimensions}: vectors of {folder} have {config.hidden_size}")
     normalize = stated.normalize if settings.normalize is None else settings.normalize
     pooling = None if settings.tokens else settings.pooling or stated.pooling or "mean"
     if pooling == "pooler" and not has_pooler(contents):
@@ -299,7 +341,9 @@ def complete_settings(
         settings,
         pooling=pooling,
         normalize=normalize,
+        dimensions=dimensions,
         max_length=longest,
+        prompt=stated.prompt if settings.prompt is None else settings.prompt,
     )
 
 

@@ -195,6 +195,8 @@ def _about(embedder: Embedder, job: EmbeddingJob, model: str, rows: int) -> dict
         "made_by": f"palm_ds {__version__}",
         "model": model,
         "inputs": list(map(str, job.inputs)),
+        "columns": dict(job.columns),
+        "format": job.format,
         "rows": rows,
         "size": embedder.size,
         "dtype": job.dtype,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -109,6 +109,22 @@ def library_errors(where: str) -> Iterator[None]:
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise UserError(f"{where}: {printable(reason)[:300]}") from None
+        raise
+
+
+@contextmanager
+def errors_in_texts(texts: Sequence[str], where: str) -> Iterator[None]:
+    """Likewise; names the text if it is one that has no UTF-8."""
+    try:
+        with library_errors(where):
+            yield
+    except UserError:
+        for number, text in enumerate(texts):
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                place = f"lone surrogate at character {error.start + 1}"
+                raise UserError(f"text {number}: {place}") from None
         raise
 
 

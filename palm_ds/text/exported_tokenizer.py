@@ -25,7 +25,9 @@ _HAN = ((0x3400, 0x4DC0), (0x4E00, 0xA000), (0xF900, 0xFB00), (0x20000, 0x32400)
 _MARKS = 0xF0000  # private characters that stand for a converted one between the two rules
 
 
-def normalizing_tokenizer(tokenizer: Tokenizer, *, simplify: bool, lower: bool) -> Tokenizer:
+def normalizing_tokenizer(
+    tokenizer: Tokenizer, *, simplify: bool = False, lower: bool = False
+) -> Tokenizer:
     """The tokenizer with these steps before its own, and with the special tokens that training puts
     around texts if it adds none."""
     steps = [

@@ -32,7 +32,11 @@ from tokenizers import Tokenizer as Backend
 from palm_ds.common.config import unique_keys
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
-from palm_ds.text.check_tokenizer_json import check_tokenizer_state, library_errors
+from palm_ds.text.check_tokenizer_json import (
+    check_tokenizer_state,
+    errors_in_texts,
+    library_errors,
+)
 from palm_ds.text.sentencepiece_model import (
     compile_listed,
     compile_model,
@@ -186,7 +190,7 @@ class Tokenizer:
         Special tokens are neither added nor recognized in the text."""
         prepared = [self.segmenter.prepare(text) for text in texts] if self.segmenter else []
         given = [text for text, _ in prepared] if self.segmenter else list(texts)
-        with library_errors(f"tokenizer {self.origin}: cannot split a text into tokens"):
+        with errors_in_texts(texts, f"tokenizer {self.origin}: cannot split a text into tokens"):
             encodings = self.backend.encode_batch(given, add_special_tokens=False)
         spans = [np.array(each.offsets, np.int64).reshape(-1, 2) for each in encodings]
         if self.segmenter:

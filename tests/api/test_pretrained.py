@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -41,11 +42,33 @@ def test_settings(run) -> None:
         backbone(TEXTS, poling="cls")
 
 
+def test_all_settings_share_the_weights(run) -> None:
+    backbone = palm.Backbone.from_pretrained(run)
+    for prompt in ("", "a ", "b "):
+        found = backbone(["cat"], prompt=prompt, pooling="cls", task="a")
+        wanted = EmbeddingSettings(pooling="cls", task="a")
+        assert np.array_equal(found, open_embedder(run, wanted).embed([f"{prompt}cat"]))
+    (opened,) = backbone._embedders.values()
+    assert len(opened) == 3 and len({id(each.encoder) for each in opened.values()}) == 1
+
+
+def test_any_sequence_of_texts(run) -> None:
+    backbone = palm.Backbone.from_pretrained(run)
+    series = pandas.Series(["cat", "cat sat"], index=[7, 9])
+    for texts in (series, np.array(["cat", "cat sat"]), ("cat", "cat sat"), iter(series)):
+        assert torch.equal(backbone(texts), backbone(["cat", "cat sat"]))
+
+
 def test_what_has_no_vectors(run, tmp_path) -> None:
     backbone = palm.Backbone.from_pretrained(run)
     for wrong in ([[]], [[2, 10**6]], [[-1]], [[5] * 151]):
         with pytest.raises(UserError, match="text 0: expected 1 to 150 ids from 0 to 13"):
             backbone(wrong)
+    for wrong in ([2, 5, 3], [[2, 5.5, 3]], [[2, "a"]], [[[2, 3], [2]]], [None]):
+        with pytest.raises(UserError, match="text 0: expected 1 to 150 ids from 0 to 13, got"):
+            backbone(wrong)
+    with pytest.raises(UserError, match="text 1: expected a text like the others, got None"):
+        backbone(["cat", None])
     new = palm.Backbone.from_config({"hidden_size": 12}, tokenizer=tmp_path)
     with pytest.raises(UserError, match="has no weights yet"):
         new("cat")

@@ -128,7 +128,9 @@ def sentence_folder(run: Path, tmp_path: Path) -> Path:
     ]
     (folder / "modules.json").write_text(json.dumps(listed))
     (folder / "1_Pooling").mkdir(exist_ok=True)
-    (folder / "1_Pooling/config.json").write_text('{"pooling_mode_max_tokens": true}')
+    (folder / "1_Pooling/config.json").write_text(
+        '{"word_embedding_dimension": 16, "pooling_mode_max_tokens": true}'
+    )
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 20}')
     return folder
 
@@ -147,6 +149,59 @@ def test_files_of_sentence_transformers_are_the_default(sentence_folder, referen
     own = EmbeddingSettings(pooling="mean", normalize=False, max_length=150)
     wanted = torch.stack([pooled(found, "mean") for found in reference])
     assert np.abs(open_embedder(sentence_folder, own).embed(TEXTS) - wanted.numpy()).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("config_sentence_transformers.json", {"truncate_dim": 5}),
+        (
+            "config_sentence_transformers.json",
+            {"prompts": {"q": "sat "}, "default_prompt_name": "q"},
+        ),
+        ("sentence_bert_config.json", {"max_seq_length": 9}),
+        ("sentence_bert_config.json", {"max_seq_length": None}),
+        ("tokenizer_config.json", {"model_max_length": 12}),
+    ],
+)
+def test_whatever_the_files_say_is_as_in_sentence_transformers(
+    sentence_folder: Path, file: str, change: dict[str, Any]
+) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    if file == "tokenizer_config.json":
+        (sentence_folder / "sentence_bert_config.json").unlink()
+    path = sentence_folder / file
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | change))
+    wanted = SentenceTransformer(str(sentence_folder), device="cpu").encode(TEXTS)
+    wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)  # truncated before it is normalized
+    assert np.abs(open_embedder(sentence_folder).embed(TEXTS) - wanted).max() < 1e-5
+
+
+def test_lower_casing_that_the_tokenizer_does_not(sentence_folder: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    file = sentence_folder / "tokenizer.json"
+    state = json.loads(file.read_text())
+    state["normalizer"] = {"type": "NFC"}
+    file.write_text(json.dumps(state))
+    (sentence_folder / "tokenizer_config.json").unlink()
+    texts = ["CAT Sat", "cat"]
+    before = open_embedder(sentence_folder).embed(texts)
+    settings = {"max_seq_length": 20, "do_lower_case": True}
+    (sentence_folder / "sentence_bert_config.json").write_text(json.dumps(settings))
+    wanted = SentenceTransformer(str(sentence_folder), device="cpu").encode(texts)
+    found = open_embedder(sentence_folder).embed(texts)
+    assert np.abs(found - wanted).max() < 1e-5
+    assert not np.allclose(found, before)
+
+
+def test_prompts_that_are_not_pooled_are_refused(sentence_folder: Path) -> None:
+    pooling = {"pooling_mode": "mean", "include_prompt": False}
+    (sentence_folder / "1_Pooling/config.json").write_text(json.dumps(pooling))
+    assert open_embedder(sentence_folder).embed(["cat"]).shape == (1, 16)
+    with pytest.raises(UserError, match="prompt: the pooling .*leaves out the tokens of 'q: '"):
+        open_embedder(sentence_folder, EmbeddingSettings(prompt="q: ")).embed(["cat"])
 
 
 def test_a_pooling_of_another_kind_is_refused(sentence_folder) -> None:

@@ -54,6 +54,11 @@ def test_special_tokens_in_a_text_are_text(small: Tokenizer, pieces: Tokenizer) 
         assert not {v.mask, v.sep, v.cls, v.pad} & set(ids)
 
 
+def test_a_text_without_utf8_is_named(small: Tokenizer) -> None:
+    with pytest.raises(UserError, match=r"^text 1: lone surrogate at character 4$"):
+        small.encode_texts(["fox", "dog\ud800"])
+
+
 def test_regular_ids_are_neither_special_nor_unused() -> None:
     tokens = [*SPECIALS, "[unused0]", "[unused17]", "a", "##b"]
     vocabulary = wordpiece(tokens, lower=None).vocabulary

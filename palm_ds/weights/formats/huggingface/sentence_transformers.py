@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.common.printable import printable
+from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.huggingface.text_pooling import in_both_dialects
 from palm_ds.weights.formats.tensor_files import (
     BIN,
@@ -132,39 +133,68 @@ class EmbeddingModules:
     """Something that is needed for the same vectors and not known here."""
     prompts: bool = False
     """Whether any text is put before others."""
+    prompt: str = ""
+    """What is put before every text that no other prompt is given for."""
+    pools_prompt: bool = True
+    """Whether the tokens of a prompt are pooled like those of the text."""
+    dimensions: int = 0
+    """Only the first numbers of a vector are used; 0: all."""
+    lower: bool = False
+    """Texts are lower-cased, whatever the tokenizer does."""
 
     def is_usual(self, max_length: int) -> bool:
         """Whether programs that read up to `max_length` tokens do the same without the files."""
         plain = self.pooling in ("", "mean") and not (self.normalize or self.other or self.prompts)
-        return plain and self.max_length in (0, max_length)
+        return plain and self.max_length in (0, max_length) and not (self.dimensions or self.lower)
 
 
 def read_modules(files: Mapping[str, Path]) -> EmbeddingModules:
     """What the files of `find_modules` state. Raises UserError for one that is no JSON object."""
-    cuts = [_cut(path) for name, path in files.items() if name.startswith("sentence_")]
-    length = max(cuts, default=0)
+    length = max(map(_cut, _encoders(files)), default=0)
     settings = read_json(files[_SETTINGS]) if _SETTINGS in files else {}
     named = settings.get("prompts")
-    prompts = isinstance(named, dict) and any(named.values())
+    named = named if isinstance(named, dict) else {}
+    size = settings.get("truncate_dim")
+    found = EmbeddingModules(
+        max_length=length,
+        prompts=any(named.values()),
+        prompt=str(named.get(settings.get("default_prompt_name")) or ""),
+        dimensions=size if isinstance(size, int) else 0,
+        lower=any(read_json(path).get("do_lower_case") is True for path in _encoders(files)),
+    )
     if MODULES not in files:
-        return EmbeddingModules(max_length=length, prompts=prompts)
+        return found
     modules = _modules(files[MODULES])[1:]
     kinds = [_kind(module) for module in modules]
     other = next((kind for kind in kinds if kind not in ("Pooling", "Normalize", "Dropout")), "")
-    pooling = ""
+    pooling, pools_prompt = "", True
     for module in modules:
         if _kind(module) == "Pooling":
             settings = read_json(files[f"{module['path']}/config.json"])
-            pooling = _pooling(settings)
+            pooling, pools_prompt = _pooling(settings), settings.get("include_prompt", True)
             if pooling not in _POOLINGS:
                 pooling, other = "", f"Pooling {printable(pooling)}"
-    return EmbeddingModules(
+    return replace(
+        found,
         pooling=_POOLINGS.get(pooling, ""),
         normalize="Normalize" in kinds,
-        max_length=length,
         other=other,
-        prompts=prompts,
+        pools_prompt=bool(pools_prompt),
     )
+
+
+def _encoders(files: Mapping[str, Path]) -> list[Path]:
+    """The settings of the encoder: sentence_bert_config.json, sentence_roberta_config.json, ..."""
+    return [path for name, path in files.items() if name.startswith("sentence_")]
+
+
+def embedding_length(contents: CheckpointContents) -> int:
+    """The tokens of a text after which it is truncated: as its files of sentence-transformers say,
+    those of its tokenizer in a Hugging Face folder without them, at most what the encoder reads."""
+    length = read_modules(contents.extras.files).max_length
+    if not length and contents.tokenizer == contents.path:
+        length = _cut(contents.path / "config.json")
+    return min(length or contents.config.max_length, contents.config.max_length)
 
 
 def _pooling(settings: Mapping[str, Any]) -> str:
@@ -236,7 +266,7 @@ def _cut(path: Path) -> int:
     """The maximum length in a settings file, or in the tokenizer's, where sentence-transformers 6
     writes it; 0 if not given."""
     tokenizer = path.with_name("tokenizer_config.json")
-    length = read_json(path).get("max_seq_length")
+    length = read_json(path).get("max_seq_length") if path.is_file() else None
     if length is None and tokenizer.is_file():
         length = read_json(tokenizer).get("model_max_length")
     return length if isinstance(length, int) and length < _LONGEST else 0

@@ -28,7 +28,10 @@ from palm_ds.weights.formats.contents import (
     HeadInfo,
     HeadOutputs,
 )
-from palm_ds.weights.formats.huggingface.sentence_transformers import read_modules
+from palm_ds.weights.formats.huggingface.sentence_transformers import (
+    embedding_length,
+    read_modules,
+)
 from palm_ds.weights.formats.onnx.description import (
     TEXTS,
     TOKENS,
@@ -155,14 +158,14 @@ def _described(name: str, head: HeadInfo, *, several: bool, task_id: int) -> Onn
 
 
 def _embedding(contents: CheckpointContents) -> tuple[OnnxEmbedding | None, tuple[str, ...]]:
-    stated, longest = read_modules(contents.extras.files), contents.config.max_length
+    stated = read_modules(contents.extras.files)
     if stated.other:
         what = f"depend on {stated.other} of sentence-transformers"
         return None, (f"no {EMBEDDING} in the graph: its vectors {what}",)
     made = OnnxEmbedding(
         pooling=stated.pooling or "mean",
         normalize=stated.normalize,
-        max_length=min(stated.max_length or longest, longest),
+        max_length=embedding_length(contents),
     )
     return made, ()
 
