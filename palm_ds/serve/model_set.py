@@ -11,15 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.serve.limits import RequestError
-from palm_ds.serve.requests import embed_work
+from palm_ds.serve.requests import embed_work, normalized
 from palm_ds.serve.scheduler import compute
 from palm_ds.serve.search_index import SearchIndex, open_index
 from palm_ds.serve.served_model import ModelOptions, ServedModel, open_served
 
 RANKING = ("ranking", "matching", "regression")
 """Kinds of tasks that score a pair of texts, the most suitable first."""
+_SAMPLED, _SAME = 4, 0.95
+"""Texts that show whether a model made an index, and the lowest cosine if it did: int8 loses some
+of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,23 +127,41 @@ def _warm_up(model: ServedModel) -> None:
 
 
 def _embedding_model(index: SearchIndex, models: Mapping[str, ServedModel], file: Path) -> str:
-    """The model that made an index; if none has its path, the first with vectors of its size."""
+    """The model that made an index: of those that give such vectors the first, that of its path
+    before others, that embeds its texts to them. Raises UserError if none does."""
     size = index.vectors.shape[1]
     made = Path(index.model).absolute()
     able = [
-        name
-        for name, model in models.items()
+        model
+        for model in models.values()
         if size <= model.embedder.encoder.hidden_size
         and (index.settings.dimensions or model.embedder.encoder.hidden_size) == size
         and index.settings.pooling in model.poolings
     ]
-    same = [name for name in able if models[name].path.absolute() == made]
     if not able:
         raise UserError(
             f"--index: {file}: vectors of {size} numbers by {index.model}; no model served here "
             "gives such vectors"
         )
-    return (same or able)[0]
+    able.sort(key=lambda model: model.path.absolute() != made)
+    found = {model.name: _likeness(index, model) for model in able}
+    for name, cosine in found.items():
+        if cosine > _SAME:
+            return name
+    name, cosine = next(iter(found.items()))
+    raise UserError(
+        f"--index: {file}: not the vectors that {name} gives for these texts (a cosine of "
+        f"{cosine:.2f}): it has {index.model}'s for its own; embed these again, or serve that model"
+    )
+
+
+def _likeness(index: SearchIndex, model: ServedModel) -> float:
+    """The lowest cosine between vectors of an index and those of a model, for some of its texts."""
+    rows = np.unique(np.linspace(0, len(index.texts) - 1, _SAMPLED).astype(int))
+    work = embed_work(model, [index.texts[int(row)] for row in rows], index.settings)
+    scores = compute(model, 0, [(work, number) for number in range(len(rows))])
+    vectors, _, _ = work.finish(scores)
+    return float((normalized(vectors) * index.vectors[rows]).sum(1).min())
 
 
 def _described(model: ServedModel) -> str:

@@ -33,6 +33,7 @@ from palm_ds.serve.served_model import ServedModel
 Row = Mapping[str, Any]
 Input = str | Sequence[str] | Row
 """A text, a pair of texts (for tagging: a list of words), or a row by role or column."""
+_DEEPEST = 8  # lists and objects within a value
 
 
 # ---- rows ----
@@ -40,14 +41,14 @@ Input = str | Sequence[str] | Row
 
 def rows_of(inputs: Sequence[Input], task: TableTask, kind: str, each: EncoderPass) -> list[Row]:
     """The inputs as rows by role. A row may use the roles' names (`text_a`) or those of the
-    training tables' columns."""
-    return [_row(value, task, kind, each) for value in inputs]
+    training tables' columns. Raises UserError for more texts than the task reads."""
+    return [_row(value, task, kind, each, f"inputs[{n}]") for n, value in enumerate(inputs)]
 
 
-def _row(value: Input, task: TableTask, kind: str, each: EncoderPass) -> Row:
-    named = tuple(getattr(task, "texts", ()))
+def _row(value: Input, task: TableTask, kind: str, each: EncoderPass, place: str) -> Row:
+    named = tuple(getattr(task, "texts", ())) or ("text_a", "text_b")
     if isinstance(value, str):
-        return {named[0] if named else "text_a": value}
+        return {named[0]: value}
     if isinstance(value, Mapping):
         roles = {
             column: role for role, column in each.read.columns.items() if isinstance(column, str)
@@ -58,7 +59,9 @@ def _row(value: Input, task: TableTask, kind: str, each: EncoderPass) -> Row:
         }
     if kind == "tagging":
         return {"tokens": list(value)}
-    return dict(zip(named or ("text_a", "text_b"), value, strict=False))
+    if len(value) > len(named):
+        raise UserError(f"{place}: {len(value)} texts; the task reads {' and '.join(named)}")
+    return dict(zip(named, value, strict=False))
 
 
 def check_rows(rows: Sequence[Row], limits: ServingLimits, name: str = "inputs") -> None:
@@ -79,19 +82,22 @@ def check_text(value: object, place: str, limits: ServingLimits) -> None:
     """Raises RequestError for an empty or long text, or a list with one too many."""
     if isinstance(value, str) and not value.strip():
         raise RequestError(422, f"{place}: the text is empty")
-    size = _characters(value)
+    size = _characters(value, place)
     if size > limits.max_characters:
         raise RequestError(
             413, f"{place}: {size:,} characters; at most {limits.max_characters:,} in a text"
         )
 
 
-def _characters(value: object) -> int:
-    if isinstance(value, str):
-        return len(value)
+def _characters(value: object, place: str, depth: int = 0) -> int:
+    """How long a value is; what is no text counts as a character."""
+    if depth > _DEEPEST:
+        raise RequestError(422, f"{place}: nested too deeply")
     if isinstance(value, Mapping):
-        return sum(map(_characters, value.values()))
-    return sum(map(_characters, value)) if isinstance(value, list | tuple) else 0
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return sum(max(_characters(each, place, depth + 1), 1) for each in value)
+    return len(value) if isinstance(value, str) else 0
 
 
 # ---- predictions ----
@@ -145,7 +151,7 @@ def embed_work(
     pooling = settings.pooling or "mean"
     ids, cut = _ids(model, texts, settings)
     examples = [label_for_vector(_plain(each), pooling) for each in ids]
-    size = settings.dimensions or model.embedder.size
+    size = settings.dimensions or model.embedder.encoder.hidden_size
 
     def finish(scores: Sequence[Scores]) -> tuple[np.ndarray, list[int], int]:
         vectors = np.concatenate([each[vectors_task(pooling)] for each in scores])[:, :size]
@@ -153,7 +159,8 @@ def embed_work(
             vectors = normalized(vectors)
         return vectors, [len(each) for each in ids], cut
 
-    return Work(model=model, examples=examples, task_id=model.embedder.task_id, finish=finish)
+    task_id = model.task_ids.get(settings.task, model.embedder.task_id)
+    return Work(model=model, examples=examples, task_id=task_id, finish=finish)
 
 
 def _ids(
@@ -167,15 +174,15 @@ def _ids(
         short = [_truncated(each, most) for each in found]
         return short, sum(len(a) > len(b) for a, b in zip(found, short, strict=True))
     vocabulary = model.tokenizer.vocabulary.size
-    found = [np.array(list(text), np.int64) for text in texts]
-    for number, each in enumerate(found):
-        if not len(each):
+    given = [[int(x) for x in text] for text in texts]
+    for number, each in enumerate(given):
+        if not each:
             raise UserError(f"input[{number}]: no ids")
-        if each.min() < 0 or each.max() >= vocabulary:
+        if min(each) < 0 or max(each) >= vocabulary:
             raise UserError(f"input[{number}]: an id is not in 0 to {vocabulary - 1:,}")
         if len(each) > most:
             raise UserError(f"input[{number}]: {len(each):,} ids; the model reads {most:,}")
-    return found, 0
+    return [np.array(each, np.int64) for each in given], 0
 
 
 def _truncated(ids: np.ndarray, most: int) -> np.ndarray:

@@ -40,8 +40,9 @@ class SearchIndex:
         order of the texts."""
         cosines = self.vectors @ normalized(query[None].astype(np.float32))[0]
         top = min(top, len(cosines))
-        best = np.argpartition(-cosines, top - 1)[:top]
-        best = best[np.lexsort((best, -cosines[best]))]
+        lowest = np.partition(cosines, -top)[-top]
+        best = np.flatnonzero(cosines >= lowest)
+        best = best[np.argsort(-cosines[best], kind="stable")][:top]
         return [(int(row), float(cosines[row])) for row in best]
 
 
@@ -51,7 +52,7 @@ def open_index(file: Path, texts: Sequence[str], column: str = "") -> SearchInde
     about = _about(file)
     settings = _settings(file, about)
     vectors = _vectors(file, about)
-    found = _texts(list(texts) or list(about.get("inputs", [])), column)
+    found = _texts(texts, column) if texts else _texts(about.get("inputs", []), column, about)
     if len(found) != len(vectors):
         raise UserError(
             f"{file}: {len(vectors):,} vectors, but {len(found):,} texts; give the files that it "
@@ -118,10 +119,15 @@ def _stored(file: Path) -> np.ndarray:
     return stored
 
 
-def _texts(files: Sequence[str], column: str) -> list[str]:
+def _texts(files: Sequence[str], column: str, about: Mapping[str, Any] | None = None) -> list[str]:
+    """The texts of files, read as `about` says unless `column` names another."""
     if not files:
         raise UserError("--index: give its texts: --texts FILE")
-    table = open_table(list(files), TableSettings(columns={"text_a": column} if column else {}))
+    about = about or {}
+    columns = {"text_a": column} if column else about.get("columns", {})
+    table = open_table(
+        list(files), TableSettings(columns=columns, format=about.get("format") or "auto")
+    )
     if "text_a" not in table.columns:
         raise UserError(f"{', '.join(files)}: no column of texts; name it: --column NAME")
     return table.column("text_a")

@@ -25,8 +25,7 @@ from palm_ds.inference.embedder import (
     POOLINGS,
     Embedder,
     EmbeddingSettings,
-    complete_settings,
-    embedding_task_id,
+    embedder_of,
     has_pooler,
 )
 from palm_ds.inference.fill_mask import Filler
@@ -77,6 +76,8 @@ class ServedModel:
     devices: Sequence[torch.device]
     embedder: Embedder
     """The encoder with its tokenizer and settings."""
+    task_ids: Mapping[str, int]
+    """{task: its row of the task embedding}, if the encoder has one."""
     poolings: Sequence[str]
     """How it can pool."""
     predictor: Predictor | None = None
@@ -122,6 +123,7 @@ def open_served(path: Path, name: str, options: ModelOptions) -> ServedModel:
         replicas=[first, *(copy.deepcopy(first).to(x) for x in options.devices[1:])],
         devices=options.devices,
         embedder=embedder,
+        task_ids=contents.task_ids if contents.config.task_types else {},
         poolings=poolings,
         predictor=predictor,
         filler=_filler(first, embedder, contents),
@@ -179,14 +181,8 @@ def _without_tasks(path: Path, options: ModelOptions) -> _Opened:
 def _embedder(
     contents: CheckpointContents, model: Model, tokenizer: Tokenizer, options: ModelOptions
 ) -> Embedder:
-    settings = complete_settings(options.embedding, contents)
-    return Embedder(
-        folder=contents.path,
-        encoder=model.backbone,
-        tokenizer=tokenizer,
-        settings=settings,
-        task_id=embedding_task_id(contents, settings.task),
-        device=options.devices[0],
+    return embedder_of(
+        contents, model.backbone, tokenizer, options.embedding, device=options.devices[0]
     )
 
 

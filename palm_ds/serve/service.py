@@ -7,7 +7,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -48,7 +48,7 @@ class Service:
         self.in_work = 0
         """Texts that were accepted and are not answered yet."""
         self._texts_per_second = 0.0
-        self._reloading = False
+        self._opening: asyncio.Task[list[str]] | None = None
         self._threads = ThreadPoolExecutor(_PREPARING, thread_name_prefix="prepare")
         self._scheduler = Scheduler(len(served.options.devices), self._observe)
 
@@ -131,19 +131,32 @@ class Service:
             for row, score in near
         ]
 
-    async def tokenize(self, texts: Sequence[str], name: str) -> tuple[ServedModel, list[Any]]:
+    async def tokenize(
+        self, texts: Sequence[str], name: str, deadline: float
+    ) -> tuple[ServedModel, list[Any]]:
         """(model, the tokens of each text)."""
         model = self.models.named(name)
         check_rows([{"": text} for text in texts], self.limits, "texts")
-        return model, await self._in_thread(tokens_of, model, texts)
+        found = functools.partial(self._in_thread, tokens_of, model, texts)
+        return model, await self._bounded(found, len(texts), deadline)
 
     async def _answer(self, prepare: Callable[[], Work], texts: int, deadline: float) -> Any:
         """Prepare some work, queue it and wait for its answer. Raises RequestError."""
+
+        async def answered() -> Any:
+            work = await self._in_thread(prepare)
+            return await asyncio.wrap_future(self._scheduler.submit(work))
+
+        return await self._bounded(answered, texts, deadline)
+
+    async def _bounded(
+        self, answered: Callable[[], Awaitable[T]], texts: int, deadline: float
+    ) -> T:
+        """What `answered` gives, if there is room for so many texts and until the deadline. Raises
+        RequestError."""
         self._admit(texts)
         try:
-            work = await self._in_thread(prepare)
-            future = asyncio.wrap_future(self._scheduler.submit(work))
-            return await asyncio.wait_for(future, max(deadline - time.monotonic(), 0))
+            return await asyncio.wait_for(answered(), max(deadline - time.monotonic(), 0))
         except asyncio.TimeoutError:
             raise RequestError(504, "not answered in time; send fewer texts in a request") from None
         except UserError as error:
@@ -181,19 +194,21 @@ class Service:
     # ---- models ----
 
     async def reload(self) -> list[str]:
-        """Open all models again and use them from then on; returns their names. After an error the
-        old ones stay. Raises RequestError."""
-        if self._reloading:
+        """Open all models again and use them from then on, even if nobody waits for it any more;
+        returns their names. After an error the old ones stay. Raises RequestError."""
+        if self._opening and not self._opening.done():
             raise RequestError(409, "another reload has not ended yet")
-        self._reloading = True
+        self._opening = asyncio.create_task(self._reload())
+        self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(self._opening)
+
+    async def _reload(self) -> list[str]:
         try:
             self.models = await asyncio.to_thread(open_set, self.served, log.info)
         except Exception as error:
             self.metrics.reload("failed")
             log.error("reload failed, the old models stay: %s", error)
             raise RequestError(500, f"the old models stay: {error}") from error
-        finally:
-            self._reloading = False
         self.metrics.reload("done")
         log.info("reloaded %s", ", ".join(self.models.models))
         return list(self.models.models)

@@ -14,7 +14,7 @@ import httpx
 import uvicorn
 
 from palm_ds.serve.http.app import make_app
-from palm_ds.serve.http.server import address_of, listen
+from palm_ds.serve.http.server import address_of, configured, listen
 from palm_ds.serve.limits import ServingLimits
 from palm_ds.serve.model_set import ModelSet, Served, open_set
 from palm_ds.serve.served_model import ModelOptions
@@ -84,8 +84,7 @@ def opened(**models: Path) -> tuple[ModelSet, Served]:
 def listening(service: Service, *, token: str = "") -> Iterator[str]:
     """The URL of a server on loopback, in a thread."""
     bound = listen("127.0.0.1", 0)
-    config = uvicorn.Config(make_app(service, token=token), log_config=None, lifespan="off")  # type: ignore[arg-type]
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(configured(service, token=token))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
     thread.start()
     try:

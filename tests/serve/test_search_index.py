@@ -60,6 +60,42 @@ def test_equal_vectors_are_in_the_order_of_the_texts(words_run: Path, tmp_path: 
     same = np.tile(index.vectors[:1], (len(TEXTS), 1))
     index = type(index)(vectors=same, texts=TEXTS, settings=index.settings, model="")
     assert [row for row, _ in index.nearest(same[0], 99)] == list(range(len(TEXTS)))
+    assert [row for row, _ in index.nearest(same[0], 7)] == list(range(7))
+
+
+def test_the_model_of_an_index_is_found_by_what_it_computes(
+    words_run: Path, tasks_run: Path, tmp_path: Path
+) -> None:
+    """Both models give vectors of 16 numbers; the index does not say where its own is now."""
+    output = embedded(tmp_path, words_run, "v.npy", "int8", pooling="mean")
+    described = output.with_name("v.npy.json")
+    about = json.loads(described.read_text())
+    described.write_text(json.dumps(about | {"model": "runs/moved"}))
+    served = Served(
+        models={"tasks": tasks_run, "words": words_run}, options=ModelOptions(), index=output
+    )
+    assert open_set(served).index_model == "words"
+    alone = Served(models={"tasks": tasks_run}, options=ModelOptions(), index=output)
+    with pytest.raises(UserError, match="not the vectors that tasks gives .* runs/moved's"):
+        open_set(alone)
+    swapped = tmp_path / "swapped.txt"
+    swapped.write_text("\n".join(reversed(TEXTS)) + "\n")
+    other = Served(
+        models={"words": words_run}, options=ModelOptions(), index=output, texts=[str(swapped)]
+    )
+    with pytest.raises(UserError, match="not the vectors that words gives for these texts"):
+        open_set(other)
+
+
+def test_the_texts_are_read_as_they_were_embedded(words_run: Path, tmp_path: Path) -> None:
+    table = tmp_path / "rows.data"
+    rows = "".join(f"a\tb {number}\t{text}\n" for number, text in enumerate(TEXTS))
+    table.write_text("text\tid\tbody\n" + rows)
+    job = EmbeddingJob(
+        inputs=[str(table)], output=tmp_path / "v.npy", columns={"text_a": "body"}, format="tsv"
+    )
+    embed_files(open_embedder(words_run), job, model=str(words_run))
+    assert open_index(job.output, []).texts == TEXTS
 
 
 def test_mistakes_in_one_line(words_run: Path, tasks_run: Path, tmp_path: Path) -> None:

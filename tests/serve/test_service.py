@@ -101,3 +101,38 @@ def test_a_reload_uses_the_new_weights_and_loses_no_request(
         assert "the old models stay: " in failed.json()["error"]["message"]
         again = server.post("/embed", BODY, headers=client_headers).json()["embeddings"]
         assert again == after
+
+
+def test_a_reload_goes_on_without_the_client_that_asked(words_run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(words_run, folder)
+    models, served = opened(model=folder)
+    with local(models, served, token="t") as server:
+
+        async def ask(client: httpx.AsyncClient) -> None:
+            asked = asyncio.ensure_future(server.service.reload())
+            await asyncio.sleep(0)
+            asked.cancel()
+            busy = await client.post("/reload", headers={"authorization": "Bearer t"})
+            assert busy.status_code == 409
+            while server.service.models is models:
+                await asyncio.sleep(0.01)
+
+        server.run(lambda client: asyncio.wait_for(ask(client), 30))
+        assert 'palm_ds_reloads_total{result="done"} 1.0' in server.service.metrics.text().decode()
+
+
+def test_tokens_have_the_same_limits(words_run: Path) -> None:
+    """The queue's length, the deadline, and the signal to stop."""
+    models, served = opened(words=words_run)
+    with local(models, served, max_queue=3, max_texts=3) as server:
+        server.service.in_work = 2
+        assert server.post("/tokenize", BODY).status_code == 429
+        server.service.in_work = 0
+        late = server.post("/tokenize", BODY, headers={"x-request-timeout": "1e-9"})
+        assert late.status_code == 504
+        server.service.draining = True
+        assert server.post("/tokenize", BODY).status_code == 503
+        server.service.draining = False
+        assert server.post("/tokenize", BODY).status_code == 200
+        assert server.service.in_work == 0

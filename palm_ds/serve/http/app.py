@@ -6,10 +6,12 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 
 from palm_ds import __version__
 from palm_ds.serve.http import schemas
 from palm_ds.serve.http.gate import App, Gate, headers_of
+from palm_ds.serve.http.json_body import JsonRoute
 from palm_ds.serve.http.routes import ROUTES, Json
 from palm_ds.serve.limits import FAILED, RequestError, error_body
 from palm_ds.serve.service import Service
@@ -31,6 +33,7 @@ def make_app(service: Service, *, token: str = "") -> App:
     )
     app.state.service = service
     app.state.token = token
+    app.router.route_class = JsonRoute
     for route in ROUTES:
         app.add_api_route(
             route.path,
@@ -43,9 +46,8 @@ def make_app(service: Service, *, token: str = "") -> App:
         )
     app.add_exception_handler(RequestError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _failed)
-    for status in (404, 405):
-        app.add_exception_handler(status, _not_routed)
     return Gate(app, service, token)
 
 
@@ -61,19 +63,21 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
-    """A body that is no JSON, or lacks something: what and where, in one line."""
+    """A body that lacks something: what and where, in one line."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"][1:] if isinstance(part, str | int))
-    if first["type"] == "json_invalid":
-        place = "the body"
     message = f"{place or 'the body'}: {first['msg']}"
+    if isinstance(error.body, bytes):
+        message = "the body: send JSON with the header Content-Type: application/json"
     return await _refused(request, RequestError(422, message))
 
 
-async def _not_routed(request: Request, error: Exception) -> Response:
-    """A path or method that no route has."""
-    status = getattr(error, "status_code", 404)
-    what = "no such path" if status == 404 else "another method is needed"
-    message = f"{request.method} {request.url.path}: {what}; /docs lists all"
+async def _http_error(request: Request, error: Exception) -> Response:
+    """A body that cannot be read, or a path or method that no route has."""
+    assert isinstance(error, HTTPException)
+    status, message = error.status_code, error.detail
+    if status in (404, 405):
+        what = "no such path" if status == 404 else "another method is needed"
+        message = f"{request.method} {request.url.path}: {what}; /docs lists all"
     return await _refused(request, RequestError(status, message))

@@ -167,7 +167,7 @@ async def refuse(send: Send, error: RequestError, request_id: str) -> None:
     body = json.dumps(error_body(error.status, error.message, request_id)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     headers += [(name.encode(), value.encode()) for name, value in headers_of(error).items()]
-    if error.status in (408, 413):  # what the client still sends is not read
+    if error.status in (401, 408, 413):  # what the client still sends is not read
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -120,7 +120,7 @@ async def rerank(body: schemas.RerankBody, request: Request) -> Response:
 
 async def tokenize(body: schemas.TokenizeBody, request: Request) -> Response:
     """The tokens of texts, with the characters they come from."""
-    model, found = await _service(request).tokenize(body.texts, body.model)
+    model, found = await _service(request).tokenize(body.texts, body.model, _deadline(request))
     return Json({"model": model.name, "results": found})
 
 

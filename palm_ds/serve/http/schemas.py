@@ -34,7 +34,7 @@ class EmbedBody(Body):
     )
     normalize: bool | None = Field(None, description="Scale vectors to length 1.")
     dimensions: int | None = Field(None, ge=1, description="The first numbers only (Matryoshka).")
-    prompt: str | None = Field(None, description="Put before every text.")
+    prompt: str | None = Field(None, max_length=2000, description="Put before every text.")
 
 
 class FillMaskBody(Body):

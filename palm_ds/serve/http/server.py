@@ -11,11 +11,13 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import uvicorn
 
 from palm_ds.common.errors import UserError
 from palm_ds.serve.http.app import make_app
+from palm_ds.serve.http.connection import BoundedConnection
 from palm_ds.serve.limits import RequestError
 from palm_ds.serve.service import Service
 
@@ -63,10 +65,12 @@ def address_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve(service: Service, bound: socket.socket, *, token: str = "") -> None:
-    """Answer requests until SIGTERM or SIGINT, then those that were accepted; SIGHUP reloads."""
-    config = uvicorn.Config(
+def configured(service: Service, *, token: str = "") -> uvicorn.Config:
+    """How uvicorn runs the application."""
+    return uvicorn.Config(
         make_app(service, token=token),  # type: ignore[arg-type]
+        http=partial(BoundedConnection, seconds=service.limits.read_timeout),  # type: ignore[arg-type]
+        ws="none",
         log_config=None,
         access_log=False,  # the gate has its own
         server_header=False,
@@ -74,10 +78,14 @@ def serve(service: Service, bound: socket.socket, *, token: str = "") -> None:
         timeout_keep_alive=_KEEP_ALIVE,
         timeout_graceful_shutdown=max(1, round(service.limits.drain_timeout)),
     )
+
+
+def serve(service: Service, bound: socket.socket, *, token: str = "") -> None:
+    """Answer requests until SIGTERM or SIGINT, then those that were accepted; SIGHUP reloads."""
     # A forward pass takes the interpreter again after each operation; threads that parse requests
     # would make it wait 5 ms each time.
     sys.setswitchinterval(_SWITCH)
-    _Server(config, service).run(sockets=[bound])
+    _Server(configured(service, token=token), service).run(sockets=[bound])
 
 
 class _Server(uvicorn.Server):

@@ -1,0 +1,77 @@
+"""A connection that waits for no client for ever.
+
+uvicorn bounds the pause between two requests. It bounds neither the time nor (with httptools) the
+size of what comes before a request's body, nor the time in which a client reads its answer: such
+clients would keep their connections, and what is stored for these, as long as they like.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+LARGEST_HEAD = 1 << 16  # bytes of a request line with its headers
+
+
+class BoundedConnection(asyncio.Protocol):
+    """Passes everything on to uvicorn. Closes the connection of a client that sends no whole head
+    of a request in `seconds`, or reads nothing of its answer in that time."""
+
+    def __init__(self, *, seconds: float, **given: Any) -> None:
+        """`given`: what uvicorn gives its protocol."""
+        self._http: Any = AutoHTTPProtocol(**given)
+        self._seconds = seconds
+        self._head = 0  # bytes of an unfinished head
+        self._late: asyncio.TimerHandle | None = None
+        self._stuck: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._http.connection_made(transport)
+        self._late = self._after(self._transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in filter(None, (self._late, self._stuck)):
+            timer.cancel()
+        self._http.connection_lost(exc)
+
+    def _after(self, action: Any, *values: object) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(self._seconds, action, *values)
+
+    # ---- what the client sends ----
+
+    def data_received(self, data: bytes) -> None:
+        self._http.data_received(data)
+        request = self._http.cycle
+        if request is not None and not request.response_complete:
+            self._head = 0
+            if self._late:
+                self._late = self._late.cancel()
+            return
+        self._head += len(data)
+        if self._head > LARGEST_HEAD:
+            self._transport.close()
+        self._late = self._late or self._after(self._transport.close)
+
+    def eof_received(self) -> bool | None:
+        return self._http.eof_received()
+
+    # ---- what it reads ----
+
+    def pause_writing(self) -> None:
+        self._http.pause_writing()
+        self._watch()
+
+    def resume_writing(self) -> None:
+        self._http.resume_writing()
+        if self._stuck:
+            self._stuck = self._stuck.cancel()
+
+    def _watch(self, before: int = -1) -> None:
+        """Abort if as much is left to send as before."""
+        left = self._transport.get_write_buffer_size()
+        if left == before:
+            self._transport.abort()
+        self._stuck = self._after(self._watch, left)

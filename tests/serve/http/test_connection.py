@@ -1,0 +1,105 @@
+"""Clients that send or read too slowly, over real sockets."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from palm_ds.serve.http.connection import LARGEST_HEAD
+from palm_ds.serve.model_set import ModelSet
+from tests.helpers.serving import listening, local, opened
+
+
+@pytest.fixture(scope="module")
+def models(words_run: Path) -> ModelSet:
+    return opened(words=words_run)[0]
+
+
+@pytest.fixture
+def client(models: ModelSet) -> Iterator[socket.socket]:
+    """Connected to a server that waits 0.4 s."""
+    with local(models, read_timeout=0.4) as server, listening(server.service) as url:
+        address = url.removeprefix("http://").split(":")
+        with socket.create_connection((address[0], int(address[1])), timeout=10) as connection:
+            yield connection
+
+
+def closed_after(client: socket.socket, piece: bytes, pause: float) -> float:
+    """Seconds until the server closes the connection of a client that keeps sending."""
+    began = time.monotonic()
+    client.settimeout(pause)
+    while time.monotonic() - began < 10:
+        try:
+            if piece:
+                client.sendall(piece)
+            if not client.recv(1000):
+                break
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            break
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nhost: x\r\n"])
+def test_a_head_that_never_ends(client: socket.socket, begun: bytes) -> None:
+    client.sendall(begun)
+    assert 0.3 < closed_after(client, b"a" if begun else b"", 0.1) < 3
+
+
+def test_a_second_head_that_never_ends(client: socket.socket) -> None:
+    client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert client.recv(1000).startswith(b"HTTP/1.1 200")
+    time.sleep(0.6)  # between requests there is more time
+    client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n")
+    assert 0.3 < closed_after(client, b"a: b\r\n", 0.1) < 3
+
+
+def test_a_head_of_any_size(client: socket.socket) -> None:
+    client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n")
+    line = b"a: " + b"b" * 4000 + b"\r\n"
+    with pytest.raises(ConnectionError):
+        for _ in range(1000 * LARGEST_HEAD // len(line)):
+            client.sendall(line)
+
+
+def test_many_requests_in_one_piece_are_answered_in_order(client: socket.socket) -> None:
+    paths = [b"/health", b"/none", b"/ready"]
+    client.sendall(b"".join(b"GET %s HTTP/1.1\r\nhost: x\r\n\r\n" % path for path in paths))
+    found = b""
+    while found.count(b"HTTP/1.1 ") < 3 or not found.endswith(b"}"):
+        found += client.recv(1000)
+    assert [part[:3] for part in found.split(b"HTTP/1.1 ")[1:]] == [b"200", b"404", b"200"]
+
+
+def test_an_answer_that_nobody_reads(client: socket.socket) -> None:
+    body = json.dumps({"texts": ["a " * 45_000] * 10}).encode()
+    head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    client.sendall(b"POST /tokenize HTTP/1.1\r\nhost: x\r\n" + head.encode() + body)
+    found = bytearray(client.recv(1000))
+    stated = re.search(rb"content-length: (\d+)", found)
+    assert stated is not None and found.startswith(b"HTTP/1.1 200")
+    time.sleep(1.5)
+    with suppress(ConnectionError):
+        while piece := client.recv(1 << 20):
+            found += piece
+    assert len(found) < int(stated[1])
+
+
+def test_an_answer_that_is_read_slowly(client: socket.socket) -> None:
+    body = json.dumps({"texts": ["a " * 45_000] * 4}).encode()
+    head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    client.sendall(b"POST /tokenize HTTP/1.1\r\nhost: x\r\n" + head.encode() + body)
+    found = bytearray(client.recv(1000))
+    stated = re.search(rb"content-length: (\d+)", found)
+    assert stated is not None
+    while len(found) < int(stated[1]):
+        time.sleep(0.1)
+        found += client.recv(1 << 20)
