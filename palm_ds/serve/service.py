@@ -152,7 +152,7 @@ class Service:
     async def _bounded(
         self, answered: Callable[[], Awaitable[T]], texts: int, deadline: float
     ) -> T:
-        """What `answered` gives, if there is room for so many texts and until the deadline. Raises
+        """What `answered` gives until the deadline, if there is room for `texts` texts. Raises
         RequestError."""
         self._admit(texts)
         try:

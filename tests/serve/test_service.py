@@ -103,7 +103,7 @@ def test_a_reload_uses_the_new_weights_and_loses_no_request(
         assert again == after
 
 
-def test_a_reload_goes_on_without_the_client_that_asked(words_run: Path, tmp_path: Path) -> None:
+def test_a_reload_does_not_need_the_client_that_asked(words_run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(words_run, folder)
     models, served = opened(model=folder)

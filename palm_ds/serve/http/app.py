@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
 
 from palm_ds import __version__
 from palm_ds.serve.http import schemas
@@ -46,8 +45,10 @@ def make_app(service: Service, *, token: str = "") -> App:
         )
     app.add_exception_handler(RequestError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(HTTPException, _not_read)
     app.add_exception_handler(Exception, _failed)
+    for status in (404, 405):
+        app.add_exception_handler(status, _not_routed)
     return Gate(app, service, token)
 
 
@@ -73,11 +74,15 @@ async def _invalid(request: Request, error: Exception) -> Response:
     return await _refused(request, RequestError(422, message))
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    """A body that cannot be read, or a path or method that no route has."""
+async def _not_read(request: Request, error: Exception) -> Response:
+    """A body that cannot be read."""
     assert isinstance(error, HTTPException)
-    status, message = error.status_code, error.detail
-    if status in (404, 405):
-        what = "no such path" if status == 404 else "another method is needed"
-        message = f"{request.method} {request.url.path}: {what}; /docs lists all"
+    return await _refused(request, RequestError(error.status_code, str(error.detail)))
+
+
+async def _not_routed(request: Request, error: Exception) -> Response:
+    """A path or method that no route has."""
+    status = getattr(error, "status_code", 404)
+    what = "no such path" if status == 404 else "another method is needed"
+    message = f"{request.method} {request.url.path}: {what}; /docs lists all"
     return await _refused(request, RequestError(status, message))
