@@ -94,9 +94,7 @@ def _show(report: PredictionSummary, output: Path, world: int) -> None:
         console.print(f"note: {note}", markup=False)
     for task, rows in report.cut.items():
         if rows:
-            console.print(
-                f"note: {task}: {rows:,} rows are truncated to its max_length", markup=False
-            )
+            console.print(f"note: {task}: {rows:,} rows are truncated", markup=False)
     speed = report.rows / max(report.seconds, 1e-9)
     work = f"{_count(report.passes, 'pass')} by {_count(world, 'process')}"
     took = f"{report.seconds:.1f} s, {speed:,.0f} rows/s"

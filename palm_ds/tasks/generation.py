@@ -54,9 +54,14 @@ from palm_ds.tasks.shared.text_task import SHORTEST, TextTask, level
 from palm_ds.text.tokens import SpecialTokens
 
 SOURCES = ("source", "source_b", "source_c")
-_SHORTEST_TARGET = 3  # [CLS], a token, [SEP]
-_LEAST = {"longest_span": 1, "max_turns": 0, "evaluate_rows": 0, "evaluate_beams": 1}
-_SHOWN = 8  # texts in the report
+_LEAST = {
+    "max_target": 3,
+    "longest_span": 1,
+    "max_turns": 0,
+    "evaluate_rows": 0,
+    "evaluate_beams": 1,
+}
+_SHOWN, _WIDTH = 8, 80  # texts in the report, characters of a source there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,11 +98,6 @@ class Generation(FlowOptions, TextTask, TextGenerator):
 
     def __post_init__(self) -> None:
         self.check_options(self.where)
-        if self.max_target < _SHORTEST_TARGET:
-            raise UserError(
-                f"{self.where}.max_target: {self.max_target} is less than {_SHORTEST_TARGET}: "
-                "[CLS], a token and [SEP]"
-            )
         if self.max_source < 0 or 0 < self.max_source < SHORTEST:
             raise UserError(
                 f"{self.where}.max_source: {self.max_source}; it must be 0 or at least {SHORTEST}"
@@ -169,15 +169,16 @@ class Generation(FlowOptions, TextTask, TextGenerator):
         length = tokens.sum(1) + self._special(source) + target + self.query_count(target)
         return layouts(length, item=item, tokens=tokens, target=target, ends=words + 2 <= target)
 
-    def cut_rows(self, source: TableSource, max_length: int) -> int:
+    def describe_rows(self, source: TableSource, max_length: int) -> str:
         items = self.items(source, max_length)
         found = self.layout(items, np.empty((len(items), 0)), source, max_length)
         whole = self._whole_lengths(items[:, 0], source).sum(1)
-        return int(((found["tokens"].sum(1) < whole) | (found["ends"] == 0)).sum())
-
-    def describe_rows(self, source: TableSource, max_length: int) -> str:
-        cut = self.cut_rows(source, max_length)
-        return f"{self.name}: {len(source):,} rows" + (f"; {cut:,} truncated" if cut else "")
+        parts = [f"{self.name}: {len(source):,} rows"]
+        if cut := int((found["tokens"].sum(1) < whole).sum()):
+            parts.append(f"sources truncated: {cut:,}")
+        if cut := int((found["ends"] == 0).sum()):
+            parts.append(f"targets truncated to {self.max_target} tokens: {cut:,}")
+        return "; ".join(parts)
 
     def _whole_lengths(self, item: np.ndarray, source: TableSource) -> np.ndarray:
         """(n, sources) tokens of each source; (n, 1) of a dialogue with its facts."""
@@ -273,9 +274,8 @@ class Generation(FlowOptions, TextTask, TextGenerator):
         return Prompt(source=text, position=position, number=int(source.numbers[item]))
 
     def _prompt_length(self, room: SourceRoom) -> int:
-        """Maximum tokens of a source: what the longest target leaves in a training row."""
-        longest = self.max_target + int(self.query_count(np.array(self.max_target)))
-        left = max(self.input_length(room.length) - longest, SHORTEST)
+        """Maximum tokens of a source: what the longest target leaves of the positions of a row."""
+        left = max(self.input_length(room.length) - self.max_target, SHORTEST)
         return min(left, self.max_source or left)
 
     def cut_sources(self, source: TableSource, room: SourceRoom) -> int:
@@ -304,11 +304,18 @@ class Generation(FlowOptions, TextTask, TextGenerator):
     def tables(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, list[list[Any]]]:
-        """The first texts, with those that were wanted."""
+        """Some texts, with their sources and those that were wanted."""
+        given = source.column(TURNS if self.max_turns else self.columns_of(source)[0])
         targets = source.column(self.label_column)
-        first = list(predictions.items())[:_SHOWN]
-        rows = [[each["text"], targets[item] or ""] for item, each in first]
-        return {"Texts": [["written", "wanted"], *rows]} if rows else {}
+        some = list(predictions.items())[:: max(len(predictions) // _SHOWN, 1)][:_SHOWN]
+        rows = [[_start(given[item]), each["text"], targets[item] or ""] for item, each in some]
+        return {"Texts": [["source", "written", "wanted"], *rows]} if rows else {}
 
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
         return {**stored.values, "text": str(stored.value("text"))}
+
+
+def _start(source: str | list[str]) -> str:
+    """The beginning of a source; of a dialogue, of its last turn."""
+    text = source if isinstance(source, str) else source[-1]
+    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}..."

@@ -68,8 +68,9 @@ def test_a_cut_target_does_not_end(tmp_path: Path) -> None:
     assert example.input_ids[:9].tolist() == [CLS, *ids("j k l m n o p"), SEP]
     task = dataset.tasks[0]
     assert isinstance(task, Generation)
-    assert task.cut_rows(dataset.source, 64) == 1
-    assert task.describe_rows(dataset.source, 64) == "titles: 4 rows; 1 truncated"
+    assert task.describe_rows(dataset.source, 64) == (
+        "titles: 4 rows; sources truncated: 1; targets truncated to 8 tokens: 1"
+    )
 
 
 def test_several_sources_have_segments_of_their_own(tmp_path: Path) -> None:
@@ -146,9 +147,9 @@ def test_a_prompt_is_the_source_of_the_example(tmp_path: Path) -> None:
 
 def test_sources_are_cut_to_what_the_longest_target_leaves(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
-    task, room = task_of(max_target=8), SourceRoom(length=32, segments=2)
+    task, room = task_of(max_target=8), SourceRoom(length=24, segments=2)
     prompts = task.prompts(np.arange(4), source, room)
-    assert [len(each.source.input_ids) for each in prompts] == [7, 5, 3, 32 - 8 - 7]
+    assert [len(each.source.input_ids) for each in prompts] == [7, 5, 3, 24 - 8]
     assert task.cut_sources(source, room) == 1
     few = task_of(max_source=8).prompts(np.arange(4), source, room)
     assert max(len(each.source.input_ids) for each in few) == 8
@@ -175,7 +176,7 @@ def test_scores_by_other_rules(score: str, names: list[str], tmp_path: Path) -> 
     texts = {i: {"text": row["target"]} for i, row in enumerate(ROWS)}
     scores = task_of(score=score).metrics(texts, source)
     assert list(scores) == names and scores[names[0]] == pytest.approx(1.0)
-    assert task_of().tables(texts, source)["Texts"][1] == ["a b", "a b"]
+    assert task_of().tables(texts, source)["Texts"][1] == ["a b c d e", "a b", "a b"]
 
 
 def test_settings_of_decoding() -> None:

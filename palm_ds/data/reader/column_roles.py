@@ -137,11 +137,11 @@ def _nothing(names: Sequence[str | int], file: File, settings: TableSettings) ->
             f"{file.path}: {len(names)} columns without names; assign them, as in "
             "columns: {text_a: 0, label: 1}"
         )
-    has = _shown(names)
     hint = "; header: false if it has no header line" if file.format in ("tsv", "csv") else ""
+    roles = "source: NAME" if {"target", "tgt"} & set(names) else "text_a: NAME, label: NAME"
     return (
-        f"{file.path}: no known column among {has}; assign them, as in "
-        f"columns: {{text_a: NAME, label: NAME}}{hint}"
+        f"{file.path}: no known column among {_shown(names)}; assign them, as in "
+        f"columns: {{{roles}}}{hint}"
     )
 
 

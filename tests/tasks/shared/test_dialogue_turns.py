@@ -72,7 +72,7 @@ def test_a_source_is_that_of_ernies_reader(tmp_path: Path, most: int, facts: boo
         assert not example.token_type_ids[many:].any()  # the reply is turn 0
         assert example.input_ids[many : many + 2].tolist() == [CLS, ids(row["target"])[0]]
         cut += len(as_in_ernie(row, 99, 3)[0]) > many
-    assert task.cut_rows(dataset.source, 64) == cut
+    assert (f"sources truncated: {cut}" in task.describe_rows(dataset.source, 64)) == (cut > 0)
 
 
 def test_prompts_are_the_sources_of_examples(tmp_path: Path) -> None:
