@@ -44,7 +44,9 @@ from palm_ds.train.recipe_sections import (
 from palm_ds.train.report.tracker_clients import TrackSettings
 from palm_ds.weights.formats.open import read_info
 
-_ENCODER_CLASS = {"kind", "options"}  # keys of `backbone` that are not hyperparameters
+_RATES = {"dropout", "attention_dropout", "init_range"}
+_OVER_INIT_FROM = {"kind", "options", "task_types", "token_types", *_RATES}
+"""Keys of `backbone` that may stand alone: all others are then those of `init_from`."""
 _EXPORTED = ("export_task", "export_family", "export_onnx", "datasets")
 NOT_LEARNED = ("evaluate", "save", "log", "track", *_EXPORTED)
 """Keys that do not affect what is learned; a run may be resumed with other values of them."""
@@ -61,7 +63,7 @@ class Recipe:
     """Determines initial weights, data order, masks and dropout."""
     backbone: dict[str, Any] = field(default_factory=dict)
     """The encoder: `preset: NAME` and any hyperparameters (the keys of `backbone`, below). Empty:
-    that of `init_from`."""
+    that of `init_from`, which `task_types`, `token_types` and dropout alone change."""
     length: int = 512
     """Tokens of a packed row."""
     batch: str
@@ -296,13 +298,13 @@ def make_recipe(values: Mapping[str, Any], where: str = "recipe") -> Recipe:
 
 
 def _with_encoder(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The mapping with the encoder of `init_from`, if it has none or only names a class for it, or
-    sizes of one with some of its layers."""
+    """The mapping with the encoder of `init_from`, if it has none, or only a class, dropout, task
+    or token types for it, or sizes of one with some of its layers."""
     given, chosen = values.get("backbone") or {}, values.get("init_layers")
     start = values.get("init_from")
     if not start or not isinstance(given, Mapping) or "preset" in given:
         return values
-    if not given.keys() <= _ENCODER_CLASS and chosen is None:
+    if not given.keys() <= _OVER_INIT_FROM and chosen is None:
         return values
     if chosen is not None and given.get("kind") in known_kinds():
         return values

@@ -40,6 +40,7 @@ from palm_ds.weights.formats.native import WEIGHTS
 from palm_ds.weights.formats.open import open_checkpoint, read_info
 from palm_ds.weights.formats.tensor_files import in_memory_entry
 from palm_ds.weights.formats.weights_info import INFO, WeightsInfo
+from palm_ds.weights.larger_tables import larger_tables
 from palm_ds.weights.layer_choice import ChosenWeights, choose_layers
 
 # What must be equal for weights to mean the same in another model.
@@ -187,7 +188,8 @@ def load_weights(
     masked-LM head goes to every masked-LM head, whatever the tasks are called; `new_heads` stay
     unchanged. `renamed_heads`: {head of the folder: head of the model}; all others are then left
     out. `labels`: {head: class names}, which must not be the folder's in another order. `layers`:
-    only these of a larger encoder (weights/layer_choice.py). Raises UserError if anything does not
+    only these of a larger encoder (weights/layer_choice.py). A task embedding and token types that
+    the folder lacks are added (weights/larger_tables.py). Raises UserError if anything does not
     fit; the model is then unchanged.
     """
     folder = Path(folder)
@@ -197,6 +199,9 @@ def load_weights(
         chosen = _chosen(contents, state, model, layers)
         state = chosen.state
     config = chosen.config if chosen else contents.config
+    notes = list(chosen.notes if chosen else ())
+    config, grown, more = larger_tables(config, state, model.backbone.config, folder)
+    state, notes = {**state, **grown}, [*notes, *more]
     _check_same(config, model.backbone.config, folder)
     if renamed_heads is not None:
         contents, state = _with_heads(contents, state, renamed_heads)
@@ -205,7 +210,7 @@ def load_weights(
     state = {name: tensor for name, tensor in state.items() if not name.startswith(dropped)}
     _check_decoders(state, own, folder)
     named = {name: (labels or {}).get(name, ()) for name in contents.heads}
-    notes = _check_heads(contents, {k: v for k, v in named.items() if k not in new_heads}, own)
+    notes += _check_heads(contents, {k: v for k, v in named.items() if k not in new_heads}, own)
     missing = [name for name in own if name not in state]
     other = chosen is not None or contents.config.kind != model.backbone.config.kind
     lacking = [x for x in missing if x.startswith("backbone.") and ".pooler." not in x]
@@ -220,7 +225,7 @@ def load_weights(
         loaded=tuple(taken),
         newly_initialized=tuple(missing),
         unused=unused,
-        notes=(*(chosen.notes if chosen else ()), *notes),
+        notes=tuple(notes),
     )
 
 
@@ -292,11 +297,9 @@ def _check_same(source: EncoderConfig, target: EncoderConfig, folder: Path) -> N
     for name in names:
         if getattr(source, name) != getattr(target, name):
             key = "intermediate_size" if name == "feed_forward_size" else name
-            folded = name == "task_types" and not source.task_types
             raise UserError(
                 f"{folder}: has backbone.{key} {getattr(source, name)!r}, but this model has "
                 f"{getattr(target, name)!r}"
-                + ("; if it is the hf/ of a run: a run's `weights/` has them" if folded else "")
             )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from transformers import BertConfig, BertModel
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.corpus_source import CorpusSource
@@ -397,3 +398,17 @@ def test_more_steps_than_anyone_trains(tmp_path):
 def test_a_missing_file(tmp_path):
     with pytest.raises(UserError, match="no such file"):
         read_recipe(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    "given", [{"token_types": 3}, {"task_types": 4, "token_types": 4, "dropout": 0.0}]
+)
+def test_the_encoder_of_init_from_with_more_types(given, tmp_path):
+    shape = dict(hidden_size=16, num_hidden_layers=3, num_attention_heads=2, vocab_size=37)
+    BertModel(BertConfig(**shape, intermediate_size=24)).save_pretrained(tmp_path / "bert")
+    values = changed("backbone", to=given) | {"init_from": str(tmp_path / "bert")}
+    config = read_recipe(write(tmp_path, values)).backbone_config
+    assert (config.hidden_size, config.num_layers, config.num_heads) == (16, 3, 2)
+    assert config.task_types == given.get("task_types", 0)
+    assert config.token_types == given["token_types"]
+    assert config.dropout == given.get("dropout", 0.1)

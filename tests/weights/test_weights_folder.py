@@ -215,6 +215,34 @@ def test_an_exported_folder_gives_the_same_outputs(kind: str, tmp_path: Path) ->
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+@torch.no_grad()
+def test_an_encoder_gets_a_task_embedding_and_token_types(kind: str, tmp_path: Path) -> None:
+    """It starts as it was, for every task; a new token type is like the last one."""
+    config = SHAPES[kind]
+    export_hf(model(config), tmp_path / "hf", config=config)
+    last = config.token_types - 1
+    inputs = {"input_ids": IDS, "token_type_ids": torch.full_like(IDS, last)}
+    theirs = AutoModel.from_pretrained(tmp_path / "hf").eval()(**inputs).last_hidden_state[0]
+    net = model(replace(config, task_types=4, token_types=last + 3), seed=2)
+    report = load_weights(tmp_path / "hf", net)
+    assert {"backbone.task.weight", "backbone.segment.weight"} <= set(report.loaded)
+    tasks, types = report.notes
+    assert "4 rows of zeros are added" in tasks and f"2 like the last of {last + 1}" in types
+    for segment, task in ((last, 1), (last + 2, 3)):
+        hidden = packed_hidden(net, IDS, segment, task)
+        torch.testing.assert_close(hidden, theirs, atol=1e-5, rtol=0)
+
+
+def test_rows_of_tables_are_never_dropped(tmp_path: Path) -> None:
+    save_weights(model(), tmp_path / "weights", info())
+    for rows in (0, 6):
+        with pytest.raises(UserError, match=f"task_types 5, but this model has {rows}"):
+            load_weights(tmp_path / "weights", model(replace(CONFIG, task_types=rows)))
+    with pytest.raises(UserError, match="token_types 4, but this model has 2"):
+        load_weights(tmp_path / "weights", model(replace(CONFIG, token_types=2)))
+
+
 def test_the_chosen_task_is_hugging_faces_default(tmp_path: Path) -> None:
     net = model()
     export_hf(net, tmp_path / "hf", config=CONFIG, task_id=3)
