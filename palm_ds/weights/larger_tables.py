@@ -1,5 +1,5 @@
 """A task embedding and more token types for an encoder that starts from one without them: a BERT
-that goes on with ERNIE 2.0's tasks."""
+that continues with ERNIE 2.0's tasks."""
 
 from __future__ import annotations
 
