@@ -92,6 +92,8 @@ def teach(
     """Write the scores of a recipe's teachers to a file. Raises UserError."""
     if recipe.teacher is None or recipe.teacher.file and not recipe.teacher.all_models:
         raise UserError("teacher: names no model to write scores of; give it a `path`")
+    if processes.world > 1:
+        raise UserError("palm-ds teach: is one process; start it without a launcher")
     recipe = replace(recipe, teacher=replace(recipe.teacher, file=""))
     data = open_data(recipe)
     recipe = resolve(recipe, data)
@@ -154,10 +156,11 @@ def _with_teachers_tokenizer(recipe: Recipe, data: Data) -> Data:
     """The data as the teacher reads them."""
     assert recipe.teacher is not None
     paths = [Path(each.path) for each in recipe.teacher.all_models.values()]
-    found = weights_folder.tokenizer_in(weights_of(paths[0]))
-    if found is None:
-        return data
-    tokenizer = load_tokenizer(found)
+    places = [weights_folder.tokenizer_in(weights_of(path)) for path in paths]
+    tokenizers = [load_tokenizer(found) if found else data.tokenizer for found in places]
+    if len({each.fingerprint for each in tokenizers}) > 1:
+        raise UserError("teacher.models: scores of models with different tokenizers have no mean")
+    tokenizer = tokenizers[0]
     train = {
         name: [(part, replace(source, tokenizer=tokenizer), w) for part, source, w in parts]
         for name, parts in data.train.items()

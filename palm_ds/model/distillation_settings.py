@@ -11,6 +11,7 @@ from palm_ds.model.distillation_losses import Measure
 
 RELATIONS = {"q": 0, "k": 1, "v": 2}
 """Which third of a layer's queries, keys and values a letter is."""
+_HOTTEST = 100  # beyond it, divergences in fp32 are rounding errors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +35,10 @@ class LogitsSettings:
 
     def __post_init__(self) -> None:
         _check_weights(weight=self.weight, **self.tasks)
-        if not self.temperature > 0:
-            raise UserError(f"temperature: {self.temperature} is not above 0")
+        if not 0 < self.temperature <= _HOTTEST:
+            raise UserError(
+                f"temperature: {self.temperature} is not above 0 and at most {_HOTTEST}"
+            )
         if self.top_k < 0:
             raise UserError(f"top_k: {self.top_k} is negative")
         if self.top_k and self.loss == "mse":

@@ -9,7 +9,7 @@ are whole at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +52,6 @@ class ShardedModules:
         self.processes = processes
         self._needs: dict[nn.Module, list[_SharedPart]] = {}
         owner: dict[nn.Parameter, _SharedPart] = {}
-        self._move_others(model)
         for module in _modules(model):
             own = tuple(p for p in module.parameters() if p not in owner)
             if own:
@@ -62,8 +61,14 @@ class ShardedModules:
             self._needs[module] = list(dict.fromkeys(parts))
             module.register_forward_pre_hook(lambda module, *_: self._gather(module))
             module.register_forward_hook(lambda module, *_: self._free(module))
+        self._move_others(model, owner)
 
-    def _move_others(self, model: nn.Module) -> None:
+    def _move_others(self, model: nn.Module, shared: Collection[nn.Parameter]) -> None:
+        """Move what is in no part, whole, to the device: buffers, and parameters of an encoder's
+        own."""
+        for parameter in model.parameters():
+            if parameter not in shared:
+                parameter.data = parameter.data.to(self.processes.device)
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(self.processes.device))

@@ -97,6 +97,11 @@ class _Builder:
         """`wanted`: the states that are learned."""
         model = self._model(folder)
         wanted.check(model.backbone, f"teacher: {folder.contents.path}")
+        if wanted.embeddings and model.backbone.word.embedding_dim != model.backbone.hidden_size:
+            raise UserError(
+                f"teacher: {folder.contents.path}: its embeddings and its layers differ in width, "
+                "which teacher.embeddings does not learn"
+            )
         model.recorded_states = wanted
         model = model.to(dtype=self.dtype).eval().requires_grad_(False)
         whole = always_whole

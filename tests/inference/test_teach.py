@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -147,6 +148,19 @@ def test_a_teacher_of_another_vocabulary(folder, tmp_path) -> None:
     file = tmp_path / "scores.parquet"
     assert write(recipe, file).rows == 12
     assert losses(student(folder, ("mood",), file=str(file)), tmp_path / "run")
+
+
+def test_several_processes_or_tokenizers_are_refused(folder, tmp_path) -> None:
+    recipe, file = student(folder, ("mood",)), tmp_path / "scores.parquet"
+    ds_config = DSConfig(path="", sections={}, stage=0, precision="fp32")
+    several: Any = SimpleNamespace(world=2)
+    with pytest.raises(UserError, match="is one process; start it without a launcher"):
+        teach(recipe, file, ds_config=ds_config, processes=several)
+    tokenizer = wordpiece([*SPECIALS, *reversed(WORDS)], lower=True)
+    other = save_model(tmp_path / "other", stages=("mood",), tokenizer=tokenizer)
+    models = {"a": {"path": str(folder)}, "b": {"path": str(other)}}
+    with pytest.raises(UserError, match="models with different tokenizers have no mean"):
+        write(student(folder, ("mood",), path="", models=models), file)
 
 
 def test_scores_of_something_else_are_refused(folder, tmp_path) -> None:

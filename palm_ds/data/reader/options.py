@@ -80,8 +80,8 @@ class TableSettings:
     lost_answers: str = "stop"
     """Answers that are not in their context: stop, keep (for scoring) or drop them."""
     missing_labels: str = "stop"
-    """Rows whose label is empty or null: stop, or keep them, for a teacher to label
-    (docs/distillation.md)."""
+    """Rows whose label (a class, a number, tags, spans) is empty or null: stop, or keep them, for a
+    teacher to label (docs/distillation.md)."""
     split: str = ""
     """The split of a Hugging Face DatasetDict folder."""
 
