@@ -30,8 +30,15 @@ from palm_ds.model.sequences import POOLINGS, Sequences
 class WordEncoder(Encoder):
     """A subclass defines `layer`. Layers are called with (x, Sequences)."""
 
-    defaults: ClassVar[Mapping[str, Any]] = {}
-    """Hyperparameters that a recipe need not give."""
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "num_layers": 1,
+        "num_heads": 1,
+        "token_types": 1,
+        "task_types": 0,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+    }
+    """Hyperparameters that a recipe need not give; a subclass adds `hidden_size`."""
 
     def __init__(
         self,

@@ -24,15 +24,7 @@ from palm_ds.model.word_encoder import WordEncoder
 class BagOfWords(WordEncoder):
     """Its only layer widens or narrows the embeddings, if they have another width."""
 
-    defaults: ClassVar[Mapping[str, Any]] = dict(
-        hidden_size=128,
-        num_layers=1,
-        num_heads=1,
-        token_types=1,
-        task_types=0,
-        dropout=0.0,
-        attention_dropout=0.0,
-    )
+    defaults: ClassVar[Mapping[str, Any]] = {**WordEncoder.defaults, "hidden_size": 128}
 
     def layer(self, number: int) -> nn.Module:
         if self.config.num_layers > 1:

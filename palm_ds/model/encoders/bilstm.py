@@ -26,15 +26,7 @@ _GATES = (0, 3, 1, 2)
 class BiLSTM(WordEncoder):
     """Each direction has half of the hidden size."""
 
-    defaults: ClassVar[Mapping[str, Any]] = dict(
-        hidden_size=256,
-        num_layers=1,
-        num_heads=1,
-        token_types=1,
-        task_types=0,
-        dropout=0.0,
-        attention_dropout=0.0,
-    )
+    defaults: ClassVar[Mapping[str, Any]] = {**WordEncoder.defaults, "hidden_size": 256}
 
     def layer(self, number: int) -> nn.Module:
         if self.hidden_size % 2:

@@ -28,16 +28,11 @@ from palm_ds.model.word_encoder import WordEncoder
 class CNN(WordEncoder):
     """The hidden size is divided among the windows."""
 
-    defaults: ClassVar[Mapping[str, Any]] = dict(
-        hidden_size=128,
-        num_layers=1,
-        num_heads=1,
-        token_types=1,
-        task_types=0,
-        activation="relu",
-        dropout=0.0,
-        attention_dropout=0.0,
-    )
+    defaults: ClassVar[Mapping[str, Any]] = {
+        **WordEncoder.defaults,
+        "hidden_size": 128,
+        "activation": "relu",
+    }
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ from palm_ds import __version__
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.model.config import EncoderConfig
+from palm_ds.model.distillation import PREFIX as DISTILLATION
 from palm_ds.model.lora import merged_parts, merged_values
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime.shard_files import ShardReader
@@ -158,11 +159,11 @@ def _from_checkpoint(
     names = stored.names()
     recorded = {name: tuple(shape) for name, shape in signature["shapes"].items()}
     shapes = recorded or _shapes(names, stored, config)
-    shapes = {name: shapes[name] for name in ordered(shapes)}
+    shapes = {x: shapes[x] for x in ordered(shapes) if not x.startswith(DISTILLATION)}
     for name, shape in shapes.items():
         if name not in stored or not stored.covers(name) or stored.size(name) != prod(shape):
             raise UserError(f"{found.path}: {name}: some of its values are missing")
-    unknown = {name: "part of an unknown kind of head" for name in names if name not in shapes}
+    unknown = {name: _unknown(name) for name in names if name not in shapes}
     entries = _entries(stored, shapes, signature.get("lora_scale", 0.0))
     shapes = {name: entry.shape for name, entry in entries.items()}
     contents = CheckpointContents(
@@ -181,6 +182,12 @@ def _from_checkpoint(
         tokenizer=_tokenizer_of(found.path, tokenizer, signature.get("tokenizer")),
     )
     return checked(contents)
+
+
+def _unknown(name: str) -> str:
+    """Why a parameter of a checkpoint is left out."""
+    learned = name.startswith(DISTILLATION)
+    return "a map to a teacher's width" if learned else "part of an unknown kind of head"
 
 
 def signature_in(found: checkpoint.VerifiedCheckpoint) -> dict[str, Any]:

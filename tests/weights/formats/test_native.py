@@ -16,6 +16,12 @@ from torch import nn
 from palm_ds.common.errors import UserError
 from palm_ds.common.sealed_json import SEAL
 from palm_ds.model.crf import CRFHead
+from palm_ds.model.distillation import Distillation
+from palm_ds.model.distillation_settings import (
+    EmbeddingsSettings,
+    LogitsSettings,
+    TeacherSettings,
+)
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.heads import ClassHead, Head, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
@@ -186,6 +192,16 @@ def test_a_checkpoint_contains_the_model(stage: int, world: int, tmp_path: Path)
         assert torch.equal(entry.read(), state[name])
     assert set(contents.skipped) == {f"{kind}/{name}" for kind in MOMENTS for name in state}
     assert set(contents.skipped.values()) == {OPTIMIZER}
+
+
+def test_maps_to_a_teachers_width_are_left_out(tmp_path: Path) -> None:
+    net, settings = model(), TeacherSettings(path="teacher", embeddings=EmbeddingsSettings())
+    names = set(net.state_dict())
+    wider = replace(CONFIG, hidden_size=2 * CONFIG.hidden_size)
+    net.learn_from_teacher(LogitsSettings(), {}, Distillation(settings, net.backbone, wider))
+    contents = native.open_contents(save(tmp_path, net))
+    assert set(contents.entries) == names < set(net.state_dict())
+    assert contents.skipped["distillation.embeddings.weight"] == "a map to a teacher's width"
 
 
 def test_the_contents_of_a_weights_folder(tmp_path: Path) -> None:
