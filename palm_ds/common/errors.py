@@ -54,7 +54,10 @@ def suggest(wrong: str, known: Iterable[str]) -> str:
 
 
 def suggest_path(wrong: str | os.PathLike[str]) -> str:
-    """`; did you mean "runs/mine"?` with the nearest name in the same folder; or nothing."""
+    """`; did you mean "runs/mine"?` with the nearest name in the same folder, or where a link leads
+    that is broken; or nothing."""
+    if os.path.islink(wrong):
+        return f"; it is a link to {os.readlink(wrong)}, which does not exist"
     folder, name = os.path.split(os.fspath(wrong).rstrip("/"))
     try:
         near = difflib.get_close_matches(name, os.listdir(folder or "."), n=1, cutoff=0.7)

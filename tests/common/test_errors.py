@@ -20,6 +20,8 @@ def test_the_nearest_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(tmp_path)
     assert suggest_path("runs/mien") == '; did you mean "runs/mine"?'
     assert suggest_path("run") == '; did you mean "runs"?'
+    (tmp_path / "latest").symlink_to("runs/lost")
+    assert suggest_path("latest") == "; it is a link to runs/lost, which does not exist"
     assert suggest_path("other") == suggest_path("nowhere/mine") == ""
 
 
