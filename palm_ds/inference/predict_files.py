@@ -32,7 +32,7 @@ from palm_ds.inference.predictor import Predictor
 from palm_ds.runtime.checkpoint import SINGLE_PROCESS, ProcessGroup
 from palm_ds.train.recipe import Recipe
 
-LABELS = ("label", "tags", "spans", "answers", "impossible")
+LABELS = ("label", "tags", "spans", "answers", "impossible", "target")
 """Column roles that hold labels, besides those that begin with `label_`."""
 
 
