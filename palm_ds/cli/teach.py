@@ -5,25 +5,27 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from palm_ds.cli.command import Command
+from palm_ds.cli.command import Command, hint_next
+from palm_ds.cli.options import add_recipe, check_overrides
+from palm_ds.common.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_recipe(parser, "a YAML file, or a shipped one, with a `teacher`, as for training")
     add = parser.add_argument
-    add("recipe", metavar="RECIPE", help="a recipe with a `teacher`, as for training")
-    add("overrides", nargs="*", metavar="key=value", help="keys of the recipe")
     add("--output", type=Path, metavar="FILE", help="a parquet file (the recipe's teacher.file)")
     add("--precision", default="fp32", choices=("fp32", "bf16", "fp16"), help="(fp32)")
 
 
 def run(args: argparse.Namespace) -> int:
-    from palm_ds.common.errors import UserError
+    check_overrides(args.overrides)
+    from palm_ds.cli.shipped import find_recipe
     from palm_ds.inference.teach import teach
     from palm_ds.runtime.ds_config import DSConfig
     from palm_ds.runtime.processes import start, stop
     from palm_ds.train.recipe import read_recipe
 
-    recipe = read_recipe(args.recipe, args.overrides)
+    recipe = read_recipe(find_recipe(args.recipe), args.overrides)
     named = recipe.teacher.file if recipe.teacher else ""
     output = args.output or (Path(named) if named else None)
     if output is None:
@@ -34,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
     stop()
     continued = f"; {found.continued} of {found.parts} parts were there" if found.continued else ""
     print(f"{found.rows:,} {found.by}{continued}; written to {output}")
+    hint_next(f"palm-ds finetune {args.recipe} --deepspeed_config FILE teacher.file={output}")
     return 0
 
 
