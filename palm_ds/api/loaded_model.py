@@ -29,6 +29,7 @@ from palm_ds.data.task import TableTask
 from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.inference.predictor import Predictor, find_model, open_predictor
 from palm_ds.runtime.checkpoint import SINGLE_PROCESS
+from palm_ds.runtime.processes import device_named
 from palm_ds.train.export import head_taken
 
 if TYPE_CHECKING:
@@ -108,7 +109,12 @@ class LoadedModel:
         `init_from` and palm-ds predict."""
         if not (self.folder / "weights.json").is_file():
             raise UserError(f"{self.folder}: has no weights.json to save; use save_pretrained")
-        return Path(shutil.copytree(self.folder, folder, dirs_exist_ok=True))
+        target = Path(folder)
+        if target.exists() and not target.is_dir():
+            raise UserError(f"{target}: is a file; give a folder")
+        if target.resolve() != self.folder.resolve():
+            shutil.copytree(self.folder, target, dirs_exist_ok=True)
+        return target
 
     def save_pretrained(self, folder: str | Path, *, task: str = "") -> Path:
         """Write a folder for transformers' Auto classes and `pipeline`: the encoder with the head
@@ -164,6 +170,6 @@ def load(
     folder, _ = find_model(Path(path))
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     predictor = open_predictor(
-        folder, tasks=tasks, device=chosen, precision=precision, batch_tokens=batch_tokens
+        folder, tasks=tasks, device=device_named(str(chosen)), precision=precision, batch_tokens=batch_tokens
     )
     return LoadedModel(folder=folder, predictor=predictor)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.given_rows import Listed, columns_for, open_rows
+from palm_ds.data.given_rows import Listed, Pairs, columns_for, open_rows
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.text_generation import TextGenerator
 from palm_ds.inference.predict_files import without_labels
@@ -70,11 +70,14 @@ def scores_of(
 
 
 def _columns(each: EncoderPass, rows: Listed) -> dict[str, Any]:
-    """{role: column} to read these rows by."""
+    """{role: column} to read these rows by. Raises UserError for pairs of texts if the task reads
+    only one."""
     if not isinstance(rows, tuple):
         return dict(each.read.columns)
     task: object = each.arranger
     texts = task.source_roles if isinstance(task, TextGenerator) else getattr(task, "texts", ())
+    if isinstance(rows, Pairs) and len(texts) == 1:
+        raise UserError(f"rows: pairs, but {each.arranger.name} reads one text, {texts[0]}")
     return columns_for(rows, each.read.columns, texts)
 
 

@@ -27,6 +27,7 @@ from palm_ds.inference.embedder import (
     with_settings,
 )
 from palm_ds.model.config import EncoderConfig
+from palm_ds.runtime.processes import device_named
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.train.finished_run import weights_of
 from palm_ds.weights.download import downloader
@@ -110,7 +111,9 @@ class Backbone:
             found[settings] = with_settings(next(iter(found.values())), settings)
         elif settings not in found:
             tokenizer = load_tokenizer(self.tokenizer) if self.tokenizer else None
-            made = open_embedder(self.folder, settings, device=device, tokenizer=tokenizer)
+            made = open_embedder(
+                self.folder, settings, device=device_named(device), tokenizer=tokenizer
+            )
             found = self._embedders[device] = {settings: made}
         return found[settings]
 

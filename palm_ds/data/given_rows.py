@@ -41,6 +41,11 @@ Rows: TypeAlias = str | Path | Iterable[Path | Row] | Callable[[], Iterable[Path
 Listed: TypeAlias = str | list[str] | tuple[Mapping[str, Any], ...]
 """Paths of files, or a tuple of rows."""
 
+
+class Pairs(tuple[Mapping[str, Any], ...]):
+    """Rows that were given as pairs of texts: a task that reads one would lose the other."""
+
+
 DEV_SPLITS = ("validation", "dev", "valid", "test")
 """The split of a DatasetDict to evaluate on: the first of these that it has."""
 _KINDS = {"text": "a text", "pair": "a pair of texts", "mapping": "a mapping", "file": "a Path"}
@@ -140,7 +145,7 @@ def _rows(given: tuple[Any, ...], name: str) -> Listed:
     if kinds[0] == "text":
         _check_texts(given, name)
         return tuple({"text_a": str(each)} for each in given)
-    return tuple({"text_a": str(one), "text_b": str(other)} for one, other in given)
+    return Pairs({"text_a": str(one), "text_b": str(other)} for one, other in given)
 
 
 def _kind(each: object) -> str:

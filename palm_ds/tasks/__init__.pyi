@@ -71,7 +71,7 @@ class Classification(_Classification):
         batch: Examples per step, where the recipe's `batch` counts examples; 0: the recipe's
             number.
         auxiliary: Only supports the other tasks: its scores do not select the final weights.
-        texts: Text columns; by default text_a and, if the table has it, text_b.
+        texts: Text columns; by default text_a and, if the training rows have it, text_b.
         label_column: Label column.
         max_length: Maximum tokens of an example, including [CLS] and [SEP]; 0: the length of a
             row.
@@ -147,7 +147,7 @@ class Generation(_Generation):
         batch: Examples per step, where the recipe's `batch` counts examples; 0: the recipe's
             number.
         auxiliary: Only supports the other tasks: its scores do not select the final weights.
-        texts: Text columns; by default text_a and, if the table has it, text_b.
+        texts: Text columns; by default text_a and, if the training rows have it, text_b.
         label_column: The column of the targets.
         max_length: Maximum tokens of an example, including [CLS] and [SEP]; 0: the length of a
             row.
@@ -229,7 +229,7 @@ class MaskedWords(_MaskedWords):
         batch: Examples per step, where the recipe's `batch` counts examples; 0: the recipe's
             number.
         auxiliary: Only supports the other tasks: its scores do not select the final weights.
-        texts: Text columns; by default text_a and, if the table has it, text_b.
+        texts: Text columns; by default text_a and, if the training rows have it, text_b.
         label_column: Label column.
         max_length: Maximum tokens of an example, including [CLS] and [SEP]; 0: the length of a
             row.
@@ -291,7 +291,7 @@ class Matching(_Matching):
         batch: Examples per step, where the recipe's `batch` counts examples; 0: the recipe's
             number.
         auxiliary: Only supports the other tasks: its scores do not select the final weights.
-        texts: Text columns; by default text_a and, if the table has it, text_b.
+        texts: Text columns; by default text_a and, if the training rows have it, text_b.
         label_column: Label column.
         max_length: Maximum tokens of an example, including [CLS] and [SEP]; 0: the length of a
             row.
@@ -356,7 +356,7 @@ class MultiLabel(_MultiLabel):
         batch: Examples per step, where the recipe's `batch` counts examples; 0: the recipe's
             number.
         auxiliary: Only supports the other tasks: its scores do not select the final weights.
-        texts: Text columns; by default text_a and, if the table has it, text_b.
+        texts: Text columns; by default text_a and, if the training rows have it, text_b.
         label_column: Label column.
         max_length: Maximum tokens of an example, including [CLS] and [SEP]; 0: the length of a
             row.
@@ -419,7 +419,7 @@ class MultipleChoice(_MultipleChoice):
         batch: Examples per step, where the recipe's `batch` counts examples; 0: the recipe's
             number.
         auxiliary: Only supports the other tasks: its scores do not select the final weights.
-        texts: Text columns; by default text_a and, if the table has it, text_b.
+        texts: Text columns; by default text_a and, if the training rows have it, text_b.
         label_column: Label column.
         max_length: Maximum tokens of an example, including [CLS] and [SEP]; 0: the length of a
             row.
@@ -482,7 +482,7 @@ class Ranking(_Ranking):
         batch: Examples per step, where the recipe's `batch` counts examples; 0: the recipe's
             number.
         auxiliary: Only supports the other tasks: its scores do not select the final weights.
-        texts: Text columns; by default text_a and, if the table has it, text_b.
+        texts: Text columns; by default text_a and, if the training rows have it, text_b.
         label_column: Label column.
         max_length: Maximum tokens of an example, including [CLS] and [SEP]; 0: the length of a
             row.
@@ -623,7 +623,7 @@ class Regression(_Regression):
         batch: Examples per step, where the recipe's `batch` counts examples; 0: the recipe's
             number.
         auxiliary: Only supports the other tasks: its scores do not select the final weights.
-        texts: Text columns; by default text_a and, if the table has it, text_b.
+        texts: Text columns; by default text_a and, if the training rows have it, text_b.
         label_column: Label column.
         max_length: Maximum tokens of an example, including [CLS] and [SEP]; 0: the length of a
             row.
@@ -694,7 +694,7 @@ class Retrieval(_Retrieval):
         batch: Examples per step, where the recipe's `batch` counts examples; 0: the recipe's
             number.
         auxiliary: Only supports the other tasks: its scores do not select the final weights.
-        texts: Text columns; by default text_a and, if the table has it, text_b.
+        texts: Text columns; by default text_a and, if the training rows have it, text_b.
         label_column: Label column.
         max_length: Maximum tokens of one text, including [CLS] and [SEP]; 0: the length of a
             row. All texts of a table row share a row of the batch, so `length` should be as
@@ -773,7 +773,7 @@ class Similarity(_Similarity):
         batch: Examples per step, where the recipe's `batch` counts examples; 0: the recipe's
             number.
         auxiliary: Only supports the other tasks: its scores do not select the final weights.
-        texts: Text columns; by default text_a and, if the table has it, text_b.
+        texts: Text columns; by default text_a and, if the training rows have it, text_b.
         label_column: Label column.
         max_length: Maximum tokens of one text, including [CLS] and [SEP]; 0: the length of a
             row. All texts of a table row share a row of the batch, so `length` should be as
@@ -847,7 +847,7 @@ class Tagging(_Tagging):
         batch: Examples per step, where the recipe's `batch` counts examples; 0: the recipe's
             number.
         auxiliary: Only supports the other tasks: its scores do not select the final weights.
-        texts: Text columns; by default text_a and, if the table has it, text_b.
+        texts: Text columns; by default text_a and, if the training rows have it, text_b.
         label_column: Tag column; if the table has no `tags`, `spans` are read.
         max_length: Maximum tokens of an example, including [CLS] and [SEP]; 0: the length of a
             row.

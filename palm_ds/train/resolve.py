@@ -8,7 +8,10 @@ from fractions import Fraction
 from pathlib import Path
 
 from palm_ds.data.budgets import DatasetSize
+from palm_ds.data.table_source import TableSource
+from palm_ds.data.task import Task
 from palm_ds.data.task_group_dataset import TaskGroupDataset
+from palm_ds.tasks.shared.text_task import TextTask
 from palm_ds.train.recipe import Recipe
 from palm_ds.train.sources import Data, datasets_of, open_data
 from palm_ds.weights import weights_folder
@@ -45,12 +48,24 @@ def _with_resolved_tasks(recipe: Recipe, data: Data) -> Recipe:
             task = task.with_head_of(resolved[task.share])
         for _, source, _ in data.train[task.source]:
             task = task.resolved(source)
+        task = _with_texts(task, [source for _, source, _ in data.train[task.source]])
         if task.task_id < 0:
             task = replace(task, task_id=row)
         resolved[name] = task
         fields = {k: v for k, v in asdict(task).items() if k != "name"}
         values[name] = {"kind": recipe.tasks[name].get("kind", name)} | fields
     return replace(recipe, tasks=values)
+
+
+def _with_texts(task: Task, sources: Sequence[TableSource]) -> Task:
+    """With the text columns of the training rows, if the recipe names none: rows to predict may
+    have other columns."""
+    if not isinstance(task, TextTask) or task.texts:
+        return task
+    if type(task).columns_of is not TextTask.columns_of:
+        return task
+    found = {task.columns_of(source) for source in sources}
+    return replace(task, texts=found.pop()) if len(found) == 1 else task
 
 
 def _default_task_row(recipe: Recipe) -> int:

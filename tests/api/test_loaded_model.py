@@ -97,8 +97,6 @@ def test_all_kinds_of_rows_have_the_same_predictions(
     assert model(TEXTS[:1], task="mood")[0]["logits"] == pytest.approx(
         found["mood"][0]["logits"], abs=1e-5
     )
-    (pair,) = model([("w1 w2", "w3")], task="mood")
-    assert pair != model(["w1 w2"], task="mood")[0]
     assert model.predict([]) == {"mood": [], "stars": []}
     long = model(["w30 " * 300_000], task="mood")  # of 1 MB
     assert long[0]["label"] == "yes" and model([""], task="mood")[0]["label"] in ("no", "yes")
@@ -203,6 +201,21 @@ def test_heads_of_transformers(name: str, tables: Path, tmp_path: Path) -> None:
             assert made["labels"] == [x for x, s in zip("abc", scores[0], strict=True) if s >= 0]
 
 
+def test_only_the_texts_that_were_trained_on_are_read(model, run: Path) -> None:
+    """A further column of a text changes nothing."""
+    alone = model([{"text_a": text} for text in TEXTS], task="mood")
+    assert model([{"text_a": text, "text_b": "w30"} for text in TEXTS], task="mood") == alone
+    file = run.parent / "pairs.jsonl"
+    file.write_text("".join(f'{{"text_a": "{text}", "text_b": "w30"}}\n' for text in TEXTS))
+    assert model(str(file), task="mood") == alone
+
+
+def test_a_saved_model_may_be_saved_where_it_is(model, tmp_path: Path) -> None:
+    saved = palm.load(model.save(tmp_path / "model"))
+    assert saved.save(saved.folder) == saved.folder
+    assert palm.load(saved.folder)(TEXTS, task="mood") == model(TEXTS, task="mood")
+
+
 def test_mistakes_are_one_line(model, run: Path, tables: Path, tmp_path: Path) -> None:
     pushing = palm.Backbone.from_config(TINY, tokenizer=tables / "vocab.txt")
     (tmp_path / "file").write_text("")
@@ -223,6 +236,11 @@ def test_mistakes_are_one_line(model, run: Path, tables: Path, tmp_path: Path) -
         r"rows: no known column among `body`": lambda: model.predict(pd.DataFrame({"body": ["a"]})),
         r"poling: no such setting": lambda: model.embed(TEXTS, poling="cls"),
         r"file: is a file; give a folder": lambda: model.save_pretrained(tmp_path / "file"),
+        r"file: is a file; give a folder$": lambda: model.save(tmp_path / "file"),
+        r"device: 'tpu': not a device": lambda: palm.load(run, device="tpu"),
+        r"device: 'cuda:77': cannot be used here": lambda: palm.load(run, device="cuda:77"),
+        r"device: 'gpu': not a device": lambda: model._backbone(TEXTS, device="gpu"),
+        r"rows: pairs, but mood reads one text, text_a": lambda: model([("w1", "w2")], task="mood"),
         r"has no weights yet": lambda: pushing.save_pretrained(tmp_path / "x"),
     }
     for message, do in wrong.items():

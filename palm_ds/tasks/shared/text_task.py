@@ -46,7 +46,7 @@ class TextTask(TableTask):
     """A task on table rows; each row is one example [CLS] text [SEP] ...."""
 
     texts: tuple[str, ...] = ()
-    """Text columns; by default text_a and, if the table has it, text_b."""
+    """Text columns; by default text_a and, if the training rows have it, text_b."""
     label_column: str = "label"
     """Label column."""
     max_length: int = 0
