@@ -170,6 +170,10 @@ def load(
     folder, _ = find_model(Path(path))
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     predictor = open_predictor(
-        folder, tasks=tasks, device=device_named(str(chosen)), precision=precision, batch_tokens=batch_tokens
+        folder,
+        tasks=tasks,
+        device=device_named(str(chosen)),
+        precision=precision,
+        batch_tokens=batch_tokens,
     )
     return LoadedModel(folder=folder, predictor=predictor)

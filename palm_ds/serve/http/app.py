@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -66,12 +67,38 @@ async def _failed(request: Request, error: Exception) -> Response:
 async def _invalid(request: Request, error: Exception) -> Response:
     """A body that lacks something: what and where, in one line."""
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"][1:] if isinstance(part, str | int))
-    message = f"{place or 'the body'}: {first['msg']}"
+    errors = error.errors()
+    place, kind = _place(errors[0]["loc"])
+    kinds = dict.fromkeys(_place(each["loc"])[1] for each in errors)
+    message = f"{place}: {errors[0]['msg']}"
+    if kind:
+        message = f"{place}: expected " + " or ".join(_KINDS.get(each, each) for each in kinds)
     if isinstance(error.body, bytes):
         message = "the body: send JSON with the header Content-Type: application/json"
     return await _refused(request, RequestError(422, message))
+
+
+_KINDS = {
+    "str": "a text",
+    "list[str]": "a list of texts",
+    "dict[str,any]": "an object",
+    "list[int]": "a list of ids",
+    "list[list[int]]": "lists of ids",
+}
+"""Pydantic's names of what a value may be."""
+
+
+def _place(parts: Sequence[int | str]) -> tuple[str, str]:
+    """(the field, which of several kinds of value it was read as, if there are several)."""
+    place, kind = "", ""
+    for part in parts[1:]:
+        if isinstance(part, int) and not kind:
+            place += f"[{part}]"
+        elif not place:
+            place = str(part)
+        else:
+            kind = kind or str(part)
+    return place or "the body", kind
 
 
 async def _not_read(request: Request, error: Exception) -> Response:

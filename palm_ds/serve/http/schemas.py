@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, Strict
 
 Text = str
+Id = Annotated[int, Strict()]
 Row = dict[str, Any]
 ModelName = Annotated[str, Field(description="A model by name; by default the first that can.")]
 
@@ -67,7 +68,7 @@ class SearchBody(Body):
 class OpenAIBody(BaseModel):
     """OpenAI's request; keys that only OpenAI uses are ignored."""
 
-    input: Text | list[Text] | list[int] | list[list[int]]
+    input: Text | list[Text] | list[Id] | list[list[Id]]
     model: str = ""
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1)

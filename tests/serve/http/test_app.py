@@ -205,6 +205,15 @@ REFUSED = [
     ("/predict/mood", {"inputs": [{"text_a": None}]}, 422, "inputs[0]: text_a"),
     ("/predict/pair", {"inputs": ["x"]}, 422, "text_b"),
     ("/predict/answer", {"inputs": ["x"]}, 422, "context"),
+    (
+        "/predict/mood",
+        {"inputs": ["x", 5]},
+        422,
+        "inputs[1]: expected a text or a list of texts or",
+    ),
+    ("/v1/embeddings", {"input": [True]}, 422, "input: expected a text or a list of texts or a "),
+    ("/embed", {"texts": ["x", 5]}, 422, "texts[1]: Input should be a valid string"),
+    ("/embed", {"texts": ["x"], "dimensions": 10**4000}, 422, "dimensions: 10000"),
     ("/predict/answer", {"inputs": [["a", "b", "c"]]}, 422, "inputs[0]: 3 texts; the task reads"),
     ("/predict/mood", {"inputs": [["a", "b", "c"]]}, 422, "inputs[0]: 3 texts; the task reads"),
     ("/predict/mood", {"inputs": [{"text_a": DEEP}]}, 422, "inputs[0]: nested too deeply"),
@@ -235,7 +244,7 @@ def test_refusals_have_one_form(
     found, line = server.refusal(path, body)
     assert found == status
     assert message in line
-    assert "\n" not in line
+    assert "\n" not in line and len(line) < 510
     assert server.service.in_work == 0
 
 
