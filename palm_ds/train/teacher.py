@@ -28,7 +28,6 @@ from palm_ds.train.lessons import Lessons, TeacherFolder
 from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.sources import Data
 from palm_ds.weights import weights_folder
-from palm_ds.weights.formats.contents import CheckpointContents
 
 _STORED = 64
 """Tokens that are stored for each masked token, unless the recipe says how many."""
@@ -112,7 +111,7 @@ class _Builder:
         return Teacher(
             model=model,
             weight=folder.settings.weight,
-            task_rows=self._task_rows(folder.contents),
+            task_rows=self._task_rows(folder),
             whole=whole,
         )
 
@@ -159,12 +158,27 @@ class _Builder:
                     "on the same rows, or both with `scale: false`"
                 )
 
-    def _task_rows(self, contents: CheckpointContents) -> Mapping[int, int] | None:
-        """{row of the student's task embedding: the teacher's row for the same task}."""
+    def _task_rows(self, folder: TeacherFolder) -> Mapping[int, int] | None:
+        """{row of the student's task embedding: the teacher's row for the same task}; the tasks
+        that it teaches come first. Raises UserError if two of them need different rows."""
+        contents, ids = folder.contents, self.recipe.task_ids
         if not contents.config.task_types:
             return None
-        usual = contents.task_ids.get(contents.export_task, 0)
         rows: dict[int, int] = {}
-        for task, row in self.recipe.task_ids.items():
-            rows.setdefault(row, contents.task_ids.get(task, usual))
+        for task in dict.fromkeys([*folder.head_of, *ids]):
+            row = _row_of(task, folder)
+            if rows.setdefault(ids[task], row) != row and task in folder.head_of:
+                raise UserError(
+                    f"teacher: {contents.path}: reads the texts of {task!r} and of another task "
+                    "with different task embeddings, which are the same here; give them different "
+                    "`task_id`s, or name the folder once for each in teacher.models"
+                )
         return rows
+
+
+def _row_of(task: str, folder: TeacherFolder) -> int:
+    """The row of a teacher's task embedding for the texts of a task."""
+    contents, head = folder.contents, folder.head_of.get(task, "")
+    known = contents.heads[head].task_id if head else None
+    usual = contents.task_ids.get(contents.export_task, 0)
+    return contents.task_ids.get(task, usual) if known is None else known

@@ -174,6 +174,27 @@ def test_several_teachers_are_averaged_by_weight(teacher, tmp_path) -> None:
     torch.testing.assert_close(found["both"], 0.75 * found["one"] + 0.25 * found["other"])
 
 
+def test_each_task_is_read_with_its_own_task_embedding(tmp_path) -> None:
+    """A student without one has the same row for all tasks."""
+    tasks: dict[str, Any] = {
+        "mood": {"kind": "classification", "source": "texts", "task_id": 1},
+        "topic": {"kind": "multi_label", "source": "texts", "label_column": "label_topic"},
+    }
+    tasks["topic"] |= {"task_id": 2, "labels": ["art", "sport"]}
+    tasks["mood"]["labels"] = ["bad", "fair", "good"]
+    sizes = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "max_positions": 64}
+    backbone = {**sizes, "token_types": 2, "task_types": 4}
+    folder = save_model(tmp_path / "run", stages=tuple(tasks), tasks=tasks, backbone=backbone)
+    learning(*student(folder, {}))
+    here = {name: {**task, "task_id": -1} for name, task in tasks.items()}
+    plain = {"backbone": {**backbone, "task_types": 0}, "tasks": here}
+    with pytest.raises(UserError, match="'topic' and of another task with different task embed"):
+        learning(*student(folder, {}, **plain))
+    models = {name: {"path": str(folder), "tasks": [name]} for name in tasks}
+    _, _, outputs = learning(*student(folder, {"path": "", "models": models}, **plain))
+    assert {"teacher.mood", "teacher.topic"} <= set(outputs)
+
+
 def test_rows_without_labels_have_soft_labels_alone(teacher, tmp_path) -> None:
     rows = texts(8)
     for row in rows[::2]:
