@@ -50,9 +50,9 @@ palm-ds finetune student.yaml --deepspeed_config cpu --run_dir runs/s teacher.fi
 """,
     notes="""
 Tables are scored row by row, with the teacher's own tokenizer: its vocabulary may differ from the
-student's. Masked words and corpora are scored step by step, and belong to the seed, batch and
-stages of the recipe; of the vocabulary, `teacher.logits.top_k` tokens are kept. A command that was
-interrupted continues.""",
+student's. Masked words, texts to write and corpora are scored step by step, and belong to the seed,
+batch and stages of the recipe; of the vocabulary, `teacher.logits.top_k` tokens are kept. A command
+that was interrupted continues.""",
     add_arguments=add_arguments,
     run=run,
 )

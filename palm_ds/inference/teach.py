@@ -5,8 +5,8 @@
     OUTPUT (palm_ds/data/score_file.py), complete or absent <─────────────┘
 
 Tables are read row by row, with the teacher's tokenizer, so that its vocabulary may be another.
-Masked words and corpora are read step by step, as the training will. A part that an interrupted
-run has finished is not computed again.
+Masked words, texts to write and corpora are read step by step, as the training will. A part that an
+interrupted run has finished is not computed again.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from palm_ds.data.task_group_dataset import (
     collate_built,
     refs,
 )
+from palm_ds.data.text_generation import TextGenerator
 from palm_ds.model.batch import Batch
 from palm_ds.model.soft_labels import soft_name
 from palm_ds.model.soft_vocabulary_loss import TopScores
@@ -133,9 +134,10 @@ def teach(
 
 
 def _reads_rows(recipe: Recipe, data: Data) -> bool:
-    """Whether all tasks read a table row by row: one example of each row, whatever the step."""
+    """Whether all tasks read a table row by row: one example of each row, whatever the step. Texts
+    to write have other noise in each step, and tokens to store."""
     for task in recipe.built_tasks.values():
-        if task.reads != "table" or task.edits_text:
+        if task.reads != "table" or task.edits_text or isinstance(task, TextGenerator):
             return False
         for _, source, _ in data.train[task.source]:
             if len(task.items(source, recipe.length)) != len(source):
