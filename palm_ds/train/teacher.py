@@ -128,28 +128,24 @@ class _Builder:
             partial_tasks=[name for name, task in tasks.items() if task.attends_partially],
         )
         backbone = build_encoder(config, kernels)
-        head_of = {task: tasks[task].share or task for task in folder.head_of}
-        heads = {owner: tasks[owner].head(backbone) for owner in head_of.values()}
-        model = Model(backbone, heads, head_of)
-        renamed = {stored: head_of[task] for task, stored in folder.head_of.items()}
-        loaded = weights_folder.load_weights(
-            folder.contents.path,
-            model,
-            labels={owner: getattr(tasks[owner], "labels", ()) for owner in heads},
-            renamed_heads=renamed,
-        )
+        owners = {name: tasks[task].share or task for task, name in folder.head_of.items()}
+        heads = {name: tasks[owner].head(backbone) for name, owner in owners.items()}
+        model = Model(backbone, heads, folder.head_of)  # one head may teach several tasks
+        same = {name: name for name in heads}
+        loaded = weights_folder.load_weights(folder.contents.path, model, renamed_heads=same)
         unused = () if model.pooled else ("backbone.pooler.",)
         missing = [x for x in loaded.newly_initialized if not x.startswith(unused)]
         if missing:
             raise UserError(f"teacher: {folder.contents.path}: incomplete: {missing[0]} is missing")
-        self._check_scales(folder, head_of)
+        self._check_scales(folder)
         return model
 
-    def _check_scales(self, folder: TeacherFolder, head_of: Mapping[str, str]) -> None:
+    def _check_scales(self, folder: TeacherFolder) -> None:
         """Raises UserError if a number means something else than the student's."""
         for task, stored in folder.head_of.items():
             teacher = folder.contents.heads[stored].outputs
-            student = self.recipe.built_tasks[head_of[task]].head_outputs()
+            owner = self.recipe.built_tasks[task].share or task
+            student = self.recipe.built_tasks[owner].head_outputs()
             if (teacher.mean, teacher.deviation) != (student.mean, student.deviation):
                 raise UserError(
                     f"teacher: {folder.contents.path}: its numbers for {task!r} have the mean "

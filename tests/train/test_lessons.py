@@ -174,6 +174,19 @@ def test_several_teachers_are_averaged_by_weight(teacher, tmp_path) -> None:
     torch.testing.assert_close(found["both"], 0.75 * found["one"] + 0.25 * found["other"])
 
 
+def test_one_head_may_teach_several_tasks(teacher) -> None:
+    tasks: dict[str, Any] = {
+        name: {"kind": "classification", "source": "texts", "labels": ["bad", "fair", "good"]}
+        for name in "ab"
+    }
+    changes = {"tasks": tasks, "stages": [{"a": 1, "b": 1}], "batch": "12 examples"}
+    lessons, batch, _ = learning(*student(teacher, {}, **changes))
+    assert lessons.folders[0].head_of == {"a": "mood", "b": "mood"}
+    found = [batch.labels[f"teacher.{name}"][1] for name in "ab"]
+    rows = [{tuple(row) for row in each.round(decimals=3).tolist()} for each in found]
+    assert rows[0] & rows[1]  # of texts that both have
+
+
 def test_each_task_is_read_with_its_own_task_embedding(tmp_path) -> None:
     """A student without one has the same row for all tasks."""
     tasks: dict[str, Any] = {
