@@ -215,9 +215,8 @@ def test_fine_tuning_recipes_are_valid_and_say_what_they_need_and_reach(path: Pa
 
     preset = "ernie-gen-base" if path.stem.startswith("gen_") else "ernie-2.0-base"
     values = read_values(path)
-    if "preset" not in values.get("backbone", {}):
-        values = {**values, "backbone": {"preset": preset}}
-    recipe = make_recipe(values, str(path))
+    types = {x: y for x, y in values.get("backbone", {}).items() if x == "token_types"}
+    recipe = make_recipe({**values, "backbone": {"preset": preset, **types}}, str(path))
     assert recipe.examples and recipe.curriculum_spec.needs_corpus
     comment = re.match(r"(?:#.*\n)+", path.read_text())
     assert comment is not None and len(comment[0].split()) > 20
