@@ -15,7 +15,8 @@ run is not repeated. --steps is that of pretraining, --only NAME trains some mod
 
 `score` prints ROUGE-L on characters by `rouge-score`, also of two simple rules: the first
 characters of the passage, as many as titles have on average, and the most frequent title. Standard
-errors are of 2,000 bootstrap samples of the held-out titles.
+errors are of 2,000 bootstrap samples of the held-out titles, and say nothing of seeds.
+Perplexities are those of the correct titles.
 """
 
 from __future__ import annotations
@@ -222,6 +223,12 @@ def standard_error(scores: np.ndarray, groups: np.ndarray) -> float:
     return float(np.std(sums[draws].sum(1) / many[draws].sum(1), ddof=1))
 
 
+def perplexity(run: Path) -> float:
+    from palm_ds.train.report.metrics_file import FILE, read_metrics
+
+    return float(np.exp(read_metrics(run / FILE).evaluations[-1]["scores"][TASK]["loss"]))
+
+
 def line(name: str, scores: np.ndarray, groups: np.ndarray, sign: str = "") -> str:
     """A row of the table, of scores (seeds, n)."""
     mean, each = scores.mean(), ", ".join(f"{seed.mean():{sign}.1f}" for seed in scores)
@@ -252,6 +259,9 @@ def score(args: argparse.Namespace) -> None:
             rows.append(line(f"{one} - {other}, {way}", models[one] - models[other], groups, "+"))
     print("| | ROUGE-L | of each seed |\n|---|---|---|")
     print("\n".join(rows))
+    for name in args.only:
+        runs = [args.work / name / str(seed) / "titles" for seed in args.seeds]
+        print(f"{name}: perplexity", ", ".join(f"{perplexity(run):.1f}" for run in runs))
 
 
 if ARGUMENTS is not None:
