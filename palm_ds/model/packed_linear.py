@@ -24,7 +24,7 @@ _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}
 
 class PackedLinear(nn.Module):
     """y = x W^T + b without gradients. Its state dict is that of the nn.Linear it was made from; it
-    cannot load one, or be moved."""
+    cannot load one, or be moved. A copy is an nn.Linear, which can."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -33,6 +33,15 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Linear:
+        weight = self._weight.to_dense()
+        with torch.device("meta"):
+            linear = nn.Linear(weight.shape[1], weight.shape[0], self._bias is not None)
+        linear.weight = nn.Parameter(weight)
+        if self._bias is not None:
+            linear.bias = nn.Parameter(self._bias.clone())
+        return linear.eval()
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool

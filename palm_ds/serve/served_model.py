@@ -120,7 +120,7 @@ def open_served(path: Path, name: str, options: ModelOptions) -> ServedModel:
     return ServedModel(
         name=name,
         path=path,
-        replicas=[first, *(copy.deepcopy(first).to(x) for x in options.devices[1:])],
+        replicas=[first, *(_copied(first, x, options) for x in options.devices[1:])],
         devices=options.devices,
         embedder=embedder,
         task_ids=contents.task_ids if contents.config.task_types else {},
@@ -129,6 +129,10 @@ def open_served(path: Path, name: str, options: ModelOptions) -> ServedModel:
         filler=_filler(first, embedder, contents),
         batch_tokens=options.batch_tokens or batch_tokens_for(options.devices[0]),
     )
+
+
+def _copied(model: Model, device: torch.device, options: ModelOptions) -> Model:
+    return prepare_to_predict(copy.deepcopy(model), device, DTYPES[options.precision])
 
 
 _Opened = tuple[Model, Embedder, Predictor | None]

@@ -85,3 +85,14 @@ def test_custom_layers_keep_their_linear_maps() -> None:
     prepare_to_predict(made, "cpu", torch.float32)
     assert isinstance(made.backbone.layers[0].project, torch.nn.Sequential)
     assert isinstance(made.backbone.layers[0].expand, PackedLinear)
+
+
+@needs_packing
+def test_a_copy_may_be_moved_and_packed_again() -> None:
+    packed = prepare_to_predict(model(), "cpu", torch.float32)
+    copied = copy.deepcopy(packed)
+    assert type(copied.backbone.layers[0].qkv) is torch.nn.Linear
+    assert not copied.training and len(list(copied.parameters())) == len(list(model().parameters()))
+    again = prepare_to_predict(copied, "cpu", torch.float32)
+    with torch.inference_mode():
+        assert torch.equal(again.backbone(batch(2)), packed.backbone(batch(2)))

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from palm_ds.serve.model_set import ModelSet
+from palm_ds.serve.model_set import ModelSet, Served, open_set
 from palm_ds.serve.requests import embed_work
-from palm_ds.serve.scheduler import BatchReport, Scheduler, Work
-from palm_ds.serve.served_model import ServedModel
+from palm_ds.serve.scheduler import BatchReport, Scheduler, Work, compute
+from palm_ds.serve.served_model import ModelOptions, ServedModel
 from tests.helpers.serving import opened
 
 
@@ -118,3 +119,22 @@ def test_many_threads_submit_at_the_same_time(models: ModelSet) -> None:
     alone = model.embedder.embed(["good " * (1 + number) for number in range(7)])
     assert all(np.abs(found[n] - alone[n % 7]).max() < 1e-5 for n in range(60))
     assert sum(each.texts for each in watched.reports) == 60
+
+
+def test_each_device_has_a_copy(words_run: Path) -> None:
+    """Two of the same kind, as on a host with several GPUs."""
+    two = ModelOptions(devices=[torch.device("cpu")] * 2)
+    model = open_set(Served(models={"words": words_run}, options=two)).models["words"]
+    scheduler = Scheduler(2)
+    works = [work(model, "so good " * n, "bad") for n in range(1, 9)]
+    for each in works:
+        scheduler.submit(each)
+    scheduler.close()
+    for n, each in enumerate(works, 1):
+        wanted = model.embedder.embed(["so good " * n, "bad"])
+        assert np.abs(each.future.result(1)[0] - wanted).max() < 1e-5
+    first, second = model.replicas
+    assert first is not second
+    pieces = [(works[0], 0)]
+    alike = [compute(model, device, pieces)[0]["vectors:mean"] for device in range(2)]
+    assert np.array_equal(*alike)

@@ -74,6 +74,10 @@ class Gate:
             await refuse(sending, error, exchange.id)
         except _ClientLeftError:
             exchange.status = 499
+        except asyncio.CancelledError:  # the server has waited long enough for what it accepted
+            if not exchange.status:
+                late = RequestError(503, "this server has stopped", retry_after=1)
+                await refuse(sending, late, exchange.id)
         except Exception:  # a bug: the client learns the request's id, the log has the rest
             log.exception("request %s failed", exchange.id)
             if not exchange.status:

@@ -153,6 +153,31 @@ def test_what_a_client_that_left_asked_for_is_dropped(models: ModelSet) -> None:
         assert server.post("/embed", BODY).status_code == 200
 
 
+def test_what_a_stopping_server_gives_up_has_the_usual_form(models: ModelSet) -> None:
+    """uvicorn cancels what has not been answered in --drain_timeout."""
+    with local(models) as server:
+        scope, given = asgi("/embed", json.dumps(BODY).encode())
+        sent: list[Any] = []
+
+        async def receive() -> dict[str, Any]:
+            return given.pop() if given else await asyncio.Future()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def main() -> None:
+            with server.service._scheduler._changed:
+                asking = asyncio.ensure_future(make_app(server.service)(scope, receive, send))
+                await asyncio.sleep(0.05)
+                asking.cancel()
+                await asyncio.wait_for(asking, 5)
+
+        asyncio.run(main())
+        assert sent[0]["status"] == 503 and (b"retry-after", b"1") in sent[0]["headers"]
+        assert json.loads(sent[1]["body"])["error"]["message"] == "this server has stopped"
+        assert server.service.in_work == 0
+
+
 def test_an_error_of_the_server_keeps_its_details(
     models: ModelSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
