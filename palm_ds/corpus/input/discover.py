@@ -10,7 +10,6 @@ on the order and sizes of the inputs, so that every worker writes the same shard
 from __future__ import annotations
 
 import glob
-import json
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -45,6 +44,7 @@ _TAKES = {
     "ernie": (),
 }
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "updated")  # as file systems call it
+_FEATHER = b"ARROW1"  # the first bytes of an Arrow file that is no stream
 _COMPRESSION_RATIO = 3  # of compressed text, roughly
 EMBEDDED = "embedded"
 
@@ -275,15 +275,22 @@ def _parquet_groups(path: Path | str) -> int:
 
 
 def open_dataset(path: str | Path):
-    """Opens an Arrow folder (`save_to_disk`) or file, memory-mapped by `datasets`."""
+    """Opens an Arrow folder (`save_to_disk`) or file, memory-mapped by `datasets`. A file is a
+    stream, as `datasets` writes it, or has Arrow's file format (Feather)."""
     import datasets
     import pyarrow as pa
+    from datasets.table import InMemoryTable
 
     try:
         if Path(path).is_dir():
             return datasets.Dataset.load_from_disk(str(path))
-        return datasets.Dataset.from_file(str(path))
-    except (pa.ArrowInvalid, json.JSONDecodeError, OSError, KeyError) as error:
+        with Path(path).open("rb") as file:
+            stream = file.read(len(_FEATHER)) != _FEATHER
+        if stream:
+            return datasets.Dataset.from_file(str(path))
+        mapped = pa.memory_map(str(path))
+        return datasets.Dataset(InMemoryTable(pa.ipc.open_file(mapped).read_all()))
+    except (pa.ArrowException, ValueError, OSError, KeyError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"input {path}: not an Arrow dataset: {reason}") from None
 

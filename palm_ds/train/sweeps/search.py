@@ -93,6 +93,8 @@ class _RunningTrial:
     began: float
     pruned: int = 0
     """The evaluation after which it was pruned, from 1; 0: it was not."""
+    read: int = -1
+    """Bytes that its metrics had when they were read."""
 
 
 @dataclass
@@ -233,8 +235,11 @@ class Search:
     def _read_evaluations(self, running: _RunningTrial) -> None:
         """Report the evaluations that have arrived, and stop a trial that is to be pruned. In their
         order, also if the trial has ended by then: what is pruned does not depend on timing."""
-        if running.pruned:
+        file = running.trial.folder / FILE
+        size = file.stat().st_size if file.is_file() else 0
+        if running.pruned or size == running.read:
             return
+        running.read = size
         frozen = self.trials()[running.trial.number]
         asked = self._optuna.trial.Trial(self.study, frozen._trial_id)
         metrics = running.trial.metrics()

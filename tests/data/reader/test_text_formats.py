@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from pyarrow import feather
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.reader import Table, TableSettings, open_table
@@ -275,6 +276,11 @@ def test_parquet_and_arrow_files(dataset: datasets.Dataset, tmp_path: Path) -> N
     dataset.save_to_disk(tmp_path / "one")
     file = next((tmp_path / "one").glob("*.arrow"))
     check_columns(open_table(str(file), settings), file.name)
+    feather.write_feather(dataset.data.table, tmp_path / "t.arrow", compression="lz4")
+    check_columns(open_table(str(tmp_path / "t.arrow"), settings), "t.arrow")
+    (tmp_path / "t.arrow").write_bytes(b"ARROW1\0\0 cut off")
+    with pytest.raises(UserError, match=r"t.arrow: not an Arrow dataset: "):
+        open_table(str(tmp_path / "t.arrow"), settings)
 
 
 def test_plain_parquet_and_unknown_classes(tmp_path: Path) -> None:
