@@ -81,6 +81,8 @@ class _TeachWork:
     lessons: Lessons
     teachers: Teachers
     device: torch.device
+    by_rows: bool
+    """Row by row of a table, or step by step."""
 
 
 def teach(
@@ -96,24 +98,9 @@ def teach(
     if processes.world > 1:
         raise UserError("palm-ds teach: is one process; start it without a launcher")
     recipe = replace(recipe, teacher=replace(recipe.teacher, file=""))
-    data = open_data(recipe)
-    recipe = resolve(recipe, data)
-    by_rows = _reads_rows(recipe, data)
-    if by_rows:
-        data = _with_teachers_tokenizer(recipe, data)
-        _check_rows(recipe, data)
-    elif recipe.extend:
-        raise UserError(f"extend: {EXTENDED}")
-    lessons = find_lessons(recipe, data)
-    if not lessons.soft_tasks:
-        raise UserError("teacher: no task has soft labels, and only those are written")
-    run = RunSpec(recipe=recipe, ds_config=ds_config, folder=output.parent)
-    teachers = teachers_of_scores(lessons, run, data, processes)
-    work = _TeachWork(
-        recipe=recipe, data=data, lessons=lessons, teachers=teachers, device=processes.device
-    )
-    info = _info(work, by_rows)
-    makers = _row_parts(work) if by_rows else _step_parts(work)
+    work = _open_work(recipe, RunSpec(recipe=recipe, ds_config=ds_config, folder=output), processes)
+    info = _info(work)
+    makers = _row_parts(work) if work.by_rows else _step_parts(work)
     parts = _open_parts(output, _key(work, info, ds_config.precision))
     continued = rows = 0
     for number, make in enumerate(makers):
@@ -127,9 +114,33 @@ def teach(
     _join(parts, len(makers), output, info)
     return TeachSummary(
         rows=rows,
-        by="rows of tables" if by_rows else "rows of steps",
+        by="rows of tables" if work.by_rows else "rows of steps",
         parts=len(makers),
         continued=continued,
+    )
+
+
+def _open_work(recipe: Recipe, run: RunSpec, processes: Processes) -> _TeachWork:
+    """The data and the teachers of a recipe."""
+    data = open_data(recipe)
+    recipe = resolve(recipe, data)
+    by_rows = _reads_rows(recipe, data)
+    if by_rows:
+        data = _with_teachers_tokenizer(recipe, data)
+        _check_rows(recipe, data)
+    elif recipe.extend:
+        raise UserError(f"extend: {EXTENDED}")
+    lessons = find_lessons(recipe, data)
+    if not lessons.soft_tasks:
+        raise UserError("teacher: no task has soft labels, and only those are written")
+    teachers = teachers_of_scores(lessons, replace(run, recipe=recipe), data, processes)
+    return _TeachWork(
+        recipe=recipe,
+        data=data,
+        lessons=lessons,
+        teachers=teachers,
+        device=processes.device,
+        by_rows=by_rows,
     )
 
 
@@ -170,14 +181,14 @@ def _with_teachers_tokenizer(recipe: Recipe, data: Data) -> Data:
     return replace(data, tokenizer=tokenizer, train=train)
 
 
-def _info(work: _TeachWork, by_rows: bool) -> ScoreFileInfo:
+def _info(work: _TeachWork) -> ScoreFileInfo:
     """What the file belongs to."""
     tasks = work.recipe.built_tasks
     labels = {name: list(tasks[name].head_outputs().labels) for name in work.lessons.soft_tasks}
     about: dict[str, Any] = {"teacher": dict(work.data.teachers), "labels": labels}
     outputs = {name: tasks[name].head_outputs() for name in labels}
     about["scales"] = {name: (x.mean, x.deviation) for name, x in outputs.items() if x.scaled}
-    if not by_rows:
+    if not work.by_rows:
         stream = stream_fingerprint(work.recipe, work.data)
         return ScoreFileInfo(**about, stream=stream, top_k=work.teachers.top_k)
     used = {tasks[name].source for name in labels}
