@@ -193,8 +193,26 @@ def check_tables(recipe: Recipe, data: Data, taught: Collection[str] = ()) -> No
                     if side is data.train and task.name in taught:
                         _check_labelled_rows(task, source)
                     else:
-                        task.check(source, labelled=True)
+                        _check_all_rows(task, source, recipe, evaluated=side is not data.train)
     _check_steps(recipe, data)
+
+
+def _check_all_rows(
+    task: TableTask, source: TableSource, recipe: Recipe, *, evaluated: bool
+) -> None:
+    """Raises UserError at the first row that a task cannot use; each must have a label."""
+    try:
+        task.check(source, labelled=True)
+    except UserError as error:
+        if recipe.sources[task.source].read.missing_labels != "keep" or task.labelled(source).all():
+            raise
+        why = f"no teacher labels the rows of tasks.{task.name}"
+        if evaluated:
+            why = (
+                "rows to evaluate on need labels; give "
+                f"sources.{task.source}.validation, or `held_out: 0`"
+            )
+        raise UserError(f"{error}: {why}") from None
 
 
 def _check_labelled_rows(task: TableTask, source: TableSource) -> None:

@@ -225,9 +225,12 @@ def test_rows_without_labels_have_soft_labels_alone(teacher, tmp_path) -> None:
     values["held_out"] = 0.0
     recipe = make_recipe(values)
     data = open_data(recipe)
-    with pytest.raises(UserError, match="label is empty"):
+    with pytest.raises(UserError, match="label is empty: no teacher labels the rows of tasks.mood"):
         check_tables(recipe, data)
     check_tables(recipe, data, taught=["mood"])
+    held = make_recipe(values | {"held_out": 0.6})
+    with pytest.raises(UserError, match="need labels; give sources.texts.validation, or `held_ou"):
+        check_tables(held, open_data(held), taught=["mood"])
     _, batch, outputs = learning(recipe, data)
     assert len(batch.labels["mood"][0]) == 4 and len(batch.labels["teacher.mood"][0]) == 8
     assert set(outputs) == {"mood", "teacher.mood"} and outputs["teacher.mood"].loss_sum > 0
