@@ -61,6 +61,7 @@ class Command:
         examples = re.sub(r"(-m|--module) palm_ds\.cli\.\w+", launched or r"\g<0>", examples)
         parts = [f"examples:\n{_indented(examples)}", self.notes.strip()]
         parser = Parser(
+            allow_abbrev=False,  # a part of an option may be that of another one tomorrow
             prog=invocation,
             usage=f"{invocation} {self.usage}",
             description=self.summary,
@@ -146,7 +147,8 @@ class Parser(argparse.ArgumentParser):
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         if unknown:
             known = [text for text in self._option_string_actions if text.startswith("--")]
-            hint = suggest(unknown[1], known)
+            whole = [text for text in known if text.startswith(unknown[1])]
+            hint = suggest(unknown[1], whole[:1] or known)
             message += hint if "did you mean" in hint else ""
         raise UserError(f"{message}; see `{self.prog} --help`")
 

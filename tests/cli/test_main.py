@@ -103,6 +103,10 @@ def test_help_needs_no_torch() -> None:
             "pretrain x --deepspeed_config y --run-dir z",
             'unrecognized arguments: --run-dir z; did you mean "--run_dir"?; see',
         ),
+        (
+            "embed m --input t --output o --norm",
+            'unrecognized arguments: --norm; did you mean "--normalize"?; see',
+        ),
         ("report /nowhere", "/nowhere: not a run folder"),
     ],
 )
