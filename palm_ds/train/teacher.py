@@ -20,6 +20,7 @@ from palm_ds.model.encoder import build_encoder
 from palm_ds.model.encoder_states import WantedStates
 from palm_ds.model.kernels import choose_kernels
 from palm_ds.model.multi_task_model import Model
+from palm_ds.model.packed_linear import prepare_to_predict
 from palm_ds.model.teacher import Teacher, Teachers, always_whole
 from palm_ds.runtime.processes import Processes
 from palm_ds.runtime.sharded_modules import ShardedModules
@@ -63,6 +64,10 @@ def teachers_of_scores(
 ) -> Teachers:
     """The teachers whose scores are stored: of the vocabulary the best tokens alone."""
     found = _teachers(lessons, run, data, processes, WantedStates())
+    if lessons.settings and not lessons.settings.shard:
+        dtype = DTYPES[lessons.settings.precision or run.ds_config.precision]
+        for teacher in found.teachers:
+            prepare_to_predict(teacher.model, processes.device, dtype)
     return replace(found, top_k=found.top_k or min(_STORED, found.vocabulary))
 
 
