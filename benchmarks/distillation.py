@@ -1,14 +1,25 @@
 """What a teacher is worth: MiniLM, fine-tuned on SST-2, teaches a student of three of its layers
-and a bag of words.
+and a bag of words that have few labelled rows.
 
     python benchmarks/distillation.py --data DIR --model DIR --work runs/distillation
 
 DIR of --data has train.tsv and test.tsv of SST-2 (`sentence`, `label`), that of --model a Hugging
-Face folder of an encoder; the student has every second of its layers. Teacher and students learn
-from the same --rows; "more rows" are others of the training set without their labels, which the
-teacher alone labels. Each student is trained with every seed: it chooses the first weights of the
-head (of the bag of words: all weights), dropout and the order of rows. Scored: accuracy on
-test.tsv. A finished run is not repeated. --only NAME trains some of them.
+Face folder of an encoder; the student has every second of its layers. Each student learns
+
+    labels                          from --labelled rows, the same in every arm
+    teacher                         from these and the teacher's scores of them
+    teacher, unlabelled rows        the same, and the teacher's scores of --unlabelled others
+    teacher, augmented rows         instead of the others, ten copies that `palm-ds augment` makes
+                                    of each labelled row (the bag of words alone)
+
+in the same number of steps of the same size, with every seed: it chooses the first weights of the
+head (of the bag of words: all weights), dropout and the order of rows. The rows that the teacher
+was trained on are --teacher_rows others.
+
+Scored are test.tsv and --held_out sentences of train.tsv. SST-2 has sentences and their phrases:
+rows that are part of a sentence held out are not trained on. Reported are accuracies, and the gain
+over the labels alone with the same seed, with its standard deviation over seeds and its standard
+error over the rows. A finished run is not repeated.
 """
 
 from __future__ import annotations
@@ -20,8 +31,8 @@ import os
 import random
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +41,10 @@ sys.path.insert(0, str(ROOT))
 
 SOURCE = "sst2"
 LENGTH = 64
+TEMPERATURE = 2.0
+
+Row = Mapping[str, Any]
+"""text_a, label; the label of an unlabelled row is None."""
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -39,10 +54,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--data", required=True, type=Path)
     parser.add_argument("--model", required=True, type=Path)
     parser.add_argument("--work", required=True, type=Path, help="folder of runs; kept")
-    parser.add_argument("--rows", type=int, default=3000)
-    parser.add_argument("--more", type=int, default=12000, help="rows without labels")
+    parser.add_argument("--teacher_rows", type=int, default=20000)
+    parser.add_argument("--labelled", type=int, default=800)
+    parser.add_argument("--unlabelled", type=int, default=12000)
+    parser.add_argument("--held_out", type=int, default=2128)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args(arguments)
 
@@ -54,67 +70,106 @@ if ARGUMENTS is not None:  # before torch reads them
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arm:
-    """A way to train a student."""
+class Learner:
+    """A model to train, and for how long."""
 
     name: str
-    encoder: Mapping[str, Any]
-    rows: str
-    epochs: int
     lr: float
-    taught: Mapping[str, Any] = field(default_factory=dict)
-    stored: bool = False
-    """Whether the teacher's scores are stored, for all seeds and epochs"""
+    batch: int
+    steps: int
+    layers: str = ""
+    """A folder in --work that it begins from; empty: a bag of words."""
 
 
-THREE_LAYERS: Mapping[str, Any] = {"init_from": "student"}
-BAG: Mapping[str, Any] = {"backbone": {"kind": "bag_of_words", "hidden_size": 128}}
-SOFT = {"logits": {"temperature": 2.0}}
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """What it learns from."""
+
+    name: str
+    rows: str
+    taught: bool = True
+
+
+TEACHER = Learner(name="teacher", layers="whole", lr=5e-5, batch=32, steps=625)
+THREE_LAYERS = Learner(name="3 layers", layers="half", lr=1e-4, batch=16, steps=400)
+BAG = Learner(name="bag of words", lr=1e-3, batch=32, steps=600)
+LABELS = Arm(name="labels", rows="labelled", taught=False)
 ARMS = (
-    Arm(name="3 layers, labels", encoder=THREE_LAYERS, rows="rows", epochs=2, lr=1e-4),
-    Arm(
-        name="3 layers, labels and teacher",
-        encoder=THREE_LAYERS,
-        rows="rows",
-        epochs=2,
-        lr=1e-4,
-        taught={**SOFT, "hidden_states": {}},
-    ),
-    Arm(name="bag of words, labels", encoder=BAG, rows="rows", epochs=10, lr=1e-3),
-    Arm(
-        name="bag of words, labels and teacher",
-        encoder=BAG,
-        rows="rows",
-        epochs=10,
-        lr=1e-3,
-        taught=SOFT,
-        stored=True,
-    ),
-    Arm(
-        name="bag of words, labels and teacher, more rows",
-        encoder=BAG,
-        rows="more",
-        epochs=4,
-        lr=1e-3,
-        taught=SOFT,
-        stored=True,
-    ),
+    LABELS,
+    Arm(name="teacher", rows="labelled"),
+    Arm(name="teacher, unlabelled rows", rows="unlabelled"),
+    Arm(name="teacher, augmented rows", rows="augmented"),
 )
 
 
+# ---- rows ----
+
+
+def read_rows(file: Path) -> list[Row]:
+    with file.open(encoding="utf-8", newline="") as lines:
+        rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
+        return [{"text_a": row["sentence"].strip(), "label": row["label"]} for row in rows]
+
+
+def phrases(text: str) -> Iterator[str]:
+    """All runs of words of a text; the text itself comes last."""
+    words = text.split()
+    for size in range(1, len(words) + 1):
+        for first in range(len(words) - size + 1):
+            yield " ".join(words[first : first + size])
+
+
+def split(rows: Sequence[Row], held_out: int) -> tuple[list[Row], list[Row]]:
+    """Sentences to score on, and the rows that are part of none of them. A sentence is a row that
+    is part of no other."""
+    texts = {row["text_a"] for row in rows}
+    parts = {part for text in texts for part in list(phrases(text))[:-1] if part in texts}
+    sentences = [row for row in rows if row["text_a"] not in parts]
+    chosen = random.Random(0).sample(sentences, held_out)
+    known = {phrase for row in chosen for phrase in phrases(row["text_a"])}
+    return chosen, [row for row in rows if row["text_a"] not in known]
+
+
 def write_rows(args: argparse.Namespace) -> None:
-    """The rows with labels, and these together with those without."""
-    with (args.data / "train.tsv").open(encoding="utf-8") as file:
-        every = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    rows = random.Random(0).sample(every, args.rows + args.more)
-    unlabelled = [{**row, "label": None} for row in rows[args.rows :]]
-    sets = {"rows": rows[: args.rows], "more": [*rows[: args.rows], *unlabelled]}
+    from palm_ds.data.reader import TableSettings, open_table
+    from palm_ds.inference.augment import AugmentSettings, augment
+
+    held_out, rest = split(read_rows(args.data / "train.tsv"), args.held_out)
+    sizes = args.teacher_rows, args.labelled, args.unlabelled
+    rows = random.Random(0).sample(rest, sum(sizes))
+    first, second = sizes[0], sizes[0] + sizes[1]
+    labelled = rows[first:second]
+    others = [{**row, "label": None} for row in rows[second:]]
+    sets = {
+        "teacher": rows[:first],
+        "labelled": labelled,
+        "unlabelled": [*labelled, *others],
+        "test": [*read_rows(args.data / "test.tsv"), *held_out],
+    }
     for name, found in sets.items():
         text = "".join(json.dumps(row) + "\n" for row in found)
-        (args.work / f"{name}.jsonl").write_text(text, encoding="utf-8")
+        file_of(args, name).write_text(text, encoding="utf-8")
+    table = open_table(str(file_of(args, "labelled")), TableSettings())
+    augment(table, file_of(args, "augmented"), AugmentSettings())
 
 
-def write_student(args: argparse.Namespace) -> None:
+def file_of(args: argparse.Namespace, rows: str) -> Path:
+    return args.work / f"{rows}.jsonl"
+
+
+def load_rows(args: argparse.Namespace, rows: str) -> list[Row]:
+    return [json.loads(line) for line in file_of(args, rows).read_text("utf-8").split("\n")[:-1]]
+
+
+def labelled_share(args: argparse.Namespace, rows: str) -> float:
+    every = load_rows(args, rows)
+    return sum(row["label"] is not None for row in every) / len(every)
+
+
+# ---- models ----
+
+
+def write_half(args: argparse.Namespace) -> None:
     """Every second layer of the model."""
     from palm_ds.weights import weights_folder
     from palm_ds.weights.formats.open import open_checkpoint
@@ -129,79 +184,119 @@ def write_student(args: argparse.Namespace) -> None:
         parts = {n.removeprefix(prefix): x for n, x in state.items() if n.startswith(prefix)}
         kept |= {f"backbone.layers.{new}.{part}": x for part, x in parts.items()}
     info = WeightsInfo(backbone=replace(contents.config, num_layers=len(layers)))
-    weights_folder.save_weights(kept, args.work / "student", info)
+    weights_folder.save_weights(kept, args.work / "half", info)
 
 
-def recipe_of(args: argparse.Namespace, arm: Arm, seed: int) -> dict[str, Any]:
-    encoder = dict(arm.encoder)
-    if encoder == THREE_LAYERS:
-        encoder["init_from"] = str(args.work / "student")
-    values = {
-        **encoder,
+def recipe_of(args: argparse.Namespace, learner: Learner, arm: Arm, seed: int) -> dict[str, Any]:
+    start: dict[str, Any] = {"backbone": {"kind": "bag_of_words", "hidden_size": 128}}
+    if learner.layers:
+        whole = learner.layers == "whole"
+        start = {"init_from": str(args.model if whole else args.work / learner.layers)}
+    taught: dict[str, Any] = {
+        "path": str(args.work / "teacher"),
+        "file": str(args.work / f"{arm.rows}.parquet"),
+        "logits": {"temperature": TEMPERATURE},
+    }
+    # Both losses are means, over the rows with labels and over all: by its share, the label of a
+    # row counts as much as its score.
+    weight = labelled_share(args, arm.rows) if arm.taught else 1.0
+    return {
+        **start,
         "seed": seed,
         "length": LENGTH,
-        "batch": "32 examples",
-        "optimizer": {"lr": arm.lr, "weight_decay": 0.01},
+        "batch": f"{learner.batch} examples",
+        "optimizer": {"lr": learner.lr, "weight_decay": 0.01},
         "schedule": {"kind": "linear", "warmup": 0.1},
         "sources": {
             SOURCE: {
-                "table": str(args.work / f"{arm.rows}.jsonl"),
-                "validation": str(args.data / "test.tsv"),
+                "table": str(file_of(args, arm.rows)),
                 "tokenizer": str(args.model),
-                "read": {"columns": {"text_a": "sentence"}, "missing_labels": "keep"},
+                "read": {"missing_labels": "keep"},
             }
         },
-        "tasks": {SOURCE: {"kind": "classification", "source": SOURCE}},
-        "stages": [{SOURCE: f"{arm.epochs} epochs"}],
+        "tasks": {SOURCE: {"kind": "classification", "source": SOURCE, "weight": weight}},
+        "teacher": taught if arm.taught else None,
+        "stages": [{SOURCE: learner.steps}],
+        "held_out": 0.0,
         "save": {"every": 0},
         "log": {"every": 50},
     }
-    if arm.taught:
-        values["teacher"] = {"path": str(args.work / "teacher"), **arm.taught}
-    if arm.stored:
-        values["teacher"]["file"] = str(args.work / f"{arm.rows}.parquet")
-    return values
 
 
-def score(args: argparse.Namespace, arm: Arm, seed: int, folder: Path) -> float:
-    """The accuracy after training, which is done unless it has been."""
+def train_and_predict(
+    args: argparse.Namespace, learner: Learner, arm: Arm, seed: int
+) -> list[bool]:
+    """Which rows of the test a model has right, which is trained unless it has been."""
+    import palm_ds as palm
     from palm_ds.inference.teach import teach
     from palm_ds.runtime.ds_config import make_ds_config
     from palm_ds.runtime.processes import start
     from palm_ds.train.recipe import make_recipe
-    from palm_ds.train.report.metrics_file import FILE, read_metrics
     from palm_ds.train.run_folder import RunSpec
     from palm_ds.train.train import train
 
-    if not (folder / "weights").exists():
+    folder = args.work / learner.name
+    if learner is not TEACHER:
+        folder = args.work / f"{learner.name}, {arm.name}".replace(", ", "_").replace(" ", "_")
+        folder = folder / str(seed)
+    found = folder / "correct.json"
+    if not found.exists():
         machine = make_ds_config({"train_micro_batch_size_per_gpu": 4})
-        recipe = make_recipe(recipe_of(args, arm, seed))
-        if arm.stored and recipe.teacher and not Path(recipe.teacher.file).exists():
-            scores = {"ds_config": machine, "processes": start(machine)}
-            teach(recipe, Path(recipe.teacher.file), **scores)
-        train(RunSpec(recipe=recipe, ds_config=machine, folder=folder))
-    (*_, last) = read_metrics(folder / FILE).evaluations
-    return last["scores"][SOURCE]["metrics"]["accuracy"]
+        recipe = make_recipe(recipe_of(args, learner, arm, seed))
+        if recipe.teacher and not Path(recipe.teacher.file).exists():
+            teach(recipe, Path(recipe.teacher.file), ds_config=machine, processes=start(machine))
+        if code := train(RunSpec(recipe=recipe, ds_config=machine, folder=folder)):
+            sys.exit(code)
+        test = load_rows(args, "test")
+        predicted = palm.load(folder, device="cpu")([row["text_a"] for row in test])
+        right = [p["label"] == row["label"] for p, row in zip(predicted, test, strict=True)]
+        found.write_text(json.dumps(right))
+    return json.loads(found.read_text())
+
+
+# ---- the table ----
+
+
+def percent(values: Sequence[float]) -> str:
+    spread = f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{100 * statistics.fmean(values):.1f}{spread}"
+
+
+def line_of(name: str, runs: Sequence[Sequence[bool]], labels: Sequence[Sequence[bool]]) -> str:
+    """A line of the table: `runs` and those from the labels alone, with the same seeds."""
+    scores = [statistics.fmean(run) for run in runs]
+    each = ", ".join(f"{100 * score:.1f}" for score in scores)
+    pairs = list(zip(runs, labels, strict=True))
+    gains = [statistics.fmean(run) - statistics.fmean(base) for run, base in pairs]
+    by_row = [
+        statistics.fmean(a - b for a, b in zip(new, old, strict=True))
+        for new, old in zip(zip(*runs, strict=True), zip(*labels, strict=True), strict=True)
+    ]
+    error = statistics.stdev(by_row) / len(by_row) ** 0.5
+    gain = f"{percent(gains)} | {100 * error:.1f}" if runs is not labels else "|"
+    return f"| {name} | {percent(scores)} | {each} | {gain} |"
 
 
 def main(args: argparse.Namespace) -> None:
     args.work.mkdir(parents=True, exist_ok=True)
-    write_rows(args)
-    write_student(args)
-    whole = {"init_from": str(args.model)}
-    teacher = Arm(name="teacher", encoder=whole, rows="rows", epochs=2, lr=5e-5)
-    found = {"teacher": [score(args, teacher, 1, args.work / "teacher")]}
-    for arm in ARMS:
-        if args.only and arm.name not in args.only:
-            continue
-        folder = args.work / arm.name.replace(", ", "_").replace(" ", "_")
-        runs = [score(args, arm, seed, folder / str(seed)) for seed in args.seeds]
-        found[arm.name] = runs
-    print("| | accuracy | of each seed |\n|---|---|---|")
-    for name, runs in found.items():
-        spread = f" ± {100 * statistics.stdev(runs):.1f}" if len(runs) > 1 else ""
-        each = ", ".join(f"{100 * run:.1f}" for run in runs)
-        print(f"| {name} | {100 * statistics.fmean(runs):.1f} %{spread} | {each} |")
+    if not file_of(args, "augmented").exists():
+        write_rows(args)
+    write_half(args)
+    rows = replace(LABELS, rows="teacher")
+    teacher = train_and_predict(args, TEACHER, rows, 1)
+    lines = [f"| teacher | {percent([statistics.fmean(teacher)])} | | | |"]
+    for learner, arms in ((BAG, ARMS), (THREE_LAYERS, ARMS[:3])):
+        runs = {
+            arm.name: [train_and_predict(args, learner, arm, seed) for seed in args.seeds]
+            for arm in arms
+        }
+        lines += [
+            line_of(f"{learner.name}, {name}", each, runs[LABELS.name])
+            for name, each in runs.items()
+        ]
+    print(f"{len(teacher):,} rows scored")
+    print("| | accuracy, % | of each seed | gain over labels | standard error |")
+    print("\n".join(["|---|---|---|---|---|", *lines]))
 
 
 if ARGUMENTS is not None:
