@@ -97,7 +97,13 @@ def embed_files(
     if group.rank == 0:
         _prepare(parts, _key(embedder, table))
     group.gather(None)  # no process writes before another run's leftovers are deleted
-    continued = sum(group.gather(_write_parts(embedder, texts, parts, group, done)))
+    try:
+        there = _write_parts(embedder, texts, parts, group, done)
+    except UserError:  # of a text; what is finished stays for the next run
+        if not any(parts.glob("part_*")):
+            shutil.rmtree(parts, ignore_errors=True)
+        raise
+    continued = sum(group.gather(there))
     if group.rank:
         return None
     about = _about(embedder, job, model, len(texts))

@@ -166,6 +166,14 @@ def test_what_cannot_be_written_is_named(run, folder, job, tokens, message) -> N
     assert not given["output"].exists()
 
 
+def test_nothing_is_left_of_a_run_that_could_not_begin(run, folder: Path) -> None:
+    embedder = open_embedder(run, EmbeddingSettings(prompt="\ud800"))
+    job = EmbeddingJob(inputs=[str(folder / "texts.txt")], output=folder / "a.npy")
+    with pytest.raises(UserError, match="text 0: lone surrogate at character 1"):
+        embed_files(embedder, job, model="model")
+    assert not list(folder.glob(".*.parts")) and not list(folder.glob("a.npy*"))
+
+
 def test_the_command(run, folder: Path, capsys) -> None:
     (folder / "empty.txt").write_text("")
     call = [str(run), "--input", str(folder / "texts.txt"), "--output", str(folder / "c.npy")]
