@@ -10,7 +10,7 @@ Face folder of an encoder; the student has every second of its layers. Each stud
     teacher                         from these and the teacher's scores of them
     teacher, unlabelled rows        the same, and the teacher's scores of --unlabelled others
     teacher, augmented rows         instead of the others, ten copies that `palm-ds augment` makes
-                                    of each labelled row (the bag of words alone)
+                                    of each labelled row
 
 in the same number of steps of the same size, with every seed: it chooses the first weights of the
 head (of the bag of words: all weights), dropout and the order of rows. The rows that the teacher
@@ -285,10 +285,10 @@ def main(args: argparse.Namespace) -> None:
     rows = replace(LABELS, rows="teacher")
     teacher = train_and_predict(args, TEACHER, rows, 1)
     lines = [f"| teacher | {percent([statistics.fmean(teacher)])} | | | |"]
-    for learner, arms in ((BAG, ARMS), (THREE_LAYERS, ARMS[:3])):
+    for learner in (BAG, THREE_LAYERS):
         runs = {
             arm.name: [train_and_predict(args, learner, arm, seed) for seed in args.seeds]
-            for arm in arms
+            for arm in ARMS
         }
         lines += [
             line_of(f"{learner.name}, {name}", each, runs[LABELS.name])
