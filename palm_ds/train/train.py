@@ -26,7 +26,6 @@ from palm_ds.runtime.param_groups import freeze
 from palm_ds.runtime.processes import Processes
 from palm_ds.runtime.run_lock import RunLock, lock_run_folder
 from palm_ds.runtime.signals import StopFlag, stop_signals
-from palm_ds.runtime.tf32 import describe_tf32
 from palm_ds.train.build import AnyStream, build_held_out, build_model, build_stream
 from palm_ds.train.corpus_check import CorpusCheck
 from palm_ds.train.early_stopping import BestTracker
@@ -42,7 +41,6 @@ from palm_ds.train.plan.work import size_of, work_of
 from palm_ds.train.preflight import compare_hosts, findings
 from palm_ds.train.profiler import ProfileSettings, attach_profiler
 from palm_ds.train.recipe import Recipe
-from palm_ds.train.recipe_checks import idle_tasks
 from palm_ds.train.report.html_report import write_report
 from palm_ds.train.report.run_log import RunLog
 from palm_ds.train.resolve import resolve
@@ -58,12 +56,10 @@ from palm_ds.train.sources import (
     Data,
     check_tables,
     check_units,
-    corpus_summaries,
-    evaluation_notes,
     open_data,
-    small_held_out_warnings,
 )
 from palm_ds.train.space_check import check_space_together
+from palm_ds.train.startup_notes import startup_notes
 from palm_ds.train.teacher import build_teachers, learn_from
 
 Examples: TypeAlias = Callable[[Path, CorpusSource], Iterable[str]]
@@ -295,14 +291,7 @@ def _starting_point(parts: _Parts) -> StartingPoint:
     if run.recipe.lora:
         add_lora(parts.model, run.recipe.lora, seed=run.recipe.seed)
     log.info("%s", overview(run, parts.stream, parts.model, parts.processes.world))
-    curriculum = run.recipe.curriculum
-    notes = run.recipe.schedule.warnings(curriculum)
-    taught = parts.lessons.soft_tasks
-    notes += idle_tasks(run.recipe.built_tasks, curriculum.task_groups, taught)
-    notes += parts.lessons.lines()
-    notes += filter(None, [describe_tf32(run.ds_config, parts.processes.device)])
-    notes += [*small_held_out_warnings(run.recipe, data), *evaluation_notes(run.recipe, data)]
-    for text in [*run.ds_config.notes, *corpus_summaries(data), *notes]:
+    for text in startup_notes(run, data, parts.lessons, parts.processes.device):
         log.info("%s", text)
     return found
 

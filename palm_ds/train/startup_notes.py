@@ -1,0 +1,32 @@
+"""What the log says about a run's settings and data before it starts."""
+
+from __future__ import annotations
+
+import torch
+
+from palm_ds.runtime.tf32 import describe_tf32
+from palm_ds.train.lessons import Lessons
+from palm_ds.train.recipe_checks import idle_tasks
+from palm_ds.train.run_folder import RunSpec
+from palm_ds.train.sources import (
+    Data,
+    corpus_summaries,
+    evaluation_notes,
+    small_held_out_warnings,
+)
+
+
+def startup_notes(run: RunSpec, data: Data, lessons: Lessons, device: torch.device) -> list[str]:
+    """Settings carried out otherwise than written, the size of the corpora, tasks that do not
+    train, and held-out sets too small to judge by."""
+    recipe, tf32 = run.recipe, describe_tf32(run.ds_config, device)
+    return [
+        *run.ds_config.notes,
+        *corpus_summaries(data),
+        *recipe.schedule.warnings(recipe.curriculum),
+        *idle_tasks(recipe.built_tasks, recipe.curriculum.task_groups, lessons.soft_tasks),
+        *lessons.lines(),
+        *([tf32] if tf32 else []),
+        *small_held_out_warnings(recipe, data),
+        *evaluation_notes(recipe, data),
+    ]
