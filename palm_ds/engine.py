@@ -79,15 +79,14 @@ class Engine:
         self._over_tokens: dict[str, bool] = model.losses  # type: ignore[assignment]
         self.whole_step = _whole_step_losses(model, optimizer.fgm)
         attack = _fgm(model, optimizer.fgm, self.config) if optimizer.fgm else None
-        stage, precision = ds_config.stage, ds_config.precision
-        self.layout = checkpoint.Layout(world=self.world, stage=stage, precision=precision)
+        self.layout = _layout(ds_config, self.world)
         freeze(model, optimizer.freeze)
         names = [name for name, _ in model.named_parameters()]
         self._step_freezing = StepFreezing(freezable, names)
         self._optimizer: Any = build_optimizer(
             model,
             optimizer,
-            zero_stage=stage,
+            zero_stage=ds_config.stage,
             checked=ds_config.checks_itself,
             update_counts=update_counts,
             lr_scales=param_lr_scales(names, optimizer.layer_decay, lr_scales),
@@ -299,6 +298,11 @@ class Engine:
         """Release the engine and leave the process group, on all processes."""
         self.release()
         stop()
+
+
+def _layout(ds_config: DSConfig, world: int) -> checkpoint.Layout:
+    stage, precision = ds_config.stage, ds_config.precision
+    return checkpoint.Layout(world=world, stage=stage, precision=precision)
 
 
 def _initialize(

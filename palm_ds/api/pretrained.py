@@ -166,7 +166,7 @@ def _ids(texts: Any, embedder: Embedder) -> list[np.ndarray]:
     return [_checked_ids(row, f"text {number}", embedder) for number, row in enumerate(rows)]
 
 
-def _checked_ids(row: Any, where: str, embedder: Embedder) -> np.ndarray:
+def _checked_ids(row: object, where: str, embedder: Embedder) -> np.ndarray:
     pad, size = embedder.tokenizer.vocabulary.pad, embedder.encoder.config.vocab_size or 0
     longest = embedder.encoder.config.max_length
     wanted = f"{where}: expected 1 to {longest} ids from 0 to {size - 1}"

@@ -311,7 +311,7 @@ def _key(work: _TeachWork, info: ScoreFileInfo, precision: str) -> Any:
     return json.loads(json.dumps([asdict(info), given, precision]))
 
 
-def _open_parts(output: Path, key: Any) -> Path:
+def _open_parts(output: Path, key: object) -> Path:
     """The folder of the parts; those that follow from something else are deleted."""
     if output.is_dir():
         raise UserError(f"{output}: is a folder; name a file")

@@ -262,16 +262,16 @@ def _same_form(head: nn.Module, stored: HeadInfo) -> bool:
     )
 
 
-def _same_meaning(ours: HeadOutputs, theirs: HeadOutputs) -> bool:
+def _same_meaning(student: HeadOutputs, teacher: HeadOutputs) -> bool:
     """Whether scores are of the same classes and read in the same way, as far as a checkpoint
     says."""
-    named = bool(theirs.labels) and not _is_numbered(theirs.labels)
-    if named and set(ours.labels) != set(theirs.labels):
+    named = bool(teacher.labels) and not _is_numbered(teacher.labels)
+    if named and set(student.labels) != set(teacher.labels):
         return False
-    if ours.problem_type == _SEVERAL != theirs.problem_type:
+    if student.problem_type == _SEVERAL != teacher.problem_type:
         return False
-    alike = theirs.problem_type in (*_USUAL, ours.problem_type)
-    return alike and (theirs.head_class not in _OTHERS or theirs.head_class == ours.head_class)
+    alike = teacher.problem_type in (*_USUAL, student.problem_type)
+    return alike and (teacher.head_class not in _OTHERS or teacher.head_class == student.head_class)
 
 
 def _is_numbered(labels: Sequence[str]) -> bool:

@@ -8,6 +8,7 @@ clients would keep their connections, and what is stored for these, as long as t
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -37,7 +38,7 @@ class BoundedConnection(asyncio.Protocol):
             timer.cancel()
         self._http.connection_lost(exc)
 
-    def _after(self, action: Any, *values: object) -> asyncio.TimerHandle:
+    def _after(self, action: Callable[..., object], *values: object) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(self._seconds, action, *values)
 
     # ---- what the client sends ----

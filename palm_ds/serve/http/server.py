@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from functools import partial
+from typing import Any, cast
 
 import uvicorn
 
@@ -68,8 +69,8 @@ def address_of(bound: socket.socket) -> str:
 def configured(service: Service, *, token: str = "") -> uvicorn.Config:
     """How uvicorn runs the application."""
     return uvicorn.Config(
-        make_app(service, token=token),  # type: ignore[arg-type]
-        http=partial(BoundedConnection, seconds=service.limits.read_timeout),  # type: ignore[arg-type]
+        cast(Any, make_app(service, token=token)),
+        http=cast(Any, partial(BoundedConnection, seconds=service.limits.read_timeout)),
         ws="none",
         log_config=None,
         access_log=False,  # the gate has its own

@@ -159,10 +159,8 @@ class TagsTask(TextTask):
 
     def _labels(self, types: set[str], source: TableSource) -> tuple[str, ...]:
         if not types:
-            raise UserError(
-                f"{self.where}: {source.name} has no tag but O in column "
-                f"{self.labelled_by(source)!r}"
-            )
+            column = self.labelled_by(source)
+            raise UserError(f"{self.where}: {source.name} has no tag but O in column {column!r}")
         none = self.trained == tag_schemes.NONE
         found = tuple(sorted(types)) if none else tag_schemes.labels_of(types, self.trained)
         if len(found) > MOST_LABELS:
@@ -194,8 +192,7 @@ class TagsTask(TextTask):
         broken = [i for i, row in enumerate(every) if row and check_scheme(row, self.written)]
         if not broken:
             return ""
-        wrong = check_scheme(every[broken[0]], self.written)
-        assert wrong is not None
+        assert (wrong := check_scheme(every[broken[0]], self.written))
         return (
             f"{self.name}: {len(broken):,} rows violate {self.written} and are read by conlleval's "
             f"rules; the first: {source.where(broken[0])}, tag {wrong.position + 1}: {wrong.tag} "
