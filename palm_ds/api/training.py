@@ -24,7 +24,7 @@ from palm_ds.model.batch import Batch
 from palm_ds.model.lora import merged
 from palm_ds.runtime.processes import leave_at_exit
 from palm_ds.runtime.signals import stop_signals
-from palm_ds.train.export import info_of, write_hf
+from palm_ds.train.export import info_of, text_pooling, text_tokenizer, write_hf
 from palm_ds.train.train import TrainingRun, setup_run
 from palm_ds.weights import weights_folder
 
@@ -205,7 +205,14 @@ class TrainingSession(RunDefinition):
             steps = self.cur_train_step
             write_hf(folder, opened.run.recipe, info, state, opened.data, steps=steps)
         else:
-            weights_folder.save_weights(state, folder, info, tokenizer=tokenizer)
+            weights_folder.save_weights(
+                state,
+                folder,
+                info,
+                tokenizer=tokenizer,
+                text_tokenizer=text_tokenizer(opened.run.recipe, opened.data),
+                pooling=text_pooling(opened.run.recipe),
+            )
 
 
 def _each(handlers: Sequence[EventHandler]) -> EventHandler:

@@ -293,7 +293,7 @@ def with_settings(embedder: Embedder, settings: EmbeddingSettings) -> Embedder:
 def _tokenizer(contents: CheckpointContents) -> Tokenizer:
     if contents.tokenizer is None:
         raise UserError(f"{contents.path}: has no tokenizer")
-    return load_tokenizer(contents.tokenizer)
+    return load_tokenizer(contents.text_tokenizer or contents.tokenizer)
 
 
 def _encoder(

@@ -226,7 +226,7 @@ def open_filler(folder: str | Path, *, task: str = "") -> Filler:
     embedding, and the head if the task has a masked-LM head. Raises UserError if there is no model
     yet or no masked-LM head."""
     folder = weights_of(Path(folder))
-    info = weights_folder.read_info(folder)
+    info, contents = weights_folder.read_info(folder), open_checkpoint(folder)
     heads = masked_word_heads(folder)
     if not heads:
         raise UserError(
@@ -239,7 +239,7 @@ def open_filler(folder: str | Path, *, task: str = "") -> Filler:
     weights_folder.load_weights(folder, model)
     return Filler(
         model=prepare_to_predict(model, "cpu", torch.float32),
-        tokenizer=load_tokenizer(open_checkpoint(folder).tokenizer or folder),
+        tokenizer=load_tokenizer(contents.text_tokenizer or contents.tokenizer or folder),
         folder=folder,
         task=task,
         task_id=info.task_ids.get(task, 0) if info.backbone.task_types else 0,

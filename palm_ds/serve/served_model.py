@@ -178,13 +178,15 @@ def _without_tasks(path: Path, options: ModelOptions) -> _Opened:
     model = Model(encoder, heads, head_of)
     weights_folder.load_weights(folder, model)
     prepare_to_predict(model, device, dtype)
-    tokenizer = load_tokenizer(contents.tokenizer)
+    tokenizer = load_tokenizer(contents.text_tokenizer or contents.tokenizer)
     return model, _embedder(contents, model, tokenizer, options), None
 
 
 def _embedder(
     contents: CheckpointContents, model: Model, tokenizer: Tokenizer, options: ModelOptions
 ) -> Embedder:
+    if contents.text_tokenizer is not None:
+        tokenizer = load_tokenizer(contents.text_tokenizer)
     return embedder_of(
         contents, model.backbone, tokenizer, options.embedding, device=options.devices[0]
     )

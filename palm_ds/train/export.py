@@ -126,15 +126,30 @@ def exported_tokenizer(recipe: Recipe, data: Data) -> Tokenizer:
         log.info(
             "hf/: other programs' tokenizers do not split texts into words first; do it before"
         )
+    simplified, lowered = _text_steps(recipe, data)
+    for done, what in ((simplified, "simplified"), (lowered, "lower-cased")):
+        if any(done) and not all(done):
+            log.info("hf/: only some sources were %s; its tokenizer does not do it", what)
+    return normalizing_tokenizer(tokenizer, simplify=all(simplified), lower=all(lowered))
+
+
+def text_tokenizer(recipe: Recipe, data: Data) -> Tokenizer | None:
+    """The tokenizer of hf/, if it does more than the run's own."""
+    simplified, lowered = _text_steps(recipe, data)
+    more = {"simplify": all(simplified), "lower": all(lowered)}
+    made = normalizing_tokenizer(data.tokenizer, **more)
+    return None if made.fingerprint == data.tokenizer.fingerprint else made
+
+
+def _text_steps(recipe: Recipe, data: Data) -> tuple[list[bool], list[bool]]:
+    """Whether the texts of each source were simplified, and lower-cased."""
+    tokenizer = data.tokenizer
     texts = [corpus.manifest.options.get("text", {}) for corpus in data.corpora.values()]
     tables = [source.read for source in recipe.sources.values() if source.table]
     simplified = [bool(x.get("simplify")) for x in texts] + [x.simplify for x in tables]
     lowered = [tokenizer.lower or bool(x.get("lower")) for x in texts]
     lowered += [tokenizer.lower for _ in tables]
-    for done, what in ((simplified, "simplified"), (lowered, "lower-cased")):
-        if any(done) and not all(done):
-            log.info("hf/: only some sources were %s; its tokenizer does not do it", what)
-    return normalizing_tokenizer(tokenizer, simplify=all(simplified), lower=all(lowered))
+    return simplified, lowered
 
 
 def pooling_taken(recipe: Recipe) -> tuple[str, TextPooling] | None:
@@ -148,18 +163,24 @@ def pooling_taken(recipe: Recipe) -> tuple[str, TextPooling] | None:
     return name, trained[name]
 
 
+def text_pooling(recipe: Recipe) -> TextPooling | None:
+    """How texts become vectors, if a task trains that."""
+    taken = pooling_taken(recipe)
+    return taken[1] if taken else None
+
+
 def export(run: RunSpec, model: Model, final: FinalWeights, data: Data) -> None:
     """Write weights/ and hf/ of the run folder, with `lora` also adapter/. A user-defined encoder
     has no hf/."""
     recipe, state, steps = run.recipe, final.state, final.steps
     info = info_of(recipe, model, steps=steps)
-    taken = pooling_taken(recipe)
     weights_folder.save_weights(
         state,
         run.folder / "weights",
         info,
         tokenizer=data.tokenizer,
-        pooling=taken[1] if taken else None,
+        text_tokenizer=text_tokenizer(recipe, data),
+        pooling=text_pooling(recipe),
     )
     if not model.backbone.config.kind:
         scores = held_out_scores(run.folder, steps)

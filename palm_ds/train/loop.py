@@ -26,7 +26,7 @@ from palm_ds.train.build import AnyStream
 from palm_ds.train.corpus_check import CorpusCheck
 from palm_ds.train.early_stopping import BestTracker
 from palm_ds.train.evaluate import HeldOutSet, TaskScore, evaluate, evaluate_sets
-from palm_ds.train.export import FinalWeights, info_of
+from palm_ds.train.export import FinalWeights, info_of, text_pooling
 from palm_ds.train.extend import ModelSignature
 from palm_ds.train.label_watch import LabelWatch
 from palm_ds.train.plan.work import vocab_tasks
@@ -268,7 +268,12 @@ class Loop:
         def write() -> None:
             final = FinalWeights.of(state, self.recipe, done)
             weights_folder.save_weights(
-                final.state, self.run.best, info, tokenizer=self.tokenizer, adapter=final.adapter
+                final.state,
+                self.run.best,
+                info,
+                tokenizer=self.tokenizer,
+                pooling=text_pooling(self.recipe),
+                adapter=final.adapter,
             )
 
         if problem := self.saver.write_at_rank0(write):

@@ -100,12 +100,14 @@ def save_weights(
     info: WeightsInfo,
     *,
     tokenizer: SavesFiles | None = None,
+    text_tokenizer: SavesFiles | None = None,
     pooling: TextPooling | None = None,
     adapter: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write a portable folder; an existing one is replaced once the new one is complete. `pooling`:
-    how the model was trained to turn texts into vectors, if it was. `adapter`: LoRA's matrices, in
-    a file of their own; those of `state` are merged."""
+    """Write a portable folder; an existing one is replaced once the new one is complete.
+    `text_tokenizer`: see CheckpointContents. `pooling`: how the model was trained to turn texts
+    into vectors, if it was. `adapter`: LoRA's matrices, in a file of their own; those of `state`
+    are merged."""
     tensors = {name: tensor.contiguous() for name, tensor in _state(state).items()}
 
     def write(part: Path) -> None:
@@ -115,6 +117,8 @@ def save_weights(
         shutil.copymode(part / INFO, part / WEIGHTS)
         if tokenizer is not None:
             tokenizer.save(part / "tokenizer")
+        if text_tokenizer is not None:
+            text_tokenizer.save(part / native.TEXT_TOKENIZER)
         if pooling is not None:
             sizes = {"hidden_size": info.backbone.hidden_size}
             pooling.write(part / MODULES_FOLDER, max_length=info.backbone.max_length, **sizes)

@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers import normalizers
 from torch.nn import functional as F  # noqa: N812
 
+import palm_ds as palm
 from palm_ds.common.errors import UserError
 from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
 from palm_ds.model.config import EncoderConfig
@@ -202,6 +205,22 @@ def test_prompts_that_are_not_pooled_are_refused(sentence_folder: Path) -> None:
     assert open_embedder(sentence_folder).embed(["cat"]).shape == (1, 16)
     with pytest.raises(UserError, match="prompt: the pooling .*leaves out the tokens of 'q: '"):
         open_embedder(sentence_folder, EmbeddingSettings(prompt="q: ")).embed(["cat"])
+
+
+def test_texts_are_prepared_as_before_training(run: Path, tmp_path: Path) -> None:
+    """A run whose corpora were simplified gives hf/ and weights/ a tokenizer that does it."""
+    shutil.copytree(run / "weights", tmp_path / "weights")
+    backend = Backend.from_str(TOKENIZER.backend.to_str())
+    own = [backend.normalizer] if backend.normalizer else []
+    backend.normalizer = normalizers.Sequence([normalizers.Replace("貓", "cat"), *own])
+    TOKENIZER.changed(backend).save(tmp_path / "weights/text_tokenizer")
+    plain = open_embedder(run).embed(["cat sat"])
+    assert not np.allclose(open_embedder(run).embed(["貓 sat"]), plain)
+    for folder in (
+        tmp_path,
+        palm.Backbone.from_pretrained(tmp_path).save_pretrained(tmp_path / "h"),
+    ):
+        assert np.abs(open_embedder(folder).embed(["貓 sat"]) - plain).max() < 1e-5
 
 
 def test_a_pooling_of_another_kind_is_refused(sentence_folder) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch
 import transformers
 
 from palm_ds.inference.predictor import Predictor, open_predictor
-from palm_ds.train.export import head_taken
+from palm_ds.train.export import head_taken, text_tokenizer
+from palm_ds.train.sources import open_data
 from palm_ds.weights import weights_folder
 from palm_ds.weights.convert.convert import ConversionOptions, convert
 from palm_ds.weights.formats.huggingface.target import ExportedHead
@@ -75,6 +77,22 @@ def test_the_head_of_a_single_task_is_exported(tmp_path: Path, name: str) -> Non
     assert out.out_features == outputs
     ours = asked.model.state_dict()[f"heads.{name}.out.weight"]
     torch.testing.assert_close(out.weight.detach(), ours, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("simplify", [True, False])
+def test_simplified_rows_give_the_weights_a_tokenizer_that_does_it(
+    tmp_path: Path, simplify: bool
+) -> None:
+    recipe = recipe_of(save_model(tmp_path, ("mood",)))
+    sources = {
+        name: replace(each, read=replace(each.read, simplify=simplify))
+        for name, each in recipe.sources.items()
+    }
+    recipe = replace(recipe, sources=sources)
+    found = text_tokenizer(recipe, open_data(recipe))
+    assert (found is not None) == simplify
+    if found:
+        assert found.backend.normalizer.normalize_str("臺灣").split() == ["台", "湾"]
 
 
 def test_no_head_of_several_tasks_is_exported(tmp_path: Path) -> None:

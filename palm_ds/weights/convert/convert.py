@@ -290,7 +290,7 @@ def tokenizer_of(contents: CheckpointContents) -> Tokenizer | None:
     """The checkpoint's tokenizer. Raises UserError if it belongs to another model."""
     if contents.tokenizer is None:
         return None
-    tokenizer = load_tokenizer(contents.tokenizer)
+    tokenizer = load_tokenizer(contents.text_tokenizer or contents.tokenizer)
     words = contents.entries["backbone.word.weight"].shape[0]
     if tokenizer.size > words:
         raise UserError(

@@ -139,6 +139,8 @@ class CheckpointContents:
     """{source name: why it is skipped}: optimizer state, copy of a tied tensor, unknown, ..."""
     tokenizer: Path | None = None
     """A vocab.txt, tokenizer.json or sentencepiece model, or a folder with one of them."""
+    text_tokenizer: Path | None = None
+    """If texts were simplified or lower-cased before they were tokenized: one that does so."""
     extras: Extras = Extras()
     origin: str = ""
     """Where it is from, if that is not its path: a repository of the hub and its revision."""

@@ -53,6 +53,8 @@ from palm_ds.weights.formats.tensor_files import (
 from palm_ds.weights.formats.weights_info import INFO, WeightsInfo, read_info, read_outputs
 
 WEIGHTS = "weights.safetensors"
+TEXT_TOKENIZER = "text_tokenizer"
+"""Simplifies and lower-cases texts as training did before its own tokenizer."""
 ADAPTER = "lora.safetensors"
 """Of a run's best/: LoRA's matrices before they were merged."""
 _CHECKPOINTS = "checkpoints"
@@ -82,8 +84,8 @@ def open_contents(
 
 def _opened(path: Path, tokenizer: Path | None) -> CheckpointContents:
     if (path / INFO).is_file():
-        found = _from_weights(path)
-        return replace(found, tokenizer=Path(tokenizer)) if tokenizer else found
+        found, own = _from_weights(path), Path(tokenizer) if tokenizer else None
+        return replace(found, tokenizer=own, text_tokenizer=None) if own else found
     if _is_checkpoint(path):
         return _from_checkpoint(checkpoint.open_published(path), tokenizer)
     within = _within(path)
@@ -116,7 +118,7 @@ def _from_weights(folder: Path) -> CheckpointContents:
     found = open_safetensors(folder / WEIGHTS)
     entries = {name: found[name] for name in ordered(found)}
     shapes = {name: entry.shape for name, entry in entries.items()}
-    own = folder / "tokenizer"
+    own, preparing = folder / "tokenizer", folder / TEXT_TOKENIZER
     contents = CheckpointContents(
         path=folder,
         format="palm_ds weights",
@@ -131,6 +133,7 @@ def _from_weights(folder: Path) -> CheckpointContents:
         head_of=info.head_of,
         export_task=info.export_task,
         tokenizer=own if own.is_dir() else None,
+        text_tokenizer=preparing if preparing.is_dir() else None,
         extras=Extras(config=info.extra_config, files=_files_in(folder / MODULES_FOLDER)),
     )
     return checked(contents)
@@ -365,6 +368,8 @@ def write(
     write_modules(contents.extras.files, folder / MODULES_FOLDER, max_length=length, dtype=dtype)
     if contents.tokenizer is not None:
         load_tokenizer(contents.tokenizer).save(folder / "tokenizer")
+    if contents.text_tokenizer is not None:
+        load_tokenizer(contents.text_tokenizer).save(folder / TEXT_TOKENIZER)
 
 
 def _one(entry: TensorEntry) -> tuple[torch.Tensor]:
