@@ -104,13 +104,16 @@ class Gate:
         async def replay() -> Message:
             return given.pop() if given else await asyncio.Future()
 
-        answer = asyncio.ensure_future(self.app(scope, replay, send))
+        # uvicorn sends no body to HEAD
+        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        answer = asyncio.ensure_future(self.app(asked, replay, send))
         left = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
                 raise _ClientLeftError
             answer.result()
+            scope["endpoint"] = asked.get("endpoint")
         finally:
             for task in (answer, left):
                 task.cancel()

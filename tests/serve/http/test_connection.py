@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import socket
@@ -15,6 +16,8 @@ import pytest
 from palm_ds.serve.http.connection import LARGEST_HEAD
 from palm_ds.serve.model_set import ModelSet
 from tests.helpers.serving import listening, local, opened
+
+_ID = "x-request-id"
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +80,20 @@ def test_many_requests_in_one_piece_are_answered_in_order(client: socket.socket)
     while found.count(b"HTTP/1.1 ") < 3 or not found.endswith(b"}"):
         found += client.recv(1000)
     assert [part[:3] for part in found.split(b"HTTP/1.1 ")[1:]] == [b"200", b"404", b"200"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/", "/none"])
+def test_head_is_get_without_its_body(client: socket.socket, path: str) -> None:
+    """As some load balancers ask for a server's health."""
+    connection = http.client.HTTPConnection("server")
+    connection.sock = client
+    found = {}
+    for method in ("GET", "HEAD", "GET"):  # the last one fails if HEAD's answer has a body
+        connection.request(method, path)
+        answer = connection.getresponse()
+        headers = {name: x for name, x in answer.getheaders() if name not in ("date", _ID)}
+        assert found.setdefault("as GET", (answer.status, headers)) == (answer.status, headers)
+        assert (answer.read() == b"") == (method == "HEAD")
 
 
 def test_an_answer_that_nobody_reads(client: socket.socket) -> None:
