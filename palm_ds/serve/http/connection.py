@@ -16,6 +16,22 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 LARGEST_HEAD = 1 << 16  # bytes of a request line with its headers
 
 
+class _WriteWhileOpen:
+    """A transport that ignores what is written once the connection is lost, where uvloop's raises.
+    uvicorn tells only the last of several pipelined requests that their client has left."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.lost = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self.lost:
+            self._transport.write(data)
+
+
 class BoundedConnection(asyncio.Protocol):
     """Passes everything on to uvicorn. Closes the connection of a client that sends no whole head
     of a request in `seconds`, or reads nothing of its answer in that time."""
@@ -30,12 +46,14 @@ class BoundedConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._http.connection_made(transport)
+        self._written = _WriteWhileOpen(self._transport)
+        self._http.connection_made(self._written)
         self._late = self._after(self._transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
         for timer in filter(None, (self._late, self._stuck)):
             timer.cancel()
+        self._written.lost = True
         self._http.connection_lost(exc)
 
     def _after(self, action: Callable[..., object], *values: object) -> asyncio.TimerHandle:

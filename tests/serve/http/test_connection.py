@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import re
 import socket
 import time
@@ -80,6 +81,21 @@ def test_many_requests_in_one_piece_are_answered_in_order(client: socket.socket)
     while found.count(b"HTTP/1.1 ") < 3 or not found.endswith(b"}"):
         found += client.recv(1000)
     assert [part[:3] for part in found.split(b"HTTP/1.1 ")[1:]] == [b"200", b"404", b"200"]
+
+
+def test_a_client_that_leaves_before_its_answers(
+    client: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its first request is being answered when the connection is lost."""
+    address = client.getpeername()
+    for pause in (0, 0.001, 0.003, 0.01):
+        with socket.create_connection(address) as other:
+            other.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 50)
+            time.sleep(pause)
+    time.sleep(0.2)
+    client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    assert client.recv(1000).startswith(b"HTTP/1.1 200")
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
 
 
 @pytest.mark.parametrize("path", ["/health", "/", "/none"])
