@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
+import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.helpers.launchers import TORCHRUN
 from tests.helpers.small_corpus import write_small_corpus
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
@@ -40,7 +41,7 @@ def test_each_schedule_is_trained_in_its_own_processes(run_distributed, tmp_path
 
     ablate("--steps", "6", "--schedules", "joint", "log.every=2")
     first = (out / "joint" / "metrics.jsonl").read_bytes()
-    torchrun = f"{sys.executable} -m torch.distributed.run --standalone --nproc_per_node=2"
+    torchrun = shlex.join([*TORCHRUN, "--standalone", "--nproc_per_node=2"])
     output = ablate("--steps", "6", "--schedules", "joint,continual", "--launcher", torchrun)
     assert "== joint (1 of 2): done" in output
     assert (out / "joint" / "metrics.jsonl").read_bytes() == first

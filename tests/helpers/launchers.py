@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(sys.executable).parent
 ABSENT = ROOT / "tests" / "helpers" / "absent"
 """Packages that launchers would import for nothing."""
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--log-dir", os.devnull]
+"""Without a folder of logs, which would stay in the system's folder of temporary files."""
 MARK = "PALM_TEST_RUN"
 """Inherited by every process of a command; its value tells the commands apart."""
 
@@ -36,8 +38,7 @@ def deepspeed_node(hostfile: Path, rank: int, port: int) -> list[str]:
 
 
 def torchrun(processes: int) -> list[str]:
-    run = [sys.executable, "-m", "torch.distributed.run"]
-    return [*run, f"--nproc_per_node={processes}", "--master_port", str(free_port())]
+    return [*TORCHRUN, f"--nproc_per_node={processes}", "--master_port", str(free_port())]
 
 
 def mpirun(processes: int) -> list[str]:
