@@ -21,12 +21,10 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.messages import plain_messages
 from palm_ds.inference import fill_mask
 from palm_ds.model.batch import Batch
-from palm_ds.model.lora import merged
 from palm_ds.runtime.processes import leave_at_exit
 from palm_ds.runtime.signals import stop_signals
-from palm_ds.train.export import info_of, text_pooling, text_tokenizer, write_hf
+from palm_ds.train.export import FinalWeights, info_of, write_hf, write_weights
 from palm_ds.train.train import TrainingRun, setup_run
-from palm_ds.weights import weights_folder
 
 
 class TrainingSession(RunDefinition):
@@ -198,21 +196,13 @@ class TrainingSession(RunDefinition):
         state = opened.loop.engine.full_state_dict()
         if not self.first_process:
             return
-        state = merged(state, opened.run.recipe.lora)
-        tokenizer = opened.data.tokenizer
-        info = info_of(opened.run.recipe, opened.model, steps=self.cur_train_step)
+        recipe, steps = opened.run.recipe, self.cur_train_step
+        final = FinalWeights.of(state, recipe, steps)
         if huggingface:
-            steps = self.cur_train_step
-            write_hf(folder, opened.run.recipe, info, state, opened.data, steps=steps)
+            info = info_of(recipe, opened.model, steps=steps)
+            write_hf(folder, recipe, info, final.state, opened.data, steps=steps)
         else:
-            weights_folder.save_weights(
-                state,
-                folder,
-                info,
-                tokenizer=tokenizer,
-                text_tokenizer=text_tokenizer(opened.run.recipe, opened.data),
-                pooling=text_pooling(opened.run.recipe),
-            )
+            write_weights(folder, recipe, opened.model, final, opened.data)
 
 
 def _each(handlers: Sequence[EventHandler]) -> EventHandler:

@@ -1,4 +1,4 @@
-"""What a finished run leaves: weights/ for palm_ds and hf/ for Hugging Face.
+"""What a run leaves: weights/ for palm_ds, also the best ones so far, and hf/ for Hugging Face.
 
 A Hugging Face folder holds one head: that of the only task over a table, if transformers has a
 class for it (`Task.hf_export` names it). A run of several tasks exports the encoder alone, with the
@@ -169,19 +169,35 @@ def text_pooling(recipe: Recipe) -> TextPooling | None:
     return taken[1] if taken else None
 
 
-def export(run: RunSpec, model: Model, final: FinalWeights, data: Data) -> None:
-    """Write weights/ and hf/ of the run folder, with `lora` also adapter/. A user-defined encoder
-    has no hf/."""
-    recipe, state, steps = run.recipe, final.state, final.steps
-    info = info_of(recipe, model, steps=steps)
+def write_weights(
+    folder: Path,
+    recipe: Recipe,
+    model: Model,
+    final: FinalWeights,
+    data: Data,
+    *,
+    keep_adapter: bool = False,
+) -> WeightsInfo:
+    """Write a portable folder with all that is needed to read it. `keep_adapter`: also LoRA's own
+    weights."""
+    info = info_of(recipe, model, steps=final.steps)
     weights_folder.save_weights(
-        state,
-        run.folder / "weights",
+        final.state,
+        folder,
         info,
         tokenizer=data.tokenizer,
         text_tokenizer=text_tokenizer(recipe, data),
         pooling=text_pooling(recipe),
+        adapter=final.adapter if keep_adapter else None,
     )
+    return info
+
+
+def export(run: RunSpec, model: Model, final: FinalWeights, data: Data) -> None:
+    """Write weights/ and hf/ of the run folder, with `lora` also adapter/. A user-defined encoder
+    has no hf/."""
+    recipe, state, steps = run.recipe, final.state, final.steps
+    info = write_weights(run.folder / "weights", recipe, model, final, data)
     if not model.backbone.config.kind:
         scores = held_out_scores(run.folder, steps)
         write_hf(run.folder / "hf", recipe, info, state, data, steps=steps, scores=scores)

@@ -12,7 +12,7 @@ import torch
 
 from palm_ds.common import exit_codes
 from palm_ds.common.errors import UserError
-from palm_ds.data.stages import StepInfo, tasks_of
+from palm_ds.data.stages import StepInfo
 from palm_ds.engine import Engine
 from palm_ds.model.batch import Batch
 from palm_ds.model.flops import training_flops
@@ -21,12 +21,11 @@ from palm_ds.runtime.garbage import collecting_between
 from palm_ds.runtime.signals import StopFlag
 from palm_ds.runtime.step_result import StepResult
 from palm_ds.runtime.this_process import host_name
-from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.train.build import AnyStream
 from palm_ds.train.corpus_check import CorpusCheck
 from palm_ds.train.early_stopping import BestTracker
 from palm_ds.train.evaluate import HeldOutSet, TaskScore, evaluate, evaluate_sets
-from palm_ds.train.export import FinalWeights, info_of, text_pooling
+from palm_ds.train.export import FinalWeights, write_weights
 from palm_ds.train.extend import ModelSignature
 from palm_ds.train.label_watch import LabelWatch
 from palm_ds.train.plan.work import vocab_tasks
@@ -37,8 +36,8 @@ from palm_ds.train.report.run_log import RunLog
 from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.saving import Saver
 from palm_ds.train.slow_ranks import RankTime, SlowRanks
+from palm_ds.train.sources import Data
 from palm_ds.train.step_meter import StepMeter
-from palm_ds.weights import weights_folder
 
 EventHandler = Callable[[str, Mapping[str, Any]], None]
 
@@ -56,7 +55,7 @@ class Loop:
     signature: ModelSignature
     on_event: EventHandler
     best: BestTracker
-    tokenizer: Tokenizer
+    data: Data
     corpus_check: CorpusCheck
     done: bool = False
     scores: dict[str, TaskScore] = field(default_factory=dict)
@@ -128,7 +127,8 @@ class Loop:
             self._event("stage", step=step, stage=at.stage + 1)
         self.on_event("next", {"step": step})
         lr = self.recipe.optimizer.lr * self.recipe.lr_scale(at)
-        result = self.engine.step(batches, lr, step, self._task_weights, stop, self._frozen_in(at))
+        frozen = self.recipe.frozen_in(at)
+        result = self.engine.step(batches, lr, step, self._task_weights, stop, frozen)
         self._meter.add(result, self._flops(batches), waited)
         for task in self._label_watch.add(at, result.counts):
             text = self._label_watch.describe(task)
@@ -163,14 +163,6 @@ class Loop:
     def _task_weights(self) -> dict[str, float]:
         tasks = {name: task.weight for name, task in self.recipe.built_tasks.items()}
         return tasks | self.model.teacher_weights
-
-    def _frozen_in(self, at: StepInfo) -> tuple[str, ...]:
-        """Parameter patterns that the tasks of a step freeze. Such a step trains one task group."""
-        tasks = self.recipe.built_tasks
-        if len(at.task_groups) != 1:
-            return ()
-        names = tasks_of(at.task_groups[0])
-        return tuple(dict.fromkeys(p for name in names for p in tasks[name].freeze))
 
     def _evaluate_and_save(self, done: int) -> None:
         self.untimed(partial(self._after, done))
@@ -263,17 +255,11 @@ class Loop:
     def _keep_best(self, done: int) -> None:
         """Write the current weights to the run folder's best/. All processes take part."""
         state = self.engine.full_state_dict()
-        info = info_of(self.recipe, self.model, steps=done)
 
         def write() -> None:
-            final = FinalWeights.of(state, self.recipe, done)
-            weights_folder.save_weights(
-                final.state,
-                self.run.best,
-                info,
-                tokenizer=self.tokenizer,
-                pooling=text_pooling(self.recipe),
-                adapter=final.adapter,
+            best = FinalWeights.of(state, self.recipe, done)
+            write_weights(
+                self.run.best, self.recipe, self.model, best, self.data, keep_adapter=True
             )
 
         if problem := self.saver.write_at_rank0(write):

@@ -199,6 +199,13 @@ class Recipe:
         """The multiplier of `optimizer.lr` at a step."""
         return self.schedule.scale(at, self.curriculum.steps)
 
+    def frozen_in(self, at: StepInfo) -> tuple[str, ...]:
+        """Parameter patterns that the tasks of a step freeze. Such a step trains one task group."""
+        if len(at.task_groups) != 1:
+            return ()
+        names = tasks_of(at.task_groups[0])
+        return tuple(dict.fromkeys(p for name in names for p in self.built_tasks[name].freeze))
+
     @property
     def step_tokens(self) -> int:
         """Tokens of a step, over all processes; 1 if `batch` counts examples."""

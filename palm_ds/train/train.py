@@ -275,7 +275,7 @@ def _open_run(
         signature=parts.signature,
         on_event=event_handler or (lambda name, facts: None),
         best=parts.best,
-        tokenizer=data.tokenizer,
+        data=data,
         corpus_check=CorpusCheck(data.corpora, run.folder, engine.processes),
         evaluated=state.get("evaluated", first) if start_at.found else -1,
         started_before=start_at.started_before(parts.model.head_of),

@@ -233,6 +233,16 @@ def test_further_evaluation_sets_are_reported_separately(tables):
         palm.Trainer(no_validation, backbone=backbone(tables), recipe=changes).recipe  # noqa: B018
 
 
+def test_the_best_weights_are_written_like_the_final_ones(tables):
+    simplified = {"sources": {"classification": {"read": {"simplify": True}}}}
+    made = trainer(tables, epochs=1, recipe={**simplified, "evaluate": {"best": "mean"}})
+    made.train()
+    best, final = (made.folder / name for name in ("best", "weights"))
+    written = {str(path.relative_to(final)) for path in final.rglob("*")}
+    assert written == {str(path.relative_to(best)) for path in best.rglob("*")}
+    assert "text_tokenizer/tokenizer.json" in written
+
+
 def test_the_events_of_a_training(trained):
     event = palm.event
     names = [type(each).__name__ for each in trained.events]
