@@ -86,9 +86,7 @@ class BestTracker:
         name, _, metric = self.settings.best.partition(".")
         known = {**score.metrics, "accuracy": score.accuracy, "loss": -score.loss}
         if metric not in known:
-            known_names = ", ".join(known)
-            near = suggest(metric, known)
-            raise UserError(f"evaluate.best: {name} has no {metric!r}{near}; it has {known_names}")
+            raise UserError(f"evaluate.best: {name} has no {metric!r}{suggest(metric, known)}")
         return known[metric]
 
     def record(self) -> dict[str, Any]:

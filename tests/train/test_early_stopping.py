@@ -125,8 +125,12 @@ def test_an_unknown_name_is_refused_immediately(name, message) -> None:
 
 
 def test_an_unknown_metric_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UserError, match="a has no 'f2.*; it has f1, accuracy, loss"):
-        best(best="a.f2").update(1, {"a": score(0.5, f1=0.5)})
+    for metric, known in (
+        ("acuracy", 'did you mean "accuracy"\\?'),
+        ("f2", "known: accuracy, f1, loss"),
+    ):
+        with pytest.raises(UserError, match=f"a has no '{metric}'; {known}$"):
+            best(best=f"a.{metric}").update(1, {"a": score(0.5, f1=0.5)})
     with pytest.raises(UserError, match="no rows to evaluate 'b' on; give its source `validation`"):
         best(best="b").update(1, {"a": score(0.5)})
     with pytest.raises(UserError, match="evaluate.patience: needs `best`"):
