@@ -23,7 +23,7 @@ error over the rows. A finished run is not repeated.
 
 To compare the first two where all these rows have labels:
 
-    --labelled 12800 --unlabelled 0 --longer 4 --arms labels teacher
+    --labelled 12800 --unlabelled 0 --longer 4 --students bag --arms labels teacher
 """
 
 from __future__ import annotations
@@ -49,6 +49,25 @@ TEMPERATURE = 2.0
 
 Row = Mapping[str, Any]
 """text_a, label; the label of an unlabelled row is None."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learner:
+    """A model to train, and for how long."""
+
+    name: str
+    lr: float
+    batch: int
+    steps: int
+    layers: str = ""
+    """A folder in --work that it begins from; empty: a bag of words."""
+
+
+TEACHER = Learner(name="teacher", layers="whole", lr=5e-5, batch=32, steps=625)
+STUDENTS: Mapping[str, Learner] = {
+    "bag": Learner(name="bag of words", lr=1e-3, batch=32, steps=600),
+    "layers": Learner(name="3 layers", layers="half", lr=1e-4, batch=16, steps=400),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +97,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--labelled", type=int, default=800)
     parser.add_argument("--unlabelled", type=int, default=12000)
     parser.add_argument("--held_out", type=int, default=2128)
+    parser.add_argument("--students", nargs="+", choices=STUDENTS, default=list(STUDENTS))
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
     parser.add_argument("--longer", type=int, default=1, help="times the steps of a student")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
@@ -89,23 +109,6 @@ ARGUMENTS = parse() if __name__ == "__main__" else None
 if ARGUMENTS is not None:  # before torch reads them
     os.environ["OMP_NUM_THREADS"] = str(ARGUMENTS.threads)
     os.environ["DS_ACCELERATOR"] = "cpu"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Learner:
-    """A model to train, and for how long."""
-
-    name: str
-    lr: float
-    batch: int
-    steps: int
-    layers: str = ""
-    """A folder in --work that it begins from; empty: a bag of words."""
-
-
-TEACHER = Learner(name="teacher", layers="whole", lr=5e-5, batch=32, steps=625)
-THREE_LAYERS = Learner(name="3 layers", layers="half", lr=1e-4, batch=16, steps=400)
-BAG = Learner(name="bag of words", lr=1e-3, batch=32, steps=600)
 
 
 # ---- rows ----
@@ -309,8 +312,8 @@ def main(args: argparse.Namespace) -> None:
         args, TEACHER, Arm(rows="teacher", taught=False), args.work / TEACHER.name
     )
     lines = [f"| teacher | {percent([statistics.fmean(teacher)])} | | | |"]
-    for learner in (BAG, THREE_LAYERS):
-        lines += students(args, learner)
+    for name in args.students:
+        lines += students(args, STUDENTS[name])
     print(f"{len(teacher):,} rows scored")
     print("| | accuracy, % | of each seed | gain over the first arm | standard error |")
     print("\n".join(["|---|---|---|---|---|", *lines]))
