@@ -105,13 +105,20 @@ class TableSource(CachesResults):
 
     def need(self, column: str, what: str) -> None:
         """Raises UserError if the table has no such column; `what` needs it."""
-        if column not in self.columns:
-            unused = self.table.unused
-            also = f", and without a role {', '.join(unused[:12])}" if unused else ""
+        if column in self.columns:
+            return
+        missing = f"{what}: {self.name} has no column {column!r}"
+        if texts := next((file.path for file in self.table.files if file.format == "text"), ""):
             raise UserError(
-                f"{what}: {self.name} has no column {column!r}; it has {', '.join(self.columns)}"
-                f"{also}; map one with `columns: {{{column}: NAME}}`"
+                f"{missing}; {texts} was read as a text on each line (`format: text`): give "
+                "another `format`, such as conll, or rename it, as to names.conll"
             )
+        unused = self.table.unused
+        also = f", and without a role {', '.join(unused[:12])}" if unused else ""
+        raise UserError(
+            f"{missing}; it has {', '.join(self.columns)}{also}; "
+            f"map one with `columns: {{{column}: NAME}}`"
+        )
 
     def column(self, name: str) -> list[Any]:
         """The values of a column; None for rows without one."""

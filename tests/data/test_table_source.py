@@ -121,6 +121,18 @@ def test_a_missing_column_is_reported_with_the_existing_ones(vocabulary, tmp_pat
     assert both.unused == ()
 
 
+def test_a_column_that_plain_text_cannot_have(vocabulary, tmp_path) -> None:
+    path = tmp_path / "names.conll.txt"
+    path.write_text("w1 O\nw2 B-PER\n\n")
+    with pytest.raises(UserError) as error:
+        open_source(path, vocabulary).need("tags", "tasks.x")
+    assert str(error.value) == (
+        f"tasks.x: names.conll has no column 'tags'; {path} was read as a text on each line "
+        "(`format: text`): give another `format`, such as conll, or rename it, as to names.conll"
+    )
+    open_source(path, vocabulary, format="conll").need("tags", "tasks.x")
+
+
 def test_a_row_without_text_is_reported_with_its_place(vocabulary, tmp_path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"text_a": "w1", "label": 1}\n{"text_a": null, "label": 0}\n')
