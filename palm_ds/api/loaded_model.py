@@ -12,7 +12,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +20,13 @@ import torch
 
 from palm_ds.api.events import Metrics
 from palm_ds.api.predictions import predictions_of, scores_of, select_tasks
-from palm_ds.api.pretrained import Backbone
 from palm_ds.api.save_model import push_saved, save_pretrained
+from palm_ds.api.text_vectors import TextVectors
 from palm_ds.common.errors import UserError
 from palm_ds.common.keywords import documents
 from palm_ds.data.given_rows import Rows, listed
 from palm_ds.data.task import TableTask
-from palm_ds.inference.embedder import EmbeddingSettings
+from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
 from palm_ds.inference.predictor import Predictor, find_model, open_predictor
 from palm_ds.runtime.checkpoint import SINGLE_PROCESS
 from palm_ds.runtime.processes import device_named
@@ -92,11 +92,18 @@ class LoadedModel:
         self, texts: str | Sequence[str], **settings: Unpack[EmbeddingKeywords]
     ) -> torch.Tensor | list[torch.Tensor]:
         """The encoder's vectors (texts, hidden) of texts, as `palm.Backbone` gives them."""
-        return self._backbone(texts, device=str(self.predictor.device), **settings)
+        return self._vectors(texts, settings)
 
     @cached_property
-    def _backbone(self) -> Backbone:
-        return Backbone(folder=str(self.folder))
+    def _vectors(self) -> TextVectors:
+        return TextVectors(
+            open=partial(
+                open_embedder,
+                self.folder,
+                device=self.predictor.device,
+                encoder=self.predictor.model.backbone,
+            )
+        )
 
     def _for(self, task: str) -> Predictor:
         names = [task] if task else []

@@ -7,25 +7,20 @@ when it is called on texts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from palm_ds.api.save_model import push_saved, save_pretrained
+from palm_ds.api.text_vectors import TextVectors
 from palm_ds.common.config import read_json
-from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.errors import UserError
 from palm_ds.common.keywords import documents
 from palm_ds.common.plugins import classes_to_names
-from palm_ds.inference.embedder import (
-    Embedder,
-    EmbeddingSettings,
-    open_embedder,
-    with_settings,
-)
+from palm_ds.inference.embedder import Embedder, EmbeddingSettings, open_embedder
 from palm_ds.model.config import EncoderConfig
 from palm_ds.runtime.processes import device_named
 from palm_ds.text.tokenizer import load_tokenizer
@@ -97,28 +92,20 @@ class Backbone:
         """The vectors (texts, hidden) float32 of texts, or of ids with their special tokens; with
         `tokens=True` a list of (tokens, hidden). The weights are loaded at the first call. Raises
         UserError."""
-        embedder = self._embedder(device, _settings(settings))
-        ids = _ids(texts, embedder)
-        if embedder.settings.tokens:
-            return [torch.from_numpy(found) for found in embedder.embed_tokens(ids)]
-        return torch.from_numpy(embedder.embed_ids(ids))
+        self._with_weights()
+        if device not in self._vectors:
+            self._vectors[device] = TextVectors(open=partial(self._embedder, device))
+        return self._vectors[device](texts, settings)
 
     def _embedder(self, device: str, settings: EmbeddingSettings) -> Embedder:
-        """An embedder with these settings; all on a device share the weights."""
-        self._with_weights()
-        found = self._embedders.get(device, {})
-        if settings not in found and found:
-            found[settings] = with_settings(next(iter(found.values())), settings)
-        elif settings not in found:
-            tokenizer = load_tokenizer(self.tokenizer) if self.tokenizer else None
-            made = open_embedder(
-                self.folder, settings, device=device_named(device), tokenizer=tokenizer
-            )
-            found = self._embedders[device] = {settings: made}
-        return found[settings]
+        tokenizer = load_tokenizer(self.tokenizer) if self.tokenizer else None
+        return open_embedder(
+            self.folder, settings, device=device_named(device), tokenizer=tokenizer
+        )
 
     @cached_property
-    def _embedders(self) -> dict[str, dict[EmbeddingSettings, Embedder]]:
+    def _vectors(self) -> dict[str, TextVectors]:
+        """By device."""
         return {}
 
     def save_pretrained(self, folder: str | Path) -> Path:
@@ -143,40 +130,3 @@ class Backbone:
     def values(self) -> dict[str, Any]:
         """The recipe keys for this encoder."""
         return {"init_from": self.folder} if self.folder else {"backbone": dict(self.config)}
-
-
-def _settings(given: Mapping[str, Any]) -> EmbeddingSettings:
-    known = [each.name for each in fields(EmbeddingSettings)]
-    for name in given:
-        if name not in known:
-            raise UserError(f"{name}: no such setting{suggest(name, known)}")
-    layers = given.get("layers", (-1,))
-    layers = (layers,) if isinstance(layers, int) else tuple(layers)
-    return EmbeddingSettings(**{**given, "layers": layers})
-
-
-def _ids(texts: Any, embedder: Embedder) -> list[np.ndarray]:
-    """The ids of texts, or the given ids without padding at the end, checked."""
-    rows = [texts] if isinstance(texts, str) else list(texts)
-    if any(isinstance(row, str) for row in rows):
-        for number, row in enumerate(rows):
-            if not isinstance(row, str):
-                raise UserError(f"text {number}: expected a text like the others, got {row!r:.60}")
-        return embedder.encode(rows)
-    return [_checked_ids(row, f"text {number}", embedder) for number, row in enumerate(rows)]
-
-
-def _checked_ids(row: object, where: str, embedder: Embedder) -> np.ndarray:
-    pad, size = embedder.tokenizer.vocabulary.pad, embedder.encoder.config.vocab_size or 0
-    longest = embedder.encoder.config.max_length
-    wanted = f"{where}: expected 1 to {longest} ids from 0 to {size - 1}"
-    try:
-        given = np.asarray(row)
-    except ValueError:  # lists of different lengths
-        raise UserError(f"{wanted}, got {row!r:.60}") from None
-    if given.ndim != 1 or (given.dtype.kind not in "iu" and given.size):
-        raise UserError(f"{wanted}, got {row!r:.60}")
-    ids = given[: int(np.flatnonzero(given != pad).max(initial=-1)) + 1]
-    if not 0 < len(ids) <= longest or ids.min() < 0 or ids.max() >= size:
-        raise UserError(wanted)
-    return ids.astype(np.int64)

@@ -239,9 +239,11 @@ def open_embedder(
     batch_tokens: int = 0,
     device: torch.device | str = "cpu",
     tokenizer: Tokenizer | None = None,
+    encoder: Encoder | None = None,
 ) -> Embedder:
     """Open a run folder (its weights/), or a checkpoint of any format; with its own tokenizer
     unless another is given. `batch_tokens`: approximate tokens per batch; 0 chooses for the device.
+    `encoder`: with the same weights on the same device; it is shared if it gives the same vectors.
     Raises UserError."""
     if precision not in DTYPES:
         raise UserError(f"precision: {precision!r}{suggest(precision, DTYPES)}")
@@ -251,7 +253,7 @@ def open_embedder(
     contents = open_checkpoint(folder)
     return embedder_of(
         contents,
-        _encoder(contents, folder, precision, device),
+        _encoder(contents, folder, precision, device, encoder),
         tokenizer or _tokenizer(contents),
         settings or EmbeddingSettings(),
         device=device,
@@ -297,10 +299,16 @@ def _tokenizer(contents: CheckpointContents) -> Tokenizer:
 
 
 def _encoder(
-    contents: CheckpointContents, folder: Path, precision: str, device: torch.device
+    contents: CheckpointContents,
+    folder: Path,
+    precision: str,
+    device: torch.device,
+    opened: Encoder | None,
 ) -> Encoder:
     config, dtype = contents.config, DTYPES[precision]
     kernels, _ = choose_kernels({"compile": "off"}, device=device, dtype=dtype, config=config)
+    if opened and opened.kernels == kernels and next(opened.parameters()).dtype == dtype:
+        return opened
     model = Model(build_encoder(config, kernels), {}, {})
     weights_folder.load_weights(folder, model)
     return prepare_to_predict(model, device, dtype).backbone

@@ -102,17 +102,24 @@ def test_all_kinds_of_rows_have_the_same_predictions(
     assert long[0]["label"] == "yes" and model([""], task="mood")[0]["label"] in ("no", "yes")
 
 
-def test_evaluation_and_vectors(model: palm.LoadedModel, run: Path) -> None:
+def test_evaluation(model: palm.LoadedModel) -> None:
     labelled = [
         {"text_a": text, "label": label}
         for text, label in zip(TEXTS, ["no", "yes"] * 2, strict=True)
     ]
     assert model.evaluate(labelled, task="mood")["mood"]["accuracy"] == 1.0
-    vectors = model.embed(TEXTS, pooling="cls")
-    assert isinstance(vectors, torch.Tensor)
-    assert torch.equal(
-        vectors, palm.Backbone.from_pretrained(run / "weights")(TEXTS, pooling="cls")
-    )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_vectors_are_those_of_the_backbone(run: Path, precision: str) -> None:
+    """fp32 whatever the predictions are; the weights are then in memory once."""
+    model, backbone = palm.load(run, precision=precision), palm.Backbone.from_pretrained(run)
+    for pooling in ("mean", "cls", "pooler"):
+        vectors = model.embed(TEXTS, pooling=pooling)
+        assert isinstance(vectors, torch.Tensor)
+        assert torch.equal(vectors, backbone(TEXTS, pooling=pooling))
+    (encoder,) = {each.encoder for each in model._vectors.embedders.values()}
+    assert (encoder is model.predictor.model.backbone) == (precision == "fp32")
 
 
 def test_best_weights_and_checkpoints_open_too(model, run: Path, tmp_path: Path) -> None:
@@ -218,6 +225,7 @@ def test_a_saved_model_may_be_saved_where_it_is(model, tmp_path: Path) -> None:
 
 def test_mistakes_are_one_line(model, run: Path, tables: Path, tmp_path: Path) -> None:
     pushing = palm.Backbone.from_config(TINY, tokenizer=tables / "vocab.txt")
+    backbone = palm.Backbone.from_pretrained(run)
     (tmp_path / "file").write_text("")
     wrong: dict[str, Any] = {
         r"nowhere: no such folder": lambda: palm.load(tmp_path / "nowhere"),
@@ -239,7 +247,7 @@ def test_mistakes_are_one_line(model, run: Path, tables: Path, tmp_path: Path) -
         r"file: is a file; give a folder$": lambda: model.save(tmp_path / "file"),
         r"device: 'tpu': not a device": lambda: palm.load(run, device="tpu"),
         r"device: 'cuda:77': cannot be used here": lambda: palm.load(run, device="cuda:77"),
-        r"device: 'gpu': not a device": lambda: model._backbone(TEXTS, device="gpu"),
+        r"device: 'gpu': not a device": lambda: backbone(TEXTS, device="gpu"),
         r"rows: pairs, but mood reads one text, text_a": lambda: model([("w1", "w2")], task="mood"),
         r"has no weights yet": lambda: pushing.save_pretrained(tmp_path / "x"),
     }

@@ -48,7 +48,7 @@ def test_all_settings_share_the_weights(run) -> None:
         found = backbone(["cat"], prompt=prompt, pooling="cls", task="a")
         wanted = EmbeddingSettings(pooling="cls", task="a")
         assert np.array_equal(found, open_embedder(run, wanted).embed([f"{prompt}cat"]))
-    (opened,) = backbone._embedders.values()
+    opened = backbone._vectors["cpu"].embedders
     assert len(opened) == 3 and len({id(each.encoder) for each in opened.values()}) == 1
 
 

@@ -1,0 +1,76 @@
+"""Vectors of texts or ids with one model and any settings, all of which share its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import torch
+
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.inference.embedder import Embedder, EmbeddingSettings, with_settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextVectors:
+    """`open` reads the weights, at the first call."""
+
+    open: Callable[[EmbeddingSettings], Embedder]
+    embedders: dict[EmbeddingSettings, Embedder] = field(default_factory=dict)
+    """Those that were used so far."""
+
+    def __call__(
+        self, texts: Any, settings: Mapping[str, Any]
+    ) -> torch.Tensor | list[torch.Tensor]:
+        """As `palm.Backbone`, called on texts. Raises UserError."""
+        embedder = self._embedder(_settings(settings))
+        ids = _ids(texts, embedder)
+        if embedder.settings.tokens:
+            return [torch.from_numpy(found) for found in embedder.embed_tokens(ids)]
+        return torch.from_numpy(embedder.embed_ids(ids))
+
+    def _embedder(self, settings: EmbeddingSettings) -> Embedder:
+        if settings not in self.embedders:
+            opened = next(iter(self.embedders.values()), None)
+            made = with_settings(opened, settings) if opened else self.open(settings)
+            self.embedders[settings] = made
+        return self.embedders[settings]
+
+
+def _settings(given: Mapping[str, Any]) -> EmbeddingSettings:
+    known = [each.name for each in fields(EmbeddingSettings)]
+    for name in given:
+        if name not in known:
+            raise UserError(f"{name}: no such setting{suggest(name, known)}")
+    layers = given.get("layers", (-1,))
+    layers = (layers,) if isinstance(layers, int) else tuple(layers)
+    return EmbeddingSettings(**{**given, "layers": layers})
+
+
+def _ids(texts: Any, embedder: Embedder) -> list[np.ndarray]:
+    """The ids of texts, or the given ids without padding at the end, checked."""
+    rows = [texts] if isinstance(texts, str) else list(texts)
+    if any(isinstance(row, str) for row in rows):
+        for number, row in enumerate(rows):
+            if not isinstance(row, str):
+                raise UserError(f"text {number}: expected a text like the others, got {row!r:.60}")
+        return embedder.encode(rows)
+    return [_checked_ids(row, f"text {number}", embedder) for number, row in enumerate(rows)]
+
+
+def _checked_ids(row: object, where: str, embedder: Embedder) -> np.ndarray:
+    pad, size = embedder.tokenizer.vocabulary.pad, embedder.encoder.config.vocab_size or 0
+    longest = embedder.encoder.config.max_length
+    wanted = f"{where}: expected 1 to {longest} ids from 0 to {size - 1}"
+    try:
+        given = np.asarray(row)
+    except ValueError:  # lists of different lengths
+        raise UserError(f"{wanted}, got {row!r:.60}") from None
+    if given.ndim != 1 or (given.dtype.kind not in "iu" and given.size):
+        raise UserError(f"{wanted}, got {row!r:.60}")
+    ids = given[: int(np.flatnonzero(given != pad).max(initial=-1)) + 1]
+    if not 0 < len(ids) <= longest or ids.min() < 0 or ids.max() >= size:
+        raise UserError(wanted)
+    return ids.astype(np.int64)
