@@ -51,17 +51,20 @@ class StepMeter:
             "loss": {t: sums[f"loss {t}"] / self.counts[t] for t in seen},
             "accuracy": {t: sums[f"right {t}"] / self.counts[t] for t in seen},
             "tokens_per_second": self.tokens / seconds,
-            "flops_per_second": sums["flops"] / seconds,
             "data_wait": sums["waited"] / engine.world / seconds,
-            **_utilization(sums["flops"] / seconds, sums["peak"]),
+            **_computing(sums["flops"] / seconds, sums["peak"]),
             **_memory(engine),
             "compiled": compile_count(),
         }
 
 
-def _utilization(flops_per_second: float, peak: float) -> dict[str, float]:
-    """Model FLOPs utilization: the share of what all cards can do; nothing if one is unknown."""
-    return {} if math.isnan(peak) else {"mfu": flops_per_second / peak}
+def _computing(flops_per_second: float, peak: float) -> dict[str, float]:
+    """The rate, and model FLOPs utilization, its share of what all cards can do; without the share
+    if a card is unknown, nothing if the encoder only adds, as a bag of words does."""
+    if not flops_per_second:
+        return {}
+    mfu = {} if math.isnan(peak) else {"mfu": flops_per_second / peak}
+    return {"flops_per_second": flops_per_second, **mfu}
 
 
 def _memory(engine: Engine) -> dict[str, int]:

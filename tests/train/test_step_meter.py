@@ -61,3 +61,12 @@ def test_an_unknown_card_has_no_utilization(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(step_meter, "peak_flops", lambda *_: math.nan)
     monkeypatch.setattr(step_meter, "take_memory_use", lambda _: None)
     assert "mfu" not in meter().read(engine_of(1, device="cuda"))
+
+
+def test_a_model_without_counted_products_has_no_flops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bag of words only adds: 0 FLOP/s would be wrong."""
+    monkeypatch.setattr(step_meter, "peak_flops", lambda *_: 2e12)
+    monkeypatch.setattr(step_meter, "take_memory_use", lambda _: None)
+    adding = meter()
+    adding.flops = torch.zeros(())
+    assert not {"mfu", "flops_per_second"} & adding.read(engine_of(1, device="cuda")).keys()
