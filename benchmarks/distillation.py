@@ -31,7 +31,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
 import random
 import statistics
 import sys
@@ -42,6 +41,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from benchmarks.cpu import compute_on_cpu  # noqa: E402
 
 SOURCE = "sst2"
 LENGTH = 64
@@ -103,12 +104,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args(arguments)
-
-
-ARGUMENTS = parse() if __name__ == "__main__" else None
-if ARGUMENTS is not None:  # before torch reads them
-    os.environ["OMP_NUM_THREADS"] = str(ARGUMENTS.threads)
-    os.environ["DS_ACCELERATOR"] = "cpu"
 
 
 # ---- rows ----
@@ -319,5 +314,7 @@ def main(args: argparse.Namespace) -> None:
     print("\n".join(["|---|---|---|---|---|", *lines]))
 
 
-if ARGUMENTS is not None:
-    main(ARGUMENTS)
+if __name__ == "__main__":
+    given = parse()
+    compute_on_cpu(given.threads)
+    main(given)

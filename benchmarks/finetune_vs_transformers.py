@@ -26,7 +26,6 @@ import contextlib
 import importlib.util
 import io
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -41,6 +40,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.cpu import compute_on_cpu  # noqa: E402
 from benchmarks.finetuning_sets import SETS, DataSet  # noqa: E402
 
 CONTENDERS: tuple[str, ...] = ("palm_ds", "transformers")
@@ -66,13 +66,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--table", default="", help="a file for the table; default: only printed")
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args(arguments)
-
-
-ARGUMENTS = parse() if __name__ == "__main__" else None
-if ARGUMENTS is not None:  # before torch reads them
-    os.environ["OMP_NUM_THREADS"] = str(ARGUMENTS.threads)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    os.environ["DS_ACCELERATOR"] = "cpu"
 
 
 def main(args: argparse.Namespace) -> None:
@@ -365,5 +358,6 @@ LEARN: Mapping[str, Callable[[Run], dict[str, Any]]] = {
 }
 
 if __name__ == "__main__":
-    assert ARGUMENTS is not None
-    main(ARGUMENTS)
+    given = parse()
+    compute_on_cpu(given.threads)
+    main(given)

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,6 +34,8 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+
+from benchmarks.cpu import compute_on_cpu  # noqa: E402
 
 HELD_OUT = 4
 """One of this number of titles is held out."""
@@ -78,12 +79,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args(arguments)
-
-
-ARGUMENTS = parse() if __name__ == "__main__" else None
-if ARGUMENTS is not None:  # before torch reads them
-    os.environ["OMP_NUM_THREADS"] = str(ARGUMENTS.threads)
-    os.environ["DS_ACCELERATOR"] = "cpu"
 
 
 # ---- rows ----
@@ -264,5 +259,7 @@ def score(args: argparse.Namespace) -> None:
         print(f"{name}: perplexity", ", ".join(f"{perplexity(run):.1f}" for run in runs))
 
 
-if ARGUMENTS is not None:
-    {"rows": write_rows, "train": train_models, "score": score}[ARGUMENTS.command](ARGUMENTS)
+if __name__ == "__main__":
+    given = parse()
+    compute_on_cpu(given.threads)
+    {"rows": write_rows, "train": train_models, "score": score}[given.command](given)
