@@ -10,6 +10,8 @@ from pathlib import Path
 from palm_ds.common.errors import UserError
 from palm_ds.weights import hub
 from palm_ds.weights.convert.convert import ConversionOptions, convert
+from palm_ds.weights.formats.onnx.description import DESCRIPTION
+from palm_ds.weights.formats.onnx.description import FOLDER as ONNX
 
 
 def save_pretrained(source: Path, folder: str | Path, *, head: str = "", task: str = "") -> Path:
@@ -22,8 +24,17 @@ def save_pretrained(source: Path, folder: str | Path, *, head: str = "", task: s
     with tempfile.TemporaryDirectory(prefix="palm_ds_") as temporary:
         written = Path(temporary) / "hf"
         convert(source, written, "huggingface", options)
-        shutil.copytree(written, folder, dirs_exist_ok=True)
+        copy_model(written, folder)
     return folder
+
+
+def copy_model(written: Path, folder: Path) -> None:
+    """Copy a written model into a folder. Files of the same names are replaced; an onnx/ that is
+    there is of other weights, and is removed."""
+    if (folder / DESCRIPTION).is_file():
+        (folder / DESCRIPTION).unlink()
+        shutil.rmtree(folder / ONNX, ignore_errors=True)
+    shutil.copytree(written, folder, dirs_exist_ok=True)
 
 
 def push_saved(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import logging
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from palm_ds.api.event_relay import EventDispatcher, as_metrics
 from palm_ds.api.events import Event, EventHandler, Metrics
 from palm_ds.api.pretrained import Backbone
 from palm_ds.api.run_definition import RunDefinition
-from palm_ds.api.save_model import push_saved
+from palm_ds.api.save_model import copy_model, push_saved
 from palm_ds.common import exit_codes
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import plain_messages
@@ -23,8 +23,10 @@ from palm_ds.inference import fill_mask
 from palm_ds.model.batch import Batch
 from palm_ds.runtime.processes import leave_at_exit
 from palm_ds.runtime.signals import stop_signals
-from palm_ds.train.export import FinalWeights, info_of, write_hf, write_weights
+from palm_ds.train.export import FinalWeights, info_of, write_hf, write_onnx, write_weights
 from palm_ds.train.train import TrainingRun, setup_run
+
+log = logging.getLogger(__name__)
 
 
 class TrainingSession(RunDefinition):
@@ -186,7 +188,7 @@ class TrainingSession(RunDefinition):
             if not written.is_dir():
                 raise UserError("save: nothing was trained; call train() first")
             if self.first_process:
-                shutil.copytree(written, folder, dirs_exist_ok=True)
+                copy_model(written, folder)
         else:
             self._save_current(self._opened, folder, huggingface)
         return folder
@@ -201,6 +203,8 @@ class TrainingSession(RunDefinition):
         if huggingface:
             info = info_of(recipe, opened.model, steps=steps)
             write_hf(folder, recipe, info, final.state, opened.data, steps=steps)
+            for line in write_onnx(folder, recipe):
+                log.info("%s", line)
         else:
             write_weights(folder, recipe, opened.model, final, opened.data)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import CONTINUES, Command
 from palm_ds.cli.options import add_ds_config, add_recipe, check_overrides, names
-from palm_ds.cli.runs import add_launcher, command_of, say, stop_on_signals
+from palm_ds.cli.runs import add_launcher, command_of, say, stop_on_signals, without_onnx
 from palm_ds.cli.shipped import find_ds_config, find_recipe
 from palm_ds.train.sweeps.subprocesses import launcher_of
 
@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
 
     def command(variant: Variant) -> list[str]:
         option = ("--deepspeed_config", ds_config)
-        folder = ("--run_dir", variant.run.folder)
-        return command_of(launcher, "pretrain", variant.file, *option, *folder)
+        rest = ("--run_dir", variant.run.folder, *without_onnx(variant.values))
+        return command_of(launcher, "pretrain", variant.file, *option, *rest)
 
     stop_on_signals()
     run_all(found, command)

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=["fp32"],
         metavar="A,B",
-        help="huggingface: with onnx/, in fp32 and, if named, fp16, int8",
+        help="huggingface: files of onnx/: fp32, fp16, int8, or none (fp32, where possible)",
     )
     add("--opset", type=int, metavar="N", help="onnx: version of its operators (18)")
     add("--score", nargs="+", metavar="FILE", help="onnx: labelled rows to score the files on")
@@ -98,6 +98,7 @@ def _to_weights(
 ) -> tuple[ConversionResult, list[str]]:
     from palm_ds.weights.convert.convert import ConversionOptions, convert
     from palm_ds.weights.convert.to_onnx import add_onnx, check_installed
+    from palm_ds.weights.convert.try_onnx import AddedOnnx, try_onnx
 
     _check_not_given(args, _OF_ONNX, f"--to {args.to} has none; --to onnx has")
     if args.to != "huggingface":
@@ -106,19 +107,24 @@ def _to_weights(
         raise UserError(f"--head: {args.to} takes one head; --to onnx takes several")
     head = args.head[0] if args.head else ""
     options = options_of(ConversionOptions, args, texts=texts, head=head)
-    files: list[OnnxFile] = []
+    added: list[AddedOnnx] = []
 
     def add(folder: Path) -> None:
-        files.extend(add_onnx(folder, args.onnx, verify=args.verify))
+        if args.onnx:
+            files = add_onnx(folder, args.onnx, verify=args.verify)
+            added.append(AddedOnnx(files=files))
+        else:
+            added.append(try_onnx(folder, verify=args.verify))
 
-    if args.onnx:
+    if args.onnx and args.onnx != _NO_ONNX:
         check_installed("--onnx")
-    adding = {"add": add} if args.onnx else {}
+    adding = {"add": add} if args.to == "huggingface" and args.onnx != _NO_ONNX else {}
     done = convert(args.source, args.target, args.to, options, **adding, **opening)
     return done, [
         f"{done.format} -> {done.to}: {done.target}",
         f"checked: {done.parity or 'not at all'}",
-        *_file_lines(files),
+        *(line for each in added for line in _file_lines(each.files)),
+        *(f"no onnx/: {each.why}" for each in added if each.why),
     ]
 
 
@@ -171,6 +177,7 @@ def _onnx_lines(done: OnnxResult) -> list[str]:
     return [*lines, *(f"warning: {line}" for line in done.warnings)]
 
 
+_NO_ONNX = ["none"]
 _OF_ONNX = ("precision", "opset", "score")
 _NOT_OF_ONNX = ("family", "head_class", "words", "onnx")
 

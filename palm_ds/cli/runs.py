@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from palm_ds.cli.options import add_ds_config
 from palm_ds.common.errors import UserError
@@ -37,6 +38,11 @@ def command_of(launcher: Sequence[str], module: str, *arguments: object) -> list
     deepspeed = any("deepspeed" in Path(word).name for word in launcher)
     option = "--module" if deepspeed else "-m"
     return [*launcher, option, f"palm_ds.cli.{module}", *map(str, arguments)]
+
+
+def without_onnx(values: Mapping[str, Any]) -> list[str]:
+    """Overrides for one of many runs, which writes no hf/onnx/ unless its recipe asks for it."""
+    return [] if "export_onnx" in values else ["export_onnx=[]"]
 
 
 def slots_of(jobs: int, shared: bool) -> list[dict[str, str]]:

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import CONTINUES, Command
 from palm_ds.cli.options import check_overrides
-from palm_ds.cli.runs import add_runs, command_of, say, slots_of, stop_on_signals
+from palm_ds.cli.runs import (
+    add_runs,
+    command_of,
+    say,
+    slots_of,
+    stop_on_signals,
+    without_onnx,
+)
 from palm_ds.cli.shipped import find_ds_config, find_recipe
 from palm_ds.train.sweeps.subprocesses import launcher_of
 
@@ -38,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
 
     def command(member: SuiteRun) -> list[str]:
         option = ("--deepspeed_config", ds_config)
-        return command_of(launcher, "finetune", member.file, *option, "--run_dir", member.folder)
+        rest = ("--run_dir", member.folder, *without_onnx(member.values))
+        return command_of(launcher, "finetune", member.file, *option, *rest)
 
     failed: dict[str, str] = {}
     if not args.table:

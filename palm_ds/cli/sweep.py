@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import CONTINUES, Command
 from palm_ds.cli.options import check_overrides
-from palm_ds.cli.runs import add_runs, command_of, say, slots_of, stop_on_signals
+from palm_ds.cli.runs import (
+    add_runs,
+    command_of,
+    say,
+    slots_of,
+    stop_on_signals,
+    without_onnx,
+)
 from palm_ds.cli.shipped import find_ds_config, find_recipe
 from palm_ds.train.sweeps.subprocesses import launcher_of
 
@@ -43,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
     def command(trial: Trial) -> list[str]:
         option = ("--deepspeed_config", ds_config)
         module = "finetune" if table else "pretrain"
-        return command_of(launcher, module, trial.file, *option, "--run_dir", trial.folder)
+        rest = ("--run_dir", trial.folder, *without_onnx(space.recipe_values(trial.chosen)))
+        return command_of(launcher, module, trial.file, *option, *rest)
 
     search = Search(space, out)
     if not args.table:

@@ -1,4 +1,5 @@
-"""What a run leaves: weights/ for palm_ds, also the best ones so far, and hf/ for Hugging Face.
+"""What a run leaves: weights/ for palm_ds, also the best ones so far; hf/ for Hugging Face, with
+onnx/ in it.
 
 A Hugging Face folder holds one head: that of the only task over a table, if transformers has a
 class for it (`Task.hf_export` names it). A run of several tasks exports the encoder alone, with the
@@ -18,7 +19,6 @@ import torch
 from safetensors.torch import load_file
 
 from palm_ds import __version__
-from palm_ds.common.errors import UserError
 from palm_ds.data.hub_datasets import names_in
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.distillation import without_projections
@@ -34,7 +34,8 @@ from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.sources import Data
 from palm_ds.weights import weights_folder
 from palm_ds.weights.convert.documents import read_documents
-from palm_ds.weights.convert.to_onnx import add_onnx, check_installed
+from palm_ds.weights.convert.to_onnx import check_installed
+from palm_ds.weights.convert.try_onnx import try_onnx
 from palm_ds.weights.download.downloader import hub_name_of
 from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.formats.huggingface.families import served_family
@@ -234,8 +235,6 @@ def write_hf(
         pooling=taken[1] if taken else None,
         made=_provenance(recipe, steps, scores or {}),
     )
-    if recipe.export_onnx:
-        _add_onnx(folder, recipe)
 
 
 def check_export(recipe: Recipe) -> None:
@@ -244,17 +243,16 @@ def check_export(recipe: Recipe) -> None:
         check_installed("export_onnx")
 
 
-def _add_onnx(folder: Path, recipe: Recipe) -> None:
-    """Write hf/onnx/. A graph that cannot be written costs the run nothing but a line."""
-    try:
-        files = add_onnx(folder, recipe.export_onnx)
-    except UserError as error:
-        log.warning("export_onnx: nothing was written: %s", error)
-        return
-    for each in files:
-        log.info(
-            "%s/onnx/%s: %.1f MB; checked: %s", folder, each.name, each.bytes / 1e6, each.parity
-        )
+def write_onnx(folder: Path, recipe: Recipe) -> list[str]:
+    """Write onnx/ into a Hugging Face folder, as the recipe says. Returns lines about its files, or
+    one about why there are none: that costs a run nothing else."""
+    if recipe.export_onnx == ():
+        return []
+    added = try_onnx(folder, recipe.export_onnx)
+    if added.why and recipe.export_onnx:
+        log.warning("export_onnx: nothing was written: %s", added.why)
+        return []
+    return added.lines(folder)
 
 
 def _family(config: EncoderConfig, recipe: Recipe) -> str:

@@ -115,9 +115,9 @@ class Recipe:
     """What `hf/` is if the encoder has task embeddings: bert, with the row of `export_task` (or of
     the exported head's task) added to the token type embeddings, which every program opens; or
     ernie, with all rows. Without task embeddings it is a Bert or Roberta model."""
-    export_onnx: tuple[Literal["fp32", "fp16", "int8"], ...] = ()
-    """Write `hf/onnx/` too: model.onnx (fp32) always, and the others that are named. Needs
-    palm_ds[onnx]."""
+    export_onnx: tuple[Literal["fp32", "fp16", "int8"], ...] | None = None
+    """Files of `hf/onnx/`: model.onnx (fp32) always, and the others that are named; needs
+    palm_ds[onnx]. Default: fp32 where that is installed, for weights below 2 GB. `[]`: none."""
     datasets: tuple[str, ...] = ()
     """`owner/name` of data sets on the hub, for the model card of `hf/`, which lists those of
     hf:// sources and of rows loaded by `datasets` too."""

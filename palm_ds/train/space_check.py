@@ -57,6 +57,7 @@ def _new_checkpoints(run: RunSpec) -> int:
 def _new_outputs(run: RunSpec) -> int:
     outputs = [run.folder / "weights", run.folder / "hf"]
     outputs += [run.best] if run.recipe.evaluate.best else []
+    outputs += [run.folder / "hf/onnx"] if run.recipe.export_onnx else []
     return sum(not folder.is_dir() for folder in outputs)
 
 

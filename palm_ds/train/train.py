@@ -30,7 +30,7 @@ from palm_ds.train.build import AnyStream, build_held_out, build_model, build_st
 from palm_ds.train.corpus_check import CorpusCheck
 from palm_ds.train.early_stopping import BestTracker
 from palm_ds.train.evaluate import HeldOutSet, evaluate
-from palm_ds.train.export import FinalWeights, best_weights, check_export, export
+from palm_ds.train.export import FinalWeights, best_weights, check_export, export, write_onnx
 from palm_ds.train.extend import ModelSignature
 from palm_ds.train.lessons import Lessons, find_lessons
 from palm_ds.train.loop import EventHandler, Loop
@@ -121,8 +121,8 @@ class TrainingRun:
         return code
 
     def finish(self) -> None:
-        """Write the weights, for palm_ds and for Hugging Face, and the report. All processes take
-        part."""
+        """Write the weights, for palm_ds and for Hugging Face, and the report; the graph comes
+        last, when nothing depends on it. All processes take part."""
         engine, run_log = self.loop.engine, self.loop.log
         with engine.ema_weights():
             state = engine.full_state_dict()
@@ -138,6 +138,8 @@ class TrainingRun:
                 run_log.event("report", f"report: {write_report(self.run.folder)}")
             except OSError as error:
                 run_log.event("report", f"report: cannot be written: {error.strerror}")
+            for line in [] if kind else write_onnx(self.run.folder / "hf", self.run.recipe):
+                run_log.event("onnx", line)
         engine.processes.barrier()
 
     def _export(self, state: Mapping[str, torch.Tensor]) -> None:

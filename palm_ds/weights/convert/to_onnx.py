@@ -230,8 +230,12 @@ def add_onnx(
     options = OnnxOptions(precisions=tuple(precisions), verify=verify)
     job = _plan_job(replace(contents, heads=usual), options, {}, plain=True)
     found: list[OnnxFile] = []
-    write_folder_atomically(folder / FOLDER, lambda part: found.extend(_write_files(job, part)))
-    _write_description(job, folder, found, {})
+
+    def write(part: Path) -> None:
+        found.extend(_write_files(job, part))
+        _write_description(job, folder, found, {})
+
+    write_folder_atomically(folder / FOLDER, write)
     return tuple(found)
 
 

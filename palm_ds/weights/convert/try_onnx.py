@@ -1,0 +1,71 @@
+"""onnx/ of a Hugging Face folder, where the weights matter and the graph is only useful.
+
+Whoever asks for a graph gets it or an error (`to_onnx.add_onnx`). A finished run, and a conversion
+that nobody asked for one, get it or the reason why there is none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from palm_ds.common.errors import UserError
+from palm_ds.runtime.memory import free_host_memory
+from palm_ds.weights.convert.to_onnx import OnnxFile, add_onnx, check_installed
+from palm_ds.weights.formats.onnx.description import FOLDER
+from palm_ds.weights.formats.open import open_checkpoint
+
+MEMORY = 5
+"""Bytes of memory that exporting and comparing take for each byte of weights; 3.8 were measured."""
+_FP32, _GB = 4, 1e9
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddedOnnx:
+    """The files of onnx/, or why there are none."""
+
+    files: tuple[OnnxFile, ...] = ()
+    why: str = ""
+
+    def lines(self, folder: Path) -> list[str]:
+        """A line for each file of the Hugging Face folder, or one about why there is none."""
+        if self.why:
+            return [f"no {folder / FOLDER}: {self.why}"]
+        return [f"ONNX: {folder / FOLDER / each.name}, {_summary(each)}" for each in self.files]
+
+
+def try_onnx(
+    folder: Path, precisions: Sequence[str] | None = None, *, verify: bool = True
+) -> AddedOnnx:
+    """Write onnx/ into a Hugging Face folder; whatever fails leaves the folder as it was.
+    `precisions`: None: fp32, unless the model is too large for one file or for the memory."""
+    try:
+        check_installed("onnx/")
+        if precisions is None and (why := _too_large(folder)):
+            return AddedOnnx(why=why)
+        return AddedOnnx(files=add_onnx(folder, precisions or (), verify=verify))
+    except UserError as error:
+        why = str(error)
+    except Exception as error:  # torch's exporter and ONNX Runtime raise errors of many types
+        why = f"{type(error).__name__}: {error}"
+    return AddedOnnx(why=why.strip().splitlines()[0].removeprefix(f"{folder}: "))
+
+
+def _summary(file: OnnxFile) -> str:
+    size = f"{file.bytes / 1e6:,.1f} MB"
+    return f"{size}; largest difference {file.parity.worst.largest:.1e}" if file.parity else size
+
+
+def _too_large(folder: Path) -> str:
+    from palm_ds.weights.formats.onnx.write import MOST_BYTES
+
+    entries = open_checkpoint(folder).entries.values()
+    size = _FP32 * sum(math.prod(entry.shape) for entry in entries)
+    needed, free = MEMORY * size, free_host_memory()
+    if size > MOST_BYTES:
+        return f"weights of {size / _GB:.1f} GB do not fit into one file; several only on request"
+    if needed > free:
+        return f"it may take {needed / _GB:.1f} GB of memory, and {free / _GB:.1f} GB are free"
+    return ""
