@@ -17,6 +17,7 @@ from tests.helpers.warm_python import free_port
 
 SOURCES = ("palm_ds", "launch/recipes", "ds_configs", "setup.py", "pyproject.toml", "README.md")
 SHORT = ("stages.steps=2", "evaluate.examples=20", "batch=1024 tokens", "schedule.kind=constant")
+SHORT += ("export_onnx=[]",)
 RECIPE = """
 init_from: runs/one
 length: 32
@@ -25,6 +26,7 @@ optimizer: {lr: 1.0e-3}
 sources: {mood: {table: rows.tsv, validation: rows.tsv}}
 tasks: {mood: {kind: classification, source: mood}}
 stages: [{mood: 1 epochs}]
+export_onnx: []
 """
 
 Run = Callable[..., str]
@@ -131,7 +133,7 @@ def test_a_wheel_works_from_an_empty_folder(run: Run, root: Path) -> None:
     scored = ("--kind", "classification", "--gold", "rows.tsv")
     predictions = "out/mood.predictions.json"
     assert "accuracy" in run("palm-ds", "evaluate", *scored, "--predictions", predictions)
-    unchecked = ("--to", "huggingface", "--unchecked")  # as `verify` is next
+    unchecked = ("--to", "huggingface", "--onnx", "none", "--unchecked")  # as `verify` is next
     converted = run("palm-ds", "convert", "runs/one", "hf", *unchecked)
     assert "palm_ds weights -> huggingface: hf" in converted
     assert "the same" in run("palm-ds", "verify", "runs/one", "hf")

@@ -27,6 +27,7 @@ def trainer(tables: Path, **values: Any) -> Any:
     task = palm.tasks.Classification.on(train=tables / "train.tsv", dev=tables / "dev.tsv")
     backbone = palm.Backbone.from_config(TINY, tokenizer=tables / "vocab.txt")
     usual = {"batch": 8, "epochs": 2, "lr": 2e-3, "length": 32, "log_every": 3}
+    usual["recipe"] = {"export_onnx": []}
     ds_config = {"zero_optimization": {"stage": 0}}
     return palm.Trainer(task, backbone=backbone, deepspeed_config=ds_config, **{**usual, **values})
 

@@ -55,6 +55,7 @@ def run(tables: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         lr=2e-3,
         length=32,
         deepspeed_config={"zero_optimization": {"stage": 0}},
+        recipe={"export_onnx": []},
     )
     scores = trainer.train()
     assert scores["mood"]["accuracy"] > 0.8

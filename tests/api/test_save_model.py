@@ -14,6 +14,7 @@ import transformers
 import palm_ds as palm
 from palm_ds.api.save_model import push_saved
 from palm_ds.common.errors import UserError
+from palm_ds.train.report.metrics_file import FILE, read_metrics
 from tests.helpers.hub_server import HubServer, hub_server
 from tests.helpers.small_tables import TINY, write_tables
 
@@ -72,11 +73,16 @@ def test_a_trainer_a_loaded_model_and_a_backbone_push(
     assert address == f"{server.url}/org/trained" and server.repos["org/trained"].private
     assert classified(downloaded(server, "org/trained", tmp_path / "trained")) == wanted
     assert '"org/trained"' in (tmp_path / "trained/README.md").read_text()
+    assert (tmp_path / "trained/onnx/model.onnx").is_file()  # a run with a folder writes it
+    assert "hf/onnx/model.onnx, " in read_metrics(trainer.folder / FILE).events[-1]["message"]
 
     model = palm.load(tmp_path / "run")
     address = model.push_to_hub("org/loaded", revision="v2")
     assert address == f"{server.url}/org/loaded/tree/v2"
     assert classified(downloaded(server, "org/loaded", tmp_path / "loaded", "v2")) == wanted
+
+    model.save_pretrained(tmp_path / "trained")
+    assert not list((tmp_path / "trained").rglob("*onnx*"))  # it was of other weights
 
     backbone = palm.Backbone.from_pretrained(tmp_path / "run")
     backbone.push_to_hub("org/encoder")

@@ -42,6 +42,7 @@ QUIET: dict[str, Any] = {
     "lr": 2e-3,
     "length": 32,
     "deepspeed_config": {"zero_optimization": {"stage": 0}},
+    "recipe": {"export_onnx": []},
 }
 
 
@@ -122,6 +123,7 @@ def test_a_trainer_has_the_recipe_and_the_final_weights_of_the_command(tables, t
         },
         "tasks": {"classification": {"source": "classification"}},
         "stages": [{"classification": "3 epochs"}],
+        "export_onnx": [],
     }
     recipe = make_recipe(values, "recipe.yaml")
     assert trained.trainer.recipe.learned() == recipe.learned()

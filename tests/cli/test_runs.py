@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from palm_ds.cli.runs import command_of
+from palm_ds.cli.runs import command_of, without_onnx
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,8 @@ def test_a_launcher_starts_the_module(launcher: str, option: str) -> None:
     command = command_of(launcher.split(), "pretrain", "x.yaml", "--run_dir", 3)
     end = [option, "palm_ds.cli.pretrain", "x.yaml", "--run_dir", "3"]
     assert command == [*launcher.split(), *end]
+
+
+def test_many_runs_write_onnx_only_on_request() -> None:
+    assert without_onnx({"seed": 1}) == ["export_onnx=[]"]
+    assert without_onnx({"export_onnx": ["fp32"]}) == []

@@ -132,6 +132,7 @@ def recipe_of(folder: Path, **changes: Any) -> Recipe:
         "evaluate": {"every": 3, "best": "first.accuracy"},
         "save": {"every": 3},
         "log": {"every": 1},
+        "export_onnx": [],
         **changes,
     }
     return make_recipe(values, "recipe")

@@ -50,6 +50,7 @@ def logits_of(stage: int, *, recomputed: bool) -> list[list[float]]:
         folder=given.folder / f"stage_{stage}_{recomputed}",
         gradient_checkpointing=recomputed,
         deepspeed_config={"zero_optimization": {"stage": stage}},
+        recipe={"export_onnx": []},
     )
     made.train()
     (found,) = made.predict(rows).values()

@@ -55,4 +55,5 @@ def test_each_schedule_is_trained_in_its_own_processes(run_distributed, tmp_path
         assert set(schedule["scores"]) == {MASKS, ORDER}
         assert schedule["scores"][MASKS]["loss"] > 0
     assert (out / "continual" / "hf" / "model.safetensors").exists()
+    assert not (out / "continual" / "hf" / "onnx").exists()  # unless the recipe asks for it
     assert output.rstrip().endswith("and ablation.json")

@@ -62,6 +62,7 @@ def recipe_values(corpus: Path, **changes: Any) -> dict[str, Any]:
         "evaluate": {"examples": 20},
         "save": {"every": 5, "keep": 3},
         "log": {"every": 1},
+        "export_onnx": [],
         **changes,
     }
 

@@ -20,6 +20,8 @@ def test_two_processes_learn_and_predict_the_same_as_one(run_distributed, tmp_pa
         return run_distributed("from_python.py", *arguments, launcher=launcher).result
 
     one, two = run("python"), run("torchrun")  # a cold start, as people start it
+    for launcher in ("python", "torchrun"):  # while the first process writes it, the other waits
+        assert (tmp_path / launcher / "hf/onnx/model.onnx").is_file()
     assert one["steps"] == two["steps"] == {"classification": 6, "howmany": 12}
     assert two["scores"].keys() == {"classification", "howmany"}
     scores = [each["evaluated"]["howmany"]["minus_error"] for each in (one, two)]

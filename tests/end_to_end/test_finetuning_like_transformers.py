@@ -158,6 +158,7 @@ def recipe_of(kind: str, folder: Path) -> Recipe:
         "stages": [{"task": STEPS}],
         "save": {"every": 0},
         "log": {"every": 1},
+        "export_onnx": [],
     }
     return make_recipe(values, "recipe")
 

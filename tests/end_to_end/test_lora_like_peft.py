@@ -57,6 +57,7 @@ def values_of(folder: Path, **changes: Any) -> dict[str, Any]:
         "stages": [{"task": STEPS}],
         "save": {"every": 0},
         "log": {"every": 1},
+        "export_onnx": [],
         **changes,
     }
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ from palm_ds.model.config import EncoderConfig
 from palm_ds.model.encoder import Encoder
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import wordpiece
-from palm_ds.train.export import check_export, head_taken, info_of, write_hf
+from palm_ds.train.export import check_export, head_taken, info_of, write_hf, write_onnx
 from palm_ds.train.sources import open_data
 from palm_ds.weights import weights_folder
 from palm_ds.weights.convert.convert import ConversionOptions, convert
@@ -360,20 +361,29 @@ def test_onnx_gives_the_vectors_of_its_folder(tmp_path: Path, capsys) -> None:
     assert (small * vectors).sum(1).min() > 0.95
 
 
-def test_a_run_writes_onnx_of_its_head(tmp_path: Path) -> None:
+def test_a_run_writes_onnx_of_its_head(tmp_path: Path, caplog) -> None:
+    """By default; other weights in the same folder do not keep it."""
     tasks = {"rank": {**MORE_TASKS["rank"], "task_id": 1}}
-    run = save_model(
-        tmp_path / "run", ["rank"], tasks=tasks, backbone=BACKBONE, export_onnx=["fp32"]
-    )
+    run = save_model(tmp_path / "run", ["rank"], tasks=tasks, backbone=BACKBONE)
     recipe, asked = recipe_of(run), open_predictor(run)
     info = info_of(recipe, asked.model, steps=2)
-    write_hf(tmp_path / "hf", recipe, info, asked.model.state_dict(), open_data(recipe), steps=2)
+    written = (tmp_path / "hf", recipe, info, asked.model.state_dict(), open_data(recipe))
+    write_hf(*written, steps=2)
+    (line,) = write_onnx(tmp_path / "hf", recipe)
+    assert line.startswith(f"ONNX: {tmp_path}/hf/onnx/model.onnx, 0.1 MB; largest difference ")
+    assert [x.name for x in (tmp_path / "hf/onnx").iterdir()] == ["model.onnx"]
     ours, rows = predicted(run, "rank")
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
     pairs = [x["text_a"] for x in rows], [x["text_b"] for x in rows]
     given = tokenizer(*pairs, padding=True, return_tensors="np")
     logits = run_graph(tmp_path / "hf", "model.onnx", given, "logits")
     assert np.abs(logits[:, 0] - [x["score"] for x in ours]).max() < 1e-5
+    write_hf(*written, steps=2)
+    assert not list((tmp_path / "hf").rglob("*onnx*"))
+    assert write_onnx(tmp_path / "hf", replace(recipe, export_onnx=())) == []
+    asked_for = replace(recipe, export_onnx=("fp32",))
+    assert write_onnx(tmp_path / "none", asked_for) == []  # a finished run goes on
+    assert "export_onnx: nothing was written: " in caplog.text
 
 
 def test_a_missing_package_is_one_line_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

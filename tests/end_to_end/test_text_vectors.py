@@ -67,6 +67,7 @@ def test_a_run_of_retrieval_is_used_as_it_was_trained(tmp_path: Path) -> None:
         "stages": [{"found": 1}, {"found": 39}],
         "evaluate": {"every": 20},
         "log": {"every": 30},
+        "export_onnx": [],
     }
     run = RunSpec(recipe=make_recipe(values, "r"), ds_config=DS_CONFIG, folder=tmp_path / "run")
     assert train(run) == 0

@@ -49,6 +49,7 @@ def student(folder: Path, tasks: tuple[str, ...], **teacher: Any) -> Recipe:
     values["sources"] = {name: values["sources"][name] for name in used}
     logits = {"temperature": 2.0, "top_k": 5}
     values |= {"stages": [dict.fromkeys(tasks, 3)], "log": {"every": 1}, "held_out": 0.0}
+    values["export_onnx"] = []
     values["teacher"] = {"path": str(folder), "logits": logits, **teacher}
     return make_recipe(values)
 

@@ -33,6 +33,7 @@ PRE_NORM = "tests.helpers.own_encoder.PreNorm"
 ENCODER = {"kind": PRE_NORM, "options": {"scale": 0.5}}
 SIZES = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_positions": 32, "token_types": 2}
 REST = {"length": 32, "schedule": {"kind": "linear", "warmup": 0}, "log": {"every": 1}}
+REST |= {"export_onnx": []}
 
 
 def call(*words: object) -> Said:
@@ -213,7 +214,7 @@ def test_custom_encoders_stay_in_palm_ds(to: str, runs: Runs, tmp_path: Path) ->
 def test_custom_tasks_are_converted(to: str, runs: Runs, tmp_path: Path) -> None:
     """The head that is one linear map goes with the encoder; the other is named."""
     out = tmp_path / "out"
-    head = ("--head", "many") if to == "huggingface" else ()
+    head = ("--head", "many", "--onnx", "none") if to == "huggingface" else ()
     said = command("convert", runs / "standard", out, "--to", to, *head)
     assert "heads.deeper.first.weight" in said and "skipped" in said
     assert "the same" in command("verify", runs / "standard", out)

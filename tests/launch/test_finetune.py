@@ -48,6 +48,7 @@ def good(folder: Path) -> dict[str, Any]:
         "tasks": {name: {"kind": "classification", "source": name} for name in "ab"},
         "stages": [{"a": "1 epochs", "b": "1 epochs", "mix": "step"}],
         "evaluate": {"best": "mean"},
+        "export_onnx": [],
     }
 
 

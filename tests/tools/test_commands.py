@@ -31,6 +31,7 @@ CONFIG = EncoderConfig(
     task_types=2,
     layer_norm_eps=1e-5,
 )
+TO_HF = ("--to", "huggingface", "--onnx", "none")
 WORDS = wordpiece(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *"abcdefgh"], lower=True)
 
 
@@ -80,7 +81,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_convert_reports_every_tensor(enter: Enter, source: Path, tmp_path: Path) -> None:
-    said = enter("convert", source, tmp_path / "hf", "--to", "huggingface")
+    said = enter("convert", source, tmp_path / "hf", *TO_HF)
     assert (said.code, said.err) == (0, "")
     lines = said.out.splitlines()
     assert any(line.startswith("mapped\tbackbone.layers.*.qkv.weight\t") for line in lines)
@@ -93,7 +94,7 @@ def test_convert_reports_every_tensor(enter: Enter, source: Path, tmp_path: Path
 def test_convert_in_json(enter: Enter, source: Path, tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     texts.write_text("a b c\n\nd e f g h\n")
-    options = ["--to=huggingface", "--family=bert", "--task=order", "--dtype=bf16", "--json"]
+    options = [*TO_HF, "--family=bert", "--task=order", "--dtype=bf16", "--json"]
     said = enter("convert", source, tmp_path / "hf", *options, "--texts", texts)
     record = json.loads(said.out)
     assert record["parity"]["passed"] and record["parity"]["tolerance"] == 0.05
@@ -109,7 +110,7 @@ def test_an_unchecked_conversion_is_labelled(enter: Enter, source: Path, tmp_pat
 def test_verify_distinguishes_equal_and_different_models(
     enter: Enter, source: Path, tmp_path: Path
 ) -> None:
-    enter("convert", source, tmp_path / "hf", "--to", "huggingface")
+    enter("convert", source, tmp_path / "hf", *TO_HF)
     said = enter("verify", source, tmp_path / "hf")
     assert said.code == 0 and said.out.splitlines()[-1].startswith("the same: largest difference")
     assert "real\thead masking\t" in said.out

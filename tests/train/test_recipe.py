@@ -14,7 +14,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.corpus_source import CorpusSource
 from palm_ds.data.example import Example
 from palm_ds.pretrain.sentence_order import SentenceOrder
-from palm_ds.train.recipe import read_recipe
+from palm_ds.train.recipe import make_recipe, read_recipe
 from palm_ds.train.recipe_checks import idle_tasks
 
 GOOD = {
@@ -153,6 +153,15 @@ def test_a_source_may_be_ernie_files(tmp_path):
     source = {"ernie": "data/files.txt", "tokenizer": "vocab.txt"}
     recipe = read_recipe(write(tmp_path, changed("sources", "text", to=source)))
     assert recipe.sources["text"].weights == {"data/files.txt.corpus": 1.0}
+
+
+def test_onnx_files_are_not_part_of_the_fingerprint(tmp_path):
+    path = write(tmp_path, GOOD)
+    for text, value in {"[]": (), "[int8]": ("int8",), "null": None}.items():
+        chosen = read_recipe(path, [f"export_onnx={text}"])
+        assert chosen.export_onnx == value
+        assert make_recipe(chosen.resolved()).export_onnx == value
+        assert chosen.fingerprint == read_recipe(path).fingerprint
 
 
 def test_export_task_is_not_part_of_the_fingerprint(tmp_path):
