@@ -226,6 +226,7 @@ def recipe_of(args: argparse.Namespace, learner: Learner, arm: Arm, seed: int) -
         "tasks": {SOURCE: {"kind": "classification", "source": SOURCE, "weight": weight}},
         "teacher": taught if arm.taught else None,
         "stages": [{SOURCE: learner.steps}],
+        "export_onnx": [],
         "held_out": 0.0,
         "save": {"every": 0},
         "log": {"every": 50},

@@ -290,6 +290,7 @@ def _recipe(run: Run) -> dict[str, Any]:
         },
         "tasks": {"task": {"kind": data_set.kind, "source": "rows"}},
         "stages": [{"task": f"{data_set.epochs} epochs"}],
+        "export_onnx": [],
         "save": {"every": 0},
         "log": {"every": 1_000_000},
     }

@@ -132,11 +132,11 @@ def _type(cls: type, annotation: ast.expr) -> str:
     for name, alias in vars(sys.modules[cls.__module__]).items():
         if get_origin(alias) is Literal:
             text = re.sub(rf"\b{name}\b", str(alias).removeprefix("typing."), text)
-    literal = re.fullmatch(r"(?:tuple\[)?Literal\[(.*?)\](?:, \.\.\.\])?", text)
+    literal = re.fullmatch(r"(?:tuple\[)?Literal\[(.*?)\](?:, \.\.\.\])?( \| None)?", text)
     if literal:
-        several = text.startswith("tuple")
+        several, none = text.startswith("tuple"), ", or none" if literal[2] else ""
         choices = ", ".join(part.strip().strip("'") for part in literal[1].split(","))
-        return f"list of: {choices}" if several else f"one of: {choices}"
+        return (f"list of: {choices}" if several else f"one of: {choices}") + none
     words = {
         r"\b[A-Z]\w+(Settings|Config)\b|\bLRSchedule\b|\bComms\b": "keys",
         r"\b(dict|Mapping)\[str, (.+)\]": r"{name: \2}",
