@@ -382,7 +382,7 @@ def test_a_run_writes_onnx_of_its_head(tmp_path: Path, caplog) -> None:
     assert not list((tmp_path / "hf").rglob("*onnx*"))
     assert write_onnx(tmp_path / "hf", replace(recipe, export_onnx=())) == []
     asked_for = replace(recipe, export_onnx=("fp32",))
-    assert write_onnx(tmp_path / "none", asked_for) == []  # a finished run goes on
+    assert write_onnx(tmp_path / "none", asked_for) == []  # a finished run continues
     assert "export_onnx: nothing was written: " in caplog.text
 
 

@@ -1,7 +1,7 @@
-"""onnx/ of a Hugging Face folder, where the weights matter and the graph is only useful.
+"""onnx/ of a Hugging Face folder, which must not fail for lack of a graph.
 
-Whoever asks for a graph gets it or an error (`to_onnx.add_onnx`). A finished run, and a conversion
-that nobody asked for one, get it or the reason why there is none.
+`to_onnx.add_onnx` writes a graph that was requested, or raises an error. At the end of a run, and
+by default in a conversion, the folder gets the graph, or the user the reason why there is none.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def test_the_folder_stays_as_it_was(
 
 
 @pytest.mark.parametrize("reason", [not_installed, not_exportable])
-def test_a_conversion_goes_on_without(
+def test_a_conversion_continues_without(
     reason: Break, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     reason(monkeypatch)
