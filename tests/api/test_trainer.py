@@ -68,6 +68,7 @@ def test_data_sets_of_the_hub_are_named(tables: Path) -> None:
     assert palm.Trainer(task, backbone=backbone(tables)).recipe.datasets == ("stanfordnlp/sst2",)
     named = palm.Trainer(task, backbone=backbone(tables), recipe={"datasets": ["a/b"]})
     assert named.recipe.datasets == ("a/b",)
+    assert named.recipe.export_onnx == ()  # without a folder, nothing of it would stay
 
 
 def backbone(tables: Path) -> Any:
