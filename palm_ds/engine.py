@@ -33,6 +33,7 @@ from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.runtime.engine_counters import count_skipped
 from palm_ds.runtime.engine_state import EngineState
 from palm_ds.runtime.forward_timer import ForwardTimer
+from palm_ds.runtime.full_weights import full_state_dict
 from palm_ds.runtime.memory import names_micro_batch
 from palm_ds.runtime.micro_steps import MicroSteps
 from palm_ds.runtime.optimizer import OptimizerConfig, build_optimizer
@@ -41,6 +42,8 @@ from palm_ds.runtime.param_groups import freeze, param_lr_scales, set_lr
 from palm_ds.runtime.processes import Processes, check_precision, start, stop
 from palm_ds.runtime.shard_files import ResizedTable
 from palm_ds.runtime.step_result import StepResult
+from palm_ds.runtime.swap_folder import SwapFolder
+from palm_ds.runtime.swapped_state import guard_swapping
 from palm_ds.runtime.tf32 import use_tf32
 from palm_ds.runtime.watchdog import Watchdog
 from palm_ds.runtime.zero_step import decide_on_device
@@ -93,7 +96,8 @@ class Engine:
             freezable=self._step_freezing.patterns,
         )
         frozen = sharded_state.frozen_shards(model, self.rank, self.world)
-        parts = model, self._optimizer, self.config, ds_config, self.processes
+        self._swap = SwapFolder.claim(ds_config, model, self.processes)
+        parts = model, self._optimizer, self._swap.in_config(self.config), ds_config, self.processes
         self._engine: Any = _initialize(*parts)
         self._state = EngineState(
             engine=self._engine,
@@ -208,8 +212,7 @@ class Engine:
         """On rank 0, all weights in fp32 on the CPU; an empty dict elsewhere. All processes take
         part, one weight at a time, so the device holds at most one extra."""
         self._watchdog.beat()
-        out = _full_parameters(self._state.local(), self.device)
-        return out | _buffers(self._engine.module) if self.rank == 0 else {}
+        return full_state_dict(self._engine.module, self._state.local(), self.device)
 
     def ema_weights(self) -> AbstractContextManager[None]:
         """A context in which the model holds the averaged weights (`optimizer.ema`; its own weights
@@ -293,6 +296,7 @@ class Engine:
         self._watchdog.close()
         self._engine.destroy()
         del self._engine, self._optimizer, self._micro_steps
+        self._swap.remove()
 
     def close(self) -> None:
         """Release the engine and leave the process group, on all processes."""
@@ -318,6 +322,7 @@ def _initialize(
     use_tf32(ds_config.tf32, processes.device)
     engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
     decide_on_device(engine.optimizer, ds_config)
+    guard_swapping(engine.optimizer)
     if processes.world == 1 and ds_config.stage == 0:
         engine.enable_backward_allreduce = False  # it would copy every gradient twice
     return engine
@@ -363,35 +368,3 @@ def _fgm(model: Any, length: float, config: dict[str, Any]) -> FGM:
     for key in ("train_batch_size", "gradient_accumulation_steps"):
         config[key] *= 2
     return FGM(model.backbone.word, length)
-
-
-def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Copies of the persistent buffers, on the CPU."""
-    stored = model.state_dict().keys()
-    return {n: b.detach().cpu().clone() for n, b in model.named_buffers() if n in stored}
-
-
-def _full_parameters(
-    local: sharded_state.LocalShards, device: torch.device
-) -> dict[str, torch.Tensor]:
-    """Every parameter whole, in fp32 on the CPU of rank 0. All processes take part."""
-    out = {}
-    for name, parameter in local.parameters.items():
-        if name in local.frozen:
-            full = local.full_frozen(name, device)
-        else:
-            full = _gathered(parameter, local.stage)
-        if local.rank == 0:
-            out[name] = full.detach().to("cpu", torch.float32, copy=True)
-    return out
-
-
-def _gathered(parameter: nn.Parameter, stage: int) -> torch.Tensor:
-    """The whole fp32 value of a parameter that ZeRO may have sharded."""
-    from deepspeed.utils import safe_get_full_fp32_param
-
-    if stage == 0:
-        return parameter
-    full = safe_get_full_fp32_param(parameter)
-    assert full is not None
-    return full

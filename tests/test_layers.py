@@ -32,6 +32,8 @@ OWNERS = {
         "palm_ds/runtime/processes.py",
         "palm_ds/runtime/deepspeed_import.py",
         "palm_ds/runtime/ds_config_check.py",
+        "palm_ds/runtime/full_weights.py",
+        "palm_ds/runtime/swap_folder.py",
     ),
     "apex": ("palm_ds/model/kernels.py",),
     "mpi4py": ("palm_ds/corpus/",),

@@ -97,14 +97,12 @@ class CheckpointWriter:
         self.wait_for_deletion()
         checkpoint.begin(request, self._group)
         self._write = write = _Write(_frozen(request), self._group.rank)
-        mine = list(shards)
-        background = background and self._fits(mine)
-        if background:
+        if background and self._fits(mine := list(shards)):
             copies = self._copies.copy(mine)
             self._thread = _start(self._in_thread, write, copies)
-        else:
-            write.run(mine)
-        return background
+            return True
+        write.run(mine if background else shards)  # one by one, if they are in files
+        return False
 
     def finish(self) -> SavedCheckpoint:
         """Publish the checkpoint that was started; waits until it is written. Raises SaveError if a

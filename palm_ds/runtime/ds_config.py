@@ -56,6 +56,9 @@ _NOT_WITH_US = {
     "bfloat16": 'write "bf16"',
     "activation_checkpointing": "set palm_ds.activation_checkpointing",
 }
+_SWAPPED_VALUES = 100_000_000
+"""Default of `sub_group_size` with optimizer state in files: 2 GB are in memory at once; 20 with
+DeepSpeed's."""
 _STAGE_1_FOR_0 = (
     "{where}: zero_optimization.stage 0 with {precision} runs as stage 1: the same losses with "
     "less memory (DeepSpeed's own stage 0 is wrong in {precision})"
@@ -122,9 +125,17 @@ class DSConfig(PalmSection):
 
     @property
     def offloads(self) -> bool:
-        zero = self.sections.get("zero_optimization", {})
-        device = (zero.get("offload_optimizer") or {}).get("device", "none")
-        return device != "none"
+        """Whether the optimizer state is outside the GPU."""
+        return self._offload.get("device", "none") != "none"
+
+    @property
+    def swap_path(self) -> Path | None:
+        """The folder for optimizer state that is in files between steps; None if it is not."""
+        return Path(self._offload["nvme_path"]) if self._offload.get("device") == "nvme" else None
+
+    @property
+    def _offload(self) -> Mapping[str, Any]:
+        return self.sections.get("zero_optimization", {}).get("offload_optimizer") or {}
 
     def micro_batching(self, rows: int, world: int) -> tuple[int, int]:
         """(rows per micro-batch, micro-batches per step) for `rows` per step on `world` processes.
@@ -279,15 +290,7 @@ def _stage(sections: dict[str, Any], where: str) -> int:
         raise UserError(
             f"{where}: zero_optimization.stage: expected 0, 1, 2 or 3, got {shorten(stage)}"
         )
-    for part in ("offload_optimizer", "offload_param"):
-        if stage == 0 and zero.get(part):
-            raise UserError(f"{where}: zero_optimization.{part}: needs stage 1, 2 or 3, got 0")
-        values = zero.get(part)
-        if isinstance(values, Mapping) and values.get("device") == "nvme":
-            raise UserError(
-                f"{where}: zero_optimization.{part}.device: checkpoints are written from memory; "
-                '"nvme" is not supported, use "cpu"'
-            )
+    _check_offload(zero, stage, f"{where}: zero_optimization")
     if zero.get("round_robin_gradients"):
         raise UserError(
             f"{where}: zero_optimization.round_robin_gradients: must be false; DeepSpeed "
@@ -299,6 +302,35 @@ def _stage(sections: dict[str, Any], where: str) -> int:
             "gradients are detected by the norm"
         )
     return stage
+
+
+def _check_offload(zero: dict[str, Any], stage: int, where: str) -> None:
+    for part in ("offload_optimizer", "offload_param"):
+        values = zero.get(part)
+        if stage == 0 and values:
+            raise UserError(f"{where}.{part}: needs stage 1, 2 or 3, got 0")
+        if not isinstance(values, Mapping) or values.get("device") != "nvme":
+            continue
+        if part == "offload_param":
+            raise UserError(
+                f"{where}.{part}.device: palm_ds reads and sets weights in memory; "
+                '"nvme" is not supported, use "cpu"'
+            )
+        if stage != 3:
+            raise UserError(f'{where}.{part}.device: "nvme" needs stage 3, got {stage}')
+        zero.setdefault("sub_group_size", _SWAPPED_VALUES)
+        _check_swapping(values, f"{where}.{part}")
+
+
+def _check_swapping(values: Mapping[str, Any], where: str) -> None:
+    path, count = values.get("nvme_path"), values.get("buffer_count")
+    if not isinstance(path, str) or not path:
+        raise UserError(f'{where}.nvme_path: "nvme" needs a folder on a local disk')
+    if isinstance(count, int) and count < 4:
+        raise UserError(f"{where}.buffer_count: must be 4 or more, got {count}")
+    for key, needed in (("pipeline_read", False), ("pipeline_write", False), ("ratio", 1.0)):
+        if values.get(key, needed) != needed:
+            raise UserError(f'{where}.{key}: not supported with "nvme"; remove it')
 
 
 def _precision(sections: dict[str, Any], where: str) -> Literal["fp32", "bf16", "fp16"]:

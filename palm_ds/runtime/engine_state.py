@@ -55,11 +55,12 @@ class EngineState:
     ) -> bool:
         """Write the state of now, perhaps in the background; returns whether it is."""
         local = self.local()
+        background = background and not local.swapped  # copies would need the memory that it saves
         request = checkpoint.SaveRequest(
             folder=folder,
             step=step,
             layout=self.layout,
-            parameters=sharded_state.update_counts(local.shards()),
+            parameters=local.update_counts(),
             engine=read_counters(self.engine, fp16=self._fp16),
             state=state,
             keep=keep,

@@ -7,7 +7,8 @@
 ZeRO 1 and 2 concatenate the parameters of a group and cut them into one range per process; ZeRO 3
 cuts each parameter; under ZeRO 0 every process has all parameters and the processes share the
 writing. A frozen parameter has weights only, of which each process keeps a part in fp32. A
-parameter that has not been updated yet has no moments.
+parameter that has not been updated yet has no moments. Shards that ZeRO 3 keeps in files
+(swapped_state.py) are read one group at a time.
 
 shard_files.py reads and writes them.
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ from palm_ds.runtime.flat_layout import FlatLayout, NeedsLayouts, Param, Piece
 from palm_ds.runtime.optimizer_state import ADAM, OptimizerStateSpec
 from palm_ds.runtime.optimizer_wrappers import EMA
 from palm_ds.runtime.shard_files import AVERAGE, WEIGHT, ParamShard, ResizedTable, ShardReader
+from palm_ds.runtime.swapped_state import forget_moments, in_memory, is_swapped
 
 
 class _Place(NamedTuple):
@@ -40,6 +42,9 @@ class _Place(NamedTuple):
     start: int  # the first of the parameter's values here
     tensor: torch.Tensor  # the tensor that the optimizer updates
     inside: slice  # where in it
+
+    def __len__(self) -> int:
+        return self.inside.stop - self.inside.start
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,11 @@ class LocalShards:
         """The optimizer's per-tensor state."""
         return getattr(self.base, "state_spec", ADAM)
 
+    @property
+    def swapped(self) -> bool:
+        """Whether there are shards in files."""
+        return any(is_swapped(self.zero, tensor) for tensor, _ in self._groups())
+
     def state_spec_of(self, name: str) -> OptimizerStateSpec:
         """The state of one parameter, which may be another."""
         specs: Mapping[str, OptimizerStateSpec] = getattr(self.base, "state_specs", {})
@@ -96,25 +106,45 @@ class LocalShards:
     def shards(self, update_counts: Mapping[str, int] | None = None) -> Iterator[ParamShard]:
         """Every shard on this process; under ZeRO 0 that is every parameter. With `update_counts`,
         first creates the moments that each parameter has after that many updates (none after 0),
-        for the caller to fill."""
-        place_of: Callable[[nn.Parameter], _Place | None] = {
-            0: self._whole,
-            1: self._fragment,
-            2: self._fragment,
-            3: self._partition,
-        }[self.stage]
-        for name, parameter in self.parameters.items():
-            if name in self.frozen:
-                shard = self._frozen_shard(name)
-            elif place := place_of(parameter):
-                if update_counts is not None:
-                    spec = self.state_spec_of(name)
-                    self._init_state(place.tensor, update_counts.get(name, 0), spec)
-                shard = self._shard(name, place)
-            else:
-                continue
-            if len(shard):
-                yield shard
+        for the caller to fill before it takes the next shard."""
+        filled = update_counts is not None
+        for name in self.frozen:
+            if len(self.frozen[name].values):
+                yield self._frozen_shard(name)
+        for tensor, names in self._groups():
+            copied = not filled and is_swapped(self.zero, tensor)
+            with in_memory(self.zero, tensor, write=filled):
+                for name in names:
+                    if place := self._place_of(name):
+                        if update_counts is not None:
+                            self._init_state(name, place.tensor, update_counts.get(name, 0))
+                        shard = self._shard(name, place)
+                        yield _copy_of(shard) if copied else shard
+
+    def update_counts(self) -> dict[str, int]:
+        """{parameter of which this process has values: number of its updates}, which the bias
+        correction of its moments needs."""
+        counts = {name: 0 for name, part in self.frozen.items() if len(part.values)}
+        for name in self.parameters:
+            if name not in self.frozen and (place := self._place_of(name)):
+                counts[name] = int(self._entry(place.tensor)["step"])
+        return counts
+
+    def _groups(self) -> Iterator[tuple[torch.Tensor | None, list[str]]]:
+        """The tensors that ZeRO 3 updates one after another, each with the parameters in it;
+        elsewhere all parameters in one group."""
+        if self.stage < 3:
+            yield None, [name for name in self.parameters if name not in self.frozen]
+            return
+        names = {parameter: name for name, parameter in self.parameters.items()}
+        tensors, groups = self.zero.fp32_partitioned_groups_flat, self.zero.fp16_groups
+        for tensor, group in zip(tensors, groups, strict=True):
+            yield tensor, [names[parameter] for parameter in group]
+
+    def _place_of(self, name: str) -> _Place | None:
+        """Where this process has values of a parameter; None if it has none."""
+        by_stage = (self._whole, self._fragment, self._fragment, self._partition)
+        return by_stage[self.stage](self.parameters[name]) or None
 
     def shards_to_write(self) -> Iterator[ParamShard]:
         """The shards that this process writes; together, the processes write each value once."""
@@ -128,7 +158,7 @@ class LocalShards:
         return ParamShard(name, part.start, {WEIGHT: part.values}, {"step": 0})
 
     def _whole(self, parameter: nn.Parameter) -> _Place:
-        return _Place(0, parameter, slice(None))
+        return _Place(0, parameter, slice(0, parameter.numel()))
 
     def _fragment(self, parameter: Any) -> _Place | None:
         mapping = parameter._hp_mapping
@@ -148,7 +178,7 @@ class LocalShards:
 
     def _shard(self, name: str, place: _Place) -> ParamShard:
         key = place.tensor
-        state: dict[str, Any] = self.base.state.get(key) or {"step": 0}
+        state = self._entry(key)
         tensors: dict[str, torch.Tensor] = {WEIGHT: key.data}
         tensors |= {k: state[k] for k in self.state_spec_of(name).moments if k in state}
         if isinstance(self.base, EMA) and self.base.ema:
@@ -156,12 +186,18 @@ class LocalShards:
         views = {k: t.view(-1)[place.inside] for k, t in tensors.items()}
         return ParamShard(name, place.start, views, state)
 
-    def _init_state(self, key: torch.Tensor, update_count: int, spec: OptimizerStateSpec) -> None:
+    def _entry(self, key: torch.Tensor) -> dict[str, Any]:
+        """The optimizer's state of a tensor."""
+        return self.base.state.get(key) or {"step": 0}
+
+    def _init_state(self, name: str, key: torch.Tensor, update_count: int) -> None:
         if not update_count:
             self.base.state.pop(key, None)
+            forget_moments(self.zero, key)
         elif not self.base.state.get(key):
             defaults = self.base.defaults
             on_device = defaults.get("fused") or defaults.get("capturable")
+            spec = self.state_spec_of(name)
             self.base.state[key] = spec.entry(key, key.device if on_device else "cpu")
 
     def layouts(self) -> dict[torch.Tensor, FlatLayout]:
@@ -189,8 +225,9 @@ class LocalShards:
             persistent = self.zero.persistent_parameters
             if persistent:
                 persistent[0].partition(persistent)
-            for group in range(len(self.zero.fp32_partitioned_groups_flat)):
-                self.zero._reassign_or_swap_out_partitioned_parameters(group)
+            for group, tensor in enumerate(self.zero.fp32_partitioned_groups_flat):
+                with in_memory(self.zero, tensor):
+                    self.zero._reassign_or_swap_out_partitioned_parameters(group)
             self.zero.checkpoint_event_epilogue()  # gathers the persistent parameters
 
     @contextmanager
@@ -206,9 +243,10 @@ class LocalShards:
     def _swap_ema(self) -> None:
         assert isinstance(self.base, EMA)
         for weight, average in self.base.averages.items():
-            before = weight.detach().clone()
-            weight.data.copy_(average)
-            average.copy_(before)
+            with in_memory(self.zero, weight, write=True):
+                before = weight.detach().clone()
+                weight.data.copy_(average)
+                average.copy_(before)
         self.update_model_weights()
 
     def set_frozen(self, name: str, read: Callable[[int, int], torch.Tensor]) -> None:
@@ -223,19 +261,35 @@ class LocalShards:
 
     def full_frozen(self, name: str, device: torch.device) -> torch.Tensor:
         """A whole frozen parameter in fp32, as before rounding. All processes take part."""
+        return self._whole_of(name, self.frozen[name].values, device)
+
+    def full_partitioned(self, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+        """Under ZeRO 3, each parameter that is not frozen, whole and in fp32. All processes take
+        part."""
+        for tensor, names in self._groups():
+            with in_memory(self.zero, tensor):
+                for name in names:
+                    place = self._partition(self.parameters[name])
+                    values = place.tensor.detach()[place.inside]
+                    yield name, self._whole_of(name, values, device)
+
+    def _whole_of(self, name: str, values: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """A parameter from the parts of all processes, cut as ZeRO 3 does."""
         parameter: Any = self.parameters[name]
         shape = parameter.ds_shape if self.stage == 3 else parameter.shape
-        values = self.frozen[name].values
         if self.world > 1:
-            size = _partition_range(shape.numel(), 0, self.world)[
-                1
-            ]  # the first part is the longest
+            _, size = _partition_range(shape.numel(), 0, self.world)  # the first is the longest
             own = torch.zeros(size, device=device)
             own[: len(values)] = values
             parts = [torch.empty_like(own) for _ in range(self.world)]
             dist.all_gather(parts, own)
             values = torch.cat(parts)[: shape.numel()]
         return values.view(shape)
+
+
+def _copy_of(shard: ParamShard) -> ParamShard:
+    """A shard that stays what it is when its group returns to its files."""
+    return replace(shard, tensors={kind: each.clone() for kind, each in shard.tensors.items()})
 
 
 def set_layouts(local: LocalShards, device: torch.device) -> None:
@@ -250,11 +304,6 @@ def set_layouts(local: LocalShards, device: torch.device) -> None:
         return summed.to(values.device)
 
     local.base.set_layouts(local.layouts(), all_reduce if local.world > 1 else None)
-
-
-def update_counts(shards: Iterable[ParamShard]) -> dict[str, int]:
-    """{parameter: number of its updates}, which the bias correction of its moments needs."""
-    return {shard.name: int(shard.state["step"]) for shard in shards}
 
 
 def restore(

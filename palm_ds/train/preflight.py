@@ -21,6 +21,7 @@ from palm_ds.runtime import measure
 from palm_ds.runtime.checkpoint_writer import short_memory
 from palm_ds.runtime.memory import free_host_memory, host_memory
 from palm_ds.runtime.processes import Processes
+from palm_ds.runtime.swap_folder import swap_buffer_bytes, swap_bytes
 from palm_ds.runtime.this_process import host_name
 from palm_ds.train.plan.cluster import Cluster
 from palm_ds.train.plan.memory import MemoryPlan, plan_memory
@@ -125,6 +126,8 @@ def _measurements(
     if processes.world > 1:
         rate = measure.all_reduce_rate(processes)
         lines.append(f"network: {rate / _GB:.3g} GB/s per process in an all-reduce")
+    if run.ds_config.swap_path:
+        lines.append(_swap_line(run, model.trained / processes.world))
     lines += [_speed_line(hosts, measure.product_seconds(processes))]
     return lines + _clock_lines(hosts, measure.clocks(processes))
 
@@ -160,6 +163,16 @@ def _memory_line(device: torch.device, plan: MemoryPlan) -> str:
     )
 
 
+def _swap_line(run: RunSpec, values: float) -> str:
+    """What the files of a process, which trains so many values, take of disk and memory."""
+    files, buffers = swap_bytes(values), swap_buffer_bytes(run.ds_config, values)
+    return (
+        f"optimizer state of a process: {files / _GB:,.3g} GB in files under "
+        f"{run.ds_config.swap_path}, {buffers / _GB:,.3g} GB of locked memory for reading them, "
+        f"{4 * values / _GB:,.3g} GB for gradients"
+    )
+
+
 def _checkpoint_line(run: RunSpec, processes: Processes, model: ModelSize) -> str:
     """Whether there is memory for the copies from which checkpoints are written. Collective."""
     size = checkpoint_bytes(run, model)
@@ -167,6 +180,8 @@ def _checkpoint_line(run: RunSpec, processes: Processes, model: ModelSize) -> st
     how = "copied to host memory and written while training continues"
     if not run.recipe.save.background:
         how = "written while training waits (save.background: false)"
+    elif run.ds_config.swap_path:
+        how = "written while training waits: optimizer state is in files"
     elif problem := short_memory(found):
         how = f"written while training waits: {problem}"
     return f"checkpoints: {size / _GB:.3g} GB, {how}"

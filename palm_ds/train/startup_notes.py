@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from palm_ds.runtime.swap_folder import describe_swapping
 from palm_ds.runtime.tf32 import describe_tf32
 from palm_ds.train.lessons import Lessons
 from palm_ds.train.recipe_checks import idle_tasks
@@ -22,6 +23,7 @@ def startup_notes(run: RunSpec, data: Data, lessons: Lessons, device: torch.devi
     recipe, tf32 = run.recipe, describe_tf32(run.ds_config, device)
     return [
         *run.ds_config.notes,
+        *describe_swapping(run.ds_config),
         *corpus_summaries(data),
         *recipe.schedule.warnings(recipe.curriculum),
         *idle_tasks(recipe.built_tasks, recipe.curriculum.task_groups, lessons.soft_tasks),

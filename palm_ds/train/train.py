@@ -26,6 +26,7 @@ from palm_ds.runtime.param_groups import freeze
 from palm_ds.runtime.processes import Processes
 from palm_ds.runtime.run_lock import RunLock, lock_run_folder
 from palm_ds.runtime.signals import StopFlag, stop_signals
+from palm_ds.runtime.swap_folder import check_swap_room, prepare_swapping
 from palm_ds.train.build import AnyStream, build_held_out, build_model, build_stream
 from palm_ds.train.corpus_check import CorpusCheck
 from palm_ds.train.early_stopping import BestTracker
@@ -302,6 +303,7 @@ def _check_first(run: RunSpec) -> None:
     """Check user-defined code and missing packages, before any data is opened."""
     check_export(run.recipe)
     optimizer_class(run.recipe.optimizer, zero_stage=run.ds_config.stage)
+    prepare_swapping(run.ds_config)
     partial = [n for n, task in run.recipe.built_tasks.items() if task.attends_partially]
     check_custom_encoder(run.recipe.backbone_config, partial)
     assert run.recipe.own_metrics is not None  # checks itself
@@ -345,6 +347,7 @@ def _end_dry_run(parts: _Parts, plan_for: Sequence[Cluster]) -> None:
     batches = stream.batches(0, 0, 1, stream.rows)
     freeze(model, parts.recipe.optimizer.freeze)
     StepFreezing(parts.freezable, [name for name, _ in model.named_parameters()])
+    check_swap_room(parts.run.ds_config, model, parts.processes)
     if parts.best.named_task:
         best = parts.recipe.evaluate.best
         log.info("evaluate.best: whether %s exists is known from step 1", best)

@@ -152,9 +152,24 @@ BAD: dict[str, tuple[str, str]] = {
         '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "disk"}}}',
         "zero_optimization.offload_optimizer.device: .*'none', 'cpu' or 'nvme'",
     ),
-    "nvme": (
+    "nvme nowhere": (
         '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}}',
-        'zero_optimization.offload_optimizer.device: .*"nvme" is not supported, use "cpu"',
+        'zero_optimization.offload_optimizer.nvme_path: "nvme" needs a folder on a local disk',
+    ),
+    "nvme stage": (
+        '{"zero_optimization": {"stage": 2, "offload_optimizer": '
+        '{"device": "nvme", "nvme_path": "/tmp"}}}',
+        'zero_optimization.offload_optimizer.device: "nvme" needs stage 3, got 2',
+    ),
+    "nvme buffers": (
+        '{"zero_optimization": {"stage": 3, "offload_optimizer": '
+        '{"device": "nvme", "nvme_path": "/tmp", "buffer_count": 3}}}',
+        "offload_optimizer.buffer_count: must be 4 or more, got 3",
+    ),
+    "nvme pipeline": (
+        '{"zero_optimization": {"stage": 3, "offload_optimizer": '
+        '{"device": "nvme", "nvme_path": "/tmp", "pipeline_read": true}}}',
+        'offload_optimizer.pipeline_read: not supported with "nvme"; remove it',
     ),
     "nvme weights": (
         '{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}',

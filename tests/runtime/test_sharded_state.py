@@ -72,7 +72,7 @@ def state(model: nn.Module, base: torch.optim.AdamW) -> list[torch.Tensor]:
 def test_written_shards_are_restored(world: int, tmp_path: Path) -> None:
     model, base = trained(0, steps=4)
     stored = store(tmp_path, world, model, base)
-    steps = sharded_state.update_counts(local_shards(model, base).shards())
+    steps = local_shards(model, base).update_counts()
     assert steps == dict.fromkeys(dict(model.named_parameters()), 4)
     other, fresh = trained(1, steps=0)
     sharded_state.restore(local_shards(other, fresh), stored, steps)
@@ -165,7 +165,7 @@ def test_fresh_parameters_stay_and_missing_ones_are_errors(tmp_path: Path) -> No
     stored = store(tmp_path, 1, model, base)
     bigger = nn.ModuleDict({"0": model, "head": nn.Linear(2, 2)})  # other names
     optimizer = torch.optim.AdamW(bigger.parameters(), lr=0.1)
-    steps = sharded_state.update_counts(local_shards(model, base).shards())
+    steps = local_shards(model, base).update_counts()
     with pytest.raises(UserError, match=r"no parameter '0\.0\.weight'"):
         sharded_state.restore(local_shards(bigger, optimizer), stored, steps)
     other, fresh = trained(1, steps=0)
@@ -214,7 +214,7 @@ def test_frozen_parameters_have_weights_only(tmp_path: Path) -> None:
         assert torch.equal(parameter, exact.get(name, names[name])), name
     for name, value in exact.items():
         assert torch.equal(there.full_frozen(name, torch.device("cpu")), value)
-    assert sharded_state.update_counts(there.shards()) == {n: 0 if n in exact else 2 for n in names}
+    assert there.update_counts() == {n: 0 if n in exact else 2 for n in names}
 
 
 def custom(model: nn.Module, **options: object) -> Any:
@@ -228,12 +228,12 @@ def test_custom_optimizers(tmp_path: Path) -> None:
     base = custom(model, momentum=0.9, dampening=0.5)
     parts = local_shards(model, base)
     early = store(tmp_path / "early", 2, model, base)
-    assert sharded_state.update_counts(parts.shards()) == dict.fromkeys(early.names(), 0)
+    assert parts.update_counts() == dict.fromkeys(early.names(), 0)
     assert not any(early.moments(name) for name in early.names())
     for step in range(3):
         model(torch.arange(step, step + 3)).square().sum().backward()
         base.step()
-    stored, steps = store(tmp_path, 2, model, base), sharded_state.update_counts(parts.shards())
+    stored, steps = store(tmp_path, 2, model, base), parts.update_counts()
     assert set(steps.values()) == {3} and stored.moments("1.weight") == {"momentum_buffer"}
 
     other, _ = trained(1, steps=1)
@@ -258,9 +258,7 @@ def test_missing_averages_start_as_the_weights(tmp_path: Path) -> None:
     other, _ = trained(1, steps=0)
     averaging = AveragingAdamW(param_groups(other, 0.0), lr=0.1, ema=0.9)
     there = local_shards(other, averaging)  # type: ignore[arg-type]
-    sharded_state.restore(
-        there, stored, sharded_state.update_counts(local_shards(model, base).shards())
-    )
+    sharded_state.restore(there, stored, local_shards(model, base).update_counts())
     for restored, original in zip(other.parameters(), model.parameters(), strict=True):
         assert torch.equal(averaging.ema_of(restored), original)
         averaging.ema_of(restored).add_(1)

@@ -1,0 +1,123 @@
+"""The groups of parameters whose fp32 weights and moments ZeRO 3 keeps in files between steps
+(`offload_optimizer.device: nvme`; docs/engine.md).
+
+    in_memory(zero, tensor)               reads a group, for as long as the context lasts
+    in_memory(zero, tensor, write=True)   and writes it again
+
+Groups below 1 MB, and all of them without that setting, are always in memory; for them nothing here
+has an effect. `tensor` is the flat one that the optimizer updates, `zero` DeepSpeed's ZeRO
+optimizer (None under ZeRO 0).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from palm_ds.common.errors import UserError
+
+_WRONG = (
+    "{folder}: what was read is not what was written: the disk is full or failing, or its file "
+    "system cannot do direct I/O; name another one in zero_optimization.offload_optimizer.nvme_path"
+)
+
+
+def is_swapped(zero: Any, tensor: torch.Tensor | None) -> bool:
+    """Whether the group of a tensor is in files between steps."""
+    return _group(zero, tensor) is not None
+
+
+@contextmanager
+def in_memory(zero: Any, tensor: torch.Tensor | None, *, write: bool = False) -> Iterator[None]:
+    """A context in which the group of a tensor is in memory: the tensor, its moments and its last
+    gradient. With `write`, what was changed is kept."""
+    group = _group(zero, tensor)
+    if group is None:
+        yield
+        return
+    zero._optimizer_states_and_gradient_swap_in(group)
+    try:
+        yield
+    finally:
+        if write:
+            zero._optimizer_states_and_gradient_swap_out(group)
+        else:
+            zero._release_swap_buffers(group)
+
+
+def forget_moments(zero: Any, tensor: torch.Tensor) -> None:
+    """Tell the swapper that a tensor has no moments any more."""
+    if is_swapped(zero, tensor):
+        info = zero.optimizer_swapper.swap_params_info[tensor.ds_id]  # pyright: ignore[reportAttributeAccessIssue]
+        info.tensors = info.tensors[:1]
+        info.has_state_tensors = False
+
+
+def _group(zero: Any, tensor: torch.Tensor | None) -> int | None:
+    """The number of a tensor's group, None if it is always in memory."""
+    if not getattr(zero, "swap_optimizer", False):
+        return None
+    tensors = zero.fp32_partitioned_groups_flat
+    found = next((number for number, each in enumerate(tensors) if each is tensor), None)
+    return found if found is not None and zero._swappable_optimizer_subgroup(found) else None
+
+
+def guard_swapping(zero: Any) -> None:
+    """Make up for what DeepSpeed (0.19.8) leaves out if `zero` swaps. It does not look at the
+    results of its reads and writes: after one that failed, it trains on with whatever is in memory.
+
+    Gradients stay in host memory. DeepSpeed would read them to addresses that are not multiples of
+    the disk's block size, which fails on most disks. What is read is compared, by sums, with what
+    was written. Raises UserError if the disk does not give back the weights of now."""
+    if not getattr(zero, "swap_optimizer", False):
+        return
+    _check_moments(zero.optimizer)
+    swapper = zero.optimizer_swapper
+    itself, cls = weakref.proxy(swapper), type(swapper)  # no cycle: memory is free when released
+    written: dict[str, list[int]] = {}
+
+    def read(parameter: Any, async_parameter: object = None) -> None:
+        cls.swap_in_optimizer_state(itself, parameter, async_parameter)
+        found = _sums(itself, parameter)
+        if written.setdefault(parameter.ds_id, found) != found:
+            raise UserError(_WRONG.format(folder=itself.swap_folder))
+
+    def write(parameter: Any, async_swap: bool = False) -> None:
+        written[parameter.ds_id] = _sums(itself, parameter)
+        cls.swap_out_optimizer_state(itself, parameter, async_swap)
+
+    def keep(parameter: Any, gradient_offsets: list[int], gradient_tensors: list[Any]) -> None:
+        kept = itself.swap_params_info[parameter.ds_id].unswapped_gradients
+        for offset, gradient in zip(gradient_offsets, gradient_tensors, strict=True):
+            kept[offset] = gradient.to("cpu")
+
+    swapper.swap_in_optimizer_state, swapper.swap_out_optimizer_state = read, write
+    swapper.swap_out_gradients = keep
+    for tensor, weights in zip(
+        zero.fp32_partitioned_groups_flat, zero.fp16_partitioned_groups_flat, strict=True
+    ):
+        with in_memory(zero, tensor):
+            if not torch.equal(tensor.to(weights.device, weights.dtype), weights):
+                raise UserError(_WRONG.format(folder=swapper.swap_folder))
+
+
+def _check_moments(optimizer: Any) -> None:
+    moments: Mapping[str, torch.dtype] = optimizer.state_spec.moments
+    for name, dtype in moments.items():
+        if dtype != torch.float32:
+            raise UserError(
+                f"optimizer.kind: {type(optimizer).__name__} keeps {name!r} in "
+                f"{str(dtype).removeprefix('torch.')}, but DeepSpeed writes float32 to files; "
+                'offload to the "cpu" instead'
+            )
+
+
+def _sums(swapper: Any, parameter: Any) -> list[int]:
+    """A sum over the bits of each tensor of a group that is in memory."""
+    info = swapper._get_param_swap_info(parameter)
+    tensors = [each.detach().view(torch.int32) for each in info.get_compute_tensors()]
+    return [int(each.sum(dtype=torch.int64)) for each in tensors]
