@@ -247,7 +247,8 @@ def machine_page() -> str:
         "| file in ds_configs | for |\n|---|---|\n" + "\n".join(lines),
         "On one GPU take `zero1_bf16.json`. Stage 0 with fp16 or bf16 runs as stage 1, and the log "
         "says so: the same losses, and DeepSpeed's own stage 0 is wrong in them. How far losses "
-        "differ between precisions and stages is in [engine.md](engine.md#a-step).",
+        "differ between precisions and stages is in [engine.md](engine.md#a-step). ZeRO 3 can also "
+        "keep the optimizer state [in files](engine.md#optimizer-state-in-files).",
         '## The section "palm_ds"',
         "What DeepSpeed has no key for.",
         table(keys(PalmSection)),

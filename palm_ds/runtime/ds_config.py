@@ -57,8 +57,8 @@ _NOT_WITH_US = {
     "activation_checkpointing": "set palm_ds.activation_checkpointing",
 }
 _SWAPPED_VALUES = 100_000_000
-"""Default of `sub_group_size` with optimizer state in files: 2 GB are in memory at once; 20 with
-DeepSpeed's."""
+"""Default of `sub_group_size` with optimizer state in files: buffers of 2 GB; with DeepSpeed's, of
+20."""
 _STAGE_1_FOR_0 = (
     "{where}: zero_optimization.stage 0 with {precision} runs as stage 1: the same losses with "
     "less memory (DeepSpeed's own stage 0 is wrong in {precision})"

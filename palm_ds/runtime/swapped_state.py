@@ -101,7 +101,8 @@ def guard_swapping(zero: Any) -> None:
         zero.fp32_partitioned_groups_flat, zero.fp16_partitioned_groups_flat, strict=True
     ):
         with in_memory(zero, tensor):
-            if not torch.equal(tensor.to(weights.device, weights.dtype), weights):
+            expected = weights.to(tensor.device, torch.float32)
+            if not torch.equal(_bits(tensor), _bits(expected)):  # padding may be NaN
                 raise UserError(_WRONG.format(folder=swapper.swap_folder))
 
 
@@ -119,5 +120,8 @@ def _check_moments(optimizer: Any) -> None:
 def _sums(swapper: Any, parameter: Any) -> list[int]:
     """A sum over the bits of each tensor of a group that is in memory."""
     info = swapper._get_param_swap_info(parameter)
-    tensors = [each.detach().view(torch.int32) for each in info.get_compute_tensors()]
-    return [int(each.sum(dtype=torch.int64)) for each in tensors]
+    return [int(_bits(each).sum(dtype=torch.int64)) for each in info.get_compute_tensors()]
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().view(torch.int32)

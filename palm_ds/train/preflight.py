@@ -164,7 +164,7 @@ def _memory_line(device: torch.device, plan: MemoryPlan) -> str:
 
 
 def _swap_line(run: RunSpec, values: float) -> str:
-    """What the files of a process, which trains so many values, take of disk and memory."""
+    """What a process that trains `values` takes of the disk and of memory."""
     files, buffers = swap_bytes(values), swap_buffer_bytes(run.ds_config, values)
     return (
         f"optimizer state of a process: {files / _GB:,.3g} GB in files under "

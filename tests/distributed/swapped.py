@@ -60,7 +60,7 @@ def make_engine(kind: str, disk: Path | None) -> Engine:
         from deepspeed.accelerator import get_accelerator
 
         get_accelerator().is_fp16_supported = lambda: True
-        values[kind]["initial_scale_power"] = 26
+        values[kind]["initial_scale_power"] = 16
     ds_config = make_ds_config(values)
     prepare_swapping(ds_config)
     optimizer = KINDS[kind]
