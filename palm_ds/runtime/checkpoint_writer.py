@@ -97,12 +97,17 @@ class CheckpointWriter:
         self.wait_for_deletion()
         checkpoint.begin(request, self._group)
         self._write = write = _Write(_frozen(request), self._group.rank)
-        if background and self._fits(mine := list(shards)):
+        if not background:
+            write.run(shards)  # one by one, if they are in files
+            return False
+        mine = list(shards)
+        background = self._fits(mine)
+        if background:
             copies = self._copies.copy(mine)
             self._thread = _start(self._in_thread, write, copies)
-            return True
-        write.run(mine if background else shards)  # one by one, if they are in files
-        return False
+        else:
+            write.run(mine)
+        return background
 
     def finish(self) -> SavedCheckpoint:
         """Publish the checkpoint that was started; waits until it is written. Raises SaveError if a
