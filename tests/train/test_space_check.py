@@ -16,8 +16,11 @@ from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.space_check import check_space
 
 
-def run_of(folder: Path, *, keep: int = 2, ema: float = 0.0, best: str = "") -> RunSpec:
+def run_of(
+    folder: Path, *, keep: int = 2, ema: float = 0.0, best: str = "", onnx: tuple[str, ...] = ()
+) -> RunSpec:
     recipe = SimpleNamespace(
+        export_onnx=onnx,
         save=SimpleNamespace(keep=keep),
         optimizer=SimpleNamespace(ema=ema),
         evaluate=SimpleNamespace(best=best),
@@ -52,6 +55,8 @@ def test_checkpoints_and_both_copies_of_the_weights(tmp_path: Path, free: dict[s
     free["bytes"] = 3 * 16e6 + 3 * 4e6 - 1
     with pytest.raises(UserError, match="3 copies of the weights"):
         check_space(run_of(tmp_path, ema=0.9, best="mean"), million)
+    with pytest.raises(UserError, match="4 copies of the weights"):
+        check_space(run_of(tmp_path, ema=0.9, best="mean", onnx=("fp32",)), million)
 
 
 def test_frozen_weights_have_no_moments(tmp_path: Path, free: dict[str, float]) -> None:
