@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -22,7 +22,9 @@ class TextVectors:
     """Those that were used so far."""
 
     def __call__(
-        self, texts: Any, settings: Mapping[str, Any]
+        self,
+        texts: str | Sequence[str] | Sequence[Sequence[int]] | torch.Tensor,
+        settings: Mapping[str, Any],
     ) -> torch.Tensor | list[torch.Tensor]:
         """As `palm.Backbone`, called on texts. Raises UserError."""
         embedder = self._embedder(_settings(settings))
