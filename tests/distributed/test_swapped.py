@@ -6,6 +6,8 @@ These run where DeepSpeed's async_io is compiled, which takes minutes and is don
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +15,25 @@ import deepspeed
 import numpy as np
 import pytest
 
+from tests.helpers.launchers import PROGRAMS
+
 pytestmark = pytest.mark.distributed
 COMPILE = "from deepspeed.ops.op_builder import AsyncIOBuilder; AsyncIOBuilder().load()"
 
 
 @pytest.fixture
 def compiled() -> dict[str, str]:
-    """The variable with which programs find DeepSpeed's compiled async_io."""
+    """The variable with which programs find DeepSpeed's async_io, if nothing is left to compile."""
     from torch.utils.cpp_extension import get_default_build_root
 
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
     here = str(Path(deepspeed.__file__).parent)
+    ninja = shutil.which("ninja", path=f"{PROGRAMS}:{os.environ['PATH']}")
     for rules in root.rglob("async_io/build.ninja"):
-        if rules.with_name("async_io.so").exists() and here in rules.read_text():
-            return {"TORCH_EXTENSIONS_DIR": str(rules.parent.parent)}
+        if ninja and here in rules.read_text() and not rules.with_name("lock").exists():
+            left = subprocess.run([ninja, "-n"], cwd=rules.parent, capture_output=True, text=True)
+            if "no work to do" in left.stdout:
+                return {"TORCH_EXTENSIONS_DIR": str(rules.parent.parent)}
     pytest.skip(
         "DeepSpeed's async_io is not compiled here; with libaio-dev, a C++ compiler and ninja: "
         f'python -c "{COMPILE}"'
