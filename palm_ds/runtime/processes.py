@@ -10,6 +10,7 @@ import atexit
 import ctypes
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -27,6 +28,7 @@ from palm_ds.runtime.deepspeed_import import import_deepspeed
 from palm_ds.runtime.ds_config import DSConfig
 
 T = TypeVar("T")
+_LETTING_GO = 0.2  # seconds
 
 
 def accelerator() -> Any:
@@ -173,7 +175,9 @@ def _forget() -> None:
 def end_without_destructors() -> None:
     """End the process as soon as Python is done, with the same exit code but without C++'s static
     destructors: once in about 50 times they abort a finished process of several, and the launcher
-    counts its run as failed. Does nothing without glibc."""
+    counts its run as failed. So does a thread of gloo that lets go of a tensor, some time after it
+    was reduced, while Python ends: it gets a moment before. Without glibc there is no more."""
+    time.sleep(_LETTING_GO)
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit"):
         libc.fflush(None)

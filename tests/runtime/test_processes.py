@@ -43,14 +43,20 @@ def test_one_process_alone_is_quiet() -> None:
 
 def test_a_process_ends_with_its_own_code_before_destructors_abort_it() -> None:
     code = (
-        "import atexit, ctypes, sys\n"
+        "import atexit, ctypes, sys, threading, time\n"
         "from palm_ds.runtime.processes import end_without_destructors\n"
+        "left = threading.Event()\n"
+        "def let_go():\n"
+        "    left.wait(); time.sleep(0.05)\n"
+        "    print('let go', flush=True)\n"
+        "threading.Thread(target=let_go, daemon=True).start()\n"
         "libc = ctypes.CDLL(None)\n"
         "libc.on_exit(libc.abort, None)\n"
         "atexit.register(end_without_destructors)\n"
-        "print('said')\n"
+        "atexit.register(left.set)\n"
+        "print('said', flush=True)\n"
         "sys.exit(3)"
     )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (3, "said\n")
+    assert (done.returncode, done.stdout) == (3, "said\nlet go\n")
