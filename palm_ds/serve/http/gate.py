@@ -47,7 +47,8 @@ class _Exchange:
     id: str
     started: float = field(default_factory=time.monotonic)
     status: int = 0
-    endpoint: str = "none"
+    answered: bool = False
+    """Whether all of the answer was sent; for uvicorn the client is then gone."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,11 @@ class Gate:
             return
         exchange = _Exchange(_request_id(scope))
         scope.setdefault("state", {})["request_id"] = exchange.id
-        sending = _with_id(send, exchange)
+        sending = _with_id(send, exchange, only_head=scope["method"] == "HEAD")
         try:
             self._authorize(scope)
             body = await _body(scope, receive, self.service.limits)
-            await self._routed(scope, body, receive, sending)
+            await self._routed(scope, body, receive, sending, exchange)
         except RequestError as error:
             await refuse(sending, error, exchange.id)
         except _ClientLeftError:
@@ -96,7 +97,12 @@ class Gate:
             raise RequestError(401, "send the server's token: Authorization: Bearer TOKEN")
 
     async def _routed(
-        self, scope: MutableMapping[str, Any], body: bytes, receive: Receive, send: Send
+        self,
+        scope: MutableMapping[str, Any],
+        body: bytes,
+        receive: Receive,
+        send: Send,
+        exchange: _Exchange,
     ) -> None:
         """The answer of the routes, unless the client leaves before. Raises _ClientLeftError."""
         given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -110,9 +116,9 @@ class Gate:
         left = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait((answer, left), return_when=asyncio.FIRST_COMPLETED)
-            if not answer.done():
+            if not answer.done() and not exchange.answered:
                 raise _ClientLeftError
-            answer.result()
+            await answer  # a file is closed after it was sent
             scope["endpoint"] = asked.get("endpoint")
         finally:
             for task in (answer, left):
@@ -187,12 +193,15 @@ def headers_of(error: RequestError) -> dict[str, str]:
     return {"www-authenticate": "Bearer"} if error.status == 401 else {}
 
 
-def _with_id(send: Send, exchange: _Exchange) -> Send:
+def _with_id(send: Send, exchange: _Exchange, *, only_head: bool) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             exchange.status = message["status"]
             own = (b"x-request-id", exchange.id.encode())
             message["headers"] = [*message.get("headers", []), own]
+            exchange.answered = only_head
+        elif message["type"] == "http.response.body" and not message.get("more_body"):
+            exchange.answered = True
         await send(message)
 
     return sending

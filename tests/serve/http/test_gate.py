@@ -14,7 +14,7 @@ import pytest
 
 from palm_ds.serve.http.app import make_app
 from palm_ds.serve.model_set import ModelSet
-from tests.helpers.serving import Local, local, opened
+from tests.helpers.serving import Local, listening, local, opened
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +107,21 @@ def test_a_deadline_must_be_seconds(models: ModelSet, given: str) -> None:
         status, message = server.refusal("/embed", BODY, headers={"x-request-timeout": given})
         assert status == 422
         assert message.startswith(f"X-Request-Timeout: '{given}'")
+
+
+@pytest.mark.parametrize("path", ["/", "/static/app.js", "/health"])
+def test_a_client_with_the_whole_answer_did_not_leave(
+    models: ModelSet, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Files are closed after they were sent."""
+    caplog.set_level(logging.INFO, "palm_ds.serve.access")
+    with local(models) as server:
+        with listening(server.service) as url:
+            for method in ("GET", "HEAD"):
+                assert httpx.request(method, url + path).status_code == 200
+        text = server.service.metrics.text().decode()
+    assert 'status="499"' not in text and 'status="200"} 2.0' in text
+    assert not [line for line in caplog.messages if " 499 " in line]
 
 
 def asgi(path: str, body: bytes) -> tuple[dict[str, Any], list[dict[str, Any]]]:
