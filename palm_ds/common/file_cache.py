@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
 from palm_ds.common.file_hash import sha256_of_file
+from palm_ds.common.file_lock import try_lock
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ class FileCache:
         part = path.with_name(f".{path.name}.{size}{_PART}")
         while True:
             with part.open("ab") as handle:
-                if _lock(handle.fileno()) and _is_at(handle.fileno(), part):
+                if try_lock(handle.fileno()) and _is_at(handle.fileno(), part):
                     if path.exists():
                         part.unlink()
                         yield None
@@ -167,14 +168,6 @@ def _held(path: Path, size: int) -> HeldFile | None:
     return held
 
 
-def _lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _is_at(descriptor: int, path: Path) -> bool:
     """Whether an open file has not been renamed or removed."""
     try:
@@ -193,7 +186,7 @@ def _evict(path: Path) -> bool:
     except FileNotFoundError:
         return True
     try:
-        if not _lock(descriptor):
+        if not try_lock(descriptor):
             return False
         path.unlink(missing_ok=True)
         return True

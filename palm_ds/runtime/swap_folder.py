@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import copy
-import fcntl
 import logging
 import os
 import resource
@@ -26,6 +25,7 @@ from typing import Any
 from torch import nn
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.file_lock import try_lock
 from palm_ds.runtime.deepspeed_import import import_deepspeed
 from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.runtime.ds_config_check import reason
@@ -194,7 +194,7 @@ def delete_abandoned(path: Path) -> None:
     for file in path.glob("palm_ds_*.lock"):
         with suppress(OSError):
             lock = os.open(file, os.O_RDWR)
-            if _lock(lock):
+            if try_lock(lock):
                 _delete(file.with_suffix(""))
             os.close(lock)
 
@@ -205,18 +205,10 @@ def _claim(path: Path) -> tuple[Path, int]:
         folder = path / f"palm_ds_{secrets.token_hex(8)}"
         file = _lock_file(folder)
         lock = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        if _lock(lock) and file.exists():  # not taken for abandoned between the two
+        if try_lock(lock) and file.exists():  # not taken for abandoned between the two
             folder.mkdir()
             return folder, lock
         os.close(lock)
-
-
-def _lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _lock_file(folder: Path) -> Path:
