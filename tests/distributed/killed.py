@@ -26,6 +26,7 @@ STEPS, EVERY, WORLD = 12, 2, 2
 STAGE = 2
 WRITE_SECONDS = 0.1
 PATIENCE = 3.0  # seconds; a launcher ends the others immediately
+HOLD_AT = 9  # the step at which a kill at any time is waited for: what follows is for later moments
 
 
 def die() -> None:
@@ -77,10 +78,11 @@ def kill_at(moment: str, step: int) -> None:
         raise AssertionError(moment)
 
 
-def work(folder: Path, rank: int, moment: tuple[int, str, int] | None) -> None:
+def work(folder: Path, rank: int, moment: tuple[int, str, int] | float | None) -> None:
     """One process, from its start to the last step or its death."""
     slow_disk()
-    if moment and moment[0] == rank and moment[1] != "step":
+    timed = isinstance(moment, float)
+    if isinstance(moment, tuple) and moment[0] == rank and moment[1] != "step":
         kill_at(moment[1], moment[2])
     engine = make_engine(STAGE, micro=4, dropout=0.1)
     state = engine.load(folder / "checkpoints")
@@ -103,6 +105,8 @@ def work(folder: Path, rank: int, moment: tuple[int, str, int] | None) -> None:
     while step < STEPS:
         if moment == (rank, "step", step):
             die()
+        while timed and step == HOLD_AT:
+            time.sleep(1)
         losses = train(engine, range(step, step + 1), after=after)
         record(folder, engine.rank, {"step": step, "loss": losses[0], "norm": engine.grad_norm})
         step += 1
@@ -147,14 +151,15 @@ def start(folder: Path, rank: int, port: int, moment: Any) -> int:
         os._exit(1)
 
 
-def attempt(folder: Path, moment: Any = None, after: float | None = None) -> list[int]:
-    """Exit codes of the processes (negative: the signal). `after`: seconds until one is killed; the
-    others get a little time to notice."""
+def attempt(folder: Path, moment: tuple[int, str, int] | float | None = None) -> list[int]:
+    """Exit codes of the processes (negative: the signal). `moment`: of a process that kills itself,
+    or seconds until one is killed; the others get a little time to notice."""
     folder.mkdir(exist_ok=True)
     port = free_port()
     pids = [start(folder, rank, port, moment) for rank in range(WORLD)]
     codes: dict[int, int] = {}
-    begun, first_end = time.monotonic(), None
+    started, first_end = time.monotonic(), None
+    after = moment if isinstance(moment, float) else None
     while len(codes) < WORLD:
         for pid in set(pids) - set(codes):
             done, status = os.waitpid(pid, os.WNOHANG)
@@ -162,7 +167,7 @@ def attempt(folder: Path, moment: Any = None, after: float | None = None) -> lis
                 codes[pid] = os.waitstatus_to_exitcode(status)
                 first_end = first_end or time.monotonic()
         now = time.monotonic()
-        if after is not None and now - begun > after:
+        if after is not None and now - started > after:
             if not codes:
                 os.kill(pids[int(after * 10) % WORLD], signal.SIGKILL)
             after = None
@@ -219,8 +224,7 @@ def main() -> None:
         if isinstance(moment, str):
             results["damaged"].append(damage_newest(folder, moment))
             continue
-        timed = isinstance(moment, float)
-        codes = attempt(folder, None if timed else moment, after=moment if timed else None)
+        codes = attempt(folder, moment)
         results["kills"] += codes.count(-signal.SIGKILL) > 0
         results.setdefault("codes", []).append([str(moment), *codes])
     results["last"] = attempt(folder)
