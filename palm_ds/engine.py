@@ -73,9 +73,8 @@ class Engine:
         `lr_scales`: {parameter pattern: multiplier of the learning rate}.
         `freezable`: the parameter patterns that `step` may freeze.
         `teacher`: adds what teachers make of a micro-batch of a step (palm_ds/model/teacher.py)."""
-        self.processes = start(ds_config)
-        self.rank, self.world = self.processes.rank, self.processes.world
-        self.local_rank, self.device = self.processes.local_rank, self.processes.device
+        self.processes = processes = start(ds_config)
+        self.rank, self.world, self.device = processes.rank, processes.world, processes.device
         self.ds_config, self.seed = ds_config, seed
         self.micro_rows, self.accumulation = ds_config.micro_batching(rows, self.world)
         self.config = ds_config.deepspeed_config(rows=rows, world=self.world, clip=optimizer.clip)

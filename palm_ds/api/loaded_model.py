@@ -72,14 +72,16 @@ class LoadedModel:
         *,
         task: str = "",
         columns: Mapping[str, Any] | None = None,
+        format: str = "",
         generate: Mapping[str, Any] | None = None,
     ) -> dict[str, list[dict[str, Any]]]:
         """{task: a prediction for each row, in order}, for one task or for all tasks that can read
         such rows: texts, pairs, mappings, a Dataset, a DataFrame, files (docs/api.md). Labels are
-        not needed. `columns`: {role: column}. `generate`: how texts are written, such as {"beams":
-        5} (docs/generation.md). Raises UserError."""
+        not needed. `columns`: {role: column}. `format`: of files, if not as in training.
+        `generate`: how texts are written, such as {"beams": 5} (docs/generation.md). Raises
+        UserError."""
         predictor = self._for(task).generating(generate or {})
-        return predictions_of(predictor, listed(rows), SINGLE_PROCESS, columns)
+        return predictions_of(predictor, listed(rows), SINGLE_PROCESS, columns, format)
 
     def evaluate(self, rows: Rows, *, task: str = "") -> Metrics:
         """{task: {metric: value}} on rows with labels. Raises UserError."""

@@ -29,9 +29,12 @@ def predictions_of(
     rows: Listed,
     processes: ProcessGroup,
     columns: Mapping[str, Any] | None = None,
+    format: str = "",
 ) -> dict[str, list[dict[str, Any]]]:
     """{task: a prediction for every row, in order}, on every process. Skips tasks that cannot read
-    such rows; raises UserError if none can."""
+    such rows; raises UserError if none can, or for a `format` of rows that are not files."""
+    if format and isinstance(rows, tuple):
+        raise UserError(f"format: {format!r} is of files, and these rows are in memory; remove it")
     if not isinstance(rows, str) and not rows:
         return {name: [] for name in predictor.tasks}
     found: dict[str, list[dict[str, Any]]] = {}
@@ -40,7 +43,7 @@ def predictions_of(
         try:
             own = _columns(each, rows)
             read = replace(each.read, columns={**own, **(columns or {})}, drop={}, split="")
-            read = replace(read, bad_rows="stop")
+            read = replace(read, bad_rows="stop", format=format or read.format)
             source = predictor.source(open_rows(rows, without_labels(read), "rows"))
             for task in (each.arranger, *each.tasks):
                 task.check(source, labelled=False)

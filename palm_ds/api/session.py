@@ -41,11 +41,16 @@ class Session(TrainingSession):
         self._predictor: Predictor | None = None
 
     def predict(
-        self, rows: Rows, *, task: str = "", columns: Mapping[str, Any] | None = None
+        self,
+        rows: Rows,
+        *,
+        task: str = "",
+        columns: Mapping[str, Any] | None = None,
+        format: str = "",
     ) -> dict[str, list[dict[str, Any]]]:
         """{task: a prediction for each row, in order}, for one task or for all tasks that can read
-        such rows. Labels are not needed."""
-        return predictions_of(self._current(task), listed(rows), self.processes, columns)
+        such rows. Labels are not needed. `format`: of files, if not as in training."""
+        return predictions_of(self._current(task), listed(rows), self.processes, columns, format)
 
     def predict_one_batch(self, rows: Rows) -> dict[str, list[dict[str, Any]]]:
         """`predict` for a few rows, by PaddlePALM's name."""

@@ -33,7 +33,7 @@ class CopyAhead:
 
     device: torch.device
     cuda: Any = torch.cuda
-    _side: Any = field(default=None, repr=False)
+    _side: torch.cuda.Stream | None = field(default=None, repr=False)
 
     def copied(self, batches: Iterable[B]) -> Iterator[B]:
         """The batches on the device. The copy of the next one starts before each is handed out."""
@@ -49,14 +49,14 @@ class CopyAhead:
         if started:
             yield self._arrived(*started)
 
-    def _start(self, batch: B) -> tuple[B, Any]:
+    def _start(self, batch: B) -> tuple[B, torch.Event]:
         """The batch as it will be, and the event that says so."""
-        self._side = self._side or self.cuda.Stream(self.device)
-        with self.cuda.stream(self._side):
+        side = self._side = self._side or self.cuda.Stream(self.device)
+        with self.cuda.stream(side):
             batch = batch.to(self.device)
-            return batch, self._side.record_event()
+            return batch, side.record_event()
 
-    def _arrived(self, batch: B, copied: Any) -> B:
+    def _arrived(self, batch: B, copied: torch.Event) -> B:
         """The batch for the current stream, which waits for it on the device. Its memory is the
         side stream's: it may be used again once the current stream has passed this place."""
         stream = self.cuda.current_stream(self.device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -22,7 +21,7 @@ class HostCopies:
     def __init__(self, device: torch.device):
         self._device = device
         self._buffers: list[torch.Tensor] = []
-        self._copied: Any = None
+        self._copied: torch.Event | None = None
 
     def copy(self, shards: Sequence[ParamShard]) -> list[ParamShard]:
         """The shards as they are now, in fp32 on the host. They hold their values once `wait` has
@@ -49,7 +48,7 @@ def bytes_of(shards: Iterable[ParamShard]) -> int:
     return sum(4 * tensor.numel() for shard in shards for tensor in shard.tensors.values())
 
 
-def _mark(device: torch.device) -> Any:
+def _mark(device: torch.device) -> torch.Event | None:
     """An event after everything that a GPU has been asked to do so far."""
     if device.type == "cpu":
         return None

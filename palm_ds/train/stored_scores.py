@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from palm_ds.model.soft_vocabulary_loss import TopScores
 from palm_ds.model.teacher_outputs import TeacherOutputs
 from palm_ds.train.recipe import Recipe
 from palm_ds.train.sources import Data
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _STREAM = ("seed", "length", "batch", "sources", "held_out", "stages")
 _UNSEEN = ("weight", "head_lr", "freeze", "new_head", "dropout", "smoothing", "auxiliary")
@@ -168,7 +171,7 @@ def _check_stream(path: Path, info: ScoreFileInfo, recipe: Recipe, data: Data) -
         )
 
 
-def _step_scores(table: Any, task: str, info: ScoreFileInfo) -> StepScores:
+def _step_scores(table: pa.Table, task: str, info: ScoreFileInfo) -> StepScores:
     values, starts = read_lists(table, task)
     has_ids = ids_column(task) in table.column_names
     ids = read_lists(table, ids_column(task))[0] if has_ids else None
@@ -176,7 +179,7 @@ def _step_scores(table: Any, task: str, info: ScoreFileInfo) -> StepScores:
 
 
 def _row_scores(
-    path: Path, table: Any, task: str, info: ScoreFileInfo, recipe: Recipe, data: Data
+    path: Path, table: pa.Table, task: str, info: ScoreFileInfo, recipe: Recipe, data: Data
 ) -> RowScores:
     """The scores of the rows of a task's table. Raises UserError if it is another table."""
     name = recipe.built_tasks[task].source
