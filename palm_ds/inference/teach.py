@@ -328,7 +328,8 @@ def _join(parts: Path, count: int, output: Path, info: ScoreFileInfo) -> None:
     files = [parts / f"part_{number:06}.parquet" for number in range(count)]
     schema = with_info(pq.read_schema(files[0]), info)
     with pq.ParquetWriter(temporary := parts / "whole.tmp", schema) as writer:
-        for file in files:
-            writer.write_table(pq.read_table(file).replace_schema_metadata(schema.metadata))
+        for file in files:  # each a row group: training holds one at a time
+            part = pq.read_table(file).replace_schema_metadata(schema.metadata)
+            writer.write_table(part, row_group_size=max(len(part), 1))
     move_into_place(temporary, output)
     shutil.rmtree(parts)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from bisect import bisect
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,10 +49,10 @@ def stream_fingerprint(recipe: Recipe, data: Data) -> str:
 
 
 @dataclass(frozen=True)
-class StepScores:
-    """A task's stored scores for the rows of steps."""
+class _TaskScores:
+    """A task's stored scores for the rows of some steps."""
 
-    starts: np.ndarray  # (rows of all steps + 1,) the first value of each row
+    starts: np.ndarray  # (rows + 1,) the first value of each row
     values: np.ndarray  # float32
     ids: np.ndarray | None  # of the same shape: the token of each value
     top_k: int
@@ -70,6 +71,64 @@ class StepScores:
         return TopScores(ids.view(labels, -1), values.view(labels, -1))
 
 
+@dataclass(frozen=True)
+class _Steps:
+    """What is stored for the rows of some steps."""
+
+    keys: np.ndarray  # (rows,) ascending: step and row in one number
+    tasks: Mapping[str, _TaskScores]
+
+    def entries(self, batch: Batch, step: int) -> slice:
+        """The places of the rows of a batch."""
+        first = step * _MOST_ROWS + batch.first_row
+        ends = np.searchsorted(self.keys, [first, first + batch.input_ids.shape[0]])
+        return slice(*ends.tolist())
+
+
+_MOST_ROWS = 1 << 32  # of a step
+
+
+class StepScores:
+    """The scores of the rows of steps, of which one row group of the file is in memory."""
+
+    def __init__(self, path: Path, tasks: Sequence[str], top_k: int):
+        import pyarrow.parquet as pq
+
+        self._path, self._tasks, self._top_k = path, tasks, top_k
+        self._file = pq.ParquetFile(path)
+        about = self._file.metadata
+        column = self._file.schema_arrow.get_field_index("step")
+        groups = [about.row_group(number) for number in range(about.num_row_groups)]
+        self._firsts = [group.column(column).statistics.min for group in groups]
+        self._held: tuple[int, _Steps] | None = None
+
+    def __len__(self) -> int:
+        return self._file.metadata.num_rows
+
+    def at(self, step: int) -> _Steps:
+        """What is stored for some steps, this one among them. Raises UserError."""
+        number = max(bisect(self._firsts, step) - 1, 0)
+        if self._held is None or self._held[0] != number:
+            self._held = None  # its memory is free before there is another
+            self._held = number, self._read(number)
+        return self._held[1]
+
+    def _read(self, number: int) -> _Steps:
+        try:
+            table = self._file.read_row_group(number)
+        except OSError as error:
+            raise UserError(f"{self._path}: cannot be read: {error}") from None
+        steps, rows = (table.column(name).to_numpy() for name in ("step", "row"))
+        scores = {task: self._scores(table, task) for task in self._tasks}
+        return _Steps(steps * _MOST_ROWS + rows, scores)
+
+    def _scores(self, table: pa.Table, task: str) -> _TaskScores:
+        values, starts = read_lists(table, task)
+        has_ids = ids_column(task) in table.column_names
+        ids = read_lists(table, ids_column(task))[0] if has_ids else None
+        return _TaskScores(starts, values, ids, self._top_k)
+
+
 @dataclass(frozen=True, kw_only=True)
 class StoredScores:
     """An opened file of scores."""
@@ -79,18 +138,21 @@ class StoredScores:
     """For the start of a run."""
     tasks: SoftTasks
     """The tasks that it has scores for; those over rows of tables with them."""
-    steps: Mapping[str, StepScores] = field(default_factory=dict)
-    places: np.ndarray = field(default_factory=lambda: np.zeros((0, 2), np.int64))
-    """(rows of all steps, 2): step and row, ascending"""
+    steps: StepScores | None = None
+    """Those of the rows of steps."""
 
     def add_to(self, batch: Batch, step: int) -> Batch:
         """The batch with its soft labels. Those of tables are there already."""
+        if self.steps is None:
+            return replace(batch, teacher=TeacherOutputs())
         labels, words = dict(batch.labels), {}
-        for task, scores in self.steps.items():
+        stored = self.steps.at(step)
+        entries = stored.entries(batch, step)
+        for task, scores in stored.tasks.items():
             name = soft_name(task)
             if name not in labels:
                 continue
-            found = scores.of(self._entries(batch, step), len(labels[name][0]))
+            found = scores.of(entries, len(labels[name][0]))
             if found is None:
                 raise UserError(
                     f"{self.path}: has other masked tokens for step {step + 1} than this run; "
@@ -102,17 +164,6 @@ class StoredScores:
                 words[task] = found.to(batch.input_ids.device)
         return replace(batch, labels=labels, teacher=TeacherOutputs(words=words))
 
-    def _entries(self, batch: Batch, step: int) -> slice:
-        """The places of the rows of a batch."""
-        first = batch.first_row
-        ends = [(step, first), (step, first + batch.input_ids.shape[0])]
-        keys = self.places[:, 0] * _MOST_ROWS + self.places[:, 1]
-        start, stop = np.searchsorted(keys, [a * _MOST_ROWS + b for a, b in ends])
-        return slice(int(start), int(stop))
-
-
-_MOST_ROWS = 1 << 32  # of a step
-
 
 def open_scores(path: Path, recipe: Recipe, data: Data, wanted: Collection[str]) -> StoredScores:
     """Read a file of scores. Raises UserError if it belongs to other data or classes."""
@@ -121,20 +172,15 @@ def open_scores(path: Path, recipe: Recipe, data: Data, wanted: Collection[str])
     info = read_info(path)
     tasks = [task for task in recipe.built_tasks if task in info.labels and task in wanted]
     _check(path, info, recipe, tasks)
-    table = pq.read_table(path)
+    by = ", ".join(info.teacher)
     if info.stream:
         _check_stream(path, info, recipe, data)
-        places = np.stack([table.column(x).to_numpy() for x in ("step", "row")], 1)
-        steps = {task: _step_scores(table, task, info) for task in tasks}
-        soft: SoftTasks = dict.fromkeys(tasks)
-        kind = f"{len(places):,} rows of steps"
-    else:
-        places, steps = np.zeros((0, 2), np.int64), {}
-        soft = {task: _row_scores(path, table, task, info, recipe, data) for task in tasks}
-        kind = f"{len(table):,} rows"
-    by = ", ".join(info.teacher)
-    line = f"{path}, {kind}, by {by}"
-    return StoredScores(path=path, line=line, tasks=soft, steps=steps, places=places)
+        steps = StepScores(path, tasks, info.top_k)
+        line = f"{path}, {len(steps):,} rows of steps, by {by}"
+        return StoredScores(path=path, line=line, tasks=dict.fromkeys(tasks), steps=steps)
+    soft = {task: _row_scores(path, task, info, recipe, data) for task in tasks}
+    line = f"{path}, {pq.read_metadata(path).num_rows:,} rows, by {by}"
+    return StoredScores(path=path, line=line, tasks=soft)
 
 
 def _check(path: Path, info: ScoreFileInfo, recipe: Recipe, tasks: list[str]) -> None:
@@ -171,17 +217,12 @@ def _check_stream(path: Path, info: ScoreFileInfo, recipe: Recipe, data: Data) -
         )
 
 
-def _step_scores(table: pa.Table, task: str, info: ScoreFileInfo) -> StepScores:
-    values, starts = read_lists(table, task)
-    has_ids = ids_column(task) in table.column_names
-    ids = read_lists(table, ids_column(task))[0] if has_ids else None
-    return StepScores(starts, values, ids, info.top_k)
-
-
 def _row_scores(
-    path: Path, table: pa.Table, task: str, info: ScoreFileInfo, recipe: Recipe, data: Data
+    path: Path, task: str, info: ScoreFileInfo, recipe: Recipe, data: Data
 ) -> RowScores:
     """The scores of the rows of a task's table. Raises UserError if it is another table."""
+    import pyarrow.parquet as pq
+
     name = recipe.built_tasks[task].source
     (_, source, _), *_ = data.train[name]
     assert isinstance(source, TableSource)
@@ -190,7 +231,7 @@ def _row_scores(
             f"{path}: was written for another table than sources.{name}, or for another way to "
             "read it; write it again with `palm-ds teach` and this recipe"
         )
-    here = table.filter(np.array([x == name for x in table.column("source").to_pylist()]))
+    here = pq.read_table(path, columns=["row", task], filters=[("source", "==", name)])
     rows = here.column("row").to_numpy()
     values, offsets = read_lists(here, task)
     lengths = np.zeros(len(source.table), np.int64)

@@ -22,6 +22,7 @@ from palm_ds.train.report.metrics_file import FILE, read_metrics
 from palm_ds.train.resolve import resolve
 from palm_ds.train.run_folder import RunSpec
 from palm_ds.train.sources import open_data
+from palm_ds.train.stored_scores import StepScores
 from palm_ds.train.train import train
 from tests.helpers.saved_model import TITLE, recipe_of, save_model
 from tests.helpers.text_tables import SPECIALS, WORDS
@@ -84,6 +85,25 @@ def test_stored_scores_give_the_same_losses(folder, tmp_path, tasks, by) -> None
         assert mine == pytest.approx(its, rel=1e-4, abs=1e-6)
     seen = {name for step in online for name in step}
     assert {f"teacher.{name}" for name in tasks} <= seen
+
+
+def test_scores_of_steps_are_read_group_by_group(folder, tmp_path, monkeypatch) -> None:
+    """In the order of the steps, and each once, however many micro-batches a step has."""
+    monkeypatch.setattr("palm_ds.inference.teach._STEPS", 2)
+    file, tasks = tmp_path / "scores.parquet", ("mood", "words")
+    assert write(student(folder, tasks), file).parts >= 3
+    read, original = [], StepScores._read
+
+    def noted(scores: StepScores, number: int) -> Any:
+        read.append(number)
+        return original(scores, number)
+
+    monkeypatch.setattr(StepScores, "_read", noted)
+    online = losses(student(folder, tasks), tmp_path / "online")
+    stored = losses(student(folder, tasks, file=str(file)), tmp_path / "stored")
+    assert read == list(range(pq.read_metadata(file).num_row_groups))
+    for mine, its in zip(stored, online, strict=True):
+        assert mine == pytest.approx(its, rel=1e-4, abs=1e-6)
 
 
 def test_an_interrupted_command_continues(folder, tmp_path, monkeypatch) -> None:
