@@ -104,9 +104,9 @@ def test_all_kinds_of_rows_have_the_same_predictions(
 
 
 def test_a_file_of_another_format(model: palm.LoadedModel, tmp_path: Path) -> None:
-    (tmp_path / "new.txt").write_text("\n".join(TEXTS) + "\n")
+    (tmp_path / "new.data").write_text("\n".join(TEXTS) + "\n")
     columns = {"text_a": "text"}
-    found = model.predict(tmp_path / "new.txt", columns=columns, format="text")
+    found = model.predict(tmp_path / "new.data", columns=columns, format="text")
     assert found == model.predict(TEXTS)
     with pytest.raises(UserError, match=r"^format: 'text' is of files, .* in memory; remove it$"):
         model.predict(TEXTS, format="text")
