@@ -12,7 +12,8 @@ The schema's metadata says what they belong to, so that training refuses the fil
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,19 +59,27 @@ def with_info(schema: pa.Schema, info: ScoreFileInfo) -> pa.Schema:
 
 def read_info(path: Path) -> ScoreFileInfo:
     """Raises UserError for a file that `palm-ds teach` did not write."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     if not path.is_file():
         raise UserError(f"{path}: no such file{suggest_path(path)}; `palm-ds teach` writes it")
-    try:
+    with reading(path):
         stored = (pq.read_schema(path).metadata or {}).get(_KEY)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{path}: is not a parquet file: {error}") from None
     if stored is None:
         raise UserError(f"{path}: is no file of scores; `palm-ds teach` writes one")
     values: Mapping[str, Any] = json.loads(stored)
     return parse(ScoreFileInfo, values, str(path))
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raises UserError for a file that cannot be read in this context."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: is not a parquet file, or damaged: {error}") from None
 
 
 def read_lists(table: pa.Table, column: str) -> tuple[np.ndarray, np.ndarray]:

@@ -327,9 +327,10 @@ def _open_parts(output: Path, key: object) -> Path:
 def _join(parts: Path, count: int, output: Path, info: ScoreFileInfo) -> None:
     files = [parts / f"part_{number:06}.parquet" for number in range(count)]
     schema = with_info(pq.read_schema(files[0]), info)
-    with pq.ParquetWriter(temporary := parts / "whole.tmp", schema) as writer:
+    temporary = parts / "whole.tmp"
+    with pq.ParquetWriter(temporary, schema, write_page_checksum=True) as writer:
         for file in files:  # each a row group: training holds one at a time
             part = pq.read_table(file).replace_schema_metadata(schema.metadata)
-            writer.write_table(part, row_group_size=max(len(part), 1))
+            writer.write_table(part, row_group_size=len(part))
     move_into_place(temporary, output)
     shutil.rmtree(parts)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.score_file import ScoreFileInfo, ids_column, read_info, read_lists
+from palm_ds.data.score_file import ScoreFileInfo, ids_column, read_info, read_lists, reading
 from palm_ds.data.soft_labels import RowScores, SoftTasks
 from palm_ds.data.table_source import TableSource
 from palm_ds.model.batch import Batch
@@ -95,7 +95,7 @@ class StepScores:
         import pyarrow.parquet as pq
 
         self._path, self._tasks, self._top_k = path, tasks, top_k
-        self._file = pq.ParquetFile(path)
+        self._file = pq.ParquetFile(path, page_checksum_verification=True)
         about = self._file.metadata
         column = self._file.schema_arrow.get_field_index("step")
         groups = [about.row_group(number) for number in range(about.num_row_groups)]
@@ -114,10 +114,8 @@ class StepScores:
         return self._held[1]
 
     def _read(self, number: int) -> _Steps:
-        try:
+        with reading(self._path):
             table = self._file.read_row_group(number)
-        except OSError as error:
-            raise UserError(f"{self._path}: cannot be read: {error}") from None
         steps, rows = (table.column(name).to_numpy() for name in ("step", "row"))
         scores = {task: self._scores(table, task) for task in self._tasks}
         return _Steps(steps * _MOST_ROWS + rows, scores)
@@ -231,7 +229,13 @@ def _row_scores(
             f"{path}: was written for another table than sources.{name}, or for another way to "
             "read it; write it again with `palm-ds teach` and this recipe"
         )
-    here = pq.read_table(path, columns=["row", task], filters=[("source", "==", name)])
+    with reading(path):
+        here = pq.read_table(
+            path,
+            columns=["row", task],
+            filters=[("source", "==", name)],
+            page_checksum_verification=True,
+        )
     rows = here.column("row").to_numpy()
     values, offsets = read_lists(here, task)
     lengths = np.zeros(len(source.table), np.int64)

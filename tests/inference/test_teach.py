@@ -106,6 +106,19 @@ def test_scores_of_steps_are_read_group_by_group(folder, tmp_path, monkeypatch) 
         assert mine == pytest.approx(its, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.parametrize("task", ["mood", "words"])
+def test_a_flipped_bit_of_a_score_is_one_line(folder, tmp_path, task) -> None:
+    file = tmp_path / "scores.parquet"
+    write(student(folder, (task,)), file)
+    column = pq.read_schema(file).names.index(task)
+    page = pq.read_metadata(file).row_group(0).column(column).data_page_offset
+    data = bytearray(file.read_bytes())
+    data[page + 60] ^= 16
+    file.write_bytes(data)
+    with pytest.raises(UserError, match=r"scores\.parquet: is not a parquet file, or damaged: "):
+        losses(student(folder, (task,), file=str(file)), tmp_path / "run")
+
+
 def test_an_interrupted_command_continues(folder, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("palm_ds.inference.teach._ROWS", 5)
     file, recipe = tmp_path / "scores.parquet", student(folder, ("mood",))
