@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from palm_ds.text.tokens import SpecialTokens
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_NOT_REGULAR = re.compile(r"\[unused\d+\]|<unused_?\d+>|<extra_id_\d+>|<0x[0-9A-F]{2}>")
+_NOT_REGULAR = re.compile(r"\[unused\d+\]|\[UNUSED\]|<unused_?\d+>|<extra_id_\d+>|<0x[0-9A-F]{2}>")
 # The ideographs that BERT treats as a word each (`handle_chinese_chars`), for use inside [...].
 CHINESE = (
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002b81f"

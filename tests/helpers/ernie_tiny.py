@@ -36,9 +36,15 @@ DICTIONARY = {
 }
 
 
-def write_release(folder: Path, config: Mapping[str, object] | None = None) -> Path:
+FRONT = ("[PAD]", "[UNK]", "[MASK]", "[CLS]", "[UNUSED]", "[SEP]", "<unk>")
+"""What PaddleHub's vocab.txt begins with."""
+
+
+def write_release(
+    folder: Path, config: Mapping[str, object] | None = None, *, hub: bool = False
+) -> Path:
     """vocab.txt with pieces and ids, subword/ with model and dictionary; `config`:
-    tokenizer_config.json."""
+    tokenizer_config.json. `hub`: as PaddleHub has it, all in one folder and without ids."""
     import sentencepiece as spm
 
     model = io.BytesIO()
@@ -53,10 +59,13 @@ def write_release(folder: Path, config: Mapping[str, object] | None = None) -> P
     pieces = spm.SentencePieceProcessor(model_proto=model.getvalue())
     names = [pieces.id_to_piece(i) for i in range(pieces.get_piece_size())][3:]
     lines = [f"{token}\t{n}\n" for n, token in enumerate([*SPECIALS, *reversed(names)])]
-    (folder / "subword").mkdir(parents=True, exist_ok=True)
+    if hub:
+        lines = [f"{token}\n" for token in (*FRONT, *names)]
+    inner = folder if hub else folder / "subword"
+    inner.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("".join(lines), "utf-8")
-    (folder / "subword/spm_cased_simp_sampled.model").write_bytes(model.getvalue())
-    (folder / "subword/dict.wordseg.pickle").write_bytes(pickle.dumps(DICTIONARY, 2))
+    (inner / "spm_cased_simp_sampled.model").write_bytes(model.getvalue())
+    (inner / "dict.wordseg.pickle").write_bytes(pickle.dumps(DICTIONARY, 2))
     if config is not None:
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder

@@ -17,7 +17,7 @@ import pytest
 from palm_ds.common.errors import UserError
 from palm_ds.text.tokenizer import SPECIALS, Tokenizer, load_tokenizer
 from palm_ds.text.word_segmenter import find_word_segmenter
-from tests.helpers.ernie_tiny import DICTIONARY, TEXTS, write_release
+from tests.helpers.ernie_tiny import DICTIONARY, FRONT, TEXTS, write_release
 
 ODD = [
     "",
@@ -39,7 +39,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spm_of(folder: Path) -> Any:
     import sentencepiece as spm
 
-    model = next((folder / "subword").glob("*.model")).read_bytes()
+    model = next(folder.rglob("*.model")).read_bytes()
     return spm.SentencePieceProcessor(model_proto=model)
 
 
@@ -72,6 +72,18 @@ def test_ids_are_those_of_the_released_algorithm(release: Path) -> None:
         assert tokenizer.encode_texts([text])[0][0].tolist() == released_ids(release, text), text
     plain = load_tokenizer(release / "vocab.txt")  # a path instead of a folder
     assert plain.fingerprint == tokenizer.fingerprint
+
+
+def test_a_folder_of_paddlehub(tmp_path: Path) -> None:
+    """One folder, no ids, and more special tokens: none of them is ever drawn as a word."""
+    tokenizer = load_tokenizer(write_release(tmp_path, hub=True))
+    for text in [*TEXTS, *ODD, "<unk>语言[UNUSED]"]:
+        assert tokenizer.encode_texts([text])[0][0].tolist() == released_ids(tmp_path, text), text
+    assert [tokenizer.roles[x] for x in ("pad", "unk", "mask", "cls", "sep")] == [
+        *("[PAD]", "[UNK]", "[MASK]", "[CLS]", "[SEP]")
+    ]
+    regular = tokenizer.vocabulary.regular.tolist()
+    assert regular == list(range(len(FRONT), tokenizer.size))
 
 
 def test_spans_are_characters_of_the_text(release: Path) -> None:
