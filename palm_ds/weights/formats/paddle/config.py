@@ -22,6 +22,7 @@ from palm_ds.weights.formats.paddle.names import PADDLENLP, STATIC, NamingScheme
 from palm_ds.weights.formats.tensor_files import read_json
 
 CONFIGS = ("ernie_config.json", "bert_config.json", "config.json", "model_config.json")
+_NAMED_CONFIG = "ernie*config.json"  # of PaddleHub: ernie_tiny_config.json
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "hidden_act")
 # Keys that are ignored: the tensors or the origin of the checkpoint are more reliable.
 _SEEN = {
@@ -91,16 +92,27 @@ class PaddleConfig:
 def read_paddle_config(folder: Path, config: Path | None) -> PaddleConfig:
     """Read the given config file, or the one in the tensors' folder or its parent. Raises UserError
     if there is none."""
-    here = [folder / name for name in CONFIGS]
-    above = [folder.parent / name for name in CONFIGS]
-    for path in [config] if config is not None else [*here, *above]:
-        if config is not None or path.is_file():
-            values = _flat(read_json(path))
-            check_foreign_values(values, str(path))
-            return PaddleConfig(path, values)
+    path = config or _find_config(folder)
+    values = _flat(read_json(path))
+    check_foreign_values(values, str(path))
+    return PaddleConfig(path, values)
+
+
+def _find_config(folder: Path) -> Path:
+    places = (folder, folder.parent)
+    for path in (place / name for place in places for name in CONFIGS):
+        if path.is_file():
+            return path
+    for place in places:
+        found = sorted(place.glob(_NAMED_CONFIG))
+        if len(found) > 1:
+            names = ", ".join(path.name for path in found)
+            raise UserError(f"{place}: several configs ({names}); give config=")
+        if found:
+            return found[0]
     raise UserError(
-        f"{folder}: found none of {', '.join(CONFIGS)} here or in the parent folder, which is "
-        "needed for the number of attention heads; give config="
+        f"{folder}: found none of {', '.join(CONFIGS)} and {_NAMED_CONFIG} here or in the parent "
+        "folder, which is needed for the number of attention heads; give config="
     )
 
 

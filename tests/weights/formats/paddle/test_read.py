@@ -644,6 +644,22 @@ def test_the_release_of_ernie_tiny(tmp_path: Path, era: str) -> None:
     assert load_tokenizer(contents.tokenizer).fingerprint == tokenizer.fingerprint
 
 
+def test_a_module_of_paddlehub(tmp_path: Path) -> None:
+    """assets/: params/, a vocabulary without ids, and a config with the model's name."""
+    size = load_tokenizer(write_release(tmp_path / "ernie", hub=True)).size
+    arrays = static(task=False) | {"word_embedding": np.ones((size, 8), np.float32)}
+    folder = checkpoint(tmp_path, arrays, {**ERNIE, "vocab_size": size})
+    named = folder / "ernie_tiny_config.json"
+    (folder / "ernie_config.json").rename(named)
+    contents = paddle.open_contents(folder)
+    assert (contents.config.vocab_size, contents.tokenizer) == (size, folder / "vocab.txt")
+    shutil.copy(named, folder / "ernie_base_config.json")
+    names = r"ernie_base_config\.json, ernie_tiny_config\.json"
+    with pytest.raises(UserError, match=rf"ernie: several configs \({names}\); give config="):
+        paddle.open_contents(folder)
+    assert paddle.open_contents(folder, config=named).config == contents.config
+
+
 def test_tensors_overrule_the_config(tmp_path: Path) -> None:
     config = {**ERNIE, "sent_type_vocab_size": 2, "intermediate_size": 20, "use_task_id": False}
     contents = paddle.open_contents(checkpoint(tmp_path, static(), config))
