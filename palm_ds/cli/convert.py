@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,17 +86,28 @@ def run(args: argparse.Namespace) -> int:
     texts = _read_texts(args.texts) if args.texts else None
     opening = {name: getattr(args, name) for name in ("eps", "config", "tokenizer", "untied_head")}
     made = _to_onnx if args.to == "onnx" else _to_weights
-    done, lines = made(args, texts, opening)
+    done = made(args, texts, opening)
     if args.json:
-        print(json_line(done.record()))
+        print(json_line(done.record))
     else:
-        _show(done, lines)
+        _show(done)
     return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Done:
+    """What a conversion prints."""
+
+    result: ConversionResult | OnnxResult
+    record: Mapping[str, Any]
+    """For JSON."""
+    lines: Sequence[str]
+    """After the tensors and notes of the result."""
 
 
 def _to_weights(
     args: argparse.Namespace, texts: list[str] | None, opening: dict[str, Any]
-) -> tuple[ConversionResult, list[str]]:
+) -> _Done:
     from palm_ds.weights.convert.convert import ConversionOptions, convert
     from palm_ds.weights.convert.to_onnx import add_onnx, check_installed
     from palm_ds.weights.convert.try_onnx import AddedOnnx, try_onnx
@@ -120,17 +132,17 @@ def _to_weights(
         check_installed("--onnx")
     adding = {"add": add} if args.to == "huggingface" and args.onnx != _NO_ONNX else {}
     done = convert(args.source, args.target, args.to, options, **adding, **opening)
-    return done, [
+    lines = [
         f"{done.format} -> {done.to}: {done.target}",
         f"checked: {done.parity or 'not at all'}",
         *(line for each in added for line in _file_lines(each.files)),
         *(f"no onnx/: {each.why}" for each in added if each.why),
     ]
+    record = done.record() | ({"onnx": added[0].record()} if added else {})
+    return _Done(result=done, record=record, lines=lines)
 
 
-def _to_onnx(
-    args: argparse.Namespace, texts: list[str] | None, opening: dict[str, Any]
-) -> tuple[OnnxResult, list[str]]:
+def _to_onnx(args: argparse.Namespace, texts: list[str] | None, opening: dict[str, Any]) -> _Done:
     from palm_ds.inference.onnx_scores import allowed_transitions, open_scorer
     from palm_ds.weights.convert.to_onnx import OnnxOptions, convert_to_onnx
 
@@ -145,7 +157,7 @@ def _to_onnx(
         score=score,
         **opening,
     )
-    return done, _onnx_lines(done)
+    return _Done(result=done, record=done.record(), lines=_onnx_lines(done))
 
 
 def _file_lines(files: Sequence[OnnxFile]) -> list[str]:
@@ -199,15 +211,15 @@ def _read_texts(file: Path) -> list[str]:
     return [line for line in lines if line]
 
 
-def _show(done: ConversionResult | OnnxResult, lines: Sequence[str]) -> None:
+def _show(done: _Done) -> None:
     """Print the tensors, the notes and what was compared."""
     from rich.console import Console
 
     from palm_ds.weights.convert.mapping_report import show
 
     console = Console(soft_wrap=True, highlight=False)
-    show(done.report.rows(), console)
-    for line in [*(f"note: {note}" for note in done.notes), *lines]:
+    show(done.result.report.rows(), console)
+    for line in [*(f"note: {note}" for note in done.result.notes), *done.lines]:
         console.print(printable(line), markup=False)
 
 

@@ -100,6 +100,7 @@ def test_convert_in_json(enter: Enter, source: Path, tmp_path: Path) -> None:
     assert record["parity"]["passed"] and record["parity"]["tolerance"] == 0.05
     assert [each["transform"] for each in record["mapped"] if "task" in each["transform"]]
     assert json.loads((tmp_path / "hf/config.json").read_text())["model_type"] == "bert"
+    assert "onnx" not in record
 
 
 def test_an_unchecked_conversion_is_labelled(enter: Enter, source: Path, tmp_path: Path) -> None:

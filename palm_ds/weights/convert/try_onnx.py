@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from palm_ds.common.errors import UserError
 from palm_ds.runtime.memory import free_host_memory
@@ -28,6 +29,11 @@ class AddedOnnx:
 
     files: tuple[OnnxFile, ...] = ()
     why: str = ""
+
+    def record(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        files = {each.name: each.record() for each in self.files}
+        return {"files": files, "why_none": self.why or None}
 
     def lines(self, folder: Path) -> list[str]:
         """A line for each file of the Hugging Face folder, or one about why there is none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,6 +85,9 @@ def test_a_conversion_continues_without(
     assert capsys.readouterr().out.splitlines()[-1] == f"no onnx/: {REASONS[reason]}"
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert "model.safetensors" in names and not {"onnx", "palm_ds_onnx.json"} & names
+    COMMAND.call([str(folder), str(tmp_path / "again"), "--to", "huggingface", "--json"])
+    record = json.loads(capsys.readouterr().out)
+    assert record["onnx"] == {"files": {}, "why_none": REASONS[reason]}
 
 
 def test_who_asks_for_it_gets_an_error(
