@@ -1,21 +1,24 @@
 """What pretraining is worth to a text generator: titles of laws from passages of them.
 
     python benchmarks/titles.py rows --data laws.jsonl --work runs/titles
-    palm-ds prepare runs/titles/corpus runs/titles/corpus.jsonl --language zh \\
+    palm-ds prepare runs/titles/0/corpus runs/titles/0/corpus.jsonl --language zh \\
         --train wordpiece --vocab_size 4000
     python benchmarks/titles.py train --work runs/titles --seeds 1 2 3
     python benchmarks/titles.py score --work runs/titles --seeds 1 2 3
 
 `rows` reads documents {"title", "text"} with a blank line between paragraphs. One title in four is
 held out with all its passages, and its text is not in `corpus.jsonl` either, which is what models
-are pretrained on. `train` fine-tunes three models with each seed: from random weights, and
-pretrained word by word or with both flows. Both read the same passages in as many steps: a row
-holds as many more tokens as it has queries. It writes titles greedily and with 4 beams. A finished
-run is not repeated. --steps is that of pretraining, --only NAME trains some models.
+are pretrained on. Which ones is the fold: --folds 0 1 2 3 holds out each title once, each fold in
+a folder of its number, with a corpus of its own to prepare.
 
-`score` prints ROUGE-L on characters by `rouge-score`, also of two simple rules: the first
-characters of the passage, as many as titles have on average, and the most frequent title. Standard
-errors are of 2,000 bootstrap samples of the held-out titles, and say nothing of seeds.
+`train` fine-tunes three models with each seed: from random weights, and pretrained word by word or
+with both flows. Both read the same passages in as many steps: a row holds as many more tokens as it
+has queries. It writes titles greedily and with 4 beams. A finished run is not repeated. --steps is
+that of pretraining, --only NAME trains some models.
+
+`score` prints ROUGE-L on characters by `rouge-score`, over all folds, also of two simple rules: the
+first characters of the passage, as many as titles have on average, and the most frequent title.
+Standard errors are of 2,000 bootstrap samples of the held-out titles, and say nothing of seeds.
 Perplexities are those of the correct titles.
 """
 
@@ -37,7 +40,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.cpu import compute_on_cpu  # noqa: E402
 
-HELD_OUT = 4
+FOLDS = 4
 """One of this number of titles is held out."""
 CHARACTERS = 100
 """Of a passage: whole paragraphs, at least one."""
@@ -74,6 +77,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("command", choices=("rows", "train", "score"))
     parser.add_argument("--data", type=Path, help="of `rows`: the documents")
     parser.add_argument("--work", type=Path, required=True, help="folder of rows and runs; kept")
+    parser.add_argument("--folds", type=int, nargs="+", choices=range(FOLDS), default=[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--only", nargs="*", choices=PRETRAINED, default=list(PRETRAINED))
     parser.add_argument("--steps", type=int, default=1000)
@@ -110,26 +114,27 @@ def spread(values: Sequence[str], most: int) -> list[str]:
     return [values[int(i * step)] for i in range(min(most, len(values)))]
 
 
-def write_rows(args: argparse.Namespace) -> None:
-    args.work.mkdir(parents=True, exist_ok=True)
+def write_rows(args: argparse.Namespace, fold: int) -> None:
+    work = args.work / str(fold)
+    work.mkdir(parents=True, exist_ok=True)
     documents: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
     for document in read(args.data):
-        part = "train" if crc32(document["title"].encode()) % HELD_OUT else "test"
-        documents[part].append(document)
-    write(args.work / "corpus.jsonl", documents["train"])
+        held_out = crc32(document["title"].encode()) % FOLDS == fold
+        documents["test" if held_out else "train"].append(document)
+    write(work / "corpus.jsonl", documents["train"])
     for part, found in documents.items():
         rows = [
             {"source": passage, "target": document["title"]}
             for document in found
             for passage in spread(list(passages(document["text"])), PASSAGES[part])
         ]
-        write(args.work / f"{part}.jsonl", rows)
+        write(work / f"{part}.jsonl", rows)
 
 
 # ---- runs ----
 
 
-def pretraining(args: argparse.Namespace, seed: int, flow: Mapping[str, Any]) -> dict[str, Any]:
+def pretraining(work: Path, seed: int, steps: int, flow: Mapping[str, Any]) -> dict[str, Any]:
     task = {"source": "text", "positions": "restart", "word_weight": flow["word_weight"]}
     return {
         "seed": seed,
@@ -137,19 +142,19 @@ def pretraining(args: argparse.Namespace, seed: int, flow: Mapping[str, Any]) ->
         "length": flow["length"],
         "batch": f"{ROWS * flow['length']} tokens",
         "optimizer": {**OPTIMIZER, "betas": [0.9, 0.98]},
-        "schedule": {"kind": "wsd", "warmup": 60, "decay": args.steps // 3},
-        "sources": {"text": {"corpus": str(args.work / "corpus")}},
+        "schedule": {"kind": "wsd", "warmup": 60, "decay": steps // 3},
+        "sources": {"text": {"corpus": str(work / "corpus")}},
         "held_out": 0.03,
         "tasks": {"span_generation": task},
-        "stages": [{"span_generation": args.steps}],
+        "stages": [{"span_generation": steps}],
         "evaluate": {"examples": 300},
         "log": {"every": 50},
     }
 
 
-def fine_tuning(args: argparse.Namespace, seed: int, origin: Path | None) -> dict[str, Any]:
-    tables = {"table": str(args.work / "train.jsonl"), "validation": str(args.work / "test.jsonl")}
-    words = {"tokenizer": str(args.work / "corpus" / "tokenizer")}
+def fine_tuning(work: Path, seed: int, origin: Path | None) -> dict[str, Any]:
+    tables = {"table": str(work / "train.jsonl"), "validation": str(work / "test.jsonl")}
+    words = {"tokenizer": str(work / "corpus" / "tokenizer")}
     encoder = {"init_from": str(origin)} if origin else {"backbone": ENCODER}
     task = {"kind": "generation", "max_target": 24, "positions": "restart", "noise_rate": 0.3}
     return {
@@ -179,16 +184,17 @@ def trained(values: dict[str, Any], folder: Path) -> Path:
     return folder / "weights"
 
 
-def train_models(args: argparse.Namespace) -> None:
+def train_models(args: argparse.Namespace, fold: int) -> None:
     from palm_ds.api import load
 
-    rows = [{"source": row["source"]} for row in read(args.work / "test.jsonl")]
+    work = args.work / str(fold)
+    rows = [{"source": row["source"]} for row in read(work / "test.jsonl")]
     for seed in args.seeds:
         for name in args.only:
-            flow, folder, origin = PRETRAINED[name], args.work / name / str(seed), None
+            flow, folder, origin = PRETRAINED[name], work / name / str(seed), None
             if flow:
-                origin = trained(pretraining(args, seed, flow), folder / "pretrain")
-            weights = trained(fine_tuning(args, seed, origin), folder / "titles")
+                origin = trained(pretraining(work, seed, args.steps, flow), folder / "pretrain")
+            weights = trained(fine_tuning(work, seed, origin), folder / "titles")
             for way, settings in DECODING.items():
                 written = load(str(weights)).predict(rows, generate=settings)[TASK]
                 write(folder / f"{way}.jsonl", written)
@@ -232,21 +238,24 @@ def line(name: str, scores: np.ndarray, groups: np.ndarray, sign: str = "") -> s
 
 
 def score(args: argparse.Namespace) -> None:
-    given = read(args.work / "test.jsonl")
+    works = [args.work / str(fold) for fold in args.folds]
+    given = [row for work in works for row in read(work / "test.jsonl")]
     targets = [row["target"] for row in given]
     groups = np.unique(targets, return_inverse=True)[1]
     usual = round(sum(map(len, targets)) / len(targets))
-    often = Counter(row["target"] for row in read(args.work / "train.jsonl")).most_common(1)[0][0]
+    often = [text for work in works for text in most_frequent(work)]
     found = {
         f"the first {usual} characters": rouge_l([row["source"][:usual] for row in given], targets),
-        "the most frequent title": rouge_l([often] * len(given), targets),
+        "the most frequent title": rouge_l(often, targets),
     }
     rows = [line(name, scores[None], groups) for name, scores in found.items()]
     for way in DECODING:
         models = {}
         for name in args.only:
-            files = [args.work / name / str(seed) / f"{way}.jsonl" for seed in args.seeds]
-            texts = [[row["text"] for row in read(file)] for file in files]
+            files = [
+                [work / name / str(seed) / f"{way}.jsonl" for work in works] for seed in args.seeds
+            ]
+            texts = [[row["text"] for file in each for row in read(file)] for each in files]
             models[name] = np.stack([rouge_l(each, targets) for each in texts])
             rows.append(line(f"{name}, {way}", models[name], groups))
         names = list(models)
@@ -255,11 +264,21 @@ def score(args: argparse.Namespace) -> None:
     print("| | ROUGE-L | of each seed |\n|---|---|---|")
     print("\n".join(rows))
     for name in args.only:
-        runs = [args.work / name / str(seed) / "titles" for seed in args.seeds]
+        runs = [work / name / str(seed) / "titles" for seed in args.seeds for work in works]
         print(f"{name}: perplexity", ", ".join(f"{perplexity(run):.1f}" for run in runs))
+
+
+def most_frequent(work: Path) -> list[str]:
+    """The most frequent title to learn from, for each held-out passage."""
+    title = Counter(row["target"] for row in read(work / "train.jsonl")).most_common(1)[0][0]
+    return [title] * len(read(work / "test.jsonl"))
 
 
 if __name__ == "__main__":
     given = parse()
     compute_on_cpu(given.threads)
-    {"rows": write_rows, "train": train_models, "score": score}[given.command](given)
+    if given.command == "score":
+        score(given)
+    else:
+        for fold in given.folds:
+            {"rows": write_rows, "train": train_models}[given.command](given, fold)
