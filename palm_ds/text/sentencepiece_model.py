@@ -126,8 +126,8 @@ def compile_listed(
         )
     least = min(scores.values())
     pieces = [(token, scores.get(token, least)) for token in tokens]
-    own = [p.piece for p in proto.pieces if p.type in (_UNKNOWN, _CONTROL)]
-    special = [*special, *(token for token in tokens if token in own and token not in special)]
+    own = {p.piece for p in proto.pieces if p.type in (_UNKNOWN, _CONTROL)}
+    special = [*special, *sorted(own & set(tokens) - set(special))]
     return _backend(proto, pieces, unknown, special, origin=origin, lower=lower)
 
 
