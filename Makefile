@@ -82,8 +82,9 @@ pins: $(VENV)/lint-ready
 	  --no-annotate $(ARGS) pyproject.toml -o constraints.txt
 
 lint: $(VENV)/lint-ready
-	$(BIN)/ruff format --check .; formatted=$$?; $(BIN)/ruff check .; checked=$$?; \
-	  $(BIN)/pyright; exit $$((formatted | checked | $$?))
+	$(BIN)/hadolint Dockerfile; linted=$$?; \
+	  $(BIN)/ruff format --check .; formatted=$$?; $(BIN)/ruff check .; checked=$$?; \
+	  $(BIN)/pyright; exit $$((linted | formatted | checked | $$?))
 
 check: lint test
 

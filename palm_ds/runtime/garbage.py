@@ -1,9 +1,9 @@
 """Python's cyclic garbage collector, at chosen steps only.
 
 By itself it runs whenever enough objects were made: on each process at another moment, while all
-the others wait, and over every object of torch and of the corpus. A training step leaves no cycles
-behind (a test holds it), so collecting every 50 steps, on all processes in the same one, loses
-nothing.
+the others wait, and over every object of torch and of the corpus. A training step leaves hardly
+any cycles behind (a test holds it), so collecting every 50 steps, on all processes in the same one,
+costs no memory.
 """
 
 from __future__ import annotations

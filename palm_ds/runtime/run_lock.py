@@ -28,7 +28,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
@@ -71,7 +71,7 @@ class LockOwner:
             kernel=host_identity(),
             pid=os.getpid(),
             ticks=start_ticks(os.getpid()),
-            since=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC",
+            since=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
             command=command_line(),
             token=secrets.token_hex(8),
         )

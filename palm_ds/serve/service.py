@@ -157,7 +157,7 @@ class Service:
         self._admit(texts)
         try:
             return await asyncio.wait_for(answered(), max(deadline - time.monotonic(), 0))
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise RequestError(504, "not answered in time; send fewer texts in a request") from None
         except UserError as error:
             raise RequestError(422, str(error)) from None

@@ -70,12 +70,16 @@ def test_kubernetes_counts_only_failures() -> None:
 def test_the_container_ends_with_the_code_of_the_run(tmp_path: Path) -> None:
     (container,) = kubernetes_job()["template"]["spec"]["containers"]
     env = programs(tmp_path, [75]) | {item["name"]: item["value"] for item in container["env"]}
+    env |= {"TMPDIR": str(tmp_path)}
     command = [*container["command"], *container["args"]]
     done = subprocess.run(
         command, cwd=tmp_path, env=env | {"JOB_COMPLETION_INDEX": "1"}, capture_output=True
     )
     assert done.returncode == 75, done.stderr
-    assert "--node_rank 1" in (tmp_path / "started").read_text()
+    started = (tmp_path / "started").read_text()
+    assert "--node_rank 1" in started
+    hosts = Path(started.split("--hostfile ")[1].split()[0])
+    assert hosts.is_relative_to(tmp_path) and len(hosts.read_text().splitlines()) == 2
 
 
 def test_no_file_names_an_environment_of_its_own() -> None:

@@ -154,7 +154,7 @@ async def _body(scope: MutableMapping[str, Any], receive: Receive, limits: Servi
         raise _too_large(limits)
     try:
         return await asyncio.wait_for(_read(receive, limits), limits.read_timeout)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         raise RequestError(408, f"no whole request in {limits.read_timeout:g} s") from None
 
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from palm_ds.common.extras import need_extra
+
 DEPTH = 1000
 _BLOCK = 1 << 24  # scores that are computed at a time
 
@@ -28,6 +30,7 @@ def retrieval_metrics(
     queries: (q, size) and texts (t, size), compared by their dot products; relevant: texts of each
     query, at least one; `left_out`: {query: a text that is not a candidate}. Empty without
     queries."""
+    need_extra("scoring retrieval", "retrieval", "pytrec_eval")
     import pytrec_eval
 
     if not len(queries):

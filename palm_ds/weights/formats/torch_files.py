@@ -14,7 +14,7 @@ import mmap
 import pickletools
 import re
 import zipfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +79,10 @@ def open_torch(path: Path) -> dict[str, torch.Tensor]:
     return {name: tensor.detach() for name, tensor in state.items()}
 
 
-def load_torch(path: Path, classes: Collection[tuple[type, str]] = ()) -> Any:
-    """Load a file of torch.save. `classes`: further (class, name) pairs that it may use. Raises
-    UserError if it is damaged or asks for anything else."""
+def load_torch(path: Path, classes: Collection[tuple[Callable[..., Any], str]] = ()) -> Any:
+    """Load a file of torch.save. `classes`: further (class or function, name) pairs that it may
+    use; what is given is called in place of what has the name. Raises UserError if it is damaged
+    or asks for anything else."""
     check_right_file(path)
     try:
         zipped = is_zipped(path)

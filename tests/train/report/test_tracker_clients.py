@@ -63,6 +63,8 @@ import sqlite3
 rows = sqlite3.connect(file).execute("select run_name, step, metrics from metrics order by id")
 found["trackio"] = [[name, step, json.loads(text)] for name, step, text in rows]
 
+import wandb
+wandb.teardown()  # its service writes the file after finish() has returned
 from wandb.proto import wandb_internal_pb2
 
 

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.printable import printable
 from palm_ds.weights.formats.contents import BUFFER, COPY, OPTIMIZER, TensorEntry
 from palm_ds.weights.formats.tensor_files import in_memory_entry
 from palm_ds.weights.formats.torch_files import check_plain, load_torch
@@ -40,6 +41,8 @@ GENUINE = (
     "deepspeed.runtime.zero.config.ZeroStageEnum",
 )
 """The classes in DeepSpeed's files, other than tensors and plain values."""
+_STAGES = ("disabled", "optimizer_states", "gradients", "weights")
+"""Members of DeepSpeed's ZeroStageEnum. Python 3.11.0 to 3.11.3 pickle one as a call of getattr."""
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 _OPTIM = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _FLAT, _SHARES = "single_partition_of_fp32_groups", "fp32_flat_groups"  # stages 1 and 2; stage 3
@@ -190,7 +193,19 @@ class _StandIn:
 
 def _load(path: Path) -> dict[str, Any]:
     # One class each: torch's loader identifies them by the class itself, not by the requested name.
-    state = load_torch(path, [(type("StandIn", (_StandIn,), {}), name) for name in GENUINE])
+    classes = {name: type("StandIn", (_StandIn,), {}) for name in GENUINE}
+
+    def member(owner: object, name: object) -> _StandIn:
+        """Replaces getattr, for the stages of ZeRO alone."""
+        if owner is not classes["deepspeed.runtime.zero.config.ZeroStageEnum"]:
+            raise UserError(f"{path}: asks for an attribute of something that is no enum; refused")
+        if name not in _STAGES:
+            raise UserError(f"{path}: {printable(str(name))[:80]} is no stage of ZeRO; refused")
+        return _StandIn()
+
+    # the file says __builtin__, as pickles of protocol 2 do; torch looks it up as builtins
+    replaced = {**classes, "__builtin__.getattr": member, "builtins.getattr": member}
+    state = load_torch(path, [(stand_in, name) for name, stand_in in replaced.items()])
     if not isinstance(state, dict):
         raise UserError(f"{path}: holds {type(state).__name__}, not DeepSpeed's keys and values")
     return state

@@ -357,3 +357,49 @@ def test_a_skipped_value_with_tensors_counts_as_lost(tmp_path: Path) -> None:
     edit(path, "model", lambda x: x.update(epoch=3, average=[{"w": torch.ones(1)}]))
     skipped = deepspeed.open_contents(path).skipped
     assert skipped["epoch"].startswith(OPTIMIZER) and "contains tensors" in skipped["average"]
+
+
+class GetAttr:
+    """Pickled as getattr(owner, name), as Python 3.11.0 to 3.11.3 write an enum's member."""
+
+    def __init__(self, owner: object, name: object):
+        self.owner, self.name = owner, name
+
+    def __reduce__(self) -> tuple:
+        return getattr, (self.owner, self.name)
+
+
+@pytest.fixture
+def zero_stages() -> type:
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+
+    return ZeroStageEnum
+
+
+def test_enums_pickled_by_early_python_3_11(tmp_path: Path, zero_stages) -> None:
+    path = shards(tmp_path / "run", model(), 1, 1)
+    expected = {n: e.read().clone() for n, e in deepspeed.open_contents(path).entries.items()}
+    stages = [GetAttr(zero_stages, name) for name in zero_stages.__members__ if name[:3] != "max"]
+    edit(path, "optim", lambda x: x["optimizer_state_dict"].update(zero_stage=stages))
+    found = deepspeed.open_contents(path).entries
+    assert set(found) == set(expected)
+    assert all(torch.equal(found[name].read(), value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("name", ["__class__", "mro", "max", 3, "weights\x1b[2J"])
+def test_only_stages_of_zero_are_looked_up(tmp_path: Path, zero_stages, name: object) -> None:
+    path = shards(tmp_path / "run", model(), 1, 1)
+    asked = GetAttr(zero_stages, name)
+    edit(path, "optim", lambda x: x["optimizer_state_dict"].update(zero_stage=asked))
+    with pytest.raises(UserError, match="is no stage of ZeRO; refused") as error:
+        deepspeed.open_contents(path)
+    assert "\x1b" not in str(error.value)
+
+
+@pytest.mark.parametrize("owner", [torch.Tensor, torch.float32, "text"])
+def test_attributes_of_anything_else_are_refused(tmp_path: Path, owner: object) -> None:
+    path = shards(tmp_path / "run", model(), 1, 1)
+    asked = GetAttr(owner, "weights")
+    edit(path, "optim", lambda x: x["optimizer_state_dict"].update(zero_stage=asked))
+    with pytest.raises(UserError, match="asks for an attribute of something that is no enum"):
+        deepspeed.open_contents(path)
