@@ -74,7 +74,7 @@ fast: $(VENV)/test-ready
 
 # README's and this file's own installations, resolved for every supported Python; nothing is installed
 resolve: $(VENV)/lint-ready
-	$(BIN)/python .ci/resolve
+	$(BIN)/python .ci/resolve.py
 
 # constraints.txt anew; pins that still hold are kept (ARGS=--upgrade renews all, ARGS='-P NAME' one)
 pins: $(VENV)/lint-ready

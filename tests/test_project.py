@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,38 @@ def test_what_the_requirements_require_is_pinned_too() -> None:
             if marker is None or any(marker.evaluate(values) for values in wanted):
                 todo.append((requirement.name, requirement.extras))
     assert missing == set()
+
+
+@pytest.fixture(scope="module")
+def resolve() -> Any:
+    """The program `.ci/resolve.py`, where a package index answers."""
+    loader = SourceFileLoader("resolve", str(ROOT / ".ci/resolve.py"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("resolve", loader))
+    loader.exec_module(module)
+    if importlib.util.find_spec("uv") is None:
+        pytest.skip("needs uv: make lint installs it")
+    if why := module.unreachable():
+        pytest.skip(f"no package index answers: {why}")
+    return module
+
+
+def test_all_that_readme_and_make_install_is_resolved(resolve: Any) -> None:
+    found = {" ".join(installation) for installation in resolve.installations()}
+    for part in ("torch", ".", "--no-build-isolation -e .", "--no-build-isolation -e .[test]"):
+        assert f"-c constraints.txt {part}" in found
+
+
+@pytest.mark.parametrize(("pin", "resolves"), [("triton==3.7.1", True), ("triton==3.8.0", False)])
+def test_a_pin_that_torch_does_not_allow_is_noticed(
+    resolve: Any, pin: str, resolves: bool, tmp_path: Path
+) -> None:
+    """3.8.0 was the pin while only a local wheel of torch, which asks for no triton, was tried."""
+    constraints = tmp_path / "constraints.txt"
+    text = (ROOT / "constraints.txt").read_text()
+    constraints.write_text(re.sub(r"^triton==\S+", pin, text, flags=re.M))
+    done = resolve.resolved(("-c", "constraints.txt", "torch"), "3.12", str(constraints))
+    assert (done.returncode == 0) == resolves, done.stderr
+    assert resolves or ("triton" in done.stderr and "unsatisfiable" in done.stderr)
 
 
 # What is shipped -------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Resolves what README and the Makefile install, for every supported Python, against the package index.
+"""Resolves what README and the Makefile install against the package index, for every Python.
 
-    .ci/resolve [CONSTRAINTS]
+    .ci/resolve.py [CONSTRAINTS]
 
-Nothing is downloaded but metadata, and local wheels and indexes are ignored: a stranger has none. Linux on
-x86-64 and macOS on arm64 from one machine (uv). Exit code 1 if a combination does not resolve; a machine that
-reaches no index says so and exits with 0.
+Nothing is downloaded but metadata, for Linux on x86-64 and macOS on arm64, whatever this machine is
+(uv). Local wheels and indexes are ignored: a stranger has none. Exit code 1 if an installation does
+not resolve; a machine that reaches no index says so and exits with 0.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UNREACHABLE = re.compile("error sending request|dns error|Failed to fetch|timed 
 
 
 def installations() -> list[tuple[str, ...]]:
-    """The arguments of every `pip install` in README's commands and in those of the Makefile's targets."""
+    """Arguments of every `pip install` in README's commands and the Makefile's targets."""
     made = subprocess.run(
         ["make", "-n", "-B", *TARGETS], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -59,6 +59,22 @@ def uv_arguments(installation: tuple[str, ...], constraints: str) -> tuple[list[
     return arguments, "\n".join(names)
 
 
+def resolved(
+    installation: tuple[str, ...], python: str, constraints: str, platform: str = PLATFORMS[0]
+) -> subprocess.CompletedProcess[str]:
+    """uv's answer for one installation; its exit code is not 0 if that does not resolve."""
+    arguments, names = uv_arguments(installation, constraints)
+    options = (f"--python-version={python}", f"--python-platform={platform}")
+    return compiled(arguments, names, *options)
+
+
+def unreachable() -> str | None:
+    """Why no package index answers; None if one does."""
+    probe = compiled(["-"], "wheel", "--no-cache")
+    failed = probe.returncode and UNREACHABLE.search(probe.stderr)
+    return probe.stderr.strip().splitlines()[-1] if failed else None
+
+
 def compiled(arguments: list[str], names: str, *options: str) -> subprocess.CompletedProcess[str]:
     uv = [str(Path(sys.executable).parent / "uv"), "pip", "compile", "-q", "--no-header"]
     environment = {key: value for key, value in os.environ.items() if key not in LOCAL}
@@ -76,9 +92,8 @@ def compiled(arguments: list[str], names: str, *options: str) -> subprocess.Comp
 
 def main() -> int:
     constraints = sys.argv[1] if sys.argv[1:] else "constraints.txt"
-    probe = compiled(["-"], "wheel", "--no-cache")
-    if probe.returncode and UNREACHABLE.search(probe.stderr):
-        print(f"resolve: skipped, no package index answers: {probe.stderr.strip().splitlines()[-1]}")
+    if why := unreachable():
+        print(f"resolve: skipped, no package index answers: {why}")
         return 0
     asked = [
         (installation, python, platform)
@@ -88,14 +103,7 @@ def main() -> int:
     ]
     failures = 0
     with ThreadPoolExecutor(2) as pool:
-        done = pool.map(
-            lambda one: compiled(
-                *uv_arguments(one[0], constraints),
-                f"--python-version={one[1]}",
-                f"--python-platform={one[2]}",
-            ),
-            asked,
-        )
+        done = pool.map(lambda one: resolved(one[0], one[1], constraints, one[2]), asked)
         for (installation, python, platform), result in zip(asked, done, strict=True):
             if result.returncode:
                 failures += 1
