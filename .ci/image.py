@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Runs the steps of the Dockerfile in a folder that holds a system, where no container engine can be had.
+"""Runs the Dockerfile's steps in a folder that holds a system, where there is no container engine.
 
     debootstrap --variant=minbase bookworm ROOT
     .ci/image.py ROOT [NAME=VALUE ...]        # as root; NAME=VALUE as with --build-arg
 
-ROOT stands for the base image: FROM is passed over, ARG, ENV, SHELL, WORKDIR, COPY and RUN are carried out in it.
+ROOT stands for the base image: FROM and CMD are passed over, the other instructions carried out.
 """
 
 from __future__ import annotations

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -99,6 +101,57 @@ def test_the_make_targets_named_in_the_pages_exist() -> None:
     for page in PAGES:
         named = set(re.findall(r"(?:^|`)make ([a-z]+)", page.read_text(), re.M))
         assert named <= targets, name_of(page)
+
+
+OLD_PYTHON = """#!/bin/sh
+[ "$1" = -V ] && echo Python 3.10.13 || exit 1
+"""
+NEW_PYTHON = """#!/bin/sh
+[ "$1" = -c ] || echo "$0 $*" >> "$STARTED"
+"""
+
+
+def pythons(folder: Path, **programs: str) -> dict[str, str]:
+    """An environment whose only interpreters these are; in the folder, what `make` reads."""
+    shutil.copy(ROOT / "Makefile", folder)
+    for name in ("constraints.txt", "pyproject.toml", "setup.py"):
+        (folder / name).touch()
+    for name in ("python3", "python3.14", "python3.13", "python3.12", "python3.11"):
+        program = folder / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(programs.get(name.replace(".", "_"), OLD_PYTHON))
+        program.chmod(0o755)
+    path = f"{folder / 'bin'}:{os.defpath}"
+    return {"PATH": path, "STARTED": str(folder / "started")}
+
+
+@pytest.mark.skipif(shutil.which("make", path=os.defpath) is None, reason="needs make")
+@pytest.mark.parametrize(
+    ("programs", "chosen"),
+    [
+        ({"python3": NEW_PYTHON}, "python3"),
+        ({"python3_12": NEW_PYTHON, "python3_11": NEW_PYTHON}, "python3.12"),
+    ],
+)
+def test_make_takes_a_supported_python(
+    tmp_path: Path, programs: dict[str, str], chosen: str
+) -> None:
+    env = pythons(tmp_path, **programs)
+    subprocess.run(["make", ".venv/ready"], cwd=tmp_path, env=env, capture_output=True)
+    started = (tmp_path / "started").read_text()
+    assert started == f"{tmp_path}/bin/{chosen} -m venv .venv\n"
+
+
+@pytest.mark.skipif(shutil.which("make", path=os.defpath) is None, reason="needs make")
+@pytest.mark.parametrize("given", [(), ("PYTHON=python3.11",)])
+def test_make_says_which_python_it_found(tmp_path: Path, given: tuple[str, ...]) -> None:
+    command = ["make", ".venv/ready", *given]
+    env = pythons(tmp_path)
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    name = given[0].partition("=")[2] if given else "python3"
+    first = f"error: palm_ds needs Python 3.11 to 3.14, but {name} is: Python 3.10.13. Install one"
+    assert done.returncode != 0 and done.stderr.splitlines()[0].startswith(first), done.stderr
+    assert "make PYTHON=" in done.stderr
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=name_of)
