@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from palm_ds.cli.options import add_ds_config, add_recipe, check_overrides
 from palm_ds.common.errors import UserError
 
 if TYPE_CHECKING:
+    from palm_ds.runtime.signals import StopFlag
     from palm_ds.train.profiler import ProfileSettings
 
 USAGE = "RECIPE --deepspeed_config FILE [options] [a.b=c ...]"
@@ -58,6 +60,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, following: Sequence[str]) -> int:
     """Train a recipe; returns the exit code. `following`: commands to suggest for the finished
     {run}. Raises UserError."""
+    from palm_ds.runtime import rank_status
+    from palm_ds.runtime.signals import stop_signals
+
+    if "RANK" in os.environ:
+        rank_status.report()  # `palm-ds run` knows of this process from now on
+    with stop_signals(starting=True) as flag:
+        return _train(args, following, flag)
+
+
+def _train(args: argparse.Namespace, following: Sequence[str], flag: StopFlag) -> int:
     from palm_ds.cli.launcher import check_hostfile
     from palm_ds.cli.shipped import find_ds_config, find_recipe
 
@@ -82,7 +94,8 @@ def run(args: argparse.Namespace, following: Sequence[str]) -> int:
         print_config(found)
         return 0
     examples = fill_mask.examples
-    code = train(found, dry_run=dry_run, plan_for=plan_for, examples=examples, profile=profile)
+    settings = {"plan_for": plan_for, "examples": examples, "profile": profile}
+    code = train(found, flag=flag, dry_run=dry_run, **settings)
     if not code and not dry_run and (folder / "weights").is_dir():
         hint_next(*(line.format(run=folder) for line in following))
     return code

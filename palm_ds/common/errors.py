@@ -45,6 +45,10 @@ class TemporaryError(Exception):
     """Something outside that may be well again later, such as the network: not a mistake, so a
     restart may get past it. Its message is one self-contained line."""
 
+    def __init__(self, message: str, code: int = FAILED):
+        super().__init__(message)
+        self.code = code
+
 
 def suggest(wrong: str, known: Iterable[str]) -> str:
     """`; did you mean "x"?` with the nearest known name, or `; known: ...` with all of them."""
@@ -76,7 +80,7 @@ def exit_on_user_error() -> Iterator[None]:
     except UserError as error:
         _exit(str(error))
     except TemporaryError as error:
-        _exit(str(error), FAILED)
+        _exit(str(error), error.code)
     except OSError as error:
         if error.errno not in _OF_THE_SYSTEM or error.filename is None:
             raise

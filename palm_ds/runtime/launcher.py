@@ -7,6 +7,7 @@ read and are ignored. mpirun ends its processes itself.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import psutil
@@ -26,6 +27,16 @@ def launchers() -> list[psutil.Process]:
     process, nearest first."""
     parents = psutil.Process().parents()
     return [parent for parent in parents if _is_one_of(parent, _DEEPSPEED | _TORCH | _AGENT)]
+
+
+def option_of_deepspeed(name: str) -> str:
+    """The value of `NAME=VALUE` on the command line of DeepSpeed's launcher, or ""."""
+    for launcher in deepspeed_launchers():
+        with contextlib.suppress(psutil.Error, OSError):
+            for word in launcher.cmdline():
+                if word.startswith(f"{name}="):
+                    return word.partition("=")[2]
+    return ""
 
 
 def has_ended(process: psutil.Process) -> bool:

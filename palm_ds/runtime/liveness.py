@@ -19,12 +19,17 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from palm_ds.common import exit_codes
 from palm_ds.common.printable import printable
 from palm_ds.runtime import rank_status
+from palm_ds.runtime.launched import Place
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 log = logging.getLogger(__name__)
 _GRACE = 2.0
@@ -33,17 +38,9 @@ _COMMUNICATION = re.compile("gloo|nccl|connection|socket|peer|store", re.IGNOREC
 _BACKLOG = 4096
 """All processes of a run connect in the same moment."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_HELLO = 32
-"""Bytes of the first message of a connection: the secret of the run and the rank."""
-
-
-class Group(Protocol):
-    """The part of `Processes` used here."""
-
-    rank: int
-    world: int
-
-    def gather(self, value: Any, /) -> list[Any]: ...
+_LONGEST_GREETING = 4096
+ADDRESS = "palm_ds/liveness"
+"""Key of the store: where rank 0 listens, and the secret of the run."""
 
 
 @dataclass
@@ -51,8 +48,9 @@ class PeerLink:
     """A connection to another process, and what was heard of it."""
 
     connection: socket.socket
-    rank: int
-    host: str
+    rank: int = -1
+    """-1: it has not said yet who it is."""
+    host: str = ""
     step: int = 0
     heard: float = field(default_factory=time.monotonic)
     buffer: bytes = b""
@@ -83,10 +81,19 @@ class PeerLink:
 class Liveness(threading.Thread):
     """Rank 0 watches all others, which watch rank 0."""
 
-    def __init__(self, links: list[PeerLink], rank: int, *, seconds: float):
+    def __init__(
+        self,
+        links: list[PeerLink],
+        place: Place,
+        *,
+        seconds: float,
+        listener: socket.socket | None = None,
+        secret: str = "",
+    ):
+        """`listener`: where the others connect to rank 0, with the run's `secret`."""
         super().__init__(daemon=True, name="liveness")
-        self.links, self.rank, self.step = links, rank, 0
-        self._seconds = seconds
+        self.links, self.rank, self.world, self.step = links, place.rank, place.world, 0
+        self._seconds, self._listener, self._secret = seconds, listener, secret
         self._ended = threading.Event()
         atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._close)  # a worker's copy would keep them open
@@ -100,12 +107,19 @@ class Liveness(threading.Thread):
         with selectors.DefaultSelector() as selector:
             for link in self.links:
                 selector.register(link.connection, selectors.EVENT_READ, link)
+            if self._listener:
+                selector.register(self._listener, selectors.EVENT_READ)
             woke = time.monotonic()
             while not self.ended:
                 for link in self.links:
                     link.say(step=self.step)
                 for key, _ in selector.select(pause):
-                    self._read(key.data, selector)
+                    if key.data is None:
+                        self._accept(selector)
+                    elif key.data.rank < 0:
+                        self._greet(key.data, selector)
+                    else:
+                        self._read(key.data, selector)
                 slept, woke = time.monotonic() - woke, time.monotonic()
                 self._check_silence(forgive=slept > self._seconds / 2)
                 self._ended.wait(pause / 4)
@@ -116,6 +130,40 @@ class Liveness(threading.Thread):
             self._ended.set()
             for link in self.links:
                 link.say(code=code, why=why)
+
+    def end_all(self, code: int, why: str) -> None:
+        """Say farewell; the others end with the same code."""
+        if not self.ended:
+            self._ended.set()
+            for link in self.links:
+                link.say(lost=why, code=code)
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        assert self._listener is not None
+        with contextlib.suppress(OSError):
+            connection, _ = self._listener.accept()
+            connection.setblocking(False)
+            selector.register(connection, selectors.EVENT_READ, PeerLink(connection))
+
+    def _greet(self, link: PeerLink, selector: selectors.BaseSelector) -> None:
+        """The first message of a connection; closes those of strangers."""
+        try:
+            messages = link.hear()
+            if messages == [] and len(link.buffer) < _LONGEST_GREETING:
+                return
+            first = (messages or [{}])[0]
+            ours = secrets.compare_digest(str(first["secret"]).encode(), self._secret.encode())
+            link.rank, link.host = (int(first["rank"]), str(first["host"])) if ours else (-1, "")
+        except (ValueError, KeyError, TypeError, RecursionError):
+            link.rank = -1
+        if link.rank < 0:
+            selector.unregister(link.connection)
+            link.connection.close()
+            return
+        self.links.append(link)
+        if len(self.links) == self.world - 1 and self._listener:
+            selector.unregister(self._listener)
+            self._listener.close()
 
     def _read(self, link: PeerLink, selector: selectors.BaseSelector) -> None:
         messages = link.hear()
@@ -171,22 +219,35 @@ class Liveness(threading.Thread):
     def _close(self) -> None:
         for link in self.links:
             link.connection.close()
+        if self._listener:
+            self._listener.close()
 
 
-def start(group: Group, seconds: float) -> None:
+def start(place: Place, seconds: float, store: Store) -> None:
     """Give signs of life from now on, and watch those of the others. `seconds` of silence: lost;
-    0: never. Collective."""
-    if group.world == 1 or not seconds or running():
+    0: never. `store`: where rank 0 says at which port it listens."""
+    if not seconds or running():
         return
-    listener = _listen() if group.rank == 0 else None
-    port = listener.getsockname()[1] if listener else 0
-    facts = group.gather((socket.gethostname(), port, secrets.token_hex(8)))
-    hosts, port, token = [fact[0] for fact in facts], facts[0][1], facts[0][2]
-    if listener:
-        links = _accept(listener, hosts, token, seconds)
+    if place.rank == 0:
+        listener, secret = _listen(place.address), secrets.token_hex(16)
+        facts = {"port": listener.getsockname()[1], "secret": secret, "host": socket.gethostname()}
+        Liveness([], place, seconds=seconds, listener=listener, secret=secret).start()
+        store.set(ADDRESS, json.dumps(facts))
     else:
-        links = _connect(port, group.rank, hosts[0], token, seconds)
-    Liveness(links, group.rank, seconds=seconds).start()
+        links = _connect(place, json.loads(store.get(ADDRESS)), seconds)
+        Liveness(links, place, seconds=seconds).start()
+
+
+def warn_of_the_unwatched() -> None:
+    """On rank 0, once all processes have joined: whether signs of life come from all of them."""
+    thread = running()
+    if thread is None or thread.rank:
+        return
+    deadline = time.monotonic() + _GRACE
+    while (missing := thread.world - 1 - len(thread.links)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if missing:
+        log.warning("%d processes cannot be watched: they do not reach a port of rank 0", missing)
 
 
 def running() -> Liveness | None:
@@ -214,14 +275,16 @@ def leave_if_another_was_lost(error: BaseException) -> None:
         thread.join(_GRACE * 3)  # it ends this process
 
 
-def _master() -> str:
-    """The address of rank 0, as the launcher gives it to all processes."""
-    return os.environ.get("MASTER_ADDR", "127.0.0.1")
+def end_all(code: int, why: str) -> None:
+    """This process leaves the run before its first step; the others cannot do without it."""
+    if thread := running():
+        thread.end_all(code, why)
 
 
-def _listen() -> socket.socket:
-    """A server on the loopback interface if no other host takes part."""
-    if _master() in _LOOPBACK:
+def _listen(address: str) -> socket.socket:
+    """A server on the loopback interface if no other host takes part. `address`: of rank 0, as the
+    launcher gives it to all processes."""
+    if address in _LOOPBACK:
         return socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
     try:
         return socket.create_server(
@@ -231,36 +294,13 @@ def _listen() -> socket.socket:
         return socket.create_server(("", 0), backlog=_BACKLOG)
 
 
-def _accept(
-    listener: socket.socket, hosts: list[str], token: str, seconds: float
-) -> list[PeerLink]:
-    """The connections of the others, as far as they can reach this process."""
-    links: list[PeerLink] = []
-    deadline = time.monotonic() + seconds
-    with listener:
-        while len(links) < len(hosts) - 1 and time.monotonic() < deadline:
-            listener.settimeout(max(deadline - time.monotonic(), 0.01))
-            with contextlib.suppress(OSError, ValueError):
-                connection, _ = listener.accept()
-                connection.settimeout(seconds)
-                hello = connection.recv(_HELLO, socket.MSG_WAITALL).decode()
-                if secrets.compare_digest(hello[: len(token)].encode(), token.encode()):
-                    rank = int(hello[len(token) :])
-                    connection.setblocking(False)
-                    links.append(PeerLink(connection, rank, hosts[rank]))
-    if len(links) < len(hosts) - 1:
-        log.warning(
-            "%d processes cannot be watched: they do not reach a port of rank 0",
-            len(hosts) - 1 - len(links),
-        )
-    return links
-
-
-def _connect(port: int, rank: int, host: str, token: str, seconds: float) -> list[PeerLink]:
+def _connect(place: Place, facts: Mapping[str, Any], seconds: float) -> list[PeerLink]:
+    """The connection to rank 0, if it can be reached."""
     with contextlib.suppress(OSError):
-        address = "127.0.0.1" if _master() in _LOOPBACK else _master()
-        connection = socket.create_connection((address, port), timeout=seconds)
-        connection.sendall(f"{token}{rank}".ljust(_HELLO).encode())
+        address = "127.0.0.1" if place.address in _LOOPBACK else place.address
+        connection = socket.create_connection((address, facts["port"]), timeout=seconds)
+        link = PeerLink(connection, 0, facts["host"])
+        link.say(secret=facts["secret"], rank=place.rank, host=socket.gethostname())
         connection.setblocking(False)
-        return [PeerLink(connection, 0, host)]
+        return [link]
     return []

@@ -11,8 +11,7 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
@@ -22,7 +21,7 @@ import torch.distributed as dist
 from palm_ds.common import exit_codes
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import only_warnings
-from palm_ds.runtime import launched, liveness, rank_status
+from palm_ds.runtime import launched, liveness, rank_status, rendezvous
 from palm_ds.runtime.compile_cache import use_compile_cache
 from palm_ds.runtime.deepspeed_import import import_deepspeed
 from palm_ds.runtime.ds_config import DSConfig
@@ -118,6 +117,7 @@ def start(ds_config: DSConfig) -> Processes:
     import_deepspeed()
     import deepspeed
 
+    meeting = None
     if not dist.is_initialized():
         use_compile_cache()
         _choose_cpu_collectives(ds_config)
@@ -131,18 +131,29 @@ def start(ds_config: DSConfig) -> Processes:
             store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]  # no port
             dist.init_process_group(_backend(), store=store, rank=0, world_size=1, timeout=timeout)
         else:
-            if launched.under_srun():
-                os.environ |= launched.ranks_of_srun()
-            with _brief_mpi():
-                port = int(os.environ.get("MASTER_PORT", "29500"))  # mpirun chooses none
-                deepspeed.init_distributed(distributed_port=port, timeout=timeout, verbose=False)
+            place = _place()
+            rank_status.report(place.rank)
+            seconds = ds_config.peer_seconds
+            meeting = rendezvous.meet(place, peer_seconds=seconds, timeout=timeout)
+            deepspeed.init_distributed(timeout=timeout, auto_mpi_discovery=False, verbose=False)
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     processes = Processes()
-    liveness.start(processes, ds_config.peer_seconds)
+    if meeting is not None:
+        processes.barrier()
+        meeting.close()
     rank_status.report(processes.rank)
     if processes.rank > 0:
         only_warnings()
     return processes
+
+
+def _place() -> launched.Place:
+    """This process among those of the run, whatever launcher started it. Raises UserError."""
+    if launched.under_srun():
+        os.environ |= launched.ranks_of_srun()
+    elif not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        _find_mpi_ranks()
+    return launched.place()
 
 
 def stop() -> None:
@@ -194,15 +205,26 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-@contextmanager
-def _brief_mpi() -> Iterator[None]:
-    """End MPI if it was started within the context: it is only used to find the ranks, and each
-    killed run would leave a file of MPICH in /dev/shm."""
+def _find_mpi_ranks() -> None:
+    """Set torchrun's variables from MPI. MPI is ended again: it is only used to find the ranks, and
+    each killed run would leave a file of MPICH in /dev/shm. Raises UserError."""
+    from deepspeed.comm.comm import mpi_discovery
+
     used_before = "mpi4py.MPI" in sys.modules
-    yield
+    expected = launched.launched_processes()
+    port = int(os.environ.get("MASTER_PORT", "29500"))  # mpirun chooses none
+    try:
+        mpi_discovery(distributed_port=port, verbose=False)
+    except (ImportError, RuntimeError) as error:
+        why = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"mpirun: mpi4py cannot load MPI's library ({why}); install this mpirun's libmpi.so, "
+            "or use torchrun or deepspeed"
+        ) from None
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi and not used_before:
         mpi.Finalize()
+    launched.check_mpi_agrees(expected)
 
 
 def _backend() -> str:

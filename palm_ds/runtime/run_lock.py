@@ -93,7 +93,7 @@ class RunLock:
         self._file, self._owner, self._made_folder = file, owner, made_folder
         self._released = threading.Event()
         if owner is not None:
-            threading.Thread(target=self._refresh, daemon=True, name="run lock").start()
+            _Refresher(self).start()
             atexit.register(self.release)
 
     def release(self) -> None:
@@ -109,12 +109,28 @@ class RunLock:
             with suppress(OSError):
                 self._file.parent.rmdir()
 
-    def _refresh(self) -> None:
+    def refresh_until_released(self) -> None:
         assert self._owner is not None
         while not self._released.wait(REFRESH_SECONDS):
             with suppress(OSError):  # a full disk or a server that is away; tried again
                 if not refresh(self._file, self._owner) and not self._released.is_set():
                     _give_way(self._file)
+
+
+class _Refresher(threading.Thread):
+    def __init__(self, lock: RunLock):
+        super().__init__(daemon=True, name="run lock")
+        self.lock = lock
+
+    def run(self) -> None:
+        self.lock.refresh_until_released()
+
+
+def release_held() -> None:
+    """Release the locks of this process, which is about to end without cleaning up."""
+    for thread in threading.enumerate():
+        if isinstance(thread, _Refresher):
+            thread.lock.release()
 
 
 def refresh(file: Path, owner: LockOwner) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -73,6 +74,7 @@ def train(
     run: RunSpec,
     event_handler: EventHandler | None = None,
     *,
+    flag: StopFlag | None = None,
     dry_run: bool = False,
     plan_for: Sequence[Cluster] = (),
     examples: Examples | None = None,
@@ -82,6 +84,8 @@ def train(
 
     Returns the exit code (common/exit_codes.py): 0 when the curriculum is finished, 75 when the run
     was asked to stop and has saved, 3 when a non-finite loss stopped it.
+
+    `flag`: of the program's own stop_signals; by default SIGTERM and Ctrl-C set one while it trains.
 
     `dry_run`: check everything, train nothing; `plan_for`: then predict memory and step time there.
 
@@ -93,8 +97,9 @@ def train(
         return 0
     attach_profiler(opened.loop, profile)
     try:
-        with stop_signals() as flag:
-            code = opened.run_to_end(flag)
+        with stop_signals() if flag is None else nullcontext(flag) as stopping:
+            stopping.starting = False
+            code = opened.run_to_end(stopping)
     finally:
         opened.leave_folder()
     opened.close()
@@ -233,13 +238,14 @@ def setup_run(
     """Open, check and build a run; returns None after a dry run. The log goes to `console`
     (default: the terminal, with a live display). `data`: the recipe's data if they are open."""
     _check_first(run)
+    processes = start(run.ds_config)  # before anything that takes its time
     data = data if data is not None else open_data(run.recipe)
     run = replace(run, recipe=resolve(run.recipe, data))
     lessons = find_lessons(run.recipe, data)
     check_tables(run.recipe, data, taught=lessons.soft_tasks)
     check_units(run.recipe, data)
     changes = check_folder(run, data)
-    parts = replace(_build_parts(run, data, lessons), changes=tuple(changes))
+    parts = replace(_build_parts(run, data, lessons, processes), changes=tuple(changes))
     run = parts.run
     compare_hosts(run, data, parts.processes)
     check_space_together(run, parts.model, parts.processes)
@@ -309,9 +315,8 @@ def _check_first(run: RunSpec) -> None:
     assert run.recipe.own_metrics is not None  # checks itself
 
 
-def _build_parts(run: RunSpec, data: Data, lessons: Lessons) -> _Parts:
+def _build_parts(run: RunSpec, data: Data, lessons: Lessons, processes: Processes) -> _Parts:
     recipe = run.recipe
-    processes = start(run.ds_config)
     check_memory(recipe, data.vocabulary.size, world=processes.world, memory=host_memory())
     validation = build_held_out(recipe, data)
     best = BestTracker(recipe.evaluate, recipe.built_tasks)

@@ -9,6 +9,7 @@ import pytest
 from palm_ds.common.errors import UserError
 from palm_ds.runtime.launched import (
     adapt_to_open_mpi,
+    check_mpi_agrees,
     check_ranks_are_known,
     is_single_process,
     launched_processes,
@@ -25,12 +26,22 @@ SRUN = {
     "SLURM_STEP_NODELIST": "gpu[03-04]",
 }
 
+TORCHRUN = {
+    "RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}
+
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch):
     """Sets the variables of a launcher, and no others."""
     for name in list(os.environ):
-        if name.startswith(("RANK", "WORLD_SIZE", "OMPI_", "PMI", "MV2_", "SLURM_", "MASTER_")):
+        if name.startswith(
+            ("RANK", "WORLD_SIZE", "LOCAL_RANK", "OMPI_", "PMI", "MV2_", "SLURM_", "MASTER_")
+        ):
             monkeypatch.delenv(name)
 
     def given(variables: dict[str, str]) -> None:
@@ -45,7 +56,6 @@ def given(monkeypatch: pytest.MonkeyPatch):
     [
         ({}, 1),
         ({"RANK": "0", "WORLD_SIZE": "4"}, 4),
-        ({"WORLD_SIZE": "4"}, 1),
         ({"OMPI_COMM_WORLD_SIZE": "2"}, 2),
         ({"PMI_SIZE": "3"}, 3),
         ({"MV2_COMM_WORLD_SIZE": "2"}, 2),
@@ -92,8 +102,42 @@ def test_processes_that_cannot_find_each_other_are_refused(name, given) -> None:
     given({name: "1"})
     with pytest.raises(UserError, match=f"^{name} is set, but nothing says how many processes"):
         check_ranks_are_known()
-    given({"RANK": "1", "WORLD_SIZE": "2"})
+    given(TORCHRUN)
     check_ranks_are_known()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"RANK": "2"}, "RANK=2, but WORLD_SIZE=2: ranks go from 0 to 1, each once"),
+        ({"RANK": "first"}, "RANK=first: expected a whole number from 0 on"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE=two: expected a whole number from 1 on"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0: expected a whole number from 1 on"),
+        ({"LOCAL_RANK": "x"}, "LOCAL_RANK=x: expected a whole number from 0 on"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT is not set"),
+        ({"MASTER_ADDR": ""}, "WORLD_SIZE=2, but MASTER_ADDR is not set: .* train alone"),
+        ({"RANK": None}, "WORLD_SIZE=2, but RANK is not set: .* train alone"),
+    ],
+)
+def test_variables_that_a_launcher_never_sets_are_refused(
+    changes, said, given, monkeypatch
+) -> None:
+    given({k: v for k, v in (TORCHRUN | changes).items() if v is not None})
+    with pytest.raises(UserError, match=said):
+        check_ranks_are_known()
+
+
+def test_one_process_needs_no_address(given) -> None:
+    given({"RANK": "0", "WORLD_SIZE": "1"})
+    check_ranks_are_known()
+    assert is_single_process()
+
+
+def test_mpi4py_of_another_mpi_is_refused(given) -> None:
+    given({"PMI_SIZE": "2", "RANK": "0", "WORLD_SIZE": "1"})
+    with pytest.raises(UserError, match="PMI_SIZE=2, but mpi4py sees 1"):
+        check_mpi_agrees(2)
+    check_mpi_agrees(1)
 
 
 def test_mpirun_without_mpi4py_is_an_error(given, monkeypatch) -> None:
@@ -101,7 +145,7 @@ def test_mpirun_without_mpi4py_is_an_error(given, monkeypatch) -> None:
     given({"PMI_SIZE": "2"})
     with pytest.raises(UserError, match="mpirun: needs mpi4py"):
         check_ranks_are_known()
-    given({"RANK": "0", "WORLD_SIZE": "2"})
+    given(TORCHRUN)
     check_ranks_are_known()
 
 
