@@ -16,6 +16,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +25,11 @@ from typing import NoReturn
 
 from palm_ds.common.errors import UserError, exit_on_user_error, suggest
 from palm_ds.common.exit_codes import FAILED
-from palm_ds.runtime.launched import adapt_to_open_mpi
+from palm_ds.runtime.launched import adapt_to_open_mpi, rank_of_launcher
 
 CONTINUES = "stopped; run the same command again to continue"
+_TURN_SECONDS = 3.0
+"""In which rank 0 has made a mistake too, and a launcher has ended the others."""
 _WIDTH = 100
 """Columns of a help text at most."""
 
@@ -87,7 +90,7 @@ class Command:
 
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Parse and run; a user error ends with one line and exit code 2."""
-        with exit_on_user_error():
+        with exit_on_user_error(_say_once):
             return self.call(argv)
         return 2
 
@@ -197,6 +200,22 @@ def _until_interrupted(run: Callable[[], int], said: str) -> int:
         raise
 
 
+def _say_once(message: str, code: int) -> None:
+    """Print an error once for all processes of a run that make the same mistake: rank 0 does. Those
+    that have joined it have told it theirs; others wait until a launcher has ended them, and speak
+    if none does, as then rank 0 has not made it."""
+    rank = rank_of_launcher()
+    told_rank_0 = _report_end(code, message)
+    if rank and told_rank_0:
+        return
+    if rank:
+        try:
+            time.sleep(_TURN_SECONDS * (1 if os.environ.get("LOCAL_RANK") == "0" else 2))
+        except KeyboardInterrupt:
+            return
+    print(f"error: {message}", file=sys.stderr, flush=True)
+
+
 def _report_crash(error: Exception) -> None:
     """Tell the other processes of a run; ends this one, without a traceback, if it only failed
     because another one was lost."""
@@ -207,8 +226,9 @@ def _report_crash(error: Exception) -> None:
     _report_end(FAILED, f"{type(error).__name__}: {error}".splitlines()[0][:300])
 
 
-def _report_end(code: int, why: str = "") -> None:
-    """Tell `palm-ds run`, as launchers change codes, and the other processes of the run."""
+def _report_end(code: int, why: str = "") -> bool:
+    """Tell `palm-ds run`, as launchers change codes, and the other processes of the run. Returns
+    whether rank 0 was told."""
     if "PALM_DS_STATUS" in os.environ:
         from palm_ds.runtime import rank_status
 
@@ -216,7 +236,8 @@ def _report_end(code: int, why: str = "") -> None:
     if "palm_ds.runtime.liveness" in sys.modules:
         from palm_ds.runtime import liveness
 
-        liveness.end(code, why)
+        return liveness.end(code, why)
+    return False
 
 
 def hint_next(*lines: str) -> None:

@@ -157,6 +157,17 @@ def move_into_place(part: Path, target: Path, *, aside: Path | None = None) -> N
     sync(target.parent)
 
 
+def follow_umask(path: Path) -> None:
+    """Gives a new file the mode that the umask allows: some libraries (safetensors) make theirs
+    readable only by the owner."""
+    probe = path.with_name(f".{path.name}.{secrets.token_hex(4)}.mode")
+    probe.touch(exist_ok=False)
+    try:
+        shutil.copymode(probe, path)
+    finally:
+        probe.unlink()
+
+
 def sync(path: Path) -> None:
     """Flushes the contents of a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)

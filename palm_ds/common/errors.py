@@ -6,9 +6,8 @@ import difflib
 import errno
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
 
 from palm_ds.common.exit_codes import FAILED, MISTAKE
 from palm_ds.common.messages import plain_messages
@@ -18,6 +17,7 @@ _OF_THE_SYSTEM = {
     errno.EACCES,
     errno.EEXIST,
     errno.EISDIR,
+    errno.ELOOP,
     errno.ENAMETOOLONG,
     errno.ENOSPC,
     errno.ENOTDIR,
@@ -70,23 +70,26 @@ def suggest_path(wrong: str | os.PathLike[str]) -> str:
     return f'; did you mean "{os.path.join(folder, near[0])}"?' if near else ""
 
 
+def _print_error(message: str, code: int) -> None:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+
+
 @contextmanager
-def exit_on_user_error() -> Iterator[None]:
+def exit_on_user_error(say: Callable[[str, int], None] = _print_error) -> Iterator[None]:
     """Wraps every command: prints log messages and turns a UserError, or a file system error for a
-    path, into `error: ...` and exit code 2; a TemporaryError likewise, with exit code 1."""
+    path, into `error: ...` and exit code 2; a TemporaryError likewise, with a code of its own.
+    `say(message, code)` prints the error."""
     try:
         with plain_messages():
             yield
+        return
     except UserError as error:
-        _exit(str(error))
+        message, code = str(error), MISTAKE
     except TemporaryError as error:
-        _exit(str(error), error.code)
+        message, code = str(error), error.code
     except OSError as error:
         if error.errno not in _OF_THE_SYSTEM or error.filename is None:
             raise
-        _exit(f"{os.fsdecode(error.filename)}: {error.strerror}")
-
-
-def _exit(message: str, code: int = MISTAKE) -> NoReturn:
-    print(f"error: {printable(message)}", file=sys.stderr, flush=True)
+        message, code = f"{os.fsdecode(error.filename)}: {error.strerror}", MISTAKE
+    say(printable(message), code)
     sys.exit(code)

@@ -104,6 +104,17 @@ def check_mpi_agrees(expected: int) -> None:
         )
 
 
+def rank_of_launcher() -> int:
+    """The rank of this process as far as the environment tells; 0 if it is alone or makes no
+    sense."""
+    ranks = ("SLURM_PROCID",) if under_srun() else ("RANK", *_RANKS)
+    text = next((os.environ[name] for name in ranks if name in os.environ), "")
+    try:
+        return int(text) if text.isdecimal() and int(text) < launched_processes() else 0
+    except UserError:
+        return 0
+
+
 def adapt_to_open_mpi() -> None:
     """Under Open MPI's mpirun, let mpi4py load Open MPI's library, whatever other MPI is installed,
     and take the terminal that mpirun gives every process for what it is: a pipe."""

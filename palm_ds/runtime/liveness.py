@@ -124,12 +124,15 @@ class Liveness(threading.Thread):
                 self._check_silence(forgive=slept > self._seconds / 2)
                 self._ended.wait(pause / 4)
 
-    def end(self, code: int, why: str = "") -> None:
-        """Say farewell; the others go on if `code` is one of a run that has come to its end."""
-        if not self.ended:
-            self._ended.set()
-            for link in self.links:
-                link.say(code=code, why=why)
+    def end(self, code: int, why: str = "") -> bool:
+        """Say farewell; the others go on if `code` is one of a run that has come to its end. Returns
+        whether anybody was told."""
+        if self.ended:
+            return False
+        self._ended.set()
+        for link in self.links:
+            link.say(code=code, why=why)
+        return bool(self.links)
 
     def end_all(self, code: int, why: str) -> None:
         """Say farewell; the others end with the same code."""
@@ -262,10 +265,10 @@ def reached(step: int) -> None:
         thread.step = step
 
 
-def end(code: int, why: str = "") -> None:
-    """This process leaves the run."""
-    if thread := running():
-        thread.end(code, why)
+def end(code: int, why: str = "") -> bool:
+    """This process leaves the run; returns whether another was told."""
+    thread = running()
+    return thread is not None and thread.end(code, why)
 
 
 def leave_if_another_was_lost(error: BaseException) -> None:

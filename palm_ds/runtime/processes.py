@@ -25,6 +25,7 @@ from palm_ds.runtime import launched, liveness, rank_status, rendezvous
 from palm_ds.runtime.compile_cache import use_compile_cache
 from palm_ds.runtime.deepspeed_import import import_deepspeed
 from palm_ds.runtime.ds_config import DSConfig
+from palm_ds.runtime.this_process import host_name
 
 T = TypeVar("T")
 _LETTING_GO = 0.2  # seconds
@@ -119,6 +120,7 @@ def start(ds_config: DSConfig) -> Processes:
 
     meeting = None
     if not dist.is_initialized():
+        _check_device()
         use_compile_cache()
         _choose_cpu_collectives(ds_config)
         timeout = timedelta(minutes=ds_config.timeout_minutes)
@@ -147,6 +149,20 @@ def start(ds_config: DSConfig) -> Processes:
     return processes
 
 
+def _check_device() -> None:
+    """Raises UserError if DS_ACCELERATOR, or a GPU of each process, is not here."""
+    try:
+        count, name = accelerator().device_count(), accelerator().device_name()
+    except (ValueError, RuntimeError, AssertionError) as error:
+        raise UserError(f"DS_ACCELERATOR: {str(error).splitlines()[0]}") from None
+    local = os.environ.get("LOCAL_RANK", "0")
+    if name != "cpu" and local.isdecimal() and int(local) >= count:
+        raise UserError(
+            f"this process needs {name}:{local}, but there {'is' if count == 1 else 'are'} {count} "
+            f"here; start fewer processes, or set DS_ACCELERATOR=cpu"
+        )
+
+
 def _place() -> launched.Place:
     """This process among those of the run, whatever launcher started it. Raises UserError."""
     if launched.under_srun():
@@ -154,6 +170,24 @@ def _place() -> launched.Place:
     elif not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         _find_mpi_ranks()
     return launched.place()
+
+
+def crowded_hosts(processes: Processes) -> list[str]:
+    """A line for each host whose processes outnumber the cores that they may use: launchers and
+    batch systems bind them. Collective."""
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
+    found = processes.gather((host_name(), cores))
+    lines = []
+    for host in dict.fromkeys(host for host, _ in found):
+        each = [used for name, used in found if name == host]
+        shared = set[int]().union(*each)
+        if 0 < len(shared) < len(each):
+            cores_word = "core" if len(shared) == 1 else "cores"
+            lines.append(
+                f"{host}: its {len(each)} processes may use {len(shared)} {cores_word} only: ask "
+                "the batch system for more (Slurm: --exclusive, --cpus-per-task), or bind less"
+            )
+    return lines
 
 
 def stop() -> None:

@@ -21,7 +21,6 @@ from palm_ds.common import exit_codes
 from palm_ds.common.errors import TemporaryError, UserError
 from palm_ds.runtime import liveness
 from palm_ds.runtime.launched import Place
-from palm_ds.runtime.this_process import host_name
 
 _TELL_SECONDS = 30.0
 _MOST_NAMED = 8

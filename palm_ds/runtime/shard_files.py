@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from palm_ds.common.atomic import follow_umask
 from palm_ds.common.errors import UserError
 
 WEIGHT, AVERAGE = "weight", "average"
@@ -53,7 +55,7 @@ def write_shards(
     def flush() -> None:
         nonlocal size, number
         tensors = dict(batch)
-        write(f"{prefix}_{number:03}.safetensors", lambda path: save_file(tensors, path))
+        write(f"{prefix}_{number:03}.safetensors", partial(_save, tensors))
         batch.clear()
         size, number = 0, number + 1
 
@@ -66,6 +68,11 @@ def write_shards(
             flush()
     if batch:
         flush()
+
+
+def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    save_file(tensors, path)
+    follow_umask(path)
 
 
 class ShardReader:

@@ -24,7 +24,7 @@ from palm_ds.runtime.memory import host_memory
 from palm_ds.runtime.optimizer import optimizer_class
 from palm_ds.runtime.optimizer_wrappers import StepFreezing
 from palm_ds.runtime.param_groups import freeze
-from palm_ds.runtime.processes import Processes
+from palm_ds.runtime.processes import Processes, crowded_hosts
 from palm_ds.runtime.run_lock import RunLock, lock_run_folder
 from palm_ds.runtime.signals import StopFlag, stop_signals
 from palm_ds.runtime.swap_folder import check_swap_room, prepare_swapping
@@ -85,7 +85,7 @@ def train(
     Returns the exit code (common/exit_codes.py): 0 when the curriculum is finished, 75 when the run
     was asked to stop and has saved, 3 when a non-finite loss stopped it.
 
-    `flag`: of the program's own stop_signals; by default SIGTERM and Ctrl-C set one while it trains.
+    `flag`: that of the program's own stop_signals; by default there is one while it trains.
 
     `dry_run`: check everything, train nothing; `plan_for`: then predict memory and step time there.
 
@@ -300,6 +300,9 @@ def _starting_point(parts: _Parts) -> StartingPoint:
     if run.recipe.lora:
         add_lora(parts.model, run.recipe.lora, seed=run.recipe.seed)
     log.info("%s", overview(run, parts.stream, parts.model, parts.processes.world))
+    crowded = crowded_hosts(parts.processes)
+    for line in crowded if parts.processes.rank == 0 else ():
+        log.warning("%s", line)
     for text in startup_notes(run, data, parts.lessons, parts.processes.device):
         log.info("%s", text)
     return found

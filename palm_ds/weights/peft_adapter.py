@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from palm_ds.common.atomic import write_folder_atomically
+from palm_ds.common.atomic import follow_umask, write_folder_atomically
 from palm_ds.common.config import read_json
 from palm_ds.model.lora import TARGETS, LoraSettings, peft_config
 from palm_ds.weights.formats.huggingface.families import FAMILIES
@@ -72,6 +72,7 @@ def write_adapter(
         described.save_pretrained(str(part))
         named = {_STEM + (x if kind else x.removeprefix(prefix)): y for x, y in tensors.items()}
         save_file({x: y.contiguous() for x, y in named.items()}, part / WEIGHTS, {"format": "pt"})
+        follow_umask(part / WEIGHTS)
 
     write_folder_atomically(folder, write)
 

@@ -10,7 +10,6 @@ formats/open.py knows (`--init_from`). Folders appear complete or not at all.
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from palm_ds.common.atomic import write_folder_atomically
+from palm_ds.common.atomic import follow_umask, write_folder_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.model.config import EncoderConfig
@@ -113,8 +112,7 @@ def save_weights(
     def write(part: Path) -> None:
         save_file(tensors, part / WEIGHTS, {"format": "pt"})
         write_json(part / INFO, info.record())
-        # safetensors makes its files readable only by the owner; the others follow the umask
-        shutil.copymode(part / INFO, part / WEIGHTS)
+        follow_umask(part / WEIGHTS)
         if tokenizer is not None:
             tokenizer.save(part / "tokenizer")
         if text_tokenizer is not None:
@@ -124,6 +122,7 @@ def save_weights(
             pooling.write(part / MODULES_FOLDER, max_length=info.backbone.max_length, **sizes)
         if adapter:
             save_file(dict(adapter), part / native.ADAPTER, {"format": "pt"})
+            follow_umask(part / native.ADAPTER)
 
     write_folder_atomically(folder, write)
 

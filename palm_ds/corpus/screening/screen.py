@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,9 +24,11 @@ from typing import Any
 import numpy as np
 
 from palm_ds.common.atomic import write_folder_atomically
+from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.common.recently_used import RecentlyUsed
 from palm_ds.corpus.executors import ParallelMap
+from palm_ds.corpus.input.records import Record
 from palm_ds.corpus.rejected import describe_place
 from palm_ds.corpus.screening import fingerprints
 from palm_ds.corpus.screening.duplicates import (
@@ -35,7 +37,7 @@ from palm_ds.corpus.screening.duplicates import (
     similarities,
 )
 from palm_ds.corpus.screening.fingerprints import Fingerprints
-from palm_ds.corpus.screening.quality import find_filter
+from palm_ds.corpus.screening.quality import QualityFilter, find_filter
 from palm_ds.corpus.work_dir import (
     DROPPED,
     PreparationJob,
@@ -103,7 +105,7 @@ def _screen(job: PreparationJob, number: int, out: Path) -> None:
     pending: list[np.ndarray] = []
     for record in reader:
         places.append((reader.span, record.line))
-        reason = next(filter(None, (each(record.text) for each in filters)), "")
+        reason = _first_reason(filters, record, reader)
         if reason:
             filtered[len(exact)] = reason
         terms = prints.terms(record.text)
@@ -116,6 +118,22 @@ def _screen(job: PreparationJob, number: int, out: Path) -> None:
     found.append(fingerprints.signatures(pending) if near else np.zeros((0, 0), np.uint32))
     _save(out, np.array(exact, np.uint64), np.concatenate(found), places, filtered)
     write_json(out / "state.json", {"lines": reader.lines, "filtered": filtered})
+
+
+def _first_reason(filters: Sequence[QualityFilter], record: Record, reader: WorkUnitReader) -> str:
+    """Why a document is dropped, or "". Raises UserError if a function of the user fails."""
+    for each in filters:
+        try:
+            reason = each(record.text)
+        except Exception as error:
+            name = f"{each.__module__}:{getattr(each, '__qualname__', each)}"
+            raise UserError(
+                f"--filter {name}: failed on the document at {reader.place(record)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        if reason:
+            return reason
+    return ""
 
 
 def _save(

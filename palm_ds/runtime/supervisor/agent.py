@@ -52,8 +52,9 @@ def run_agent(name: str, descriptor: int) -> int:
         return FINISHED
     folder = Path(tempfile.mkdtemp(prefix=_prefix(name)))
     try:
+        before = out_of_memory_kills()
         child = _start(request, folder, name, descriptor)
-        _Agent(descriptor, lines, folder, child, TimeLimits(request["silence"])).serve()
+        _Agent(descriptor, lines, folder, child, TimeLimits(request["silence"]), before).serve()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return FINISHED
@@ -75,6 +76,16 @@ def _prefix(name: str) -> str:
     return f"palm-ds-run-{name}-"
 
 
+def out_of_memory_kills() -> int:
+    """How many processes the kernel has killed for want of memory, of this host or of a container's
+    limit; 0 if it does not count."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
+
+
 def free_port() -> int:
     """Below the ports that the system gives to outgoing connections."""
     for port in (20_000 + (os.getpid() * 7 + n * 101) % 12_000 for n in range(500)):
@@ -91,6 +102,8 @@ class _Agent:
     folder: Path
     child: subprocess.Popen[bytes]
     limits: TimeLimits
+    memory_kills: int
+    """Of the kernel, before."""
     stopping: float = 0.0
     """Since when the processes are asked to save and stop."""
     deadline: float = float("inf")
@@ -115,7 +128,8 @@ class _Agent:
     def _report(self, **facts: object) -> None:
         ranks = rank_status.read_all(self.folder)
         records = [asdict(rank) | {"lost": _lost(rank)} for rank in ranks]
-        send(self.descriptor, ranks=records, **facts)
+        memory = out_of_memory_kills() > self.memory_kills
+        send(self.descriptor, ranks=records, out_of_memory=memory, **facts)
 
     def _listen(self) -> None:
         if self.lines.closed:
@@ -150,9 +164,10 @@ class _Agent:
 
     def _ask_to_stop(self) -> None:
         """SIGTERM to the training processes: they save together. Launchers would kill them after 30
-        seconds. Before there are any, to everything."""
-        ranks = [rank for rank in rank_status.read_all(self.folder) if rank.running]
-        pids = [rank.pid for rank in ranks] or [process.pid for process in _family()]
+        seconds, and end by themselves. Before there are any, to everything."""
+        known = rank_status.read_all(self.folder)
+        ranks = [rank for rank in known if rank.running]
+        pids = [r.pid for r in ranks] if known else [process.pid for process in _family()]
         for pid in set(pids) - self.asked:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)

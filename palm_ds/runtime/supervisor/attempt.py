@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +22,11 @@ from palm_ds.runtime.supervisor.messages import MessageReader, TimeLimits, send
 _ANSWER = 25.0
 """Seconds that a host has to answer."""
 _INTERRUPTED = 143
+_DEADLY = {
+    *(signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGKILL),
+    *(signal.SIGSEGV, signal.SIGTERM),
+}
+"""Others are exit codes of their own: 255 is ssh's, not SIGHUP."""
 _RANK_FIELDS = {item.name for item in fields(RankStatus)}
 
 
@@ -38,6 +44,8 @@ class Connection:
     ended: int | None = None
     """The exit code of the host's command."""
     lost: bool = False
+    out_of_memory: bool = False
+    """Whether its kernel has killed a process for want of memory meanwhile."""
 
     @property
     def done(self) -> bool:
@@ -55,8 +63,24 @@ class Connection:
                 self.ranks = [_rank(record) for record in message["ranks"]]
                 self.lost_ranks = {r["rank"] for r in message["ranks"] if r["lost"]}
             self.ended = message.get("ended", self.ended)
+            self.out_of_memory = message.get("out_of_memory", self.out_of_memory)
         if self.lines.closed and self.ended is None:
             self.lost = True
+
+    @property
+    def killed_by(self) -> str:
+        """` by SIGKILL: ...`, as far as the exit code of the host's command tells; or nothing."""
+        number = signal_in(self.ended or 0)
+        by = f" by {signal.Signals(number).name}" if number else ""
+        if self.out_of_memory and number in (0, signal.SIGKILL):
+            return (
+                f"{by}: out of memory, most likely (the kernel of {self._place} killed a process)"
+            )
+        return by
+
+    @property
+    def _place(self) -> str:
+        return self.host or "this machine"
 
     def close(self) -> None:
         """End it and reap it. An agent that still runs sees the end of its input and ends the run
@@ -80,6 +104,8 @@ class Outcome:
     saved: int
     """The step of the last checkpoint; -1: unknown."""
     hosts: int
+    began: bool = True
+    """Whether a training process has started."""
 
 
 @dataclass
@@ -178,6 +204,7 @@ class Attempt:
             reason=self._reason(ranks, code),
             saved=max((rank.saved for rank in ranks), default=-1),
             hosts=len(self.connections),
+            began=bool(ranks),
         )
 
     def _reason(self, ranks: Sequence[RankStatus], code: int) -> str:
@@ -186,9 +213,9 @@ class Attempt:
             if lost == [""]:
                 return "the agent of this machine was killed"
             return f"{', '.join(lost)}: the host does not answer any more"
-        killed = [r for c in self.connections for r in c.ranks if r.rank in c.lost_ranks]
-        if killed:
-            return f"{killed[0].name} (last step {killed[0].step}) was killed"
+        killed = [(r, c) for c in self.connections for r in c.ranks if r.rank in c.lost_ranks]
+        for rank, connection in killed:
+            return f"{rank.name} (last step {rank.step}) was killed{connection.killed_by}"
         ends = [rank for rank in ranks if rank.code not in (0, exit_codes.STOPPED)]
         for rank in sorted(ends, key=lambda rank: "rank " in rank.why):  # its own reason first
             if rank.why:
@@ -198,6 +225,9 @@ class Attempt:
             return f"{ends[0].name} ended with exit code {ends[0].code}"
         if code == exit_codes.STOPPED:
             return "its processes were asked to stop, or its launcher was killed"
+        for connection in self.connections:
+            if signal_in(connection.ended or 0):
+                return f"the command was killed{connection.killed_by}"
         if not ranks and self.command.launcher >= 0:
             return "the launcher ended before its processes had started"
         return f"the command ended with exit code {code}"
@@ -205,6 +235,12 @@ class Attempt:
     def close(self) -> None:
         for connection in self.connections:
             connection.close()
+
+
+def signal_in(code: int) -> int:
+    """The signal in the exit code of a command: -9 (it was killed itself), 137 (a shell's or
+    mpirun's) or 247 (deepspeed's) for 9; 0: none."""
+    return next((n for n in (-code, code - 128, 256 - code) if n in _DEADLY), 0)
 
 
 def combined(ranks: Sequence[int | None], commands: Sequence[int | None]) -> int:

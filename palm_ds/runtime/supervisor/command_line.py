@@ -8,6 +8,7 @@ processes training when it is killed.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ _FLAGS = {
     *("--save_pid", "--module", "--bind_cores_to_rank", "--quiet", "-h", "--help"),
 }
 """Options of `deepspeed` without a value."""
+_CHECKS = {"--check", "--dry_run", "--plan"}
 _REPLACED = {"-H", "--hostfile", "--master_addr", "--master_port", "--launcher"}
 _DEFAULT_HOSTFILE = "/job/hostfile"
 _PASSED_ON = ("NCCL", "PYTHON", "MV2", "UCX", "MLFLOW", "OMP_", "GLOO_", "DS_", "TORCH_", "PALM_")
@@ -53,6 +55,11 @@ class RunCommand:
     """The first word that is not the launcher's."""
     slots: Mapping[str, str] = field(default_factory=dict)
     """{host: the rest of its line}; empty: this machine only."""
+
+    @property
+    def only_checks(self) -> bool:
+        """Whether it trains nothing: every host must take part then."""
+        return any(word.partition("=")[0] in _CHECKS for word in self.words[self.script :])
 
     def on(self, place: Place) -> list[str]:
         """The command line of one host."""
@@ -137,14 +144,14 @@ def _options(words: Sequence[str], at: int) -> tuple[dict[str, str], int]:
 def _read_hosts(file: Path) -> dict[str, str]:
     slots: dict[str, str] = {}
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        host, _, rest = line.partition("#")[0].strip().partition(" ")
+        host, *rest = line.partition("#")[0].split() or [""]
         if not host:
             continue
-        if host in slots or not rest.strip().startswith("slots="):
+        if host in slots or not re.match(r"slots=[1-9]\d*( |$)", " ".join(rest), re.ASCII):
             raise UserError(
                 f"{file}:{number}: expected `HOST slots=N`, each host once, got {line!r}"
             )
-        slots[host] = rest.strip()
+        slots[host] = " ".join(rest)
     if not slots:
         raise UserError(f"{file}: names no host")
     return slots

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
@@ -33,7 +33,7 @@ class Supervision:
     """How often and where a run is started again."""
 
     restarts: int = 5
-    """In a row without a new checkpoint; one that is made resets the count."""
+    """In a row without a new checkpoint; one that is made resets the count. 0: never start again."""
     min_hosts: int = 1
     silence: float = TimeLimits().silence
     """Seconds without a sign of life after which a host is lost."""
@@ -60,6 +60,8 @@ def supervise(words: Sequence[str], settings: Supervision) -> int:
     hosts = max(len(command.slots), 1)
     if settings.min_hosts > hosts:
         raise UserError(f"--min_hosts {settings.min_hosts}: there are only {hosts}")
+    if command.only_checks:
+        settings = replace(settings, min_hosts=hosts, restarts=0)
     name = _name_of(words)
     stop = _Stop()
     with _only_one(name), _signals(stop):
@@ -83,7 +85,7 @@ class _Supervisor:
             if (code := self._final(outcome)) is not None:
                 return code
             self._count(outcome)
-            if self.failures > self.settings.restarts:
+            if self.failures > self.settings.restarts or not self.settings.restarts:
                 return self._give_up(outcome)
             pause = min(2.0 ** (self.failures - 1), _LONGEST_PAUSE) if self.failures else 1.0
             number = f"restart {max(self.failures, 1)} of {self.settings.restarts}"
@@ -127,6 +129,8 @@ class _Supervisor:
         if outcome.code in exit_codes.FINAL:
             return outcome.code
         if self.stop.urgency:
+            if not outcome.began:
+                return exit_codes.STOPPED  # before its processes had done anything
             if outcome.code != exit_codes.STOPPED:
                 self._say(f"stopped, but {outcome.reason}; the last checkpoint stays")
             return outcome.code

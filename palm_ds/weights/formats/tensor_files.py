@@ -80,7 +80,7 @@ def open_safetensors(path: Path) -> dict[str, TensorEntry]:
     try:
         file = safe_open(path, "pt")
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, RuntimeError) as error:  # the last: too large to map
         raise UserError(f"{path}: cannot be read as safetensors: {_line(error)}") from None
     reader = _MappedFile(path, lambda: safe_open(path, "pt").get_tensor)
     return {
