@@ -125,7 +125,7 @@ class Liveness(threading.Thread):
                 self._ended.wait(pause / 4)
 
     def end(self, code: int, why: str = "") -> bool:
-        """Say farewell; the others go on if `code` is one of a run that has come to its end. Returns
+        """Say farewell; the others go on if `code` is that of a run that has ended. Returns
         whether anybody was told."""
         if self.ended:
             return False

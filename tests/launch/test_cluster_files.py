@@ -14,7 +14,7 @@ from palm_ds.common import exit_codes
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = {
-    "srun": 'shift; SLURM_NODEID=0 "$@"',
+    "srun": 'while [ "$1" != bash ]; do shift; done; SLURM_NODEID=0 "$@"',
     "scontrol": 'echo "$@" >> called; [ "$1" != show ] || printf "n1\\nn2\\n"',
     "sleep": "",
     "palm-ds": 'echo "$@" >> started; exit $(tail -n 1 codes; sed -i "\\$d" codes)',
@@ -49,6 +49,19 @@ def test_slurm(codes: list[int], starts: int, requeued: bool, tmp_path: Path) ->
 def kubernetes_job() -> Any:
     _, job = yaml.safe_load_all((ROOT / "launch/k8s/pretrain.yaml").read_text())
     return job["spec"]
+
+
+def test_kubernetes_accepts_its_file() -> None:
+    validate = pytest.importorskip("kubernetes_validate")
+    for document in yaml.safe_load_all((ROOT / "launch/k8s/pretrain.yaml").read_text()):
+        validate.validate(document, validate.latest_version(), strict=True)
+
+
+def test_slurm_is_asked_for_all_cores() -> None:
+    """Else all processes of a node share one."""
+    text = (ROOT / "launch/slurm/pretrain.sbatch").read_text()
+    assert "\n#SBATCH --exclusive\n" in text
+    assert '--cpus-per-task "${SLURM_CPUS_ON_NODE:-1}" --cpu-bind none' in text
 
 
 def test_kubernetes_counts_only_failures() -> None:

@@ -25,7 +25,7 @@ from palm_ds.runtime.checkpoint import (
     steps_in,
 )
 from palm_ds.runtime.checkpoint_writer import CheckpointWriter, short_memory
-from palm_ds.runtime.shard_files import WEIGHT, ParamShard
+from palm_ds.runtime.shard_files import WEIGHT, ParamShard, write_shards
 from tests.runtime.test_checkpoint import Team
 
 GB = 10**9
@@ -43,6 +43,20 @@ def shard(value: float, name: str = "w") -> ParamShard:
 
 def writer(group: Any = SINGLE_PROCESS) -> CheckpointWriter:
     return CheckpointWriter(group, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_files_follow_the_umask(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        path = tmp_path / "plain"
+        path.touch()
+        write_shards([shard(1.0)], "rank_0", lambda name, make: make(tmp_path / name))
+    finally:
+        os.umask(before)
+    (file,) = tmp_path.glob("*.safetensors")
+    assert file.stat().st_mode == path.stat().st_mode
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.fixture

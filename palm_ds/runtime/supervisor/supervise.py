@@ -33,7 +33,7 @@ class Supervision:
     """How often and where a run is started again."""
 
     restarts: int = 5
-    """In a row without a new checkpoint; one that is made resets the count. 0: never start again."""
+    """In a row without a new checkpoint; one that is made resets the count. 0: never."""
     min_hosts: int = 1
     silence: float = TimeLimits().silence
     """Seconds without a sign of life after which a host is lost."""

@@ -25,6 +25,11 @@ def no_zebras(text: str) -> str:
     return "has a zebra" if "zebra" in text else ""
 
 
+def fails_on_zebras(text: str) -> str:
+    """A filter with a mistake."""
+    return {"zebra": 1}[text] if "zebra" in text else ""  # type: ignore[return-value]
+
+
 def write_inputs(folder: Path) -> list[str]:
     """60 texts in two files, and what should become of each is in its id."""
     rng = np.random.default_rng(3)
@@ -155,6 +160,15 @@ def test_a_corpus_of_which_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one zebra\n\ntwo zebras\n")
     with pytest.raises(UserError, match="no documents: 2 were dropped"):
         prepare(tmp_path / "c", [str(tmp_path / "a.txt")], options())
+
+
+def test_a_filter_that_raises_names_the_document(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one horse\n\ntwo zebras\n")
+    name = f"{__name__}:fails_on_zebras"
+    screen = ScreenOptions(filters=(name,))
+    said = f"--filter {name}: failed on the document at .*a.txt.*: KeyError: 'two zebras'"
+    with pytest.raises(UserError, match=said):
+        prepare(tmp_path / "c", [str(tmp_path / "a.txt")], options(screen=screen))
 
 
 @pytest.mark.parametrize(

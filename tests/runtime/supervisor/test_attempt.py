@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from palm_ds.runtime.supervisor.attempt import combined
+from palm_ds.runtime.supervisor.attempt import combined, signal_in
 
 
 @pytest.mark.parametrize(
@@ -29,3 +29,22 @@ from palm_ds.runtime.supervisor.attempt import combined
 )
 def test_one_code_for_all(ranks, commands, code) -> None:
     assert combined(ranks, commands) == code
+
+
+@pytest.mark.parametrize(
+    ("code", "number"),
+    [
+        (-9, 9),
+        (137, 9),
+        (247, 9),
+        (-11, 11),
+        (139, 11),
+        (-15, 15),
+        (0, 0),
+        (1, 0),
+        (255, 0),
+        (75, 0),
+    ],
+)
+def test_the_signal_of_an_exit_code(code, number) -> None:
+    assert signal_in(code) == number

@@ -78,12 +78,14 @@ def test_hosts_take_the_place_of_pdsh(folder) -> None:
         ("deepspeed --hostfile host s.py", 'no such file; did you mean "hosts"'),
         ("deepspeed --hostfile hosts --include w1 s.py", "--include: name the hosts in hosts only"),
         ("deepspeed --hostfile wrong s.py", "wrong:2: expected `HOST slots=N`, each host once"),
+        ("deepspeed --hostfile letters s.py", "letters:1: expected `HOST slots=N`, each host once"),
         ("deepspeed --hostfile empty s.py", "empty: names no host"),
     ],
 )
 def test_mistakes_are_one_line(words, message, folder) -> None:
     (folder / "hosts").write_text("w1 slots=2\n")
     (folder / "wrong").write_text("w1 slots=2\nw1 slots=2\n")
+    (folder / "letters").write_text("w1 slots=one\n")
     (folder / "empty").write_text("# none\n")
     with pytest.raises(UserError) as error:
         understand(words.split())

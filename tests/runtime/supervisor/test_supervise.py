@@ -43,8 +43,11 @@ class Supervised:
     def start(
         self, kind: str = "", *options: str, launcher: tuple[str, ...] = (), cluster: Any = None
     ) -> Supervised:
-        words = [sys.executable, "-m", "palm_ds.cli.run", *options, "--", sys.executable]
-        words += [str(LAUNCHER), *launcher, str(self.run), *([kind] if kind else [])]
+        words = [*options, "--", sys.executable, str(LAUNCHER), *launcher, str(self.run)]
+        return self.start_words(*words, *([kind] if kind else []), cluster=cluster)
+
+    def start_words(self, *options: str, cluster: Any = None) -> Supervised:
+        words = [sys.executable, "-m", "palm_ds.cli.run", *options]
         self.process = subprocess.Popen(
             cluster.inside(0, words) if cluster else words,
             env={**os.environ, "PYTHONPATH": str(ROOT), MARK: self.mark, "PALM_TEST": self.mark},
@@ -161,6 +164,31 @@ def test_progress_resets_the_count(supervised: Supervised) -> None:
     assert finished(supervised) and len(supervised.starts()) == 6
 
 
+def test_no_restarts_are_none_after_progress_too(supervised: Supervised) -> None:
+    supervised.start("crash after saving", "--restarts", "0")
+    output = supervised.end(1)
+    assert len(supervised.starts()) == 2 and "restart" not in output
+    assert "ended with exit code 1; the last checkpoint is of step 8" in output
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGSEGV, "SIGSEGV")]
+)
+def test_the_signal_that_killed_a_command_is_named(supervised: Supervised, number, name) -> None:
+    words = [sys.executable, "-c", f"import os; os.kill(os.getpid(), {int(number)})"]
+    supervised.start_words("--restarts", "0", "--", *words)
+    assert f"error: the command was killed by {name}\n" in supervised.end(1)
+
+
+def test_a_stop_before_anything_began_may_be_continued(supervised: Supervised) -> None:
+    words = [sys.executable, "-c", "print('here', flush=True); import time; time.sleep(60)"]
+    supervised.start_words("--", *words)
+    time.sleep(3)
+    assert supervised.process
+    supervised.process.terminate()
+    supervised.end(75)
+
+
 def test_a_second_one_is_refused_and_orphans_are_killed(supervised: Supervised) -> None:
     supervised.start("slow").reach(2)
     second = Supervised(supervised.folder).start("slow")
@@ -216,6 +244,16 @@ class Away:
         output = self.supervised.end(0)
         assert finished(self.supervised)
         return [start["world"] for start in self.supervised.starts()], output
+
+
+def test_a_check_needs_every_host(supervised: Supervised, cluster: Cluster) -> None:
+    hostfile = supervised.folder / "hosts"
+    hostfile.write_text("w1 slots=1\nw9 slots=1\n")
+    options = ["--ssh", cluster.ssh, "--silence", "4"]
+    launcher = ("--hostfile", str(hostfile))
+    supervised.start("--check", *options, launcher=launcher, cluster=cluster)
+    assert "error: w9: no answer" in supervised.end(1)
+    assert not supervised.starts()
 
 
 LOST = "w2: the host does not answer any more; restart 1 of 5"
