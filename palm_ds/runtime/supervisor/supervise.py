@@ -194,4 +194,5 @@ def _signals(stop: _Stop) -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            # batch systems repeat them while a process ends, and take its code from the signal
+            signal.signal(number, signal.SIG_IGN if stop.urgency else handler)
