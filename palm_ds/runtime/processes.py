@@ -143,6 +143,11 @@ def start(ds_config: DSConfig) -> Processes:
     if meeting is not None:
         processes.barrier()
         meeting.close()
+    elif processes.world > 1:  # the program has connected them itself
+        address = os.environ.get("MASTER_ADDR", "127.0.0.1")
+        here = launched.Place(rank=processes.rank, world=processes.world, address=address, port=0)
+        store = dist.distributed_c10d._get_default_store()
+        liveness.start(here, ds_config.peer_seconds, store)
     rank_status.report(processes.rank)
     if processes.rank > 0:
         only_warnings()
