@@ -29,7 +29,7 @@ from palm_ds.runtime import rank_status
 from palm_ds.runtime.launched import Place
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store
 
 log = logging.getLogger(__name__)
 _GRACE = 2.0

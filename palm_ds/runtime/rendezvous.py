@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
 
 from palm_ds.common import exit_codes
 from palm_ds.common.errors import TemporaryError, UserError
@@ -59,7 +60,7 @@ class Rendezvous(threading.Thread):
         self.place, self.missing = place, ""
         self.error: BaseException | None = None
         self._peer_seconds, self._timeout = peer_seconds, timeout
-        self._store: dist.Store | None = None
+        self._store: Store | None = None
 
     def run(self) -> None:
         try:
@@ -78,14 +79,14 @@ class Rendezvous(threading.Thread):
                 self._store.delete_key(key)
         self._store = None
 
-    def _open_store(self) -> dist.Store:
+    def _open_store(self) -> Store:
         """The store of the run, which rank 0 or torchrun's agent holds."""
         address, port = self.place.address, self.place.port
         options = {"timeout": self._timeout, "wait_for_workers": False}
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         if self.place.rank == 0 and not agent:
             try:
-                return dist.TCPStore(
+                return TCPStore(
                     address, port, self.place.world, is_master=True, multi_tenant=True, **options
                 )
             except (dist.DistError, RuntimeError) as error:
@@ -100,9 +101,9 @@ class Rendezvous(threading.Thread):
             time.sleep(pause)
             pause = min(1.5 * pause, 2.0)
         self.missing = f"{self._named(0)} at {address}:{port}"
-        return dist.TCPStore(address, port, self.place.world, is_master=False, **options)
+        return TCPStore(address, port, self.place.world, is_master=False, **options)
 
-    def _arrive(self, store: dist.Store) -> None:
+    def _arrive(self, store: Store) -> None:
         rank = self.place.rank
         if store.add(_key(rank), 1) > 1:
             raise UserError(f"RANK={rank}: started twice; each process needs a rank of its own")
