@@ -29,7 +29,7 @@ _PORTS = 20_000, 12_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class LaunchedProcess:
     """This process among those of its run, and where rank 0 is reached."""
 
     rank: int
@@ -80,7 +80,7 @@ def check_ranks_are_known() -> None:
         raise UserError("mpirun: needs mpi4py to find the other processes; install it")
 
 
-def place() -> Place:
+def place() -> LaunchedProcess:
     """This process among those that a launcher has started. Raises UserError."""
     if missing := [name for name in ("RANK", "MASTER_ADDR") if not os.environ.get(name)]:
         raise _incomplete(missing)
@@ -91,7 +91,7 @@ def place() -> Place:
         )
     _number("LOCAL_RANK", default=0)
     port = _number("MASTER_PORT", least=1)
-    return Place(rank=rank, world=world, address=os.environ["MASTER_ADDR"], port=port)
+    return LaunchedProcess(rank=rank, world=world, address=os.environ["MASTER_ADDR"], port=port)
 
 
 def check_mpi_agrees(expected: int) -> None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from palm_ds.common import exit_codes
 from palm_ds.common.printable import printable
 from palm_ds.runtime import rank_status
-from palm_ds.runtime.launched import Place
+from palm_ds.runtime.launched import LaunchedProcess
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -84,7 +84,7 @@ class Liveness(threading.Thread):
     def __init__(
         self,
         links: list[PeerLink],
-        place: Place,
+        place: LaunchedProcess,
         *,
         seconds: float,
         listener: socket.socket | None = None,
@@ -226,7 +226,7 @@ class Liveness(threading.Thread):
             self._listener.close()
 
 
-def start(place: Place, seconds: float, store: Store) -> None:
+def start(place: LaunchedProcess, seconds: float, store: Store) -> None:
     """Give signs of life from now on, and watch those of the others. `seconds` of silence: lost;
     0: never. `store`: where rank 0 says at which port it listens."""
     if not seconds or running():
@@ -297,7 +297,7 @@ def _listen(address: str) -> socket.socket:
         return socket.create_server(("", 0), backlog=_BACKLOG)
 
 
-def _connect(place: Place, facts: Mapping[str, Any], seconds: float) -> list[PeerLink]:
+def _connect(place: LaunchedProcess, facts: Mapping[str, Any], seconds: float) -> list[PeerLink]:
     """The connection to rank 0, if it can be reached."""
     with contextlib.suppress(OSError):
         address = "127.0.0.1" if place.address in _LOOPBACK else place.address

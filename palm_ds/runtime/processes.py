@@ -145,7 +145,9 @@ def start(ds_config: DSConfig) -> Processes:
         meeting.close()
     elif processes.world > 1:  # the program has connected them itself
         address = os.environ.get("MASTER_ADDR", "127.0.0.1")
-        here = launched.Place(rank=processes.rank, world=processes.world, address=address, port=0)
+        here = launched.LaunchedProcess(
+            rank=processes.rank, world=processes.world, address=address, port=0
+        )
         store = dist.distributed_c10d._get_default_store()
         liveness.start(here, ds_config.peer_seconds, store)
     rank_status.report(processes.rank)
@@ -168,7 +170,7 @@ def _check_device() -> None:
         )
 
 
-def _place() -> launched.Place:
+def _place() -> launched.LaunchedProcess:
     """This process among those of the run, whatever launcher started it. Raises UserError."""
     if launched.under_srun():
         os.environ |= launched.ranks_of_srun()

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from palm_ds.common import exit_codes
 from palm_ds.common.errors import TemporaryError, UserError
 from palm_ds.runtime import liveness
-from palm_ds.runtime.launched import Place
+from palm_ds.runtime.launched import LaunchedProcess
 
 _TELL_SECONDS = 30.0
 _MOST_NAMED = 8
@@ -30,7 +30,7 @@ _ARRIVED, _ALL = "palm_ds/arrived", "palm_ds/all"
 log = logging.getLogger(__name__)
 
 
-def meet(place: Place, *, peer_seconds: float, timeout: timedelta) -> Rendezvous:
+def meet(place: LaunchedProcess, *, peer_seconds: float, timeout: timedelta) -> Rendezvous:
     """Wait for all processes of the run. Raises UserError if a rank was started twice,
     TemporaryError after `timeout` or if rank 0 cannot listen."""
     meeting = Rendezvous(place, peer_seconds, timeout)
@@ -55,7 +55,7 @@ def meet(place: Place, *, peer_seconds: float, timeout: timedelta) -> Rendezvous
 class Rendezvous(threading.Thread):
     """A store that all processes have reached, until `close`."""
 
-    def __init__(self, place: Place, peer_seconds: float, timeout: timedelta):
+    def __init__(self, place: LaunchedProcess, peer_seconds: float, timeout: timedelta):
         super().__init__(daemon=True, name="rendezvous")
         self.place, self.missing = place, ""
         self.error: BaseException | None = None

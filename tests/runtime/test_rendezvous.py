@@ -108,14 +108,17 @@ def test_a_process_that_hangs_before_the_others_come_is_noticed(tmp_path: Path) 
 
 
 def test_two_processes_with_one_rank_are_refused(tmp_path: Path) -> None:
-    ranks = Ranks(tmp_path)
+    ranks = Ranks(tmp_path, world=3)
     try:
-        ranks.start(0)
-        first, second = ranks.start(1), ranks.start(1)
-        codes = {first.wait(30), second.wait(30)}
-        assert 2 in codes
-        output = first.output() + second.output()
-        assert "error: RANK=1: started twice; each process needs a rank of its own" in output
+        wait_for(ranks.start(0), "waits for rank 1, rank 2")
+        twins = [ranks.start(1), ranks.start(1)]
+        deadline = time.monotonic() + 30
+        while all(twin.poll() is None for twin in twins) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        (second,) = [twin for twin in twins if twin.poll() is not None]
+        assert second.wait() == 2
+        said = "error: RANK=1: started twice; each process needs a rank of its own"
+        assert said in second.output()
     finally:
         clear_away(ranks.programs)
 
