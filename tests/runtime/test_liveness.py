@@ -56,7 +56,6 @@ def test_the_end_of_a_process(last, do, codes, said, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("master", "reachable"), [("127.0.0.1", False), ("localhost", False), ("node1", True)]
 )
-def test_only_runs_of_several_hosts_listen_to_others(master, reachable, monkeypatch) -> None:
-    monkeypatch.setenv("MASTER_ADDR", master)
-    with liveness._listen() as server:
+def test_only_runs_of_several_hosts_listen_to_others(master, reachable) -> None:
+    with liveness._listen(master) as server:
         assert (server.getsockname()[0] != "127.0.0.1") == reachable
