@@ -60,6 +60,15 @@ def test_rejected_lines_are_summarised(folder: Path) -> None:
     assert strict.stderr == f"error: b.jsonl: line 2: {reason} (--strict)\n"
 
 
+def test_a_circle_of_links_as_a_target_is_one_line(folder: Path) -> None:
+    (folder / "one").symlink_to("other")
+    (folder / "other").symlink_to("one")
+    ended = run("one/out", "a.txt", *OPTIONS, cwd=folder)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1].endswith("Too many levels of symbolic links")
+    assert "Traceback" not in ended.stderr
+
+
 def test_help_names_every_option(folder: Path) -> None:
     ended = run("--help", cwd=folder)
     assert ended.returncode == 0

@@ -908,6 +908,21 @@ def test_a_file_is_remapped_after_a_number_of_bytes(
         entries["a"].read()
 
 
+def test_a_file_too_large_to_map_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sparse file of 1.3 TB, for example."""
+    file = tmp_path / "model.safetensors"
+    save_file({"a": torch.zeros(3)}, file)
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError(f"unable to mmap 1300000000128 bytes from file <{file}>: (12)")
+
+    monkeypatch.setattr(tensor_files, "safe_open", refuse)
+    with pytest.raises(UserError, match="cannot be read as safetensors: unable to mmap 13000"):
+        tensor_files.open_safetensors(file)
+
+
 def resident(file: Path) -> int:
     """Bytes of a mapped file that count as this process's memory."""
     found, here = 0, False
