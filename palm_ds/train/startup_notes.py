@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from palm_ds.runtime.processes import Processes, crowded_hosts
 from palm_ds.runtime.swap_folder import describe_swapping
 from palm_ds.runtime.tf32 import describe_tf32
 from palm_ds.train.lessons import Lessons
@@ -17,11 +16,12 @@ from palm_ds.train.sources import (
 )
 
 
-def startup_notes(run: RunSpec, data: Data, lessons: Lessons, device: torch.device) -> list[str]:
-    """Settings carried out otherwise than written, the size of the corpora, tasks that do not
-    train, and held-out sets too small to judge by."""
-    recipe, tf32 = run.recipe, describe_tf32(run.ds_config, device)
+def startup_notes(run: RunSpec, data: Data, lessons: Lessons, processes: Processes) -> list[str]:
+    """Hosts with fewer cores than processes, settings carried out otherwise than written, the size
+    of the corpora, tasks that do not train, and held-out sets too small to judge by. Collective."""
+    recipe, tf32 = run.recipe, describe_tf32(run.ds_config, processes.device)
     return [
+        *crowded_hosts(processes),
         *run.ds_config.notes,
         *describe_swapping(run.ds_config),
         *corpus_summaries(data),

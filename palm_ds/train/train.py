@@ -24,7 +24,7 @@ from palm_ds.runtime.memory import host_memory
 from palm_ds.runtime.optimizer import optimizer_class
 from palm_ds.runtime.optimizer_wrappers import StepFreezing
 from palm_ds.runtime.param_groups import freeze
-from palm_ds.runtime.processes import Processes, crowded_hosts
+from palm_ds.runtime.processes import Processes
 from palm_ds.runtime.run_lock import RunLock, lock_run_folder
 from palm_ds.runtime.signals import StopFlag, stop_signals
 from palm_ds.runtime.swap_folder import check_swap_room, prepare_swapping
@@ -54,12 +54,7 @@ from palm_ds.train.run_folder import (
     record_changes,
     write_folder,
 )
-from palm_ds.train.sources import (
-    Data,
-    check_tables,
-    check_units,
-    open_data,
-)
+from palm_ds.train.sources import Data, check_tables, check_units, open_data
 from palm_ds.train.space_check import check_space_together
 from palm_ds.train.startup_notes import startup_notes
 from palm_ds.train.teacher import build_teachers, learn_from
@@ -86,7 +81,6 @@ def train(
     was asked to stop and has saved, 3 when a non-finite loss stopped it.
 
     `flag`: that of the program's own stop_signals; by default there is one while it trains.
-
     `dry_run`: check everything, train nothing; `plan_for`: then predict memory and step time there.
 
     `event_handler(name, facts)` is called on every process with begin, stage, next (before a step),
@@ -97,7 +91,7 @@ def train(
         return 0
     attach_profiler(opened.loop, profile)
     try:
-        with stop_signals() if flag is None else nullcontext(flag) as stopping:
+        with nullcontext(flag) if flag else stop_signals() as stopping:
             stopping.starting = False
             code = opened.run_to_end(stopping)
     finally:
@@ -300,10 +294,7 @@ def _starting_point(parts: _Parts) -> StartingPoint:
     if run.recipe.lora:
         add_lora(parts.model, run.recipe.lora, seed=run.recipe.seed)
     log.info("%s", overview(run, parts.stream, parts.model, parts.processes.world))
-    crowded = crowded_hosts(parts.processes)
-    for line in crowded if parts.processes.rank == 0 else ():
-        log.warning("%s", line)
-    for text in startup_notes(run, data, parts.lessons, parts.processes.device):
+    for text in startup_notes(run, data, parts.lessons, parts.processes):
         log.info("%s", text)
     return found
 
