@@ -20,18 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tokenizers import (
-    AddedToken,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-)
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from palm_ds.common.config import unique_keys
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
+from palm_ds.text.byte_level_bpe import VOCABULARY, as_tokenizer_json
 from palm_ds.text.check_tokenizer_json import (
     check_tokenizer_state,
     errors_in_texts,
@@ -78,7 +73,11 @@ CHINESE = (
 )
 _PROBE = "A b, \u00e9\u4e00\U0001f600  aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!"
 """A text that a tokenizer must be able to split: unknown characters are in it."""
-_SENTENCEPIECE_NAMES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
+TOKENIZER_FILES = (
+    *("tokenizer.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
+    VOCABULARY,
+)
+"""Files of a tokenizer's folder; the first that is there is read."""
 
 
 class Tokenizer:
@@ -264,8 +263,8 @@ def _from_text(text: str, more: Mapping[str, Any]) -> Tokenizer:
 
 
 def load_tokenizer(path: str | Path, *, lower: bool | None = None) -> Tokenizer:
-    """Loads a vocab.txt, a tokenizer.json, a SentencePiece .model, or a folder with one of them. A
-    vocab.txt that lists SentencePiece pieces needs the .model in the same folder.
+    """Loads a vocab.txt, tokenizer.json, SentencePiece .model or vocab.json (with merges.txt next
+    to it), or a folder with one. A vocab.txt of SentencePiece pieces needs the .model there too.
 
     `lower` applies only to vocab.txt, which does not record it. None means lower-case if no token
     of the vocabulary contains a capital letter A to Z.
@@ -294,14 +293,14 @@ def segmenter_in(folder: Path) -> WordSegmenter | None:
 
 
 def _find_file(folder: Path) -> Path:
-    for name in ("tokenizer.json", "vocab.txt", *_SENTENCEPIECE_NAMES):
+    for name in TOKENIZER_FILES:
         if (folder / name).is_file():
             return folder / name
-    raise UserError(f"tokenizer {folder}: contains no tokenizer.json, vocab.txt or spiece.model")
+    raise UserError(f"tokenizer {folder}: contains no {', '.join(TOKENIZER_FILES)}")
 
 
 def _load_json(file: Path, settings: TokenizerSettings) -> Tokenizer:
-    text = read_text(file)
+    text = as_tokenizer_json(file, settings) if file.name == VOCABULARY else read_text(file)
     try:
         state = json.loads(text, object_pairs_hook=partial(unique_keys, f"tokenizer {file}"))
     except (ValueError, RecursionError) as error:
@@ -367,8 +366,7 @@ def _load_vocabulary(file: Path, settings: TokenizerSettings) -> Tokenizer:
 
 def wordpiece(tokens: Sequence[str], *, lower: bool | None, origin: str = "trained") -> Tokenizer:
     """BERT's tokenizer with this vocabulary; each Chinese character is a token."""
-    settings = TokenizerSettings(lower=lower)
-    return Tokenizer(_wordpiece(tokens, settings, origin), origin=origin)
+    return Tokenizer(_wordpiece(tokens, TokenizerSettings(lower=lower), origin), origin=origin)
 
 
 def _wordpiece(tokens: Sequence[str], settings: TokenizerSettings, origin: str) -> Backend:
@@ -393,7 +391,6 @@ def sentencepiece(
     `chinese` makes every Chinese character a separate token, as in models trained here. `fairseq`:
     see `fairseq_layout`.
     """
-    backend = compile_model(
-        model, origin=origin, single=CHINESE if chinese else "", fairseq=fairseq
-    )
+    single = CHINESE if chinese else ""
+    backend = compile_model(model, origin=origin, single=single, fairseq=fairseq)
     return Tokenizer(backend, origin=origin)

@@ -44,11 +44,14 @@ _CLASS_OF_MODEL = {
     "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer",
 }
-_LIKE_ROBERTA = ("Roberta", "XLMRoberta", "Camembert")
+_ROBERTA = ("Roberta", "RobertaBPE")  # the latter is PaddleNLP's
+_LIKE_ROBERTA = (*_ROBERTA, "XLMRoberta", "Camembert")
 _WITHOUT_TOKEN_TYPES = ("DistilBert", *_LIKE_ROBERTA)
+ROBERTA_ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
+"""{role: token} of RoBERTa's classes."""
 _USUAL = {
     "bert": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
-    "roberta": {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"},
+    "roberta": ROBERTA_ROLES,
 }
 _ANY = ("", "ErnieTinyTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes that take everything from tokenizer.json, or whose rules follow from the other files."""
@@ -112,7 +115,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
     name = str(named or "").removesuffix("Fast").removesuffix("Tokenizer")
     known = f"{name}Tokenizer" in _CLASS_OF_MODEL.values() or named in _ANY or not named
     values, tokens, ids = _tokens(folder, values)
-    family = "bert" if name in _BERT else "roberta" if name == "Roberta" else ""
+    family = "bert" if name in _BERT else "roberta" if name in _ROBERTA else ""
     return TokenizerSettings(
         family=family,
         unknown="" if known or family else str(named),

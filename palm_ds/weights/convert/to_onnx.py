@@ -274,7 +274,8 @@ def _plan_job(
     usual = usual_task(contents)
     planned = plan_graph(contents, options.heads, opset=options.opset, task_id=row, usual=usual)
     report = mapping_report.of_contents(contents)
-    mapped = tuple(each for each in report.mapped if each.name not in planned.skipped)
+    lacking = {name for name in planned.skipped if name.startswith("heads.")}
+    mapped = tuple(each for each in report.mapped if each.name not in lacking)
     skipped = {
         source_name: why
         for name, why in planned.skipped.items()

@@ -97,6 +97,23 @@ def left_of(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def sentencepiece_model(file: Path, *, size: int) -> list[str]:
+    """Trains a unigram model; returns the texts that it was trained on."""
+    import sentencepiece as spm
+
+    texts = ["a list of names", "open the file", "return the list of open files", "read a name"]
+    made = io.BytesIO()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts * 5),
+        model_writer=made,
+        vocab_size=size,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    file.write_bytes(made.getvalue())
+    return texts
+
+
 # ---- what works ----
 
 
@@ -168,6 +185,28 @@ def test_an_untied_head_is_kept_in_every_direction(kind: str, tmp_path: Path) ->
     assert not torch.equal(own[decoder], hf.get_input_embeddings().weight)
 
 
+@pytest.mark.parametrize("kind", ["xlm-roberta", "camembert"])
+def test_a_tokenizer_that_paddlenlp_lacks_is_skipped(kind: str, tmp_path: Path) -> None:
+    source = save_hf(make(kind, "ForMaskedLM", vocab_size=60), tmp_path / "hf")
+    words = sentencepiece_model(tmp_path / "hf/sentencepiece.bpe.model", size=40)
+    done = convert.convert(source, tmp_path / "paddle", "paddle")
+    assert "this one is unigram" in done.report.lost["tokenizer"]
+    with pytest.raises(UserError, match="strict: .*tokenizer would be skipped: PaddleNLP reads"):
+        convert.convert(source, tmp_path / "strict", "paddle", ConversionOptions(strict=True))
+    again = convert.convert(tmp_path / "paddle", tmp_path / "again", "huggingface")
+    assert again.parity and again.parity.passed
+    one, other = (AutoTokenizer.from_pretrained(x) for x in (source, tmp_path / "again"))
+    for text in words:
+        assert one(text)["input_ids"] == other(text)["input_ids"]
+
+
+def test_paddlenlps_multiple_choice_states_a_number(tmp_path: Path) -> None:
+    source = save_hf(make("bert", "ForMultipleChoice"), tmp_path / "hf")
+    done = convert.convert(source, tmp_path / "paddle", "paddle")
+    assert json.loads((tmp_path / "paddle/config.json").read_text())["num_choices"] == 2
+    assert "from_pretrained(..., num_choices=N)" in done.report.created["num_choices"]
+
+
 def test_paddlenlp_has_no_place_for_an_untied_head(tmp_path: Path) -> None:
     hf = hf_models.make("bert", "ForMaskedLM", tie_word_embeddings=False)
     hf.save_pretrained(tmp_path / "hf")
@@ -224,6 +263,33 @@ def test_a_task_is_folded_in(family: str, source: Path, tmp_path: Path) -> None:
     assert out.parity and out.parity.passed
     other = convert.verify_only(source, tmp_path / "hf")  # the usual task is another
     assert not other.passed
+
+
+@pytest.mark.parametrize("case", ["fluid_ernie2", "palm202"])
+@pytest.mark.parametrize("to", ["huggingface", "paddle"])
+def test_rows_of_the_task_embedding_are_not_lost_silently(
+    case: str, to: str, shared: Path, tmp_path: Path
+) -> None:
+    path, eps = shared / "oracle" / case / ORACLE[case], 1e-12 if to == "paddle" else None
+    done = convert.convert(path, tmp_path / "bert", to, ConversionOptions(family="bert"), eps=eps)
+    rows = "its rows other than 0, of 16: a Bert has no task embedding; --family ernie keeps all"
+    assert done.report.lost["task_embedding"] == rows
+    strict = ConversionOptions(family="bert", strict=True)
+    with pytest.raises(UserError, match="strict: .*would be skipped"):
+        convert.convert(path, tmp_path / "strict", to, strict, eps=eps)
+    whole = ConversionOptions(family="ernie")
+    done = convert.convert(path, tmp_path / "ernie", to, whole, eps=eps)
+    assert "task_embedding" not in done.report.skipped
+    own, written = open_checkpoint(path, eps=eps), open_checkpoint(tmp_path / "ernie")
+    name = "backbone.task.weight"
+    assert torch.equal(own.entries[name].read(), written.entries[name].read())
+
+
+def test_by_default_an_ernie_becomes_a_bert_and_says_so(shared: Path, tmp_path: Path) -> None:
+    path = shared / "oracle/fluid_ernie2/params"
+    done = convert.convert(path, tmp_path / "hf", "huggingface")
+    assert "task_embedding" in done.report.lost
+    assert "its rows other than 0, of 16" in (tmp_path / "hf/README.md").read_text()
 
 
 def test_a_classification_head_is_exported_alone(source: Path, tmp_path: Path) -> None:
@@ -510,7 +576,7 @@ MISTAKES: dict[str, tuple[Breaks, str, dict[str, Any], str]] = {
     "no such type": (strange, "huggingface", {"dtype": "int8"}, "dtype"),
     "no such type of ours": (strange, "palm_ds", {"dtype": "int8"}, "dtype"),
     "no size": (strange, "huggingface", {"shard_size": "big"}, "such as 2GB"),
-    "strict": (strange, "huggingface", {"strict": True}, "strict: heads.order.*and 3 more"),
+    "strict": (strange, "huggingface", {"strict": True}, "strict: heads.order.*and 4 more"),
     "for another target": (strange, "palm_ds", {"family": "bert"}, "does not apply"),
     "no texts": (strange, "palm_ds", {"texts": ()}, "texts: empty"),
 }

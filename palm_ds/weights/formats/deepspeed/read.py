@@ -14,6 +14,7 @@ from pathlib import Path
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
+from palm_ds.text.tokenizer import TOKENIZER_FILES
 from palm_ds.weights.formats import native
 from palm_ds.weights.formats.contents import CheckpointContents, Extras, TensorEntry, with_eps
 from palm_ds.weights.formats.deepspeed.zero_shards import Shards, open_shards, tag_folder
@@ -22,7 +23,6 @@ from palm_ds.weights.formats.huggingface.families import FAMILIES, FAMILY_NAMES
 from palm_ds.weights.formats.huggingface.names import to_palm_ds_names, untied_config
 from palm_ds.weights.formats.huggingface.read import (
     CONFIG,
-    TOKENIZERS,
     described_heads,
     kept_entries,
     read_config,
@@ -163,6 +163,6 @@ def _format(shards: Shards, whose: str) -> str:
 
 def _tokenizer(folder: Path) -> Path | None:
     for place in (folder / "tokenizer", folder):
-        if any((place / name).is_file() for name in TOKENIZERS):
+        if any((place / name).is_file() for name in TOKENIZER_FILES):
             return place
     return None

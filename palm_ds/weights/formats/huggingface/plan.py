@@ -61,7 +61,7 @@ class ExportPlan:
     created: Mapping[str, str] = field(default_factory=dict)
     """{Hugging Face name: what in it has no source}"""
     skipped: Mapping[str, str] = field(default_factory=dict)
-    """{palm_ds name: why it is skipped}"""
+    """{palm_ds name: why it, or a part of it, is skipped}"""
     extras: Extras = Extras()
     pooling: TextPooling | None = None
     """How texts become vectors, unless the files of `extras` say so."""
@@ -104,6 +104,11 @@ def plan(
     names = _names(chosen, config.num_layers)
     kept = {x: replace(entries[x], source_names=(x,), transform="") for x in names if x in entries}
     skipped = {x: _why(x, chosen, heads, config, target) for x in entries if x not in kept}
+    if config.task_types > 1 and not FAMILIES[chosen.kind].task_embedding:
+        skipped["backbone.task.weight"] = (
+            f"its rows other than {target.task_id}, of {config.task_types}: a "
+            f"{FAMILIES[chosen.kind].class_prefix} has no task embedding; --family ernie keeps all"
+        )
     kept |= _as_predicted(kept, heads, chosen)
     kept, new, created = _reshaped(kept, config, chosen.kind, target)
     untied = [name for name in kept if name.endswith(".decoder")]

@@ -16,6 +16,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.printable import printable
 from palm_ds.model.config import FOREIGN_KEYS, EncoderConfig
 from palm_ds.model.foreign_config import check_foreign_values
+from palm_ds.text.tokenizer import TOKENIZER_FILES
 from palm_ds.weights.formats.contents import (
     CheckpointContents,
     Extras,
@@ -47,13 +48,6 @@ from palm_ds.weights.formats.tensor_files import (
 )
 
 CONFIG = "config.json"
-TOKENIZERS = (
-    "tokenizer.json",
-    "vocab.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tokenizer.model",
-)
 
 KEPT_KEYS = (
     "bos_token_id",
@@ -120,9 +114,9 @@ def open_contents(
         entries=entries,
         heads=described_heads(entries, about, path / CONFIG),
         skipped=skipped,
-        tokenizer=path if any((path / name).is_file() for name in TOKENIZERS) else None,
+        tokenizer=path if any((path / name).is_file() for name in TOKENIZER_FILES) else None,
         extras=Extras(config=kept_entries(about), files=files),
-        notes=_notes(entries, about, path),
+        notes=_notes(entries, about),
     )
     names = table(about["model_type"], config.num_layers).items()
     return checked(
@@ -261,17 +255,11 @@ def _labels(about: Mapping[str, Any], classes: int) -> tuple[str, ...]:
     return known if len(known) == classes else ()
 
 
-def _notes(
-    entries: Mapping[str, TensorEntry], about: Mapping[str, Any], path: Path
-) -> tuple[str, ...]:
+def _notes(entries: Mapping[str, TensorEntry], about: Mapping[str, Any]) -> tuple[str, ...]:
     notes = []
     if "backbone.pooler.dense.weight" not in entries:
         notes.append("no pooler: tasks on whole texts would start with a newly initialised one")
     if f"heads.{CLASSIFIER}.out.weight" in entries and not about.get("architectures"):
         reads = "whole texts" if _reads_whole_texts(entries, about) else "tokens"
         notes.append(f"config.json names no class: assuming that the classifier reads {reads}")
-    if any((path / name).is_file() for name in ("vocab.json", "merges.txt")) and not (
-        (path / "tokenizer.json").is_file()
-    ):
-        notes.append("vocab.json and merges.txt are not read: save a tokenizer.json next to them")
     return tuple(notes)

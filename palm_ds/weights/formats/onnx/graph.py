@@ -59,7 +59,7 @@ class GraphPlan:
     description: OnnxDescription
     notes: tuple[str, ...]
     skipped: Mapping[str, str]
-    """{parameter that the graph lacks: why}"""
+    """{parameter that the graph lacks, or of which it has one row: why}"""
 
 
 def plan_graph(
@@ -82,6 +82,15 @@ def plan_graph(
     ids = {name: _task_of(contents, name, task_id, usual) for name in chosen}
     rows = {*ids.values()} or {usual if task_id is None else task_id}
     several = len(chosen) > 1
+    skipped = {
+        name: "of a head that is not exported; --head names those that are"
+        for name in contents.entries
+        if name.startswith("heads.") and name.split(".")[1] not in chosen
+    }
+    if len(rows) == 1 < config.task_types:
+        skipped["backbone.task.weight"] = (
+            f"its rows other than {min(rows)}, of {config.task_types}: texts get that one"
+        )
     described = {
         name: _described(name, head, several=several, task_id=ids[name])
         for name, head in chosen.items()
@@ -111,11 +120,7 @@ def plan_graph(
             custom=bool(config.kind),
         ),
         notes=notes,
-        skipped={
-            name: "of a head that is not exported; --head names those that are"
-            for name in contents.entries
-            if name.startswith("heads.") and name.split(".")[1] not in chosen
-        },
+        skipped=skipped,
     )
 
 

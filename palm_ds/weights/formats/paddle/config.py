@@ -23,6 +23,7 @@ from palm_ds.weights.formats.tensor_files import read_json
 
 CONFIGS = ("ernie_config.json", "bert_config.json", "config.json", "model_config.json")
 _NAMED_CONFIG = "ernie*config.json"  # of PaddleHub: ernie_tiny_config.json
+_VOCABULARIES = ("vocab.txt", "vocab.json", "tokenizer.json")
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "hidden_act")
 # Keys that are ignored: the tensors or the origin of the checkpoint are more reliable.
 _SEEN = {
@@ -124,14 +125,13 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_vocabulary(folder: Path, rows: int) -> Path | None:
-    """The vocab.txt in the tensors' folder or its parent; if there is a tokenizer_config.json as
+    """The vocabulary in the tensors' folder or its parent; if there is a tokenizer_config.json as
     well, that folder. Raises UserError if it has more tokens than the token embeddings have
     `rows`."""
-    for place in (folder, folder.parent):
-        path = place / "vocab.txt"
+    for path in (place / name for place in (folder, folder.parent) for name in _VOCABULARIES):
         if not path.is_file():
             continue
-        found = place if (place / "tokenizer_config.json").is_file() else path
+        found = path.parent if path.with_name("tokenizer_config.json").is_file() else path
         if (size := load_tokenizer(found).size) > rows:
             raise UserError(f"{path}: {size} tokens, but the token embeddings have {rows} rows")
         return found

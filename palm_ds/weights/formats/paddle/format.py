@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.formats.contents import USUAL, CheckpointContents, SavesFiles
 from palm_ds.weights.formats.format import Export, Format
 from palm_ds.weights.formats.huggingface.sentence_transformers import read_modules
 from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.paddle.read import open_contents, recognises
-from palm_ds.weights.formats.paddle.write import plan, write
+from palm_ds.weights.formats.paddle.write import plan, why_no_tokenizer, write
 
 
 def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
@@ -19,6 +20,9 @@ def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
     usual = stated.is_usual(contents.config.max_length)
     why = f"{USUAL}; " if usual else ""
     behind = dict.fromkeys(contents.extras.files, f"{why}PaddleNLP has no sentence-transformers")
+    tokenizer = contents.text_tokenizer or contents.tokenizer
+    if tokenizer and (why := why_no_tokenizer(load_tokenizer(tokenizer))):
+        behind["tokenizer"] = why
     planned = replace(planned, skipped={**planned.skipped, **behind})
 
     def fill(folder: Path, tokenizer: SavesFiles | None) -> None:

@@ -19,11 +19,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from tokenizers import Tokenizer as Backend
 
 from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.model.config import EncoderConfig
+from palm_ds.text.byte_level_bpe import is_roberta_bpe, write_byte_level_bpe
+from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.weights.formats.contents import HeadInfo, SavesFiles, TensorEntry
 from palm_ds.weights.formats.huggingface.families import FAMILIES
 from palm_ds.weights.formats.huggingface.names import NEXT_SENTENCE
@@ -59,8 +62,11 @@ _SETTINGS = (
     "padding_side",
     "truncation_side",
     "additional_special_tokens",
+    "add_prefix_space",
 )
 """What PaddleNLP's tokenizers read from tokenizer_config.json, in addition to special tokens."""
+_CHOICES = "2, which no checkpoint states; from_pretrained(..., num_choices=N) for another number"
+_ROBERTA_BPE = "RobertaBPETokenizer"
 _OWN_DECODER = "PaddleNLP's masked-LM head shares the token embeddings; this one has its own"
 _ACTIVATIONS = ("gelu", "relu")
 """Those of ours that paddle.nn.functional has."""
@@ -94,11 +100,15 @@ def plan(
         )
     named = exported.architecture.replace("ForPreTraining", "ForPretraining")
     more = {"architectures": [named], "pool_act": "tanh", "paddlenlp_version": None}
+    created = {paddle_name(name): what for name, what in exported.created.items()}
+    if named.endswith("ForMultipleChoice"):
+        more["num_choices"] = 2
+        created["num_choices"] = _CHOICES
     return replace(
         exported,
         config_json={**exported.config_json, **more},
         groups=tuple(_turned(group) for group in exported.groups),
-        created={paddle_name(name): what for name, what in exported.created.items()},
+        created=created,
         skipped={
             name: _OWN_DECODER if name.split(".")[1] in untied else _why(why, named)
             for name, why in exported.skipped.items()
@@ -134,16 +144,32 @@ def write(plan: ExportPlan, folder: Path, *, tokenizer: SavesFiles | None = None
         _name_tokenizer(folder, plan)
 
 
+def why_no_tokenizer(tokenizer: Tokenizer) -> str:
+    """Why PaddleNLP has no class for a tokenizer; empty if it has."""
+    if tokenizer.kind == "wordpiece" or is_roberta_bpe(tokenizer.backend):
+        return ""
+    return (
+        f"PaddleNLP reads WordPiece from vocab.txt and RoBERTa's byte-level BPE; this one is "
+        f"{tokenizer.kind}, and in tokenizer.json, which palm_ds and transformers read"
+    )
+
+
 def _name_tokenizer(folder: Path, plan: ExportPlan) -> None:
+    """Write the vocabulary and the settings as PaddleNLP reads them, if it has such a class."""
     path = folder / "tokenizer_config.json"
-    if not path.is_file() or not (folder / "vocab.txt").is_file():
+    backend = Backend.from_file(str(folder / "tokenizer.json"))
+    if bpe := is_roberta_bpe(backend):
+        write_byte_level_bpe(backend, folder)
+    elif not (folder / "vocab.txt").is_file():
         return
     saved = read_json(path)
     kept = {key: x for key, x in saved.items() if key.endswith("_token") or key in _SETTINGS}
     if special := _further_special(folder, kept):
         kept["additional_special_tokens"] = special
     named = FAMILIES[plan.config_json["model_type"]].paddle_tokenizer
-    if saved.get("strip_accents") is not None or saved.get("tokenize_chinese_chars") is False:
+    if bpe:
+        named = _ROBERTA_BPE
+    elif saved.get("strip_accents") is not None or saved.get("tokenize_chinese_chars") is False:
         named = "BertTokenizer"  # ErnieTokenizer has no such settings
     longest = min(saved.get("model_max_length", plan.config.max_length), plan.config.max_length)
     write_json(path, {"tokenizer_class": named, **kept, "model_max_length": longest})

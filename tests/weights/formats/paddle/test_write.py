@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config import EncoderConfig
@@ -25,6 +26,7 @@ from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.paddle import read as paddle
 from palm_ds.weights.formats.paddle.pdparams import NAME_TABLE, read_pickle
 from palm_ds.weights.formats.paddle.write import WEIGHTS, write_paddle
+from tests.helpers.byte_level_bpe import TEXTS, bpe_folder
 from tests.helpers.small_configs import TINY, letters
 
 CONFIG = replace(TINY, layer_norm_eps=1e-12)
@@ -233,6 +235,25 @@ def test_the_vocabulary_is_written_too(tmp_path: Path, config: EncoderConfig, na
     contents = paddle.open_contents(tmp_path / "out")
     assert contents.tokenizer == tmp_path / "out"  # where tokenizer_config.json tells the case
     assert load_tokenizer(tmp_path / "out").fingerprint == WORDS.fingerprint
+
+
+def test_the_files_of_robertas_tokenizer_are_written(tmp_path: Path) -> None:
+    """PaddleNLP 2.8.1's RobertaBPETokenizer reads them, with the ids of transformers."""
+    source = bpe_folder(tmp_path / "bpe", {"tokenizer_class": "RobertaTokenizer"})
+    words = load_tokenizer(source)
+    config = replace(ROBERTA, vocab_size=words.size)
+    write_paddle(state_of(config), tmp_path / "out", config, tokenizer=words)
+    about = json.loads((tmp_path / "out/tokenizer_config.json").read_text())
+    assert about["tokenizer_class"] == "RobertaBPETokenizer"
+    assert (tmp_path / "out/merges.txt").read_bytes() == (source / "merges.txt").read_bytes()
+    (tmp_path / "out/tokenizer.json").unlink()  # which PaddleNLP does not read
+    contents = paddle.open_contents(tmp_path / "out")
+    assert contents.tokenizer == tmp_path / "out"
+    assert load_tokenizer(tmp_path / "out").fingerprint == words.fingerprint
+    theirs = AutoTokenizer.from_pretrained(source)
+    found = load_tokenizer(tmp_path / "out").encode_texts(TEXTS[:2])
+    for text, (ids, _) in zip(TEXTS[:2], found, strict=True):
+        assert ids.tolist() == theirs(text, add_special_tokens=False)["input_ids"]
 
 
 @pytest.mark.parametrize(
