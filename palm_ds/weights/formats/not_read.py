@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from palm_ds.weights.formats.tensor_files import read_json
 
 _ADAPTER = "adapter_config.json"
 _MOST_FILES = 100
+_VARIANT = re.compile(r"(model|pytorch_model)\.(\w+)(?:-\d+-of-\d+)?\.(safetensors|bin)")
+_DISTRIBUTED = ".distcp"
 _ENDS = {
     ".h5": "Keras weights",
     ".keras": "Keras weights",
@@ -41,13 +44,27 @@ def check_not_other(path: Path) -> None:
     if path.is_dir():
         for file in sorted(path.iterdir())[:_MOST_FILES]:
             check_right_file(file)
-        _check_ends(path, sorted(file.name for file in path.iterdir()))
+        names = sorted(file.name for file in path.iterdir())
+        parts = [f"onnx/{file.name}" for file in sorted((path / "onnx").glob("*.onnx"))]
+        _check_ends(path, [*names, *parts[:1]])
 
 
 def _check_ends(path: Path, names: Iterable[str]) -> None:
     for name in names:
+        shown = printable(name)[:200]
+        if found := _VARIANT.fullmatch(name):
+            raise UserError(
+                f"{path}: has only the variant {found[2]} of its weights ({shown}); save the model "
+                f"without variant=, or rename a single file to {found[1]}.{found[3]}"
+            )
+        if name.endswith(_DISTRIBUTED):
+            raise UserError(
+                f"{path}: has shards of torch.distributed.checkpoint ({shown}), which are not "
+                "read; convert them: python -m torch.distributed.checkpoint.format_utils "
+                "dcp_to_torch FOLDER pytorch_model.bin"
+            )
         if what := _ENDS.get(Path(name).suffix.lower()):
             raise UserError(
-                f"{path}: has {what} ({printable(name)[:200]}), which are not read; save the model "
+                f"{path}: has {what} ({shown}), which are not read; save the model "
                 "for PyTorch, as model.safetensors"
             )

@@ -185,6 +185,29 @@ def test_an_untied_head_is_kept_in_every_direction(kind: str, tmp_path: Path) ->
     assert not torch.equal(own[decoder], hf.get_input_embeddings().weight)
 
 
+WRAPPED = {
+    "torch.compile": "_orig_mod.{}",
+    "Lightning": "model.{}",
+    "Lightning, compiled": "model._orig_mod.{}",
+    "DistributedDataParallel": "module.{}",
+}
+
+
+@pytest.mark.parametrize("by", WRAPPED)
+@pytest.mark.parametrize("to", convert.TO)
+def test_names_of_a_wrapped_model_are_read(by: str, to: str, tmp_path: Path) -> None:
+    source = save_hf(make("bert", "ForPreTraining"), tmp_path / "hf")
+    state = load_file(source / "model.safetensors")
+    plain = convert.convert(source, tmp_path / "plain", "palm_ds")
+    wrapped = {WRAPPED[by].format(name): x for name, x in state.items()}
+    save_file(wrapped, source / "model.safetensors", {"format": "pt"})
+    done = convert.convert(source, tmp_path / "out", to, ConversionOptions(strict=True))
+    assert done.parity and done.parity.passed and "transformers' Bert" in str(done.parity)
+    read = convert.open_checkpoint(source)
+    assert plain.report.mapped and set(read.entries) == {x.name for x in plain.report.mapped}
+    assert convert.verify_only(tmp_path / "plain", tmp_path / "out").passed
+
+
 @pytest.mark.parametrize("kind", ["xlm-roberta", "camembert"])
 def test_a_tokenizer_that_paddlenlp_lacks_is_skipped(kind: str, tmp_path: Path) -> None:
     source = save_hf(make(kind, "ForMaskedLM", vocab_size=60), tmp_path / "hf")

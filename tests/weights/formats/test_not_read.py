@@ -29,11 +29,22 @@ ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "bert-base-cased\x1b[
         ({"model_state.pdparams": POINTER, "model_config.json": {}}, "is a Git LFS pointer"),
         ({"bert_model.ckpt.index": POINTER, "bert_config.json": BERT}, "is a Git LFS pointer"),
         ({"config.json": BERT, "pytorch_model.bin": POINTER}, "is a Git LFS pointer"),
+        (
+            {"config.json": BERT, "model.fp16.safetensors": ""},
+            r"only the variant fp16 of its weights .* rename a single file to model.safetensors",
+        ),
+        (
+            {"config.json": BERT, "pytorch_model.bf16.bin": ""},
+            r"only the variant bf16 of its weights .* rename a single file to pytorch_model.bin",
+        ),
+        ({"__0_0.distcp": "", ".metadata": ""}, "distributed.checkpoint .*dcp_to_torch FOLDER"),
+        ({"config.json": BERT, "onnx/model.onnx": ""}, r"an ONNX program \(onnx/model.onnx\)"),
         ({"config.json": BERT}, "neither model.safetensors nor pytorch_model.bin"),
     ],
 )
 def test_a_folder_of_another_library(files: dict, message: str, tmp_path: Path) -> None:
     for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(json.dumps(content) if isinstance(content, dict) else content)
     with pytest.raises(UserError, match=message) as caught:
         open_checkpoint(tmp_path)

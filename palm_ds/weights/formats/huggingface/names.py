@@ -48,6 +48,8 @@ _TIED = {
     "lm_head.decoder.bias": "lm_head.bias",
 }
 _BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
+WRAPPERS = re.compile(r"^(?:(?:_orig_mod|model|module)\.)+|(?<=\.)_orig_mod\.")
+"""What torch.compile, Lightning and DistributedDataParallel put before a parameter's name."""
 _HEADS = re.compile(r"(cls|lm_head|classifier|qa_outputs)\.")
 
 
@@ -207,11 +209,12 @@ def _why(name: str) -> str:
 
 
 def _clean_names(found: Mapping[str, TensorEntry], kind: str, where: str) -> dict[str, TensorEntry]:
-    """Names without the base model's prefix, and LayerNorm's gamma and beta as weight and bias."""
+    """Names without the prefixes of wrappers and the base model, and LayerNorm's gamma and beta as
+    weight and bias."""
     clean: dict[str, TensorEntry] = {}
     prefix = f"{FAMILIES[kind].tensor_prefix}."
     for name, entry in found.items():
-        short = name.removeprefix("module.").removeprefix(prefix)
+        short = WRAPPERS.sub("", name).removeprefix(prefix)
         short = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", short)
         short = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", short)
         if short in clean:

@@ -104,7 +104,7 @@ def open_contents(
     )
     _check_tied(about, found, entries, path)
     skipped |= _what_is_not_read(entries, config)
-    files, behind = find_modules(path)
+    files, behind = find_modules(path, config.hidden_size)
     skipped |= behind
     config = untied_config(_with_vocabulary(config, entries), entries)
     contents = CheckpointContents(

@@ -19,6 +19,7 @@ from palm_ds.weights.formats.huggingface.names import (
     MASKED_WORDS,
     NEXT_SENTENCE,
     QUESTION_ANSWERING,
+    WRAPPERS,
 )
 from palm_ds.weights.formats.huggingface.read import CONFIG
 from palm_ds.weights.formats.runnable import (
@@ -153,11 +154,17 @@ def _load(transformers: Any, kind: str, contents: CheckpointContents) -> Any:
     values |= {key: bool(values[key]) for key in _TRUTHS & values.keys()}
     classifier = contents.heads.get(CLASSIFIER)
     classes = classifier.classes if classifier else 2
+    sources = (name for entry in contents.entries.values() for name in entry.source_names)
+    wrapped = any(WRAPPERS.search(name) for name in sources)
     try:
         model_class = getattr(transformers, kind)
         config = model_class.config_class(**values, num_labels=classes)
         return model_class.from_pretrained(
-            contents.path, config=config, dtype=torch.float32, local_files_only=True
+            contents.path,
+            config=config,
+            dtype=torch.float32,
+            local_files_only=True,
+            key_mapping={WRAPPERS.pattern: ""} if wrapped else None,
         )
     except Exception as error:  # of many types; each means that it is not such a model
         reason = printable(next(iter(str(error).splitlines()), type(error).__name__))

@@ -21,11 +21,12 @@ from typing import Any
 
 import torch
 
+from palm_ds.common.config import shorten
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.common.printable import printable
-from palm_ds.weights.formats.contents import CheckpointContents
-from palm_ds.weights.formats.huggingface.text_pooling import in_both_dialects
+from palm_ds.weights.formats.contents import CheckpointContents, TensorEntry
+from palm_ds.weights.formats.huggingface.text_pooling import FLAGS, in_both_dialects
 from palm_ds.weights.formats.tensor_files import (
     BIN,
     SAFETENSORS,
@@ -48,14 +49,16 @@ _POOLINGS = {
     **{"mean": "mean", "cls": "cls", "max": "max"},
     **{"mean_tokens": "mean", "cls_token": "cls", "max_tokens": "max"},
 }
+_KNOWN_POOLINGS = {*FLAGS, *(flag.removeprefix(_FLAG) for flag in FLAGS.values())}
+"""Names of sentence-transformers 6, and of earlier versions."""
 _LONGEST = 10**9
 """Tokenizers without a maximum length state 10^30."""
 _LARGEST = 1 << 20  # bytes of modules.json
 
 
-def find_modules(folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
-    """({path: file} to copy, {path: why it is skipped}). If a module is unknown, all are skipped:
-    embeddings without it would be different."""
+def find_modules(folder: Path, hidden_size: int) -> tuple[dict[str, Path], dict[str, str]]:
+    """({path: file} to copy, {path: why it is skipped}). If a module is unknown, or cannot be what
+    its files say, all are skipped: embeddings without it would be different."""
     found = {path.name: path for path in sorted(folder.glob("sentence_*_config.json"))}
     root = folder if (folder / MODULES).is_file() else folder.parent
     if (root / _SETTINGS).is_file():
@@ -66,8 +69,13 @@ def find_modules(folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
         modules = _modules(root / MODULES)
         if root != folder and modules[0]["path"] != folder.name:
             return {}, {}  # the parent folder belongs to another model
+        width = hidden_size if _kind(modules[0]) == _ENCODERS[0] else 0
         for module in modules[1:]:
-            found |= _parts_of(module, root)
+            parts = _parts_of(module, root)
+            width = _width(module, parts, width)
+            found |= parts
+    except UserError:
+        raise
     except ValueError as error:
         return {}, {MODULES: f"sentence-transformers would give other embeddings: {error}"}
     return {MODULES: root / MODULES, **found}, {}
@@ -118,6 +126,60 @@ def _parts_of(module: Mapping[str, str], root: Path) -> dict[str, Path]:
     if f"{place}/{SAFETENSORS}" in found:
         found.pop(f"{place}/{BIN}", None)
     return found
+
+
+def _width(module: Mapping[str, str], parts: Mapping[str, Path], width: int) -> int:
+    """The size of the vectors after a module that gets vectors of this size; 0: not known. Raises
+    ValueError if its files contradict that, or each other."""
+    kind, place = _kind(module), module["path"]
+    if not width or f"{place}/config.json" not in parts:
+        return width
+    settings = read_json(parts[f"{place}/config.json"])
+    if kind == "Pooling":
+        chosen = _pooling(settings).split("+")
+        if unknown := [name for name in chosen if name not in _KNOWN_POOLINGS]:
+            raise ValueError(f"{place}: no pooling {printable(unknown[0])!r}")
+        for key in ("word_embedding_dimension", "embedding_dimension"):
+            _check_size(place, key, settings.get(key, width), width)
+        return width * len(chosen)
+    shapes = {}
+    if kind == "Dense":
+        _check_size(place, "in_features", settings.get("in_features"), width)
+        size = settings.get("out_features")
+        if type(size) is not int or size < 1:
+            raise ValueError(f"{place}: out_features is {printable(shorten(size))}")
+        shapes = {"linear.weight": (size, width)}
+        shapes |= {"linear.bias": (size,)} if settings.get("bias", True) else {}
+        width = size
+    elif kind == "LayerNorm":
+        _check_size(place, "dimension", settings.get("dimension"), width)
+        shapes = {"norm.weight": (width,), "norm.bias": (width,)}
+    _check_shapes(place, parts, shapes)
+    return width
+
+
+def _check_size(place: str, key: str, size: object, width: int) -> None:
+    if size != width:
+        raise ValueError(
+            f"{place}: {key} is {printable(shorten(size))}, but it gets vectors of {width}"
+        )
+
+
+def _check_shapes(
+    place: str, parts: Mapping[str, Path], shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    file = parts.get(f"{place}/{SAFETENSORS}") or parts.get(f"{place}/{BIN}")
+    if shapes and file is None:
+        raise ValueError(f"{place}: its weights are missing")
+    for name, shape in shapes.items():
+        found = _tensors(file).get(name) if file else None
+        if found is None or found.shape != shape:
+            has = f"of {list(found.shape)}" if found else "missing"
+            raise ValueError(f"{place}: {name} is {has}; its config.json says {list(shape)}")
+
+
+def _tensors(path: Path) -> dict[str, TensorEntry]:
+    return (open_safetensors if path.name == SAFETENSORS else open_bin)(path)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +294,7 @@ def _poolings(files: Mapping[str, Path]) -> set[str]:
 
 
 def _write_weights(path: Path, target: Path, dtype: torch.dtype) -> None:
-    entries = (open_safetensors if path.name == SAFETENSORS else open_bin)(path)
+    entries = _tensors(path)
     groups = [
         TensorGroup(names=(name,), shape=entry.shape, make=lambda entry=entry: [entry.read()])
         for name, entry in entries.items()

@@ -232,6 +232,32 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no number": (lambda f: dump(f / "modules.json", [3]), "without idx"),
     "no JSON": (lambda f: (f / "modules.json").write_text("["), "not JSON"),
     "no pooling": (lambda f: (f / "1_Pooling/config.json").unlink(), "1_Pooling/config.json"),
+    "a pooling of its own": (
+        lambda f: dump(f / "1_Pooling/config.json", {"pooling_mode": "evil"}),
+        "1_Pooling: no pooling 'evil'",
+    ),
+    "pooled vectors of another size": (
+        lambda f: dump(
+            f / "1_Pooling/config.json", {"embedding_dimension": 999, "pooling_mode": "mean"}
+        ),
+        f"1_Pooling: embedding_dimension is 999, but it gets vectors of {WIDTH}",
+    ),
+    "two poolings, but a Dense for one": (
+        lambda f: dump(f / "1_Pooling/config.json", {"pooling_mode": "cls+max"}),
+        f"2_Dense: in_features is {WIDTH}, but it gets vectors of {2 * WIDTH}",
+    ),
+    "a Dense without weights": (
+        lambda f: (f / "2_Dense/model.safetensors").unlink(),
+        "2_Dense: its weights are missing",
+    ),
+    "a Dense of another size": (
+        lambda f: dump(f / "2_Dense/config.json", {"in_features": WIDTH, "out_features": 7}),
+        f"2_Dense: linear.weight is of [6, {WIDTH}]; its config.json says [7, {WIDTH}]",
+    ),
+    "a Dense of nonsense": (
+        lambda f: dump(f / "2_Dense/config.json", {"in_features": WIDTH, "out_features": "x"}),
+        '2_Dense: out_features is "x"',
+    ),
 }
 
 
