@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--head_class",
         default="",
         metavar="CLASS",
-        help="class for that head: ForTokenClassification, ...",
+        help="class for that head: ForTokenClassification, ...; Model: the encoder alone",
     )
     add("--words", default="", metavar="NAME", help="write this masked-LM head (the first)")
     add("--dtype", default="float32", metavar="D", help="float32, float16 or bfloat16 (float32)")

@@ -113,9 +113,10 @@ class EncoderConfig:
 
         Earlier names of the own keys (`width`, `layers`, `heads`, ...) are aliases. A foreign
         mapping has its own defaults: two token types, no task embedding, and a LayerNorm eps of
-        1e-12 (Hugging Face: `model_type`), 1e-6 (PALM: `use_task_emb`) or 1e-5 (ERNIE). `strict`:
-        values from JSON, where `"1"` is not a number. Raises UserError, starting with `where`, for
-        unknown keys, contradicting keys, and other architectures.
+        1e-12 (Hugging Face: `model_type`), 1e-6 (PALM, which has a task embedding, but no key
+        `use_task_id`) or 1e-5 (ERNIE). `strict`: values from JSON, where `"1"` is not a number.
+        Raises UserError, starting with `where`, for unknown keys, contradicting keys, and other
+        architectures.
         """
         known = {"preset", *cls.__dataclass_fields__}
         values = check_keys(_current_names(values, where), known | FOREIGN_KEYS, where)
@@ -261,14 +262,21 @@ def _translate(foreign: dict[str, Any], hidden_size: int | None, where: str) -> 
         if foreign.get(key) is not None:
             filled[name] = foreign[key]
     if any(key in foreign for key in _TASK_KEYS):
-        wanted = foreign.get("use_task_id") or foreign.get("use_task_emb")
+        wanted = foreign.get("use_task_id") or foreign.get("use_task_emb", _is_palms(foreign))
         filled["task_types"] = foreign.get("task_type_vocab_size", 3) if wanted else 0
     return filled
 
 
+def _is_palms(foreign: dict[str, Any]) -> bool:
+    """Whether it is PALM's config, whose encoder has a task embedding unless `use_task_emb` says
+    no; ERNIE and Hugging Face state `use_task_id`."""
+    stated = {"use_task_id", "model_type"} & foreign.keys()
+    return "use_task_emb" in foreign or ("task_type_vocab_size" in foreign and not stated)
+
+
 def _foreign_defaults(foreign: dict[str, Any]) -> dict[str, Any]:
     """The defaults of a foreign config, depending on its origin."""
-    ernie_or_palm = 1e-6 if "use_task_emb" in foreign else 1e-5
+    ernie_or_palm = 1e-6 if _is_palms(foreign) else 1e-5
     eps = 1e-12 if "model_type" in foreign else ernie_or_palm
     return {"token_types": 2, "task_types": 0, "layer_norm_eps": eps}
 

@@ -30,6 +30,7 @@ SoftKind: TypeAlias = Literal["", "classes", "labels", "groups", "number", "toke
     ""        nothing that can be learned
 """
 Measure: TypeAlias = Literal["kl", "mse"]
+SoftMeasure: TypeAlias = Literal["kl", "mse", "hard"]
 
 _UNSEEN = -1e9  # a score whose softmax is 0; infinity would make KL's 0 * infinity
 _PAIRS_AT_ONCE = 1 << 24  # of tokens and heads, whose scores are in memory together
@@ -41,17 +42,20 @@ def soft_label_loss(
     teacher: torch.Tensor,
     groups: torch.Tensor | None = None,
     *,
-    measure: Measure = "kl",
+    measure: SoftMeasure = "kl",
     temperature: float = 1.0,
 ) -> torch.Tensor:
     """The summed loss (fp32) of scores (n, any) against the teacher's (n, any).
 
     kl: T^2 KL(teacher || student) with both scores divided by the temperature T, so that its
     gradient does not depend on T in the limit (Hinton et al., section 2). mse: the squared
-    difference of the scores, the mean over a row. `groups` (n,) int64 for kind `groups`."""
+    difference of the scores, the mean over a row. hard: cross-entropy with the teacher's best
+    class. `groups` (n,) int64 for kind `groups`."""
     student, teacher = student.float(), teacher.float()
     if measure == "mse" or kind == "number":
         return (student - teacher).square().mean(-1).sum()
+    if measure == "hard":
+        teacher = hard_scores(kind, teacher, groups)
     student, teacher = student / temperature, teacher / temperature
     if kind == "labels":
         each = _divergence(F.logsigmoid(teacher), F.logsigmoid(student))
@@ -63,6 +67,22 @@ def soft_label_loss(
         return _divergence(teacher, student).mean(-1).sum() * temperature**2
     assert kind == "classes", kind
     return _divergence(teacher.log_softmax(-1), student.log_softmax(-1)).sum() * temperature**2
+
+
+def hard_scores(
+    kind: SoftKind, teacher: torch.Tensor, groups: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Scores (n, any) whose probability is all at the teacher's best class, or at its side of 0 for
+    `labels`."""
+    if kind == "labels":
+        return torch.where(teacher > 0, -_UNSEEN, _UNSEEN)
+    if kind == "groups":
+        assert groups is not None
+        index = groups[:, None].expand_as(teacher)
+        peak = torch.full_like(teacher, -torch.inf).scatter_reduce(0, index, teacher, "amax")
+        return torch.where(teacher == peak.gather(0, index), 0.0, _UNSEEN)
+    best = teacher.argmax(-1, keepdim=True)
+    return torch.full_like(teacher, _UNSEEN).scatter(-1, best, 0.0)
 
 
 def _divergence(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.distillation_losses import Measure
+from palm_ds.model.distillation_losses import SoftMeasure
 
 RELATIONS = {"q": 0, "k": 1, "v": 2}
 """Which third of a layer's queries, keys and values a letter is."""
@@ -27,8 +27,9 @@ class LogitsSettings:
     temperature: float = 1.0
     """Divides the scores of both, so that classes the teacher finds unlikely count more. The loss
     is multiplied by its square."""
-    loss: Measure = "kl"
-    """kl: Kullback-Leibler divergence; mse: squared error of the scores."""
+    loss: SoftMeasure = "kl"
+    """kl: Kullback-Leibler divergence; mse: squared error of the scores; hard: cross-entropy with
+    the teacher's best class, as if it were the label."""
     top_k: int = 0
     """For masked words: only the teacher's k most likely tokens, with their probabilities scaled to
     add up to 1; 0: all."""
@@ -39,6 +40,8 @@ class LogitsSettings:
             raise UserError(
                 f"temperature: {self.temperature} is not above 0 and at most {_HOTTEST}"
             )
+        if self.loss == "hard" and self.temperature != 1:
+            raise UserError("temperature: has no effect with `loss: hard`; leave it out")
         if self.top_k < 0:
             raise UserError(f"top_k: {self.top_k} is negative")
         if self.top_k and self.loss == "mse":

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from palm_ds.model.distillation_losses import Measure
+from palm_ds.model.distillation_losses import SoftMeasure, hard_scores
 from palm_ds.model.masked_lm_loss import FP16_SCALE, add_gradients, chunk_size, zero_gradients
 from palm_ds.model.teacher_outputs import VocabularyScores
 
@@ -87,7 +87,7 @@ def soft_vocabulary_loss(
     bias: torch.Tensor,
     teacher: VocabularyScores,
     *,
-    measure: Measure = "kl",
+    measure: SoftMeasure = "kl",
     temperature: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The summed loss (fp32) of the scores rows @ embeddings.T + bias against the teacher's, as in
@@ -101,7 +101,7 @@ def soft_vocabulary_loss(
 @dataclass(frozen=True)
 class _SoftTarget:
     teacher: VocabularyScores
-    measure: Measure
+    measure: SoftMeasure
     temperature: float
 
 
@@ -121,6 +121,8 @@ class _SoftLoss(torch.autograd.Function):
             logits = torch.addmm(bias, rows[inside], embeddings.t()).float()
             wanted = settings.teacher.scores(inside, logits.shape[1])
             agree += (logits.argmax(-1) == wanted.argmax(-1)).sum()
+            if settings.measure == "hard":
+                wanted = hard_scores("classes", wanted)
             found, error = _loss_and_error(logits, wanted, settings)
             loss += found
             if needs_grad:

@@ -2,10 +2,13 @@
 
 1: it does; 0: it is from another document; half of each. Ready-made pairs (ERNIE 1.0's files,
 `palm-ds prepare --format ernie`; or `--format pairs` with the labels 0 and 1) are used unchanged.
+If all of them are labelled 1, as in ERNIE's files for `generate_neg_sample`, half get the second
+text of another pair, drawn anew in every pass.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -17,6 +20,8 @@ from palm_ds.data.baselines import class_prior_baseline
 from palm_ds.data.corpus_source import CorpusSource
 from palm_ds.data.layout import layouts
 from palm_ds.pretrain.shared import sentence_pairs
+
+log = logging.getLogger(__name__)
 
 RANDOM, NEXT = range(2)
 
@@ -35,6 +40,12 @@ class NextSentencePrediction(sentence_pairs.PairTask):
             raise UserError(f"tasks.{self.name}.shortest: {self.shortest} is not in (0, 1]")
 
     def check(self, source: CorpusSource, max_length: int) -> None:
+        if sentence_pairs.is_ready_made(source) and self._makes_negatives(source):
+            log.info(
+                "tasks.%s: %s: all pairs have the label 1; half get the second text of another",
+                self.name,
+                source.corpus.path,
+            )
         several = source.last_sentences - source.first_sentences >= 2
         if not sentence_pairs.is_ready_made(source) and several.sum() == 1:
             raise UserError(
@@ -58,7 +69,7 @@ class NextSentencePrediction(sentence_pairs.PairTask):
         self, items: np.ndarray, uniform: np.ndarray, source: CorpusSource, max_length: int
     ) -> np.ndarray:
         if sentence_pairs.is_ready_made(source):
-            return sentence_pairs.lay_out(items, source, max_length)
+            return self._lay_out_ready_made(items, uniform, source, max_length)
         anchor, first, last = items.T
         offsets, special = source.corpus.sentence_starts, source.vocabulary.around(2)
         most = max_length - special
@@ -89,6 +100,27 @@ class NextSentencePrediction(sentence_pairs.PairTask):
             label=label,
         )
 
+    def _lay_out_ready_made(
+        self, items: np.ndarray, uniform: np.ndarray, source: CorpusSource, max_length: int
+    ) -> np.ndarray:
+        if not self._makes_negatives(source):
+            return sentence_pairs.lay_out(items, source, max_length)
+        pairs = source.cached("pairs that follow", lambda: self._ready_made(source))
+        own = np.searchsorted(pairs[:, 0], items[:, 0])
+        step = 1 + (uniform[:, 0] * (len(pairs) - 1)).astype(np.int64)
+        random = (uniform[:, 1] < 0.5)[:, None]
+        seconds = np.where(random, pairs[(own + step) % len(pairs), 1:3], items[:, 1:3])
+        pairs = np.where(random & (np.arange(4) == 3), RANDOM, items)
+        return sentence_pairs.lay_out(pairs, source, max_length, seconds)
+
+    def _makes_negatives(self, source: CorpusSource) -> bool:
+        """Whether every ready-made pair is a true one, and there are others to take texts from."""
+        counts = source.cached("classes of pairs", lambda: self._counts(source))
+        return counts[RANDOM] == 0 and counts[NEXT] > 1
+
+    def _counts(self, source: CorpusSource) -> np.ndarray:
+        return np.bincount(self._ready_made(source)[:, 3], minlength=2)
+
     @staticmethod
     def _after_another(
         first: np.ndarray, tokens: np.ndarray, draw: np.ndarray, source: CorpusSource
@@ -103,8 +135,8 @@ class NextSentencePrediction(sentence_pairs.PairTask):
         return source.sentence_end(sentence, last - 1, tokens), last
 
     def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
-        """Even odds; for ready-made pairs the class prior."""
-        if not sentence_pairs.is_ready_made(source):
+        """Even odds; for ready-made pairs of both classes their prior."""
+        if not sentence_pairs.is_ready_made(source) or self._makes_negatives(source):
             return np.full(len(targets), np.log(2)), np.full(len(targets), 1 / 2)
-        count = lambda: np.bincount(self._ready_made(source)[:, 3], minlength=2)  # noqa: E731
-        return class_prior_baseline(targets, source.cached("classes of pairs", count))
+        count = source.cached("classes of pairs", lambda: self._counts(source))
+        return class_prior_baseline(targets, count)

@@ -120,7 +120,7 @@ class Generation(_Generation):
         longest_span: int = 3,
         max_turns: int = 0,
         generate: Mapping[str, Any] = ...,
-        score: Literal["rouge", "bleu", "dialogue", "answers"] = "rouge",
+        score: Literal["rouge", "rouge_stemmed", "bleu", "dialogue", "answers"] = "rouge",
         evaluate_rows: int = 256,
         evaluate_beams: int = 1,
         reuse_head_with: str = "",
@@ -171,8 +171,9 @@ class Generation(_Generation):
             token types.
         generate: How predictions are written: `max_tokens`, `beams`, `length_penalty`,
             `no_repeat_ngram`, `temperature` ... (docs/generation.md); by default greedily.
-        score: rouge: ROUGE-L, 1 and 2, BLEU-4. bleu: the same, BLEU-4 first. dialogue: BLEU-1
-            and 2, distinct words and pairs. answers: F1 and exact match as in SQuAD.
+        score: rouge: ROUGE-L, 1 and 2, BLEU-4; rouge_stemmed: of stems. bleu: the same, BLEU-4
+            first. dialogue: BLEU-1 and 2, distinct words and pairs. answers: F1 and exact match
+            as in SQuAD.
         evaluate_rows: Texts are written for the first N rows of an evaluation during training;
             0: for none.
         evaluate_beams: Beams of these evaluations; 1: greedy.

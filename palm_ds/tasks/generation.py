@@ -49,7 +49,7 @@ from palm_ds.tasks.shared.dialogue_turns import (
     dialogue_lengths,
     dialogue_types,
 )
-from palm_ds.tasks.shared.text_scores import text_scores
+from palm_ds.tasks.shared.text_scores import check_rules, text_scores
 from palm_ds.tasks.shared.text_task import SHORTEST, TextTask, level
 from palm_ds.text.tokens import SpecialTokens
 
@@ -85,9 +85,9 @@ class Generation(FlowOptions, TextTask, TextGenerator):
     generate: DecodingSettings = field(default_factory=DecodingSettings)
     """How predictions are written: `max_tokens`, `beams`, `length_penalty`, `no_repeat_ngram`,
     `temperature` ... (docs/generation.md); by default greedily."""
-    score: Literal["rouge", "bleu", "dialogue", "answers"] = "rouge"
-    """rouge: ROUGE-L, 1 and 2, BLEU-4. bleu: the same, BLEU-4 first. dialogue: BLEU-1 and 2,
-    distinct words and pairs. answers: F1 and exact match as in SQuAD."""
+    score: Literal["rouge", "rouge_stemmed", "bleu", "dialogue", "answers"] = "rouge"
+    """rouge: ROUGE-L, 1 and 2, BLEU-4; rouge_stemmed: of stems. bleu: the same, BLEU-4 first.
+    dialogue: BLEU-1 and 2, distinct words and pairs. answers: F1 and exact match as in SQuAD."""
     evaluate_rows: int = 256
     """Texts are written for the first N rows of an evaluation during training; 0: for none."""
     evaluate_beams: int = 1
@@ -98,6 +98,7 @@ class Generation(FlowOptions, TextTask, TextGenerator):
 
     def __post_init__(self) -> None:
         self.check_options(self.where)
+        check_rules(self.score, self.where)
         if self.max_source < 0 or 0 < self.max_source < SHORTEST:
             raise UserError(
                 f"{self.where}.max_source: {self.max_source}; it must be 0 or at least {SHORTEST}"

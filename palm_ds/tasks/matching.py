@@ -214,7 +214,9 @@ class Matching(ClassesTask):
         if not known.any():
             return {}
         both = found[known], targets[known]
-        return {"accuracy": accuracy(*both), "f1": f1(*both), "matthews": matthews(*both)}
+        scores = {"accuracy": accuracy(*both), "f1": f1(*both)}
+        scores |= labels.auc_of(self, predictions, source, 1)
+        return scores | {"matthews": matthews(*both)}
 
     def submission_value(self, prediction: Mapping[str, Any]) -> str:
         return str(prediction.get("probs" if self.pairwise else "label", ""))

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
+import re
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +21,11 @@ from palm_ds.common.printable import printable
 
 _MOST_GROWTH = 1_000  # times that a normalizer may lengthen a text
 _MOST_PARTS = 1_000
+_STDERR = 2
+_PANIC = re.compile(
+    rb"(?:(?<=\n)\n|\A\n)?thread '.*' (\(\d+\) )?panicked at .*\n.*\n"
+    rb"(note: .*\n|stack backtrace:\n( +.*\n)*(note: .*\n)?)?"
+)
 _SPARE_IDS = 100_000  # beyond four times as many as there are tokens
 
 
@@ -110,6 +118,22 @@ def library_errors(where: str) -> Iterator[None]:
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise UserError(f"{where}: {printable(reason)[:300]}") from None
         raise
+
+
+@contextmanager
+def without_panics() -> Iterator[None]:
+    """Keeps what Rust writes to stderr about a panic off the terminal: a regular expression that
+    takes too long ends in one. Whatever else is written there meanwhile follows at the end."""
+    with tempfile.TemporaryFile() as kept:
+        stderr = os.dup(_STDERR)
+        os.dup2(kept.fileno(), _STDERR)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, _STDERR)
+            os.close(stderr)
+            kept.seek(0)
+            os.write(_STDERR, _PANIC.sub(b"", kept.read()))
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from palm_ds.text.check_tokenizer_json import (
     check_tokenizer_state,
     errors_in_texts,
     library_errors,
+    without_panics,
 )
 from palm_ds.text.sentencepiece_model import (
     compile_listed,
@@ -315,7 +316,8 @@ def _load_json(file: Path, settings: TokenizerSettings) -> Tokenizer:
     apply_settings(backend, settings)
     segmenter = segmenter_in(file.parent) if settings.word_segmenter else None
     tokenizer = _configured(backend, settings, str(file), segmenter)
-    tokenizer.encode_texts([_PROBE])
+    with without_panics():
+        tokenizer.encode_texts([_PROBE])
     return tokenizer
 
 

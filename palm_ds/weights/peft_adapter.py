@@ -81,7 +81,8 @@ def _saved(hf: Path, prefix: str, *, with_head: bool) -> dict[str, torch.Tensor]
     """The trained tensors of a Hugging Face folder that are no matrices of LoRA: the pooler, and
     the head of a task."""
     with safe_open(hf / "model.safetensors", "pt") as file:
-        names = [name for name in file.keys() if name.startswith(f"{prefix}pooler.")]  # noqa: SIM118
+        poolers = ("pooler.", f"{prefix}pooler.")  # an encoder without a head has no prefix
+        names = [name for name in file.keys() if name.startswith(poolers)]  # noqa: SIM118
         names += [x for x in file.keys() if with_head and not x.startswith(prefix)]  # noqa: SIM118
         return {name: file.get_tensor(name) for name in names}
 

@@ -33,7 +33,7 @@ from palm_ds.train.sources import open_data
 from palm_ds.weights import weights_folder
 from palm_ds.weights.convert.convert import ConversionOptions, convert
 from palm_ds.weights.formats.huggingface.text_pooling import TextPooling
-from tests.helpers.other_readers import TeiModel, as_old_vllm, as_tei, as_vllm
+from tests.helpers.other_readers import TeiModel, as_old_vllm, as_tei, as_vllm, vllm_class
 from tests.helpers.saved_model import MORE_TASKS, TASKS, recipe_of, save_model
 from tests.helpers.text_tables import SPECIALS, WORDS, opened, small_tokenizer
 
@@ -298,6 +298,31 @@ def test_servers_read_its_pooling_and_length(kind: str, family: str, tmp_path: P
     assert as_tei(folder) == TeiModel("embedding", pooling, length, 0)
     assert as_vllm(folder) == (pooling.upper(), kind == "cls", length)
     assert as_old_vllm(folder) == pooling.upper()
+    assert vllm_class(folder) == "embed"
+
+
+def test_vllm_reads_the_encoder_of_a_masked_lm(run: Path, tmp_path: Path) -> None:
+    """Its registry has no BertForMaskedLM; the encoder alone opens, with the same vectors."""
+    for name, head_class in (("words", ""), ("alone", "Model")):
+        options = ConversionOptions(task="words", head_class=head_class)
+        done = convert(run, tmp_path / name, "huggingface", options)
+        assert done.parity and done.parity.passed
+    with pytest.raises(AssertionError, match="BertForMaskedLM is not supported"):
+        vllm_class(tmp_path / "words")
+    assert vllm_class(tmp_path / "alone") == "embed"
+    assert any(name.startswith("heads.words") for name in done.report.lost)
+    one, other = (
+        transformers.AutoModel.from_pretrained(tmp_path / name) for name in ("words", "alone")
+    )
+    for name, parameter in one.named_parameters():
+        assert torch.equal(parameter, other.get_parameter(name)), name
+    with pytest.raises(UserError, match="head_class: Model is the encoder alone"):
+        convert(
+            run,
+            tmp_path / "no",
+            "huggingface",
+            ConversionOptions(head="mood", head_class="Model"),
+        )
 
 
 def test_servers_read_heads(exported: dict[str, Path]) -> None:
@@ -305,6 +330,7 @@ def test_servers_read_heads(exported: dict[str, Path]) -> None:
     for task, kind in kinds.items():
         found = as_tei(exported[task])
         assert (found.kind, found.max_input_length) == (kind, 64)
+        assert vllm_class(exported[task]) == "classify"
         assert not (exported[task] / "modules.json").exists()  # it is no encoder of texts
     assert as_tei(exported["words"]) == TeiModel("embedding", "mean", 64, 0)
 

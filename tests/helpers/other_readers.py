@@ -3,7 +3,8 @@
 text-embeddings-inference: router/src/lib.rs, backends/candle/src/models/bert.rs. A key that is read
 here with [...] is one that it cannot do without.
 vLLM: vllm/transformers_utils/config.py (`get_pooling_config` and
-`get_sentence_transformer_tokenizer_config`), as of 2026 and as of 2024.
+`get_sentence_transformer_tokenizer_config`), as of 2026 and as of 2024; registry.py, bert.py and
+roberta.py of vllm/model_executor/models, as of December 2025.
 """
 
 from __future__ import annotations
@@ -18,6 +19,13 @@ from safetensors import safe_open
 TEI_TYPES = ("bert", "roberta", "xlm-roberta", "camembert")
 """The model types of TEI that palm_ds writes; it has no ernie."""
 _VLLM_TEXT_POOLINGS = ("CLS", "LAST", "MEAN")
+
+
+_VLLM_EMBEDS = ("BertModel", "RobertaModel", "RobertaForMaskedLM", "XLMRobertaModel")
+_VLLM_CLASSIFIES = (
+    *("BertForSequenceClassification", "BertForTokenClassification"),
+    *("RobertaForSequenceClassification", "XLMRobertaForSequenceClassification"),
+)
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,23 @@ def _check_bert(config: dict[str, Any], folder: Path) -> None:
         ):
             found = file.get_slice(f"{prefix}embeddings.{table}.weight").get_shape()
             assert found == [config[rows], config["hidden_size"]]
+
+
+def vllm_class(folder: Path) -> str:
+    """embed or classify: what vLLM's class for this folder does. Raises AssertionError if its
+    registry has none, or if that class would not find its weights under their names."""
+    (named,) = load(folder / "config.json")["architectures"]
+    assert named in (*_VLLM_EMBEDS, *_VLLM_CLASSIFIES), f"{named} is not supported"
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        names = set(file.keys())
+    if named == "BertModel":  # puts `model.` before every name, whatever it starts with
+        assert "embeddings.word_embeddings.weight" in names
+    elif named in _VLLM_EMBEDS:  # removes `roberta.`, and ignores the masked-LM head
+        assert names & {f"{x}embeddings.word_embeddings.weight" for x in ("", "roberta.")}
+        assert all(name.startswith(("roberta.", "lm_head.")) for name in names) or not any(
+            name.startswith("roberta.") for name in names
+        )
+    return "embed" if named in _VLLM_EMBEDS else "classify"
 
 
 def as_vllm(folder: Path) -> tuple[str, bool, int]:

@@ -55,6 +55,24 @@ def test_a_softmax_over_each_group() -> None:
     torch.testing.assert_close(normal[3:5], teacher[3:5].log_softmax(0))
 
 
+def test_hard_labels_are_the_teachers_best_classes() -> None:
+    torch.manual_seed(0)
+    student, teacher = torch.randn(7, 5, requires_grad=True), torch.randn(7, 5)
+    best = F.cross_entropy(student, teacher.argmax(-1), reduction="sum")
+    found = soft_label_loss("classes", student, teacher, measure="hard")
+    torch.testing.assert_close(found, best)
+    one, other = (torch.autograd.grad(x, student)[0] for x in (found, best))
+    torch.testing.assert_close(one, other)
+    wanted = F.binary_cross_entropy_with_logits(student, (teacher > 0).float(), reduction="none")
+    found = soft_label_loss("labels", student, teacher, measure="hard")
+    torch.testing.assert_close(found, wanted.mean(-1).sum())
+    groups = torch.tensor([0, 0, 0, 1, 1, 1, 1])
+    parts = [slice(0, 3), slice(3, 7)]
+    each = [F.cross_entropy(student[x].T, teacher[x].argmax(0), reduction="sum") for x in parts]
+    found = soft_label_loss("groups", student, teacher, groups, measure="hard")
+    torch.testing.assert_close(found, sum(each) / 5)
+
+
 @pytest.mark.parametrize(("kind", "measure"), [("number", "kl"), ("classes", "mse")])
 def test_squared_errors(kind, measure) -> None:
     student, teacher = scores(5, 4)

@@ -390,6 +390,10 @@ def test_config_reads_ernie_and_palm() -> None:
     assert (ernie2.token_types, ernie2.task_types, ernie2.vocab_size) == (4, 16, 18000)
     palm = EncoderConfig.from_dict({**sizes, **two, "use_task_emb": True})
     assert (palm.task_types, palm.layer_norm_eps) == (16, 1e-6)
+    unsaid = EncoderConfig.from_dict({**sizes, **two})  # PALM's own files do not name the switch
+    assert (unsaid.task_types, unsaid.layer_norm_eps) == (16, 1e-6)
+    without = EncoderConfig.from_dict({**sizes, **two, "use_task_emb": False})
+    assert (without.task_types, without.layer_norm_eps) == (0, 1e-6)
 
 
 def test_former_names_are_understood() -> None:

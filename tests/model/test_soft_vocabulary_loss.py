@@ -24,7 +24,7 @@ def head(hidden: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor,
     return tuple(torch.randn(shape).to(dtype).requires_grad_() for shape in shapes)
 
 
-@pytest.mark.parametrize("measure", ["kl", "mse"])
+@pytest.mark.parametrize("measure", ["kl", "mse", "hard"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_loss_and_gradients(measure, dtype) -> None:
     ours, theirs = head(8, dtype), [x.detach().float() for x in head(16)]
@@ -35,6 +35,8 @@ def test_loss_and_gradients(measure, dtype) -> None:
     student, scores = F.linear(*wide), F.linear(*theirs)
     if measure == "mse":
         wanted = F.mse_loss(student, scores) * ROWS
+    elif measure == "hard":
+        wanted = F.cross_entropy(student, scores.argmax(-1), reduction="sum")
     else:
         logs = (student / 2).log_softmax(-1), (scores / 2).log_softmax(-1)
         wanted = F.kl_div(*logs, reduction="sum", log_target=True) * 4

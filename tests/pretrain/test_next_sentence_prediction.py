@@ -145,6 +145,24 @@ def test_ready_made_pairs_are_used_as_they_are(tmp_path):
     assert accuracy.tolist() == [1, 0]
 
 
+def test_pairs_that_all_follow_get_negatives(tmp_path):
+    """ERNIE's files for its option generate_neg_sample."""
+    source = ready(tmp_path / "c", ["0", "1"], [1, 1, 1])
+    dataset, tokenizer = dataset_of(source, max_length=20), source.corpus.tokenizer()
+    passes, true = 200, {"a b c": "d e", "b b . b": "a", "c": "d d d d d d d d d d"}
+    found: Counter[int] = Counter()
+    for n, layout in enumerate(dataset.layouts(np.arange(3 * passes))):
+        example = dataset.example(n, layout)
+        shown = " ".join(tokenizer.tokens(example.input_ids)).removeprefix("[CLS] ")
+        first, second, _ = shown.split(" [SEP]")
+        label = example.labels[NAME][1].item()
+        assert (true[first] == second.strip()) == bool(label)
+        found[label] += 1
+    assert abs(found[0] / (3 * passes) - 0.5) < 0.08
+    loss, accuracy = make().baseline(np.array([0, 1]), source)
+    assert np.exp(-loss) == pytest.approx([0.5, 0.5]) and accuracy.tolist() == [0.5, 0.5]
+
+
 def test_pairs_with_other_labels_are_refused(tmp_path):
     source = ready(tmp_path / "c", ["because", "1"], [0, 1, 1])
     with pytest.raises(UserError, match=f"tasks.{NAME}: .*because.*known: 0, 1"):

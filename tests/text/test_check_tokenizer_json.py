@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.text.check_tokenizer_json import library_errors
+from palm_ds.text.check_tokenizer_json import library_errors, without_panics
 from palm_ds.text.tokenizer import SPECIALS, load_tokenizer, wordpiece
 
 Edit = Callable[[dict[str, Any]], object]
@@ -74,7 +75,15 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_hostile_tokenizer_is_one_line(what: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("trace", ["0", "1"])
+def test_a_hostile_tokenizer_is_one_line(
+    what: str,
+    trace: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RUST_BACKTRACE", trace)
     wordpiece([*SPECIALS, *"abcdefgh", "##a", "##b", "##c"], lower=True).save(tmp_path)
     path = tmp_path / "tokenizer.json"
     state = json.loads(path.read_text())
@@ -84,6 +93,16 @@ def test_a_hostile_tokenizer_is_one_line(what: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message) as caught:
         load_tokenizer(tmp_path)
     assert str(caught.value).startswith(f"tokenizer {path}: ") and str(caught.value).isprintable()
+    assert capfd.readouterr().err == ""  # Rust's report of a panic neither
+
+
+def test_only_reports_of_panics_are_kept_off_the_terminal(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with without_panics():
+        os.write(2, b"before\n\nthread '<unnamed>' (7) panicked at src/lib.rs:6:2:\nno!\n")
+        os.write(2, b"note: run with `RUST_BACKTRACE=1`\nafter\n")
+    assert capfd.readouterr().err == "before\nafter\n"
 
 
 @pytest.mark.parametrize(

@@ -142,14 +142,19 @@ def fit(
     return kept, np.minimum(second, most - kept)
 
 
-def lay_out(pairs: np.ndarray, source: CorpusSource, max_length: int) -> np.ndarray:
+def lay_out(
+    pairs: np.ndarray, source: CorpusSource, max_length: int, seconds: np.ndarray | None = None
+) -> np.ndarray:
     """Layouts of ready-made pairs (n, 4) `(start, start of the second, end, class)`, with the
-    fields of `arrange_pair` and the class as `label`. They have no spare tokens.
+    fields of `arrange_pair` and the class as `label`. They have no spare tokens. `seconds` (n, 2):
+    start and end of other second texts.
 
     Pairs too long for the room lose the ends of their texts, the longer text first."""
     start, second, end, label = pairs.T
+    first_tokens = second - start
+    second, end = (second, end) if seconds is None else seconds.T
     special = source.vocabulary.around(2)
-    first_tokens, second_tokens = fit(second - start, end - second, max_length - special)
+    first_tokens, second_tokens = fit(first_tokens, end - second, max_length - special)
     length = first_tokens + second_tokens + special
     return layouts(
         length,

@@ -1,4 +1,4 @@
-"""Classification metrics, single-label and multi-label: accuracy, precision, recall, F1, Matthews.
+"""Classification metrics, single-label and multi-label: accuracy, F1, AUC, Matthews, ...
 
 Predictions and labels are (n,) classes, as numbers or names; for multi-label tasks they are
 (n, classes) of 0 and 1. The F1 of a ranking (ERNIE's DBQA) is `f1` of its argmax. scikit-learn is
@@ -35,6 +35,19 @@ def binary(predictions: npt.ArrayLike, labels: npt.ArrayLike, positive: object =
 def f1(predictions: npt.ArrayLike, labels: npt.ArrayLike, positive: object = 1) -> float:
     """F1 of the class `positive` among (n,), in 0..1; 0 if it never occurs."""
     return binary(predictions, labels, positive).f1
+
+
+def auc(scores: npt.ArrayLike, labels: npt.ArrayLike, positive: object = 1) -> float:
+    """Area under the ROC curve: the share of pairs of a positive and another row whose scores (n,)
+    are in order, equal ones counting half. In 0..1; NaN unless there are both."""
+    values, actual = paired(scores, labels)
+    mine = actual == positive
+    count = int(mine.sum())
+    if not 0 < count < len(mine):
+        return math.nan
+    _, place, ties = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(ties) - (ties - 1) / 2)[place]  # from 1; the mean of equal ones
+    return float((ranks[mine].sum() - count * (count + 1) / 2) / (count * (len(mine) - count)))
 
 
 def micro(

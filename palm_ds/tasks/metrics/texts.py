@@ -33,6 +33,15 @@ def words(text: str) -> list[str]:
     return [lower[start:end] for start, end in spans_in(lower, "words")]
 
 
+def stemmed(text: Words) -> list[str]:
+    """English words of more than three letters without their endings (Porter 1980), as in
+    rouge-score. Needs nltk."""
+    from nltk.stem.porter import PorterStemmer
+
+    stem = PorterStemmer().stem
+    return [stem(word) if len(word) > 3 else word for word in text]
+
+
 def ngrams(text: Words, n: int) -> Counter[tuple[str, ...]]:
     """Every n-gram with its count."""
     return Counter(zip(*(text[i:] for i in range(n)), strict=False))

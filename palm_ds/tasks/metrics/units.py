@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 _FRACTIONS = (
-    *("accuracy", "precision", "recall", "exact", "exact_match", "average", "matthews"),
+    *("accuracy", "auc", "precision", "recall", "exact", "exact_match", "average", "matthews"),
     *("f1", "macro_f1", "micro_f1", "acc_and_f1", "mrr", "map", "ndcg"),
     *("pearson", "spearman", "pearson_and_spearman"),
     *("rouge_l", "rouge_1", "rouge_2", "bleu_1", "bleu_2", "bleu_4", "distinct_1", "distinct_2"),

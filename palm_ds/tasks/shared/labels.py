@@ -15,6 +15,7 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
+from palm_ds.tasks.metrics.classes import auc
 from palm_ds.tasks.shared.text_task import ClassesTask, TextTask
 
 _LARGEST = 1e18
@@ -50,6 +51,20 @@ def class_sets(
             found[item] = 0
             found[item, [number[name] for name in names]] = 1
     return found
+
+
+def auc_of(
+    task: ClassesTask, predictions: Mapping[int, dict[str, Any]], source: TableSource, positive: int
+) -> dict[str, float]:
+    """The AUC of the class `positive` by its probability, over the rows with a label; empty if a
+    prediction has no probabilities (a submission file), or without rows of both kinds."""
+    shares = [each.get("probs") for each in predictions.values()]
+    if not all(isinstance(each, list) and len(each) == len(task.labels) for each in shares):
+        return {}
+    actual = task.targets(source)[list(predictions)]
+    scores = np.array([each[positive] for each in shares if each], np.float64)
+    value = auc(scores[actual >= 0], actual[actual >= 0], positive)
+    return {} if math.isnan(value) else {"auc": value}
 
 
 def split_names(value: object, separator: str, nothing: str) -> list[str]:

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.util import find_spec
 from typing import Literal
 
+from palm_ds.common.errors import UserError
 from palm_ds.tasks.metrics.answers import squad_v1
-from palm_ds.tasks.metrics.texts import bleu, distinct, rouge_l, rouge_n, words
+from palm_ds.tasks.metrics.texts import bleu, distinct, rouge_l, rouge_n, stemmed, words
 
-TextRules = Literal["rouge", "bleu", "dialogue", "answers"]
+TextRules = Literal["rouge", "rouge_stemmed", "bleu", "dialogue", "answers"]
+
+
+def check_rules(rules: TextRules, where: str) -> None:
+    """Raises UserError if a package that they need is missing."""
+    if rules == "rouge_stemmed" and find_spec("nltk") is None:
+        raise UserError(
+            f"{where}.score: rouge_stemmed needs nltk: pip install 'palm_ds[metrics]'; rouge does "
+            "not"
+        )
 
 
 def text_scores(
@@ -19,20 +31,23 @@ def text_scores(
 
 
 def _overlap(
-    predictions: Sequence[str], targets: Sequence[str], *, bleu_first: bool = False
+    predictions: Sequence[str],
+    targets: Sequence[str],
+    *,
+    bleu_first: bool = False,
+    stems: bool = False,
 ) -> dict[str, float]:
     found, wanted = [words(text) for text in predictions], [[words(text)] for text in targets]
+    one, other = found, wanted
+    if stems:
+        one, other = [stemmed(x) for x in found], [[stemmed(x) for x in each] for each in wanted]
     rouge = {
-        "rouge_l": rouge_l(found, wanted),
-        "rouge_1": rouge_n(found, wanted, 1),
-        "rouge_2": rouge_n(found, wanted, 2),
+        "rouge_l": rouge_l(one, other),
+        "rouge_1": rouge_n(one, other, 1),
+        "rouge_2": rouge_n(one, other, 2),
     }
     own = {"bleu_4": bleu(found, wanted)}
     return own | rouge if bleu_first else rouge | own
-
-
-def _bleu(predictions: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
-    return _overlap(predictions, targets, bleu_first=True)
 
 
 def _dialogue(predictions: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
@@ -55,7 +70,8 @@ def _answers(predictions: Sequence[str], targets: Sequence[str]) -> dict[str, fl
 
 _RULES: dict[str, Callable[[Sequence[str], Sequence[str]], dict[str, float]]] = {
     "rouge": _overlap,
-    "bleu": _bleu,
+    "rouge_stemmed": partial(_overlap, stems=True),
+    "bleu": partial(_overlap, bleu_first=True),
     "dialogue": _dialogue,
     "answers": _answers,
 }

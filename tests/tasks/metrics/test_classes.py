@@ -82,6 +82,17 @@ def test_multi_label_scores_equal_those_of_scikit_learn(rows: tuple[list[int]]) 
     )
 
 
+@patiently
+@given(some.lists(some.tuples(some.integers(0, 5), some.booleans()), min_size=1, max_size=30))
+def test_auc_equals_scikit_learns(rows: list[tuple[int, bool]]) -> None:
+    scores, actual = [a / 7 for a, _ in rows], [int(b) for _, b in rows]
+    found = classes.auc(scores, actual)
+    if len(set(actual)) < 2:
+        assert math.isnan(found)
+    else:
+        assert found == pytest.approx(sklearn.roc_auc_score(actual, scores), abs=1e-12)
+
+
 def test_classes_may_be_names() -> None:
     predictions, labels = ["yes", "no", "yes", "no"], ["yes", "yes", "no", "no"]
     assert classes.f1(predictions, labels, "yes") == 0.5

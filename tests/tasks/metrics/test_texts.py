@@ -9,7 +9,16 @@ import pytest
 import sacrebleu
 from rouge_score.rouge_scorer import RougeScorer
 
-from palm_ds.tasks.metrics.texts import bleu, distinct, longest_common, rouge_l, rouge_n, words
+from palm_ds.tasks.metrics.texts import (
+    bleu,
+    distinct,
+    longest_common,
+    rouge_l,
+    rouge_n,
+    stemmed,
+    words,
+)
+from palm_ds.tasks.shared.text_scores import text_scores
 
 VOCABULARY = [
     "the",
@@ -23,6 +32,8 @@ VOCABULARY = [
     "mat",
     "tree",
     "quickly",
+    "running",
+    "cats",
     "and",
 ]
 
@@ -56,17 +67,28 @@ def test_bleu_equals_sacrebleu(order: int, count: int) -> None:
         assert own == pytest.approx(wanted, abs=1e-9)
 
 
-def test_rouge_equals_rouge_score() -> None:
-    scorer = RougeScorer(["rouge1", "rouge2", "rougeL"])
+@pytest.mark.parametrize("stems", [False, True])
+def test_rouge_equals_rouge_score(stems: bool) -> None:
+    scorer = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=stems)
     found, references = texts(80, 1), [texts(3, seed) for seed in range(80)]
     single = [[accepted[0]] for accepted in references]
     for given in (single, references):
         each = [scorer.score_multi(a, text) for a, text in zip(given, found, strict=True)]
         wanted = {name: sum(one[name].fmeasure for one in each) / len(each) for name in each[0]}
         split, accepted = [words(text) for text in found], as_words(given)
+        if stems:
+            split = [stemmed(text) for text in split]
+            accepted = [[stemmed(text) for text in each] for each in accepted]
         assert rouge_n(split, accepted, 1) == pytest.approx(wanted["rouge1"], abs=1e-12)
         assert rouge_n(split, accepted, 2) == pytest.approx(wanted["rouge2"], abs=1e-12)
         assert rouge_l(split, accepted) == pytest.approx(wanted["rougeL"], abs=1e-12)
+
+
+def test_stemmed_rouge_is_a_rule_of_its_own() -> None:
+    given = ["the cats were sitting quietly"], ["the cat was sitting quiet"]
+    plain, stems = text_scores("rouge", *given), text_scores("rouge_stemmed", *given)
+    assert (plain["rouge_1"], stems["rouge_1"]) == (2 / 5, 3 / 5)
+    assert plain["bleu_4"] == stems["bleu_4"]
 
 
 def test_chinese_is_compared_by_characters() -> None:

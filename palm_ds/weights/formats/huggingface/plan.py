@@ -36,6 +36,7 @@ from palm_ds.weights.formats.huggingface.names import (
 from palm_ds.weights.formats.huggingface.read import KEPT_KEYS
 from palm_ds.weights.formats.huggingface.sentence_transformers import MODULES
 from palm_ds.weights.formats.huggingface.target import (
+    BARE,
     DTYPES,
     ExportOptions,
     ResolvedExport,
@@ -89,9 +90,12 @@ def plan(
     heads: Mapping[str, HeadInfo],
     target: ExportOptions,
     extras: Extras | None = None,
+    *,
+    prefix: bool = False,
 ) -> ExportPlan:
     """Plan a Hugging Face folder. Raises UserError if the options do not fit this encoder and
-    its heads. `extras`: parts of the source's folder to keep."""
+    its heads. `extras`: parts of the source's folder to keep. `prefix`: an encoder without heads
+    has the base model's prefix too (`bert.`); vLLM reads its names only without it."""
     extras = extras or Extras()
     if config.kind:
         raise UserError(f"Hugging Face has no such encoder as {config.kind}")
@@ -101,7 +105,7 @@ def plan(
         )
     chosen = resolve_export(config, heads, target)
     check_whole(chosen, heads, entries, config)
-    names = _names(chosen, config.num_layers)
+    names = _names(chosen, config.num_layers, prefix=prefix or chosen.ending != BARE)
     kept = {x: replace(entries[x], source_names=(x,), transform="") for x in names if x in entries}
     skipped = {x: _why(x, chosen, heads, config, target) for x in entries if x not in kept}
     if config.task_types > 1 and not FAMILIES[chosen.kind].task_embedding:
@@ -134,8 +138,9 @@ def plan(
     )
 
 
-def _names(chosen: ResolvedExport, layers: int) -> Names:
-    """{palm_ds name: Hugging Face names}, with the source's head names and full prefixes."""
+def _names(chosen: ResolvedExport, layers: int, *, prefix: bool) -> Names:
+    """{palm_ds name: Hugging Face names}, with the source's head names, and the base model's
+    prefix if asked for."""
     ours_of = {hf_name: ours for ours, hf_name in chosen.heads.items()}
     names: Names = {}
     for ours, hf_name in table(chosen.kind, layers, own_dense=chosen.own_dense).items():
@@ -144,7 +149,7 @@ def _names(chosen: ResolvedExport, layers: int) -> Names:
             if head not in ours_of:
                 continue
             ours = f"heads.{ours_of[head]}.{rest}"
-        names[ours] = tuple(prefixed(name, chosen.kind) for name in hf_name)
+        names[ours] = tuple(prefixed(x, chosen.kind) if prefix else x for x in hf_name)
     return names
 
 

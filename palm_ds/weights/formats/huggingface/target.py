@@ -32,7 +32,9 @@ class HeadClass:
     """The number of classes it requires; None means any."""
 
 
-_ENCODERS = ("Model", "ForMaskedLM", "ForPreTraining")
+BARE = "Model"
+"""The class of an encoder without heads."""
+_ENCODERS = (BARE, "ForMaskedLM", "ForPreTraining")
 HEAD_CLASSES = {
     "ForSequenceClassification": HeadClass(name=CLASSIFIER, pooled=True),
     "ForMultipleChoice": HeadClass(name=CLASSIFIER, pooled=True, classes=1),
@@ -67,8 +69,8 @@ class ExportOptions:
     """The classification head to write, as the only head; empty: the masked-LM and next-sentence
     heads, or an imported classifier if it is the only head."""
     head_class: str = ""
-    """ForSequenceClassification, ForTokenClassification, ...: the class to write `head` as; empty:
-    chosen by its shape."""
+    """ForSequenceClassification, ForTokenClassification, ...: the class to write `head` as; Model:
+    the encoder alone; empty: chosen by the shape of `head`."""
     words: str = ""
     """The masked-LM head to write; empty: the first."""
     dtype: str = "float32"
@@ -82,7 +84,7 @@ class ExportOptions:
         known = {"family": FAMILIES, "head_class": HEAD_CLASSES, "dtype": DTYPES}
         for key, names in known.items():
             value = getattr(self, key)
-            if value and value not in names:
+            if value and value not in names and (key, value) != ("head_class", BARE):
                 raise UserError(f'{key}: no "{value}"{suggest(value, names)}')
         if self.max_shard_bytes < 1:
             raise UserError(f"max_shard_bytes: must be at least 1, got {self.max_shard_bytes}")
@@ -118,6 +120,10 @@ def resolve_export(
 ) -> ResolvedExport:
     """Choose a class that this encoder and its heads fill completely."""
     kind = _family(config, target)
+    if target.head_class == BARE:
+        if target.head:
+            raise UserError(f"head_class: {BARE} is the encoder alone, without head {target.head}")
+        return ResolvedExport(kind=kind, ending=BARE, heads={})
     name = target.head or _only_head(heads, target)
     if name:
         ending = target.head_class or _usual_class(name, heads)
@@ -135,7 +141,7 @@ def resolve_export(
     )
     if FAMILIES[kind].next_sentence and fits:
         chosen[NEXT_SENTENCE] = NEXT_SENTENCE
-    only = "ForMaskedLM" if words else "ForNextSentencePrediction" if chosen else "Model"
+    only = "ForMaskedLM" if words else "ForNextSentencePrediction" if chosen else BARE
     return ResolvedExport(
         kind=kind, ending="ForPreTraining" if len(chosen) == 2 else only, heads=chosen
     )

@@ -87,12 +87,12 @@ def plan(
         raise UserError(f"family: {target.family} is not written for PaddleNLP; use roberta")
     untied = () if config.tie_word_embeddings else _masked_lm_heads(heads)
     heads = {name: head for name, head in heads.items() if name not in untied}
-    exported = hf_plan(entries, config, heads, target)
+    exported = hf_plan(entries, config, heads, target, prefix=True)
     if exported.architecture.endswith(
         "ForNextSentencePrediction"
     ):  # PaddleNLP has no class for this head alone
         rest = {name: head for name, head in heads.items() if name != NEXT_SENTENCE}
-        exported = hf_plan(entries, config, rest, target)
+        exported = hf_plan(entries, config, rest, target, prefix=True)
     _check_eps(exported)
     if config.activation not in _ACTIVATIONS:
         raise UserError(
