@@ -145,7 +145,7 @@ async def load(url: str, texts: list[str], clients: int, seconds: float) -> list
 def request_of(text: str) -> bytes:
     """A request as it is sent."""
     body = json.dumps({"texts": [text]}).encode()
-    head = f"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+    head = f"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     return head.encode() + b"Content-Type: application/json\r\n\r\n" + body
 
 

@@ -125,7 +125,7 @@ class Load:
         rng = random.Random(seed)
         host, port = urlsplit(self.url).hostname, urlsplit(self.url).port
         body = json.dumps({"texts": [TEXT]}).encode()
-        head = f"POST /embed HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        head = f"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         whole = head.encode() + b"Content-Type: application/json\r\n\r\n" + body
         while time.monotonic() < self.until:
             with socket.create_connection((host, port or 80)) as connection:

@@ -30,6 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="run folders or checkpoints of any format; NAME=PATH names one",
     )
     add("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine only)")
+    add(
+        "--allowed_host",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="what requests may call this server, besides addresses and localhost (*: anything)",
+    )
     add("--port", type=int, default=8080, help="port; 0: any that is free (8080)")
     add("--devices", default="", metavar="A,B", help="cpu, cuda:0,cuda:1 (a GPU if there is one)")
     add("--precision", default="fp32", help="fp32, bf16 or fp16 (fp32)")
@@ -68,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
     from palm_ds.serve.model_set import open_set
     from palm_ds.serve.service import Service
 
+    allowed_hosts = [_host_name(name) for name in args.allowed_host]
     limits = ServingLimits(**{name: getattr(args, name) for name in _limits()})
     token = _token(args.token_file)
     with listen(args.host, args.port) as bound:
@@ -78,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         service = Service(open_set(served, _say), served, limits)
         _say(f"serving on {address_of(bound)} (page: /, documentation: /docs; Ctrl-C stops)")
         hint_next(f"open {address_of(bound)} in a browser")
-        serve(service, bound, token=token)
+        serve(service, bound, token=token, allowed_hosts=[*allowed_hosts, args.host.lower()])
         service.close()
     return 0
 
@@ -132,6 +140,13 @@ def _devices(names: str, threads: int) -> list[torch.device]:
     gpu = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
     found = names.split(",") if names else ["cuda:0" if gpu else "cpu"]
     return [device_named(name.strip()) for name in found]
+
+
+def _host_name(name: str) -> str:
+    """A name as the Host header of a request has it, without the port. Raises UserError."""
+    if not name or any(each in "/:@?# " for each in name):
+        raise UserError(f"--allowed_host {name}: expected a name such as models.example.org, or *")
+    return name.lower().removesuffix(".")
 
 
 def _token(file: Path | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ import httpx
 import uvicorn
 
 from palm_ds.serve.http.app import make_app
+from palm_ds.serve.http.gate import App
 from palm_ds.serve.http.server import address_of, configured, listen
 from palm_ds.serve.limits import ServingLimits
 from palm_ds.serve.model_set import ModelSet, Served, open_set
@@ -29,13 +30,20 @@ class Local:
 
     service: Service
     token: str = ""
+    allowed_hosts: Collection[str] = ()
+
+    @property
+    def app(self) -> App:
+        return make_app(self.service, token=self.token, allowed_hosts=self.allowed_hosts)
 
     def run(self, use: Callable[[httpx.AsyncClient], Awaitable[T]]) -> T:
         """The result of `use`, which gets a client."""
 
         async def main() -> T:
-            transport = httpx.ASGITransport(make_app(self.service, token=self.token))
-            async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            transport = httpx.ASGITransport(self.app)
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://localhost"
+            ) as client:
                 return await use(client)
 
         return asyncio.run(main())

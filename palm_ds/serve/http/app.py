@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -16,13 +15,10 @@ from palm_ds.serve.http.routes import ROUTES, Json
 from palm_ds.serve.limits import FAILED, RequestError, error_body
 from palm_ds.serve.service import Service
 
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"model": schemas.ErrorBody} for status in (401, 404, 408, 413, 422, 429, 503, 504)
-}
 
-
-def make_app(service: Service, *, token: str = "") -> App:
-    """The whole application. `token`: what clients must send; empty: nothing."""
+def make_app(service: Service, *, token: str = "", allowed_hosts: Collection[str] = ()) -> App:
+    """The whole application. `token`: what clients must send; empty: nothing. `allowed_hosts`:
+    names of the server in requests, besides addresses and localhost."""
     app = FastAPI(
         title="palm_ds",
         version=__version__,
@@ -41,7 +37,8 @@ def make_app(service: Service, *, token: str = "") -> App:
             methods=[route.method],
             response_model=route.model,
             tags=[route.tag] if route.tag else None,
-            responses=_ERRORS if route.method == "POST" else None,
+            responses={status: {"model": schemas.ErrorBody} for status in route.errors},
+            response_class=route.media,
             include_in_schema=bool(route.tag),
         )
     app.add_exception_handler(RequestError, _refused)
@@ -50,7 +47,7 @@ def make_app(service: Service, *, token: str = "") -> App:
     app.add_exception_handler(Exception, _failed)
     for status in (404, 405):
         app.add_exception_handler(status, _not_routed)
-    return Gate(app, service, token)
+    return Gate(app, service, token, allowed_hosts)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -112,4 +109,8 @@ async def _not_routed(request: Request, error: Exception) -> Response:
     status = getattr(error, "status_code", 404)
     what = "no such path" if status == 404 else "another method is needed"
     message = f"{request.method} {request.url.path}: {what}; /docs lists all"
-    return await _refused(request, RequestError(status, message))
+    body = error_body(status, message, request.state.request_id)
+    allowed = (getattr(error, "headers", None) or {}).get("Allow")
+    if allowed == "GET":
+        allowed = "GET, HEAD"  # the gate answers HEAD
+    return Json(body, status, {"allow": allowed} if allowed else {})

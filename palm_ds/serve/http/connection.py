@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any, cast
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from palm_ds.serve.http.gate import SECURITY_HEADERS, log, new_request_id, refusal
+from palm_ds.serve.limits import RequestError
 
 LARGEST_HEAD = 1 << 16  # bytes of a request line with its headers
 
@@ -39,6 +43,7 @@ class BoundedConnection(asyncio.Protocol):
     def __init__(self, *, seconds: float, **given: Any) -> None:
         """`given`: what uvicorn gives its protocol."""
         self._http: Any = AutoHTTPProtocol(**given)
+        self._http.send_400_response = lambda _: self._refuse(400, "not a request of HTTP/1.1")
         self._seconds = seconds
         self._head = 0  # bytes of an unfinished head
         self._late: asyncio.TimerHandle | None = None
@@ -71,8 +76,26 @@ class BoundedConnection(asyncio.Protocol):
             return
         self._head += len(data)
         if self._head > LARGEST_HEAD:
-            self._transport.close()
+            self._refuse(431, f"the head of the request has more than {LARGEST_HEAD:,} bytes")
         self._late = self._late or self._after(self._transport.close)
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer what cannot be read as a request, in the form of all errors, and close."""
+        request = self._http.cycle
+        # while another request waits for its answer, it would take this one for it
+        if (
+            request is None
+            or request.response_complete
+            or (request.more_body and not request.response_started)
+        ):
+            made = new_request_id()
+            headers, body = refusal(RequestError(status, message), made)
+            headers += [(b"x-request-id", made.encode()), *SECURITY_HEADERS]
+            lines = [b"HTTP/1.1 %d %s" % (status, HTTPStatus(status).phrase.encode())]
+            lines += [name + b": " + value for name, value in headers]
+            self._written.write(b"\r\n".join([*lines, b"", body]))
+            log.info("%s %s - %d %s", made, (self._http.client or "-")[0], status, message)
+        self._transport.close()
 
     def eof_received(self) -> bool | None:
         return self._http.eof_received()

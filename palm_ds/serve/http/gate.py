@@ -1,6 +1,6 @@
 """What every request passes before a route sees it, as ASGI middleware.
 
-    bytes ──id, token, size, time to send──> the whole body ──route──> answer, log line, metrics
+    bytes ──id, host, token, size, time to send──> the whole body ──route──> answer, log, metrics
 
 A client that goes away is noticed, and what it asked for is dropped. Every refusal has the body of
 `error_body` and the id of its request.
@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import json
 import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from palm_ds.serve.limits import FAILED, RequestError, ServingLimits, error_body
 from palm_ds.serve.service import Service
@@ -33,7 +35,20 @@ log = logging.getLogger("palm_ds.serve.access")
 OPEN = ("/", "/health", "/ready", "/docs", "/openapi.json")
 """Paths that need no token: they tell nothing about models or texts. Also those under /static/."""
 _ID = re.compile(r"[\w.:-]{1,64}")
+ANY_HOST = "*"
+SECURITY_HEADERS = (
+    (
+        b"content-security-policy",
+        b"default-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        b"frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+)
+"""Of every answer: a page loads nothing from elsewhere, runs no script of a text that it shows, and
+stands in no frame of another page."""
 _QUIET = ("health", "ready", "metrics_text")  # polled: not logged
+_UNREAD = (400, 401, 408, 413, 421, 431)  # what the client still sends is not read
 
 
 class _ClientLeftError(Exception):
@@ -59,6 +74,8 @@ class Gate:
     service: Service
     token: str = ""
     """What clients must send as `Authorization: Bearer ...`; empty: nothing."""
+    allowed_hosts: Collection[str] = ()
+    """Names of this server in requests, besides addresses and localhost; `*`: any."""
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -66,8 +83,9 @@ class Gate:
             return
         exchange = _Exchange(_request_id(scope))
         scope.setdefault("state", {})["request_id"] = exchange.id
-        sending = _with_id(send, exchange, only_head=scope["method"] == "HEAD")
+        sending = _with_headers(send, exchange, only_head=scope["method"] == "HEAD")
         try:
+            self._check_host(scope)
             self._authorize(scope)
             body = await _body(scope, receive, self.service.limits)
             await self._routed(scope, body, receive, sending, exchange)
@@ -85,6 +103,29 @@ class Gate:
                 await refuse(sending, RequestError(500, FAILED), exchange.id)
         finally:
             self._note(scope, exchange)
+
+    def _check_host(self, scope: MutableMapping[str, Any]) -> None:
+        """Raises RequestError for a name that is not this server's. A browser sends the name it
+        looked up, so a page elsewhere whose name was rebound to this address is refused."""
+        given = [value.decode("latin-1") for key, value in scope["headers"] if key == b"host"]
+        if len(given) > 1 or (not given and scope["http_version"] != "1.0"):
+            raise RequestError(400, f"{len(given)} Host headers; expected one")
+        if given and ANY_HOST not in self.allowed_hosts and not self._is_ours(given[0]):
+            raise RequestError(
+                421, f"Host {given[0]!r}: not a name of this server; --allowed_host adds one"
+            )
+
+    def _is_ours(self, host: str) -> bool:
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+        except ValueError:
+            return False
+        if name == "localhost" or name.endswith(".localhost") or name in self.allowed_hosts:
+            return True
+        try:
+            return bool(ipaddress.ip_address(name))
+        except ValueError:
+            return False
 
     def _authorize(self, scope: MutableMapping[str, Any]) -> None:
         path = scope["path"]
@@ -177,13 +218,19 @@ def _too_large(limits: ServingLimits) -> RequestError:
 
 async def refuse(send: Send, error: RequestError, request_id: str) -> None:
     """Send an error as the answer."""
+    headers, body = refusal(error, request_id)
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def refusal(error: RequestError, request_id: str) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """(headers, body) of an error."""
     body = json.dumps(error_body(error.status, error.message, request_id)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     headers += [(name.encode(), value.encode()) for name, value in headers_of(error).items()]
-    if error.status in (401, 408, 413):  # what the client still sends is not read
+    if error.status in _UNREAD:
         headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    return headers, body
 
 
 def headers_of(error: RequestError) -> dict[str, str]:
@@ -193,12 +240,12 @@ def headers_of(error: RequestError) -> dict[str, str]:
     return {"www-authenticate": "Bearer"} if error.status == 401 else {}
 
 
-def _with_id(send: Send, exchange: _Exchange, *, only_head: bool) -> Send:
+def _with_headers(send: Send, exchange: _Exchange, *, only_head: bool) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             exchange.status = message["status"]
             own = (b"x-request-id", exchange.id.encode())
-            message["headers"] = [*message.get("headers", []), own]
+            message["headers"] = [*message.get("headers", []), own, *SECURITY_HEADERS]
             exchange.answered = only_head
         elif message["type"] == "http.response.body" and not message.get("more_body"):
             exchange.answered = True
@@ -210,7 +257,11 @@ def _with_id(send: Send, exchange: _Exchange, *, only_head: bool) -> Send:
 def _request_id(scope: MutableMapping[str, Any]) -> str:
     """The client's, if it is a plain word; else a new one."""
     given = _header(scope, b"x-request-id").decode("latin-1")
-    return given if _ID.fullmatch(given) else secrets.token_hex(8)
+    return given if _ID.fullmatch(given) else new_request_id()
+
+
+def new_request_id() -> str:
+    return secrets.token_hex(8)
 
 
 def _header(scope: MutableMapping[str, Any], name: bytes) -> bytes:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 from fastapi import Request, Response
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 
 from palm_ds import __version__
 from palm_ds.inference.embedder import EmbeddingSettings
@@ -24,18 +24,11 @@ from palm_ds.serve.service import Service
 
 STATIC = Path(__file__).resolve().parent.parent / "static"
 _FILES = {"app.js": "text/javascript", "docs.js": "text/javascript", "style.css": "text/css"}
-_PAGE = {
-    "content-security-policy": "default-src 'self'; img-src data:",
-    "x-content-type-options": "nosniff",
-    "cache-control": "no-cache",
-}
-"""Pages load nothing from elsewhere, and run no script of a text that they show."""
+_PAGE = {"cache-control": "no-cache"}
 
 
-class Json(Response):
+class Json(JSONResponse):
     """JSON that takes NumPy arrays; NaN becomes null."""
-
-    media_type = "application/json"
 
     def render(self, content: object) -> bytes:
         return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
@@ -183,7 +176,7 @@ async def ready(request: Request) -> Response:
 
 async def metrics_text(request: Request) -> Response:
     """Prometheus metrics."""
-    return Response(_service(request).metrics.text(), media_type=metrics.CONTENT_TYPE)
+    return PlainTextResponse(_service(request).metrics.text(), media_type=metrics.CONTENT_TYPE)
 
 
 async def info(request: Request) -> Response:
@@ -245,6 +238,10 @@ async def static(name: str) -> Response:
 # ---- all of them ----
 
 
+_READ = (400, 401, 421, 500)  # what any answer may be instead
+_COMPUTED = (*_READ, 404, 408, 409, 413, 422, 429, 503, 504)
+
+
 class Route(NamedTuple):
     """A path and the function that answers; without a tag it is a page, not part of the API."""
 
@@ -253,22 +250,26 @@ class Route(NamedTuple):
     answer: Callable[..., Any]
     tag: str = ""
     model: type | None = None
+    errors: Sequence[int] = _READ
+    media: type[Response] = Json
 
 
 ROUTES = (
-    Route("POST", "/predict/{task:path}", predict, "tasks", schemas.Predictions),
-    Route("POST", "/embed", embed, "vectors", schemas.Embeddings),
-    Route("POST", "/fill-mask", fill_mask, "tasks", schemas.FilledTexts),
-    Route("POST", "/rerank", rerank, "tasks", schemas.Rankings),
-    Route("POST", "/tokenize", tokenize, "tasks", schemas.Tokens),
-    Route("POST", "/search", search, "vectors", schemas.Hits),
-    Route("POST", "/v1/embeddings", openai_embeddings, "OpenAI"),
-    Route("GET", "/v1/models", openai_models, "OpenAI"),
-    Route("GET", "/health", health, "server"),
-    Route("GET", "/ready", ready, "server"),
-    Route("GET", "/metrics", metrics_text, "server"),
-    Route("GET", "/info", info, "server"),
-    Route("POST", "/reload", reload, "server"),
+    Route("POST", "/predict/{task:path}", predict, "tasks", schemas.Predictions, _COMPUTED),
+    Route("POST", "/embed", embed, "vectors", schemas.Embeddings, _COMPUTED),
+    Route("POST", "/fill-mask", fill_mask, "tasks", schemas.FilledTexts, _COMPUTED),
+    Route("POST", "/rerank", rerank, "tasks", schemas.Rankings, _COMPUTED),
+    Route("POST", "/tokenize", tokenize, "tasks", schemas.Tokens, _COMPUTED),
+    Route("POST", "/search", search, "vectors", schemas.Hits, _COMPUTED),
+    Route(
+        "POST", "/v1/embeddings", openai_embeddings, "OpenAI", schemas.OpenAIEmbeddings, _COMPUTED
+    ),
+    Route("GET", "/v1/models", openai_models, "OpenAI", schemas.OpenAIModels),
+    Route("GET", "/health", health, "server", schemas.Status),
+    Route("GET", "/ready", ready, "server", schemas.Status, errors=(*_READ, 503)),
+    Route("GET", "/metrics", metrics_text, "server", media=PlainTextResponse),
+    Route("GET", "/info", info, "server", schemas.Info),
+    Route("POST", "/reload", reload, "server", schemas.Reloaded, errors=(*_READ, 403, 409)),
     Route("GET", "/", page),
     Route("GET", "/docs", docs),
     Route("GET", "/static/{name}", static),

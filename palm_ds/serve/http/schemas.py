@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, Strict
+from pydantic.config import JsonDict
 
-Text = str
-Id = Annotated[int, Strict()]
+# What a schema says here, the service refuses with a message of its own.
+Text = Annotated[str, Field(json_schema_extra={"minLength": 1, "pattern": r"\S"})]
+Masked = Annotated[str, Field(json_schema_extra={"pattern": r"\[MASK\]"})]
+Id = Annotated[int, Strict(), Field(json_schema_extra={"minimum": 0})]
+_SOME: JsonDict = {"minItems": 1}
 Row = dict[str, Any]
 ModelName = Annotated[str, Field(description="A model by name; by default the first that can.")]
 
@@ -20,6 +24,7 @@ class Body(BaseModel):
 
 class PredictBody(Body):
     inputs: list[Text | list[Text] | Row] = Field(
+        json_schema_extra=_SOME,
         description="Texts; pairs of texts (for tagging: lists of words); or rows by role, such as "
         '{"question": "...", "context": "..."}.',
         examples=[["a fine film", "two hours too long"]],
@@ -28,7 +33,7 @@ class PredictBody(Body):
 
 
 class EmbedBody(Body):
-    texts: list[Text] = Field(examples=[["a text", "another text"]])
+    texts: list[Text] = Field(json_schema_extra=_SOME, examples=[["a text", "another text"]])
     model: ModelName = ""
     pooling: Literal["mean", "cls", "max", "pooler"] | None = Field(
         None, description="By default as the server's."
@@ -39,14 +44,18 @@ class EmbedBody(Body):
 
 
 class FillMaskBody(Body):
-    texts: list[Text] = Field(examples=[["The capital of [MASK] is Paris."]])
+    texts: list[Masked] = Field(
+        json_schema_extra=_SOME, examples=[["The capital of [MASK] is Paris."]]
+    )
     top: int = Field(5, ge=1, le=100, description="Guesses for each [MASK].")
     model: ModelName = ""
 
 
 class RerankBody(Body):
     query: Text = Field(examples=["How tall is the tower?"])
-    documents: list[Text] = Field(examples=[["It is 330 m high.", "It was built in 1889."]])
+    documents: list[Text] = Field(
+        json_schema_extra=_SOME, examples=[["It is 330 m high.", "It was built in 1889."]]
+    )
     top_n: int | None = Field(None, ge=1, description="Only the best; by default all.")
     task: str = Field("", description="A ranking, matching or regression task.")
     use: Literal["head", "vectors"] = Field(
@@ -56,7 +65,7 @@ class RerankBody(Body):
 
 
 class TokenizeBody(Body):
-    texts: list[Text] = Field(examples=[["a text"]])
+    texts: list[Text] = Field(json_schema_extra=_SOME, examples=[["a text"]])
     model: ModelName = ""
 
 
@@ -118,6 +127,75 @@ class Hit(BaseModel):
 class Hits(BaseModel):
     model: str
     results: list[Hit]
+
+
+class OpenAIEmbedding(BaseModel):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str = Field(description="In base64: float32, little-endian.")
+
+
+class OpenAIUsage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class OpenAIEmbeddings(BaseModel):
+    object: Literal["list"]
+    data: list[OpenAIEmbedding]
+    model: str
+    usage: OpenAIUsage
+
+
+class OpenAIModel(BaseModel):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class OpenAIModels(BaseModel):
+    object: Literal["list"]
+    data: list[OpenAIModel]
+
+
+class Status(BaseModel):
+    status: str
+
+
+class Reloaded(BaseModel):
+    models: list[str]
+
+
+class ServedTask(BaseModel):
+    name: str
+    kind: str
+    texts: list[str] = Field(description="The roles of its texts, if the recipe names them.")
+    labels: list[str]
+
+
+class ServedEmbedding(BaseModel):
+    size: int
+    pooling: str | None
+    normalize: bool
+    max_length: int | None
+
+
+class ServedModelInfo(BaseModel):
+    name: str
+    tasks: list[ServedTask]
+    fill_mask: bool = Field(description="Whether it predicts masked words.")
+    embedding: ServedEmbedding
+
+
+class SearchInfo(BaseModel):
+    texts: int = Field(description="Texts of the index; 0 without one.")
+
+
+class Info(BaseModel):
+    version: str
+    models: list[ServedModelInfo]
+    search: SearchInfo
 
 
 class ErrorDetail(BaseModel):

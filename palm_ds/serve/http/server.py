@@ -10,7 +10,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 from typing import Any, cast
 
@@ -66,10 +66,12 @@ def address_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def configured(service: Service, *, token: str = "") -> uvicorn.Config:
+def configured(
+    service: Service, *, token: str = "", allowed_hosts: Collection[str] = ()
+) -> uvicorn.Config:
     """How uvicorn runs the application."""
     return uvicorn.Config(
-        cast(Any, make_app(service, token=token)),
+        cast(Any, make_app(service, token=token, allowed_hosts=allowed_hosts)),
         http=cast(Any, partial(BoundedConnection, seconds=service.limits.read_timeout)),
         ws="none",
         log_config=None,
@@ -81,12 +83,15 @@ def configured(service: Service, *, token: str = "") -> uvicorn.Config:
     )
 
 
-def serve(service: Service, bound: socket.socket, *, token: str = "") -> None:
+def serve(
+    service: Service, bound: socket.socket, *, token: str = "", allowed_hosts: Collection[str] = ()
+) -> None:
     """Answer requests until SIGTERM or SIGINT, then those that were accepted; SIGHUP reloads."""
     # A forward pass takes the interpreter again after each operation; threads that parse requests
     # would make it wait 5 ms each time.
     sys.setswitchinterval(_SWITCH)
-    _Server(configured(service, token=token), service).run(sockets=[bound])
+    config = configured(service, token=token, allowed_hosts=allowed_hosts)
+    _Server(config, service).run(sockets=[bound])
 
 
 class _Server(uvicorn.Server):

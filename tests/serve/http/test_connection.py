@@ -52,22 +52,24 @@ def closed_after(client: socket.socket, piece: bytes, pause: float) -> float:
     return time.monotonic() - began
 
 
-@pytest.mark.parametrize("start", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nhost: x\r\n"])
+@pytest.mark.parametrize(
+    "start", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nhost: localhost\r\n"]
+)
 def test_a_head_that_never_ends(client: socket.socket, start: bytes) -> None:
     client.sendall(start)
     assert 0.3 < closed_after(client, b"a" if start else b"", 0.1) < 3
 
 
 def test_a_second_head_that_never_ends(client: socket.socket) -> None:
-    client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    client.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
     assert client.recv(1000).startswith(b"HTTP/1.1 200")
     time.sleep(0.6)  # between requests there is more time
-    client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n")
+    client.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n")
     assert 0.3 < closed_after(client, b"a: b\r\n", 0.1) < 3
 
 
 def test_a_head_of_any_size(client: socket.socket) -> None:
-    client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n")
+    client.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n")
     line = b"a: " + b"b" * 4000 + b"\r\n"
     with pytest.raises(ConnectionError):
         for _ in range(1000 * LARGEST_HEAD // len(line)):
@@ -76,7 +78,7 @@ def test_a_head_of_any_size(client: socket.socket) -> None:
 
 def test_many_requests_in_one_piece_are_answered_in_order(client: socket.socket) -> None:
     paths = [b"/health", b"/none", b"/ready"]
-    client.sendall(b"".join(b"GET %s HTTP/1.1\r\nhost: x\r\n\r\n" % path for path in paths))
+    client.sendall(b"".join(b"GET %s HTTP/1.1\r\nhost: localhost\r\n\r\n" % path for path in paths))
     found = b""
     while found.count(b"HTTP/1.1 ") < 3 or not found.endswith(b"}"):
         found += client.recv(1000)
@@ -90,10 +92,10 @@ def test_a_client_that_leaves_before_its_answers(
     address = client.getpeername()
     for pause in (0, 0.001, 0.003, 0.01):
         with socket.create_connection(address) as other:
-            other.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n" * 50)
+            other.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n" * 50)
             time.sleep(pause)
     time.sleep(0.2)
-    client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    client.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
     assert client.recv(1000).startswith(b"HTTP/1.1 200")
     assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
 
@@ -101,7 +103,7 @@ def test_a_client_that_leaves_before_its_answers(
 @pytest.mark.parametrize("path", ["/health", "/", "/none"])
 def test_head_is_get_without_its_body(client: socket.socket, path: str) -> None:
     """As some load balancers ask for a server's health."""
-    connection = http.client.HTTPConnection("server")
+    connection = http.client.HTTPConnection("localhost")
     connection.sock = client
     found = {}
     for method in ("GET", "HEAD", "GET"):  # the last one fails if HEAD's answer has a body
@@ -115,7 +117,7 @@ def test_head_is_get_without_its_body(client: socket.socket, path: str) -> None:
 def test_an_answer_that_nobody_reads(client: socket.socket) -> None:
     body = json.dumps({"texts": ["a " * 45_000] * 10}).encode()
     head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    client.sendall(b"POST /tokenize HTTP/1.1\r\nhost: x\r\n" + head.encode() + body)
+    client.sendall(b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\n" + head.encode() + body)
     found = bytearray(client.recv(1000))
     stated = re.search(rb"content-length: (\d+)", found)
     assert stated is not None and found.startswith(b"HTTP/1.1 200")
@@ -129,7 +131,7 @@ def test_an_answer_that_nobody_reads(client: socket.socket) -> None:
 def test_an_answer_that_is_read_slowly(client: socket.socket) -> None:
     body = json.dumps({"texts": ["a " * 45_000] * 4}).encode()
     head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    client.sendall(b"POST /tokenize HTTP/1.1\r\nhost: x\r\n" + head.encode() + body)
+    client.sendall(b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\n" + head.encode() + body)
     found = bytearray(client.recv(1000))
     stated = re.search(rb"content-length: (\d+)", found)
     assert stated is not None

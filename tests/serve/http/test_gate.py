@@ -5,15 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
+import threading
+import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from palm_ds.serve.forward import Scores
 from palm_ds.serve.http.app import make_app
+from palm_ds.serve.http.connection import LARGEST_HEAD
 from palm_ds.serve.model_set import ModelSet
+from palm_ds.serve.scheduler import compute
 from tests.helpers.serving import Local, listening, local, opened
 
 
@@ -48,6 +55,128 @@ def test_with_the_token_everything_is(guarded: Local) -> None:
     headers = {"authorization": "bearer a-secret"}
     assert guarded.post("/embed", BODY, headers=headers).status_code == 200
     assert guarded.get("/metrics", headers=headers).status_code == 200
+
+
+OURS = ("localhost", "LOCALHOST:8080", "a.localhost", "localhost.", "127.0.0.1:80", "[::1]:80")
+ALLOWED = ("models.example.org", "Models.Example.org:443")
+REBOUND = ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil", "[::1")
+
+
+@pytest.mark.parametrize("host", [*OURS, *ALLOWED, *REBOUND, "127.0.0.1@evil.example"])
+def test_a_page_elsewhere_cannot_rebind_its_name_to_this_server(
+    models: ModelSet, host: str
+) -> None:
+    with local(models) as server:
+        for allowed in ((), ("models.example.org",), ("*",)):
+            named = replace(server, allowed_hosts=allowed)
+            found = named.post("/embed", BODY, headers={"host": host})
+            if host in OURS or "*" in allowed or (host in ALLOWED and allowed):
+                assert found.status_code == 200, (host, allowed)
+            else:
+                error = found.json()["error"]
+                assert (found.status_code, error["type"]) == (421, "misdirected_request")
+                assert f"Host {host!r}: not a name of this server; --allowed" in error["message"]
+                assert named.get("/", headers={"host": host}).status_code == 421
+
+
+def test_one_host_is_needed(models: ModelSet) -> None:
+    with local(models) as server, listening(server.service) as url:
+        hosts = {"HTTP/1.1": 400, "HTTP/1.1\r\nhost: localhost\r\nhost: evil": 400, "HTTP/1.0": 200}
+        for rest, status in hosts.items():
+            answer = sent_raw(url, f"GET /health {rest}\r\n\r\n".encode())
+            assert answer.status_code == status, rest
+
+
+def sent_raw(url: str, request: bytes) -> httpx.Response:
+    """The answer to these bytes, after which the server closes the connection."""
+    port = int(url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(request)
+        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines)
+    return httpx.Response(int(first.split()[1]), headers=headers, content=body)
+
+
+def check_headers(answer: httpx.Response) -> None:
+    policy = answer.headers["content-security-policy"]
+    for rule in ("default-src 'self'", "frame-ancestors 'none'", "form-action 'none'"):
+        assert rule in policy.split("; ")
+    assert "base-uri 'none'" in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+
+
+def test_every_answer_has_the_headers_that_keep_other_pages_out(guarded: Local) -> None:
+    paths = ("/", "/docs", "/static/app.js", "/static/none", "/openapi.json", "/health", "/info")
+    for path in paths:
+        check_headers(guarded.get(path))
+    check_headers(guarded.post("/embed", BODY, headers={"host": "evil"}))
+
+
+WRONG_HTTP = [
+    b"nothing\r\n\r\n",
+    b"GET / HTTP/9.9.9\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nhost localhost\r\n\r\n",
+    b"POST /embed HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+    b"POST /embed HTTP/1.1\r\nhost: localhost\r\ncontent-length: x\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a TLS handshake
+]
+
+
+@pytest.mark.parametrize("request_", WRONG_HTTP)
+def test_what_is_no_request_gets_the_one_form_of_errors(
+    models: ModelSet, request_: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "palm_ds.serve.access")
+    with local(models) as server, listening(server.service) as url:
+        answer = sent_raw(url, request_)
+        assert answer.status_code == 400
+        check_headers(answer)
+        error = answer.json()["error"]
+        assert (error["type"], error["code"]) == ("bad_request", 400)
+        assert error["request_id"] == answer.headers["x-request-id"]
+        assert [x for x in caplog.messages if x.startswith(f"{error['request_id']} 127.0.0.1 ")]
+        large = b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * (LARGEST_HEAD + 9)
+        assert sent_raw(url, large).json()["error"]["type"] == "headers_too_large"
+
+
+def test_the_answer_of_one_request_is_never_taken_for_that_of_another(
+    models: ModelSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes that are no request follow one that is still computed."""
+    ended = threading.Event()
+
+    def held(*values: Any) -> list[Scores]:
+        ended.wait(20)
+        return compute(*values)
+
+    monkeypatch.setattr("palm_ds.serve.scheduler.compute", held)
+    body = json.dumps(BODY).encode()
+    head = f"POST /embed HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+    request = head.encode() + b"content-type: application/json\r\n\r\n" + body
+    with local(models) as server, listening(server.service) as url:
+        port = int(url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            connection.sendall(request)
+            time.sleep(0.1)
+            connection.sendall(b"nothing\r\n\r\n")
+            assert connection.recv(1000) == b""
+        ended.set()
+
+
+def test_a_wrong_method_names_the_right_ones(models: ModelSet) -> None:
+    with local(models) as server:
+
+        async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+            asked = [("DELETE", "/embed"), ("POST", "/info"), ("TRACE", "/openapi.json")]
+            return [await client.request(*each) for each in asked]
+
+        found = server.run(ask)
+        assert [each.status_code for each in found] == [405] * 3
+        allowed = [sorted(each.headers["allow"].split(", ")) for each in found]
+        assert allowed == [["POST"], ["GET", "HEAD"], ["GET", "HEAD"]]
 
 
 @pytest.mark.parametrize("stated", [True, False])
@@ -128,7 +257,8 @@ def asgi(path: str, body: bytes) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     scope = {
         "type": "http", "method": "POST", "path": path, "raw_path": path.encode(),
         "query_string": b"", "root_path": "", "scheme": "http", "http_version": "1.1",
-        "headers": [(b"content-type", b"application/json")], "client": ("127.0.0.1", 5),
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+        "client": ("127.0.0.1", 5),
         "server": ("here", 80),
     }  # fmt: skip
     return scope, [{"type": "http.request", "body": body, "more_body": False}]
