@@ -88,11 +88,11 @@ def main() -> None:
 
 
 @contextmanager
-def started(command: list[str], port: int) -> Iterator[str]:
-    """The URL of a server of its own process."""
+def started(command: list[str], port: int, folder: Path | None = None) -> Iterator[str]:
+    """The URL of a server of its own process, of the version in a folder."""
     url = f"http://127.0.0.1:{port}"
     threads = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    with subprocess.Popen(command, env={**os.environ, **threads}) as process:
+    with subprocess.Popen(command, env={**os.environ, **threads}, cwd=folder) as process:
         try:
             while not healthy(url):
                 assert process.poll() is None, f"{command[:3]} ended"

@@ -154,7 +154,8 @@ class Filler:
         """Token ids of a text and their character offsets. SentencePiece prepends a space to a
         text; with `inside`, after a mask, it must not."""
         ids, starts = self.tokenizer.encode_texts([text])[0]
-        glued = inside and text[:1].strip() and self.tokenizer.tokens(ids[:1])[0].startswith("▁")
+        starts_word = inside and len(ids) and text[:1].strip()
+        glued = starts_word and self.tokenizer.tokens(ids[:1])[0].startswith("▁")
         for anchor in _ANCHORS if glued else ():
             more, places = self.tokenizer.encode_texts([anchor + text])[0]
             if (places == len(anchor)).any():

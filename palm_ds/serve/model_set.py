@@ -57,12 +57,11 @@ class ModelSet:
 
     def with_task(self, task: str, name: str) -> ServedModel:
         """The model that has a task. Raises RequestError if none does, or several do."""
-        having = [x for x in self.models.values() if task in x.tasks]
-        if name:
-            having = [x for x in (self.named(name),) if task in x.tasks]
+        asked = [self.named(name)] if name else list(self.models.values())
+        having = [x for x in asked if task in x.tasks]
         if not having:
-            known = {each for model in self.models.values() for each in model.tasks}
-            hint = suggest(task, known) if known else "; no model served here has a task on rows"
+            known = {each for model in asked for each in model.tasks}
+            hint = suggest(task, known) if known else "; none has a task on rows"
             of = f" in model {name!r}" if name else ""
             raise RequestError(404, f"no task {task!r}{of}{hint}")
         if len(having) > 1:

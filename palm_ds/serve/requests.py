@@ -79,9 +79,11 @@ def check_rows(rows: Sequence[Row], limits: ServingLimits, name: str = "inputs")
 
 
 def check_text(value: object, place: str, limits: ServingLimits) -> None:
-    """Raises RequestError for an empty or long text, or a list with one too many."""
+    """Raises RequestError for an empty text, one with a NUL, and a long text or list."""
     if isinstance(value, str) and not value.strip():
         raise RequestError(422, f"{place}: the text is empty")
+    if isinstance(value, str) and "\0" in value:
+        raise RequestError(422, f"{place}: NUL at character {value.index(chr(0)) + 1}")
     size = _characters(value, place)
     if size > limits.max_characters:
         raise RequestError(
@@ -154,7 +156,8 @@ def embed_work(
     size = settings.dimensions or model.embedder.encoder.hidden_size
 
     def finish(scores: Sequence[Scores]) -> tuple[np.ndarray, list[int], int]:
-        vectors = np.concatenate([each[vectors_task(pooling)] for each in scores])[:, :size]
+        every = np.concatenate([each[vectors_task(pooling)] for each in scores])
+        vectors = np.ascontiguousarray(every[:, :size])
         if settings.normalize:
             vectors = normalized(vectors)
         return vectors, [len(each) for each in ids], cut

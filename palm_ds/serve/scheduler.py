@@ -5,9 +5,10 @@
                                     one text at a time
 
 There is no waiting for a batch to fill: while a device computes, requests gather; when it is free,
-it takes one text of each waiting request in turn, until the batch is full. So a short request never
-waits for all texts of a long one, and without load it is answered immediately. One thread for
-each device runs the model; another turns scores into answers.
+it takes one text of each waiting request in turn, until the batch is full. A batch holds what the
+device computes in about `_TURN`. So a short request waits for two short turns, never for all texts
+of a long one, and without load it is answered immediately. One thread for each device runs the
+model; another turns scores into answers.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ from palm_ds.serve.forward import Scores, scores_of
 from palm_ds.serve.served_model import ServedModel
 
 log = logging.getLogger(__name__)
+_TURN = 0.05
+"""Seconds of a forward pass, at about which batches are as large as they may be."""
+_SMALLEST = 64
+"""Tokens of a batch, however slow the model is; a longer text is a batch of its own."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -70,6 +75,8 @@ class Scheduler:
         self._changed = threading.Condition()
         self._queues: dict[int, deque[Work]] = {}
         """By the identity of the model: a reloaded one has a queue of its own."""
+        self._room: dict[str, int] = {}
+        """Tokens of the next batch of a model, by its name: a reloaded one is about as fast."""
         self._open = True
         self._finisher = ThreadPoolExecutor(1, thread_name_prefix="finish")
         self._threads = [
@@ -125,9 +132,22 @@ class Scheduler:
                     for work in dict.fromkeys(work for work, _ in pieces):
                         _fail(work, error)
                 continue
-            self._observe(_report(pieces, time.monotonic() - started))
+            report = _report(pieces, time.monotonic() - started)
+            self._observe(report)
+            self._resize(model, report)
             for work in self._note(pieces, found):
                 self._finisher.submit(_finish, work)
+
+    def _resize(self, model: ServedModel, report: BatchReport) -> None:
+        """Choose the tokens of the model's next batch: fewer after a pass that took too long,
+        twice as many after a full one that took less than half a turn."""
+        with self._changed:
+            room = self._room.get(model.name, model.batch_tokens)
+            if report.seconds > _TURN and report.tokens > _SMALLEST:
+                room = max(int(report.tokens * _TURN / report.seconds), _SMALLEST)
+            elif report.seconds < _TURN / 2 and report.tokens > room // 2:
+                room = 2 * room
+            self._room[model.name] = min(room, model.batch_tokens)
 
     def _note(self, pieces: Sequence[Piece], found: Sequence[Scores]) -> list[Work]:
         """Note the scores of pieces; returns the works that are complete now."""
@@ -148,7 +168,7 @@ class Scheduler:
                 if self._queues:
                     # the longest waiting request decides whose turn it is
                     key = min(self._queues, key=lambda key: self._queues[key][0].arrived)
-                    pieces = _taken(self._queues[key])
+                    pieces = self._taken(self._queues[key])
                     if not self._queues[key]:
                         del self._queues[key]
                     if self._queues:
@@ -158,31 +178,32 @@ class Scheduler:
                     return []
                 self._changed.wait()
 
+    def _taken(self, queue: deque[Work]) -> list[Piece]:
+        """One example of each request in turn, up to the tokens of a batch; removes finished
+        ones."""
+        pieces: list[Piece] = []
+        model = queue[0].model
+        room = self._room.get(model.name, model.batch_tokens)
+        while queue:
+            work = queue[0]
+            length = len(work.examples[work.taken])
+            if pieces and length > room:
+                break
+            pieces.append((work, work.taken))
+            room -= length
+            work.taken += 1
+            if work.taken == len(work.examples):
+                queue.popleft()
+            else:
+                queue.rotate(-1)
+        return pieces
+
     def _drop_cancelled(self) -> None:
         for key, queue in list(self._queues.items()):
             if any(work.future.done() for work in queue):
                 queue = self._queues[key] = deque(x for x in queue if not x.future.done())
             if not queue:
                 del self._queues[key]
-
-
-def _taken(queue: deque[Work]) -> list[Piece]:
-    """One example of each request in turn, up to the tokens of a batch; removes finished ones."""
-    pieces: list[Piece] = []
-    room = queue[0].model.batch_tokens
-    while queue:
-        work = queue[0]
-        length = len(work.examples[work.taken])
-        if pieces and length > room:
-            break
-        pieces.append((work, work.taken))
-        room -= length
-        work.taken += 1
-        if work.taken == len(work.examples):
-            queue.popleft()
-        else:
-            queue.rotate(-1)
-    return pieces
 
 
 def compute(model: ServedModel, device: int, pieces: Sequence[Piece]) -> list[Scores]:

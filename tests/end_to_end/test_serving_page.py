@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import re
+import threading
 from collections.abc import Iterator
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
 from palm_ds.inference.embedding_files import EmbeddingJob, embed_files
+from palm_ds.serve.forward import Scores
 from palm_ds.serve.limits import ServingLimits
 from palm_ds.serve.model_set import Served, open_set
+from palm_ds.serve.scheduler import compute
 from palm_ds.serve.served_model import ModelOptions
 from palm_ds.serve.service import Service
+from tests.helpers.browser import open_browser, phone
 from tests.helpers.saved_model import TASKS, save_model
 from tests.helpers.serving import listening
 
 pytestmark = pytest.mark.slow
+Keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
 TEXTS = ["good so good", "bad ?", "very very bad <b>x</b>"]
 
 
@@ -29,6 +36,13 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     further = {
         "chunks": {"kind": "tagging", "source": "words"},
         "masking": {"kind": "masked_words", "source": "texts"},
+        "likeness": {
+            "kind": "regression",
+            "source": "pairs",
+            "texts": ["text_a", "text_b"],
+            "scale": False,
+        },
+        "near": {"kind": "similarity", "source": "pairs"},
     }
     every = {name: dict(task) for name, task in TASKS.items()} | further
     run = save_model(folder / "run", tuple(every), tasks=every)
@@ -43,23 +57,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.fixture(scope="module")
-def browser():
-    """Chromium without a window, which loads nothing from elsewhere."""
-    webdriver = pytest.importorskip("selenium.webdriver")
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if not program or not driver:
-        pytest.skip("no browser here: chromium and chromedriver are needed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = program
-    for option in ("headless", "no-sandbox", "disable-gpu", "disable-background-networking"):
-        options.add_argument(f"--{option}")
-    options.add_argument("--window-size=1280,1000")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    started = webdriver.Chrome(options, webdriver.ChromeService(driver))
-    started.implicitly_wait(10)
-    yield started
-    started.quit()
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with open_browser(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
 
 
 def pressed(browser, tab: str, **values: str):
@@ -98,7 +98,10 @@ def test_every_head_can_be_tried(service: Service, browser) -> None:
 
         assert len(shown(pressed(browser, "task-run-topic", text="so good"), ".bar")) == 2
         assert float(shown(pressed(browser, "task-run-size", text="so good"), ".value")[0])
-        assert len(shown(pressed(browser, "task-run-pair", a="good", b="bad"), ".bar")) == 2
+        assert len(shown(pressed(browser, "task-run-pair", text="good", b="bad"), ".bar")) == 2
+        for tab in ("task-run-likeness", "task-run-near"):
+            (value,) = shown(pressed(browser, tab, text="good", b="bad"), ".value")
+            assert isfinite(float(value))
 
         result = pressed(browser, "task-run-answer", question="good ?", context="a bad so good b")
         (answer,) = shown(result, "mark")
@@ -108,18 +111,86 @@ def test_every_head_can_be_tried(service: Service, browser) -> None:
         result = pressed(browser, "task-run-chunks", text="good bad so")
         assert "".join(shown(result, ".text")).replace("X", "").split() == ["good", "bad", "so"]
 
-        result = pressed(browser, "fill-mask", text="so [MASK] .")
+        result = pressed(browser, "fill-mask", masked="so [MASK] .")
         assert len(shown(result, ".bar")) == 8
 
         result = pressed(browser, "embed", query="good", texts="bad\ngood\nso so")
         assert shown(result, ".hit .text")[0] == "good"
 
 
+def test_a_text_stays_and_enter_searches(service: Service, browser) -> None:
+    with listening(service) as url:
+        browser.get(url)
+        pressed(browser, "task-run-mood", text="so good")
+        browser.find_element("css selector", "nav button[data-tab='task-run-topic']").click()
+        assert browser.find_element("name", "text").get_attribute("value") == "so good"
+        browser.find_element("css selector", "nav button[data-tab='search']").click()
+        assert browser.find_element("id", "hint").get_attribute("textContent") == "Enter"
+        browser.find_element("name", "query").send_keys("good", Keys.SHIFT, Keys.ENTER)
+        assert browser.find_element("name", "query").get_attribute("value") == "good\n"
+        browser.find_element("name", "query").send_keys(Keys.ENTER)
+        browser.find_element("css selector", ".hit")
+        assert browser.find_element("name", "query").get_attribute("value") == "good\n"
+        browser.find_element("css selector", "nav button[data-tab='task-run-mood']").click()
+        browser.find_element("name", "text").send_keys(Keys.ENTER)
+        assert browser.find_element("name", "text").get_attribute("value") == "so good\n"
+        browser.find_element("name", "text").send_keys(Keys.CONTROL, Keys.ENTER)
+        browser.find_element("css selector", ".bar")
+
+
+@pytest.mark.parametrize("how", ["button", "escape", "other head"])
+def test_what_is_computed_can_be_cancelled(
+    service: Service, browser, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    ended = threading.Event()
+
+    def held(*values: Any) -> list[Scores]:
+        ended.wait(30)
+        return compute(*values)
+
+    monkeypatch.setattr("palm_ds.serve.scheduler.compute", held)
+    with listening(service) as url:
+        browser.get(url)
+        browser.find_element("css selector", "nav button[data-tab='task-run-mood']").click()
+        browser.find_element("id", "run").click()
+        assert browser.find_element("css selector", "#running progress").is_displayed()
+        assert browser.find_element("id", "seconds").text.endswith(" s")
+        assert not browser.find_element("id", "run").is_displayed()
+        if how == "button":
+            browser.find_element("id", "cancel").click()
+        elif how == "escape":
+            browser.find_element("name", "text").send_keys(Keys.ESCAPE)
+        else:
+            browser.find_element("css selector", "nav button[data-tab='task-run-size']").click()
+        browser.find_element("css selector", "#running[hidden]")
+        stated = browser.find_element("id", "time").text
+        assert stated == ("" if how == "other head" else "cancelled")
+        assert not browser.find_element("id", "problem").is_displayed()
+        ended.set()
+        browser.find_element("id", "run").click()
+        browser.find_element("css selector", ".card")
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_on_a_phone(service: Service, browser, dark: bool) -> None:
+    """Nothing scrolls sideways but the list of heads, and a hit has the width of its card."""
+    with listening(service) as url, phone(browser, dark=dark):
+        browser.get(url)
+        result = pressed(browser, "search", query="very")
+        page = "return document.documentElement.scrollWidth"
+        assert browser.execute_script(page) == 390
+        for text in result.find_elements("css selector", ".hit .text"):
+            assert text.size["width"] > 280
+        colour = browser.find_element("css selector", "body").value_of_css_property("background")
+        red = int(re.findall(r"\d+", colour)[0])
+        assert (red < 60) == dark
+
+
 def test_mistakes_are_shown_and_nothing_comes_from_elsewhere(service: Service, browser) -> None:
     with listening(service) as url:
         browser.get(url)
         browser.find_element("css selector", "nav button[data-tab='fill-mask']").click()
-        browser.find_element("name", "text").clear()
+        browser.find_element("name", "masked").clear()
         browser.find_element("id", "run").click()
         problem = browser.find_element("css selector", "#problem:not([hidden])")
         assert problem.text == "texts[0]: the text is empty"

@@ -7,11 +7,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, Strict
 from pydantic.config import JsonDict
 
+_WRITTEN = r"^[^\x00]*[^\s\x00][^\x00]*$"
+_MASKED = r"^[^\x00]*\[MASK\][^\x00]*$"
 # What a schema says here, the service refuses with a message of its own.
-Text = Annotated[str, Field(json_schema_extra={"minLength": 1, "pattern": r"\S"})]
-Masked = Annotated[str, Field(json_schema_extra={"pattern": r"\[MASK\]"})]
+Text = Annotated[str, Field(json_schema_extra={"minLength": 1, "pattern": _WRITTEN})]
+Masked = Annotated[str, Field(json_schema_extra={"pattern": _MASKED})]
 Id = Annotated[int, Strict(), Field(json_schema_extra={"minimum": 0})]
 _SOME: JsonDict = {"minItems": 1}
+Ids = Annotated[list[Id], Field(json_schema_extra=_SOME)]
 Row = dict[str, Any]
 ModelName = Annotated[str, Field(description="A model by name; by default the first that can.")]
 
@@ -23,7 +26,7 @@ class Body(BaseModel):
 
 
 class PredictBody(Body):
-    inputs: list[Text | list[Text] | Row] = Field(
+    inputs: list[Text | Annotated[list[str], Field(json_schema_extra=_SOME)] | Row] = Field(
         json_schema_extra=_SOME,
         description="Texts; pairs of texts (for tagging: lists of words); or rows by role, such as "
         '{"question": "...", "context": "..."}.',
@@ -38,7 +41,9 @@ class EmbedBody(Body):
     pooling: Literal["mean", "cls", "max", "pooler"] | None = Field(
         None, description="By default as the server's."
     )
-    normalize: bool | None = Field(None, description="Scale vectors to length 1.")
+    normalize: Annotated[bool, Strict()] | None = Field(
+        None, description="Scale vectors to length 1."
+    )
     dimensions: int | None = Field(None, ge=1, description="The first numbers only (Matryoshka).")
     prompt: str | None = Field(None, max_length=2000, description="Put before every text.")
 
@@ -77,7 +82,10 @@ class SearchBody(Body):
 class OpenAIBody(BaseModel):
     """OpenAI's request; keys that only OpenAI uses are ignored."""
 
-    input: Text | list[Text] | list[Id] | list[list[Id]]
+    input: (
+        Text | Annotated[list[Text], Field(json_schema_extra=_SOME)] | Ids
+        | Annotated[list[Ids], Field(json_schema_extra=_SOME)]
+    )  # fmt: skip
     model: str = ""
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1)

@@ -2,8 +2,10 @@
 // The page at /: every head of every model by hand. All texts are set as text, never as HTML.
 
 const $ = (id) => document.getElementById(id);
+const typed = {}; // by field: a text stays when another head is opened
 let info = null;
 let tab = null;
+let running = null; // the AbortController of the request that is not answered yet
 
 function make(tag, cls, text) {
   const element = document.createElement(tag);
@@ -34,11 +36,11 @@ const percent = (p) => `${(100 * p).toFixed(1)} %`;
 const lines = (text) => text.split("\n").map((x) => x.trim()).filter(Boolean);
 const code = (characters) => Array.from(characters); // offsets of the server count code points
 
-async function call(path, body) {
+async function call(path, body, signal) {
   const token = $("token").value;
   const headers = { "Content-Type": "application/json" };
   if (token) headers.Authorization = `Bearer ${token}`;
-  const options = body ? { method: "POST", headers, body: JSON.stringify(body) } : { headers };
+  const options = body ? { method: "POST", headers, body: JSON.stringify(body), signal } : { headers };
   const answer = await fetch(path, options);
   const content = await answer.json().catch(() => ({}));
   if (!answer.ok) {
@@ -52,18 +54,26 @@ async function call(path, body) {
 // ---- what can be tried ----
 
 const SAMPLE = "The tower is 330 metres tall and stands in Paris.";
-const field = (name, label, rows, value) => ({ name, label, rows, value });
+// `short`: Enter runs; Shift + Enter begins another line
+const field = (name, label, rows, value, short = false) => ({ name, label, rows, value, short });
+const SECOND = field("b", "second text, for pairs", 2, "");
+const ABOUT_PAIRS = {
+  regression: "Gives two texts a number.",
+  similarity: "Gives the similarity of two texts.",
+  retrieval: "Scores a text for a query.",
+};
 
 function taskTab(model, task) {
   const kind = task.kind;
   const base = { id: `task-${model.name}-${task.name}`, name: task.name, model, task, kind };
   const path = `/predict/${encodeURIComponent(task.name)}`;
   const predict = (row) => [path, { inputs: [row], model: model.name }];
-  const [a, b] = task.texts.length > 1 ? task.texts : ["text_a", "text_b"];
+  const roles = kind === "retrieval" ? ["query", "positive"] : ["text_a", "text_b"];
+  const [a, b] = task.texts.length > 1 ? task.texts : roles;
   if (kind === "reading") {
     const [question, context] = task.texts.length > 1 ? task.texts : ["question", "context"];
     return { ...base, about: "Finds the answer to a question in a text.",
-      fields: [field("question", "question", 1, "How tall is the tower?"), field("context", "context", 6, SAMPLE)],
+      fields: [field("question", "question", 1, "How tall is the tower?", true), field("context", "context", 6, SAMPLE)],
       body: (v) => predict({ [question]: v.question, [context]: v.context }), show: showAnswer };
   }
   if (kind === "multiple_choice") {
@@ -71,21 +81,16 @@ function taskTab(model, task) {
       fields: [field("text", "text", 3, SAMPLE), field("choices", "choices, one on each line", 4, "yes\nno")],
       body: (v) => predict({ text_a: v.text, choices: lines(v.choices) }), show: showChoices };
   }
-  if (kind === "matching" || kind === "ranking" || task.texts.length > 1) {
-    return { ...base, about: "Compares two texts.",
-      fields: [field("a", "first text", 3, "How tall is the tower?"), field("b", "second text", 3, SAMPLE)],
-      body: (v) => predict({ [a]: v.a, [b]: v.b }), show: showClasses };
+  if (["matching", "ranking", "similarity", "retrieval"].includes(kind) || task.texts.length > 1) {
+    return { ...base, about: ABOUT_PAIRS[kind] || "Compares two texts.",
+      fields: [field("text", "first text", 3, "How tall is the tower?"), field("b", "second text", 3, SAMPLE)],
+      body: (v) => predict({ [a]: v.text, [b]: v.b }), show: showScores };
   }
   const first = task.texts[0] || "text_a";
   const one = { ...base, fields: [field("text", "text", 4, SAMPLE)], body: (v) => predict({ [first]: v.text }) };
   if (kind === "tagging") return { ...one, about: "Labels words and spans.", show: showSpans };
-  if (kind === "regression") {
-    return { ...one, about: "Gives a text (or a pair) a number.", show: showNumber,
-      fields: [...one.fields, field("b", "second text, for pairs", 2, "")],
-      body: (v) => predict(v.b.trim() ? { [first]: v.text, text_b: v.b } : { [first]: v.text }) };
-  }
-  return { ...one, about: "Puts a text (or a pair) into classes.", show: showClasses,
-    fields: [...one.fields, field("b", "second text, for pairs", 2, "")],
+  const about = kind === "regression" ? "Gives a text (or a pair) a number." : "Puts a text (or a pair) into classes.";
+  return { ...one, about, show: showScores, fields: [...one.fields, SECOND],
     body: (v) => predict(v.b.trim() ? { [first]: v.text, text_b: v.b } : { [first]: v.text }) };
 }
 
@@ -94,18 +99,18 @@ function tabsOf(model) {
   if (info.search.texts) {
     found.unshift({ id: "search", name: "search", kind: `${info.search.texts} texts`, model,
       about: "The texts of the index that are nearest to yours.",
-      fields: [field("query", "text", 2, "")],
+      fields: [field("query", "text", 2, "", true)],
       body: (v) => ["/search", { query: v.query, top: 10 }], show: showHits });
   }
   if (model.fill_mask) {
     found.push({ id: "fill-mask", name: "fill-mask", kind: "masked words", model,
       about: "Guesses the words behind [MASK].",
-      fields: [field("text", "text with [MASK]", 3, "The capital of [MASK] is Paris.")],
-      body: (v) => ["/fill-mask", { texts: [v.text], top: 8, model: model.name }], show: showGuesses });
+      fields: [field("masked", "text with [MASK]", 3, "The capital of [MASK] is Paris.", true)],
+      body: (v) => ["/fill-mask", { texts: [v.masked], top: 8, model: model.name }], show: showGuesses });
   }
   found.push({ id: "embed", name: "similar texts", kind: `${model.embedding.size} numbers`, model,
     about: "Orders texts by the cosine of their vectors to that of the first text.",
-    fields: [field("query", "text", 2, SAMPLE),
+    fields: [field("query", "text", 2, SAMPLE, true),
       field("texts", "texts to compare, one on each line", 5, "A building in France.\nThe cat sat on the mat.\nIt is very high.")],
     body: (v) => ["/rerank", { query: v.query, documents: lines(v.texts), use: "vectors", model: model.name }],
     show: showNear });
@@ -114,8 +119,15 @@ function tabsOf(model) {
 
 // ---- answers ----
 
-function showClasses(answer, values, tab) {
+/** A number or classes: what the prediction has, whatever the kind of the task. */
+function showScores(answer, values, tab) {
   const found = answer.predictions[0];
+  const number = found.value ?? (found.probs === undefined ? found.score : undefined);
+  if (number === undefined) showClasses(found, tab);
+  else card(tab.name).append(make("p", "value", String(number)));
+}
+
+function showClasses(found, tab) {
   const probs = Array.isArray(found.probs) ? found.probs : [found.probs];
   let names = tab.task.labels.length === probs.length ? tab.task.labels : probs.map((_, n) => String(n));
   if (probs.length === 1) names = ["match"];
@@ -124,10 +136,6 @@ function showClasses(answer, values, tab) {
   probs.map((p, n) => [names[n], p]).sort((x, y) => y[1] - x[1]).slice(0, 30)
     .forEach(([name, p]) => made.append(bar(name, p, percent(p), chosen.has(name))));
   if (found.labels && !found.labels.length) made.append(make("p", "note", "no label is probable enough"));
-}
-
-function showNumber(answer) {
-  card(tab.name).append(make("p", "value", String(answer.predictions[0].value)));
 }
 
 function showChoices(answer, values) {
@@ -216,6 +224,10 @@ function showNear(answer, values) {
 
 // ---- the page ----
 
+function cancel() {
+  if (running) running.abort();
+}
+
 function clear() {
   $("result").replaceChildren();
   $("problem").hidden = $("raw").hidden = true;
@@ -223,6 +235,7 @@ function clear() {
 }
 
 function choose(chosen) {
+  cancel();
   tab = chosen;
   clear();
   $("title").textContent = tab.name;
@@ -233,10 +246,13 @@ function choose(chosen) {
     const input = make("textarea");
     input.name = each.name;
     input.rows = each.rows;
-    input.value = each.value;
+    input.value = typed[each.name] ?? each.value;
+    input.dataset.short = each.short ? "yes" : "";
+    input.addEventListener("input", () => { typed[each.name] = input.value; });
     label.append(input);
     return label;
   }));
+  $("hint").textContent = tab.fields.some((each) => each.short) ? "Enter" : "Ctrl + Enter";
   for (const button of $("tabs").children) {
     button.toggleAttribute("aria-current", button.dataset.tab === tab.id);
   }
@@ -261,26 +277,48 @@ function fail(error) {
   $("problem").hidden = false;
 }
 
+/** Shows that a request is computed, for how long, and how to cancel it. Returns what ends that. */
+function showRunning() {
+  const started = performance.now();
+  const tick = () => { $("seconds").textContent = `${((performance.now() - started) / 1000).toFixed(1)} s`; };
+  const timer = setInterval(tick, 100);
+  tick();
+  $("running").hidden = false;
+  $("run").hidden = $("hint").hidden = true;
+  $("result").setAttribute("aria-busy", "true");
+  return () => {
+    clearInterval(timer);
+    $("running").hidden = true;
+    $("run").hidden = $("hint").hidden = false;
+    $("result").removeAttribute("aria-busy");
+    return `${Math.round(performance.now() - started)} ms`;
+  };
+}
+
 async function run(event) {
   event.preventDefault();
+  if (running) return;
+  const asked = tab;
   const values = Object.fromEntries(new FormData($("form")));
   for (const key in values) values[key] = values[key].replaceAll("\r\n", "\n");
-  const [path, body] = tab.body(values);
+  const [path, body] = asked.body(values);
   clear();
-  $("run").disabled = true;
-  const started = performance.now();
+  const control = running = new AbortController();
+  const ended = showRunning();
   try {
-    const answer = await call(path, body);
-    $("time").textContent = `${Math.round(performance.now() - started)} ms`;
-    tab.show(answer, values, tab);
+    const answer = await call(path, body, control.signal);
+    $("time").textContent = ended();
+    asked.show(answer, values, asked);
     if (answer.truncated) $("result").append(make("p", "note", "The text was too long for the model and was truncated."));
     $("request").textContent = `POST ${path}\n${JSON.stringify(body, null, 2)}`;
     $("answer").textContent = JSON.stringify(answer, null, 2);
     $("raw").hidden = false;
   } catch (error) {
-    fail(error);
+    if (!control.signal.aborted) fail(error);
+    else if (tab === asked) $("time").textContent = "cancelled";
   } finally {
-    $("run").disabled = false;
+    ended();
+    running = null;
   }
 }
 
@@ -300,8 +338,13 @@ async function load() {
 
 $("form").addEventListener("submit", run);
 $("form").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) $("form").requestSubmit();
+  if (event.key !== "Enter" || event.isComposing) return; // an input method's Enter chooses a word
+  if (!event.ctrlKey && !event.metaKey && (event.shiftKey || !event.target.dataset.short)) return;
+  event.preventDefault();
+  $("form").requestSubmit();
 });
+document.addEventListener("keydown", (event) => { if (event.key === "Escape") cancel(); });
+$("cancel").addEventListener("click", cancel);
 $("model").addEventListener("change", () => showModel($("model").value));
 $("token").addEventListener("change", load);
 load();

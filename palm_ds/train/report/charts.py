@@ -1,4 +1,4 @@
-"""The curves of a report: panels side by side, as <svg> elements with text as text."""
+"""The curves of a report as <svg> elements, with text as text and colours from the page's style."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from palm_ds.train.report.metrics_file import Metrics
 
 Panel = Callable[["Axes"], None]
-_WIDTH = 10.6
-"""Inches."""
+_WIDTH = 5.3
+"""Inches of a panel."""
 _POINTS = 1500
 """A longer curve is averaged down to this many points, which is what a screen can show."""
 _STAGES = 20
@@ -25,10 +25,27 @@ _STAGES = 20
 _TRAIN, _HELD_OUT, _BASELINE, _INK = "#2f6fb3", "#d9691e", "#8a8f98", "#30343b"
 _LINES = (_HELD_OUT, "#19774a", "#7b4fa3", "#b3261e", _BASELINE)
 """Colours of several metrics in one panel, the primary metric first."""
+_GRID, _STAGE = "#eceef1", "#d5d8dd"
+_STYLED = {
+    _INK: "ink",
+    "#000000": "ink",
+    _GRID: "grid",
+    _STAGE: "line",
+    _TRAIN: "train",
+    "#19774a": "good",
+    "#7b4fa3": "violet",
+    "#b3261e": "bad",
+}
+"""{colour: the page's name for it, which on a dark screen is another}"""
 
 
 def figure(panels: Sequence[Panel], *, height: float) -> str:
-    """Panels side by side, as an <svg> element with text as text."""
+    """Panels side by side, or one below the other on a narrow screen."""
+    drawn = "\n".join(_svg(panel, height) for panel in panels)
+    return f"<div class='charts'>{drawn}</div>"
+
+
+def _svg(panel: Panel, height: float) -> str:
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -36,24 +53,23 @@ def figure(panels: Sequence[Panel], *, height: float) -> str:
         figure = Figure(figsize=(_WIDTH, height))
         # fixed margins: a layout fitted to the labels would draw everything four times
         figure.subplots_adjust(
-            left=0.95 / _WIDTH,
+            left=0.75 / _WIDTH,
             right=1 - 0.15 / _WIDTH,
             bottom=0.45 / height,
             top=1 - 0.2 / height,
-            wspace=0.24,
         )
-        for axes, panel in zip(figure.subplots(1, 2).flat, [*panels, None], strict=False):
-            if panel is None:
-                axes.set_axis_off()
-                continue
-            for side in ("top", "right"):
-                axes.spines[side].set_visible(False)
-            axes.grid(axis="y", color="#eceef1")
-            axes.tick_params(colors=_INK, length=3)
-            panel(axes)
+        axes = figure.subplots()
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        axes.grid(axis="y", color=_GRID)
+        axes.tick_params(colors=_INK, length=3)
+        panel(axes)
         out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+        metadata = {"Date": None, "Creator": None}
+        figure.savefig(out, format="svg", metadata=metadata, transparent=True)
     svg = out.getvalue()
+    for colour, name in _STYLED.items():
+        svg = svg.replace(f": {colour}", f": var(--{name})")
     return svg[svg.index("<svg") :]
 
 
@@ -127,7 +143,7 @@ def _finish(axes: Axes, metrics: Metrics, curriculum: Curriculum | None, label: 
     if curriculum and 1 < len(curriculum.stages) <= _STAGES:
         for number, stage in enumerate(curriculum.stages):
             if stage.first <= last:
-                axes.axvline(stage.first, color="#d5d8dd", linewidth=0.8, zorder=0)
+                axes.axvline(stage.first, color=_STAGE, linewidth=0.8, zorder=0)
                 place = axes.get_xaxis_transform()
                 text = f" stage {number + 1}"
                 axes.text(stage.first, 1.0, text, transform=place, size=7, color=_BASELINE)

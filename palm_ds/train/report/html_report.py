@@ -102,23 +102,34 @@ def _mapping(path: Path, parse: Callable[[str], Any], notes: list[str]) -> Mappi
 # The page --------------------------------------------------------------------------------------
 
 _STYLE = """
-:root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, sans-serif; color: #30343b; max-width: 1060px;
-       margin: 2.5rem auto; padding: 0 1.2rem; background: #fff; }
-h1 { font-size: 1.7rem; margin: 0; } h2 { font-size: 1.2rem; margin: 2.4rem 0 .6rem; }
-h3 { font-size: 1rem; margin: 1.2rem 0 0; } .lead { color: #6a707a; margin: .2rem 0 0; }
+:root { color-scheme: light dark; --page: light-dark(#fff, #14191f);
+        --ink: light-dark(#30343b, #dde3ea); --pale: light-dark(#6a707a, #9aa8b7);
+        --line: light-dark(#d5d8dd, #3b4754); --grid: light-dark(#eceef1, #28323c);
+        --box: light-dark(#f5f6f8, #1d252e); --note: light-dark(#fff4e5, #3a2a17);
+        --good: light-dark(#19774a, #5fce96); --bad: light-dark(#b3261e, #ff9b90);
+        --train: light-dark(#2f6fb3, #6aa5e6); --violet: light-dark(#7b4fa3, #b995dd); }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); max-width: 1060px;
+       margin: 2.5rem auto; padding: 0 1.2rem; background: var(--page); }
+h1 { font-size: 1.7rem; margin: 0; overflow-wrap: anywhere; }
+h2 { font-size: 1.2rem; margin: 2.4rem 0 .6rem; }
+h3 { font-size: 1rem; margin: 1.2rem 0 0; } .lead { color: var(--pale); margin: .2rem 0 0; }
+.wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .9rem .3rem 0; text-align: left; vertical-align: top; }
-th { font-weight: 600; color: #6a707a; border-bottom: 1px solid #d5d8dd; }
-td { border-bottom: 1px solid #eceef1; } .n { text-align: right; }
-td.n, td:first-child { white-space: nowrap; }
-.note { background: #fff4e5; border-left: 4px solid #d9691e; padding: .5rem .9rem;
-        margin: 1rem 0 0; }
-.good { color: #19774a; font-weight: 600; } .bad { color: #b3261e; font-weight: 600; }
- .key { color: #6a707a; font-size: .9rem; }
-svg { width: 100%; height: auto; } pre { background: #f5f6f8; padding: 1rem; overflow: auto;
-      font-size: .85rem; } summary { cursor: pointer; font-weight: 600; margin-top: 1rem; }
-.train { color: #2f6fb3; } .held { color: #d9691e; } .baseline { color: #8a8f98; }
+th { font-weight: 600; color: var(--pale); border-bottom: 1px solid var(--line); }
+td { border-bottom: 1px solid var(--grid); } .n { text-align: right; }
+td.n, td:first-child { white-space: nowrap; } td { overflow-wrap: anywhere; }
+.note { background: var(--note); border-left: 4px solid #d9691e; padding: .5rem .9rem;
+        margin: 1rem 0 0; overflow-wrap: anywhere; }
+.good { color: var(--good); font-weight: 600; } .bad { color: var(--bad); font-weight: 600; }
+.key { color: var(--pale); font-size: .9rem; }
+.charts { display: grid; gap: 0 1rem;
+          grid-template-columns: repeat(auto-fill, minmax(min(100%, 24rem), 1fr)); }
+svg { width: 100%; height: auto; } svg text { fill: var(--ink); }
+pre { background: var(--box); padding: 1rem; overflow: auto; font-size: .85rem; }
+summary { cursor: pointer; font-weight: 600; margin-top: 1rem; }
+.train { color: var(--train); } .held { color: #d9691e; } .baseline { color: #8a8f98; }
+@media (max-width: 40rem) { body { margin: 1.2rem auto; padding: 0 .9rem; } }
 """
 
 
@@ -138,7 +149,7 @@ def _page(story: Story) -> str:
     ]
     return (
         "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<title>{_text(story.name)}</title><style>{_STYLE}</style></head>\n<body>\n"
         + "\n".join(part for part in parts if part)
         + "\n</body></html>\n"
@@ -367,7 +378,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers_from: in
 
     body = "\n".join(f"<tr>{line('td', row)}</tr>" for row in rows)
     head = f"<tr>{line('th', heads)}</tr>" if any(heads) else ""
-    return f"<table>{head}\n{body}</table>"
+    return f"<div class='wide'><table>{head}\n{body}</table></div>"
 
 
 def _text(value: object) -> str:

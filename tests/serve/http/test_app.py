@@ -325,3 +325,16 @@ def test_the_interface_describes_itself_without_other_servers(server: Local) -> 
             assert "http://" not in line and "https://" not in line, line
     assert server.get("/static/../app.py").status_code == 404
     assert server.get("/static/index.html").status_code == 404
+
+
+def test_what_drawn_requests_found(server: Local) -> None:
+    """Each of these was an error of the server, or accepted."""
+    cut = server.answer("/embed", {"texts": ["so", "bad"], "dimensions": 3, "normalize": False})
+    assert np.shape(cut["embeddings"]) == (2, 3)
+    found = server.answer("/fill-mask", {"texts": ["so [MASK]\x1a"]})  # nothing follows the mask
+    assert len(found["results"][0]["masks"]) == 1
+    assert server.refusal("/embed", {"texts": ["x"], "normalize": 0})[0] == 422
+    status, message = server.refusal("/embed", {"texts": ["x", "so\0"]})
+    assert (status, message) == (422, "texts[1]: NUL at character 3")
+    _, message = server.refusal("/predict/mood", {"inputs": ["x"], "model": "words"})
+    assert message == "no task 'mood' in model 'words'; none has a task on rows"

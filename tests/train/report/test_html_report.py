@@ -13,6 +13,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.train.report.charts import _averaged, running_mean
 from palm_ds.train.report.environment import environment
 from palm_ds.train.report.html_report import write_report
+from tests.helpers.browser import open_browser, phone
 
 MASKING, DISTANCE = "knowledge_masking", "sentence_distance"
 STAGES = [{MASKING: 300}, {MASKING: 100, f"{DISTANCE} + {MASKING}": 200}]
@@ -99,11 +100,34 @@ def test_the_page_is_self_contained(run_folder: Path) -> None:
     path = write_report(run_folder)
     text = path.read_text()
     page = parsed(path)
-    assert page.count["svg"] == 2 + 2  # a row of curves a task, two rows of how it ran
+    assert page.count["svg"] == 4 + 4  # two curves a task, four of how it ran
     assert not re.search(r'(src|href)="(?!#)', text), "nothing is fetched from elsewhere"
     assert "class='note'" not in text
     for shown in ("step 600 of 600", "5:00 of running", "5.4321", "62.50 % ± 1.25", "+46.4"):
         assert shown in page.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True])
+def test_on_a_phone(run_folder: Path, tmp_path_factory: pytest.TempPathFactory, dark: bool) -> None:
+    """Wide tables scroll by themselves, curves have the width of the screen, and text is readable
+    in the light and in the dark."""
+    (run_folder / "recipe.yaml").write_text(f"name: {'long' * 50}\n")
+    report = write_report(run_folder)
+    with open_browser(tmp_path_factory.mktemp("browser")) as browser, phone(browser, dark=dark):
+        browser.get(report.as_uri())
+        assert browser.execute_script("return document.documentElement.scrollWidth") == 390
+        curves = browser.find_elements("css selector", "svg")
+        assert {curve.rect["width"] > 330 for curve in curves} == {True}
+
+        def brightness(selector: str, name: str) -> float:
+            colour = browser.find_element("css selector", selector).value_of_css_property(name)
+            return float(np.mean([int(x) for x in re.findall(r"\d+", colour)[:3]]))
+
+        page = brightness("body", "background-color")
+        assert (page < 60) == dark
+        for selector, name in (("body", "color"), ("svg text", "fill"), ("td", "color")):
+            assert abs(brightness(selector, name) - page) > 120, selector
 
 
 def test_the_plan_and_the_environment_are_on_it(run_folder: Path) -> None:

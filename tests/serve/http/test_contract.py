@@ -1,0 +1,70 @@
+"""What /openapi.json promises is what the server does, tried by schemathesis.
+
+    schemathesis run http://127.0.0.1:8080/openapi.json
+
+draws bodies, headers and methods that the description allows or forbids, and compares every answer
+with it: no 5xx, no undocumented status, type or form, nothing refused that it allows, nothing
+accepted that it forbids, `Allow` with every 405.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
+from palm_ds.inference.embedding_files import EmbeddingJob, embed_files
+from palm_ds.serve.model_set import Served, open_set
+from palm_ds.serve.served_model import ModelOptions
+from tests.helpers.serving import listening, local
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("schemathesis", reason="schemathesis is not installed: pip install .[dev]")
+
+# Only the model knows how many numbers, tokens and ids it has, and only the task which texts it
+# reads: 422 may then be the answer to what the description allows.
+SETTINGS = """
+[[operations]]
+include-path = "/predict/{task}"
+parameters = { task = "mood" }
+checks.positive_data_acceptance.expected-statuses = ["2xx", "404", "422"]
+
+[[operations]]
+include-path-regex = "^/(embed|v1/embeddings)$"
+checks.positive_data_acceptance.expected-statuses = ["2xx", "404", "422"]
+
+[[operations]]
+include-path = "/reload"
+checks.positive_data_acceptance.expected-statuses = ["2xx", "403"]
+"""
+
+
+@pytest.fixture
+def url(tasks_run: Path, words_run: Path, tmp_path: Path) -> Iterator[str]:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("good so good\nbad ?\n")
+    job = EmbeddingJob(inputs=[str(texts)], output=tmp_path / "vectors.npy")
+    embed_files(open_embedder(tasks_run, EmbeddingSettings()), job, model=str(tasks_run))
+    models = {"tasks": tasks_run, "words": words_run}
+    served = Served(models=models, options=ModelOptions(), index=job.output)
+    with local(open_set(served), served) as server, listening(server.service) as found:
+        yield found
+
+
+def test_the_server_keeps_its_contract(url: str, tmp_path: Path) -> None:
+    (tmp_path / "schemathesis.toml").write_text(SETTINGS)
+    program = shutil.which("schemathesis", path=str(Path(sys.executable).parent))
+    assert program is not None
+    options = ["--seed", "1", "--max-examples", "20", "--no-color", "--warnings", "off"]
+    done = subprocess.run(
+        [program, "run", f"{url}/openapi.json", *options],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "13 selected / 13 total" in done.stdout
+    assert "Coverage" in done.stdout and "Fuzzing" in done.stdout
