@@ -71,8 +71,8 @@ palm-ds verify s3://bucket/wiki
 """,
     notes="""
 A and B can have any format that `palm-ds convert` reads. Heads are compared if both sides have one
-of that name, or exactly one of that kind. A alone: a corpus, a run or a checkpoint of a run, whose
-files are compared with the sizes and hashes in their manifests.
+of that name, or exactly one of that kind. A alone: a corpus, a run, or its weights or one of its
+checkpoints, whose files are compared with the sizes and hashes that were written with them.
 Exit code 0: yes; 1: no; 2: it cannot be found out.""",
     piped=True,
     add_arguments=add_arguments,

@@ -1,7 +1,8 @@
 """Saves and loads weights without optimizer state: palm_ds folders and Hugging Face folders.
 
     weights/  weights.safetensors   every parameter in fp32 under the model's names, tied ones once
-              weights.json          the encoder's config, the tasks' ids and heads, the origin
+              weights.json          the encoder's config, the tasks' ids and heads, the origin,
+                                    the hash of every file and its own
     hf/       model.safetensors config.json + tokenizer files: opens with AutoModel.from_pretrained
 
 `load_weights` starts a model from either, or from a checkpoint of any other format that
@@ -20,7 +21,6 @@ from safetensors.torch import save_file
 
 from palm_ds.common.atomic import follow_umask, write_folder_atomically
 from palm_ds.common.errors import UserError
-from palm_ds.common.json_files import write_json
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.crf import CRFHead
 from palm_ds.model.encoder_kinds import is_custom
@@ -38,7 +38,7 @@ from palm_ds.weights.formats.huggingface.write import ExportOptions, plan, write
 from palm_ds.weights.formats.native import WEIGHTS
 from palm_ds.weights.formats.open import open_checkpoint, read_info
 from palm_ds.weights.formats.tensor_files import in_memory_entry
-from palm_ds.weights.formats.weights_info import INFO, WeightsInfo
+from palm_ds.weights.formats.weights_info import INFO, WeightsInfo, write_info
 from palm_ds.weights.larger_tables import larger_tables
 from palm_ds.weights.layer_choice import ChosenWeights, choose_layers
 
@@ -111,7 +111,6 @@ def save_weights(
 
     def write(part: Path) -> None:
         save_file(tensors, part / WEIGHTS, {"format": "pt"})
-        write_json(part / INFO, info.record())
         follow_umask(part / WEIGHTS)
         if tokenizer is not None:
             tokenizer.save(part / "tokenizer")
@@ -123,6 +122,7 @@ def save_weights(
         if adapter:
             save_file(dict(adapter), part / native.ADAPTER, {"format": "pt"})
             follow_umask(part / native.ADAPTER)
+        write_info(part, info)
 
     write_folder_atomically(folder, write)
 

@@ -10,7 +10,6 @@ RUN is STAGE_PRECISION_PROCESSES.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from tiny import arguments, make_engine, make_model, train, write
 from palm_ds.engine import Engine
 from palm_ds.runtime.processes import leave
 from palm_ds.train.extend import ModelSignature
-from palm_ds.weights.formats.weights_info import INFO, WeightsInfo
+from palm_ds.weights.formats.weights_info import WeightsInfo
 
 ROWS, MICRO, FIRST, LAST = 12, 2, 3, 6  # rows that 1, 2 and 3 processes share evenly
 IDS, TOKEN_HEADS = {"words": 0, "order": 5, "later": 2}, ("later",)
@@ -50,7 +49,7 @@ def save(folder: Path, stage: int, precision: str) -> Engine:
         info = WeightsInfo(
             backbone=make_model().backbone.config, task_ids=IDS, token_heads=TOKEN_HEADS
         )
-        (run / "shards" / INFO).write_text(json.dumps(info.record()))
+        write_info(run / "shards", info)
     train(engine, range(FIRST, LAST), rows=ROWS)
     engine.save(run / "later" / "checkpoints", state(LAST), step=LAST)
     return engine

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -16,8 +17,10 @@ from palm_ds.cli.verify import COMMAND
 from palm_ds.common.errors import UserError
 from palm_ds.common.sealed_json import SEAL
 from palm_ds.corpus.manifest import NAME, read_manifest
+from palm_ds.inference.predictor import open_predictor
 from palm_ds.runtime import checkpoint
 from palm_ds.train.verify import verify_folder
+from tests.helpers.saved_model import save_model
 from tests.helpers.small_corpus import write_small_corpus
 from tests.helpers.write_checkpoint import write_checkpoint
 
@@ -72,6 +75,41 @@ def test_every_sampled_bit_of_a_checkpoints_manifest(tmp_path: Path) -> None:
         assert found.problems, bit
         flip(folder / NAME, bit)
     assert not verify_folder(tmp_path)[0].problems
+
+
+def test_every_sampled_bit_of_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`verify` and whatever reads them notice it, in every file."""
+    run = save_model(tmp_path / "run", ["mood"])
+    weights, draw = run / "weights", random.Random(1)
+    assert COMMAND.call([str(run)]) == 0
+    files = sorted(x for x in weights.rglob("*") if x.is_file())
+    many = len(files)
+    assert capsys.readouterr().out == f"{weights}: undamaged ({many} files)\n" and many > 2
+    for number in range(200):
+        file = files[number % many]
+        bit = draw.randrange(file.stat().st_size * 8)
+        flip(file, bit)
+        (found,) = verify_folder(weights)
+        assert len(found.problems) == 1 and str(file) in found.problems[0], (file, bit)
+        if number < 3 * many:
+            with pytest.raises(UserError, match=re.escape(str(file))):
+                open_predictor(run)
+        flip(file, bit)
+    assert not verify_folder(run)[0].problems
+    open_predictor(run)
+
+
+def test_weights_of_an_older_version_are_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = save_model(tmp_path / "run", ["mood"])
+    file = run / "weights" / "weights.json"
+    state = json.loads(file.read_text()) | {"format": 1}
+    del state[SEAL], state["files"]
+    file.write_text(json.dumps(state))
+    open_predictor(run)
+    assert COMMAND.call([str(run)]) == 0
+    assert "has no hashes (written by an earlier version)" in capsys.readouterr().out
 
 
 def test_every_sampled_bit_of_a_corpus(corpus: Path) -> None:

@@ -1,6 +1,6 @@
 """The palm_ds format: weights folders, and the checkpoints of a run.
 
-    weights/                      weights.json + weights.safetensors (+ tokenizer/)
+    weights/                      weights.json (with hashes) + weights.safetensors (+ tokenizer/)
     RUN                           its weights/ if it is finished, else its latest good checkpoint
     RUN/checkpoints/step_N        shards by name, of any number of processes and any ZeRO stage
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from math import isqrt, prod
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from safetensors import SafetensorError
 
 from palm_ds import __version__
 from palm_ds.common.errors import UserError
-from palm_ds.common.json_files import write_json
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.distillation import PREFIX as DISTILLATION
 from palm_ds.model.lora import merged_parts, merged_values
@@ -50,7 +49,14 @@ from palm_ds.weights.formats.tensor_files import (
     open_safetensors,
     write_file,
 )
-from palm_ds.weights.formats.weights_info import INFO, WeightsInfo, read_info, read_outputs
+from palm_ds.weights.formats.weights_info import (
+    INFO,
+    WeightsInfo,
+    damaged_files,
+    read_info,
+    read_outputs,
+    write_info,
+)
 
 WEIGHTS = "weights.safetensors"
 TEXT_TOKENIZER = "text_tokenizer"
@@ -115,8 +121,9 @@ def _within(path: Path) -> Path | None:
 
 def _from_weights(folder: Path) -> CheckpointContents:
     info = read_info(folder / INFO)
-    found = open_safetensors(folder / WEIGHTS)
-    entries = {name: found[name] for name in ordered(found)}
+    if problems := damaged_files(folder, info, but=WEIGHTS):
+        raise UserError(problems[0])
+    entries = _tensors(folder / WEIGHTS, info)
     shapes = {name: entry.shape for name, entry in entries.items()}
     own, preparing = folder / "tokenizer", folder / TEXT_TOKENIZER
     contents = CheckpointContents(
@@ -137,6 +144,23 @@ def _from_weights(folder: Path) -> CheckpointContents:
         extras=Extras(config=info.extra_config, files=_files_in(folder / MODULES_FOLDER)),
     )
     return checked(contents)
+
+
+def _tensors(file: Path, info: WeightsInfo) -> dict[str, TensorEntry]:
+    """The tensors of a folder. The file is hashed before the first value is read."""
+
+    @cache
+    def check() -> None:
+        stated = info.files.get(file.name)
+        if stated and (problem := checkpoint.check_file(file, stated)):
+            raise UserError(f"{file}: {problem}")
+
+    def read(entry: TensorEntry) -> torch.Tensor:
+        check()
+        return entry.read()
+
+    found = open_safetensors(file)
+    return {name: replace(found[name], read=partial(read, found[name])) for name in ordered(found)}
 
 
 def _files_in(folder: Path) -> dict[str, Path]:
@@ -363,13 +387,13 @@ def write(
         for name, entry in contents.entries.items()
     ]
     write_file(folder / WEIGHTS, groups, dtype)
-    write_json(folder / INFO, info.record())
     length = contents.config.max_length
     write_modules(contents.extras.files, folder / MODULES_FOLDER, max_length=length, dtype=dtype)
     if contents.tokenizer is not None:
         load_tokenizer(contents.tokenizer).save(folder / "tokenizer")
     if contents.text_tokenizer is not None:
         load_tokenizer(contents.text_tokenizer).save(folder / TEXT_TOKENIZER)
+    write_info(folder, info)
 
 
 def _one(entry: TensorEntry) -> tuple[torch.Tensor]:

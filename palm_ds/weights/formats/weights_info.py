@@ -1,21 +1,30 @@
-"""The content of weights.json, which describes the weights in the same folder."""
+"""The content of weights.json, which describes the weights in the same folder.
+
+It has the size and hash of every other file there, and its own, as a checkpoint's manifest has: no
+reader of tensors notices a flipped bit.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from palm_ds.common.config import parse, shorten
 from palm_ds.common.errors import UserError
+from palm_ds.common.file_hash import sha256_of_file
 from palm_ds.common.printable import printable
+from palm_ds.common.sealed_json import seal_problem, write_sealed_json
 from palm_ds.model.config import EncoderConfig
+from palm_ds.runtime.checkpoint import check_file
 from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.formats.tensor_files import read_json
 
 INFO = "weights.json"
-_VERSION = 1
+_VERSION = 2
+_UNSEALED = 1
+"""The version of older folders, which have no hashes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +46,8 @@ class WeightsInfo:
     """Free: program, version, step ..."""
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """The run's recipe, with everything filled in: tasks and the names of their classes."""
+    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """{path in the folder: its size and sha256} of every other file; of an older folder empty."""
 
     @property
     def task_id(self) -> int:
@@ -47,6 +58,27 @@ class WeightsInfo:
         """Plain values for JSON."""
         plain = {**asdict(self), "task_ids": dict(self.task_ids)}
         return {"format": _VERSION, **plain, "heads": outputs_record(self.heads)}
+
+
+def write_info(folder: Path, info: WeightsInfo) -> None:
+    """Write the weights.json of a folder whose other files are complete."""
+    paths = sorted(x for x in folder.rglob("*") if x.is_file() and x != folder / INFO)
+    files = {
+        path.relative_to(folder).as_posix(): {
+            "size": path.stat().st_size,
+            "sha256": sha256_of_file(path),
+        }
+        for path in paths
+    }
+    write_sealed_json(folder / INFO, replace(info, files=files).record())
+
+
+def damaged_files(folder: Path, info: WeightsInfo, *, but: str = "") -> list[str]:
+    """A line for each file that is not as it was written; `but`: a file that is not read."""
+    problems = {
+        name: check_file(folder / name, entry) for name, entry in info.files.items() if name != but
+    }
+    return [f"{folder / name}: {problem}" for name, problem in problems.items() if problem]
 
 
 def outputs_record(heads: Mapping[str, HeadOutputs]) -> dict[str, dict[str, Any]]:
@@ -65,7 +97,7 @@ def read_outputs(values: object, where: str) -> dict[str, HeadOutputs]:
 def read_info(path: Path) -> WeightsInfo:
     """Read a weights.json. Raises UserError."""
     about = read_json(path)
-    if about.get("format") != _VERSION:
+    if about.get("format") not in (_VERSION, _UNSEALED):
         raise UserError(f"{path}: format {about.get('format')!r}; this version reads {_VERSION}")
     if not isinstance(about.get("backbone"), dict):
         raise UserError(f"{path}: has no `backbone`, the encoder's config")
@@ -78,7 +110,17 @@ def read_info(path: Path) -> WeightsInfo:
     rest["heads"] = read_outputs(about.get("heads"), f"{path}: heads")
     config = EncoderConfig.from_dict(about["backbone"], f"{path}: backbone", strict=True)
     _check_tasks(rest, config, path)
-    return WeightsInfo(backbone=config, **rest)
+    text = path.read_bytes().decode("utf-8")
+    if problem := seal_problem(text, about, sealed=about["format"] == _VERSION):
+        raise UserError(f"{path}: {problem}")
+    files = about.get("files") if about["format"] == _VERSION else {}
+    if not isinstance(files, dict) or not all(map(_is_stated, files.values())):
+        raise UserError(f"{path}: files: expected the size and sha256 of each")
+    return WeightsInfo(backbone=config, files=files, **rest)
+
+
+def _is_stated(entry: object) -> bool:
+    return isinstance(entry, dict) and {"size", "sha256"} <= entry.keys()
 
 
 def _check_tasks(about: Mapping[str, Any], config: EncoderConfig, path: Path) -> None:
