@@ -18,7 +18,7 @@ from tiny import arguments, make_engine, make_model, train, write
 from palm_ds.engine import Engine
 from palm_ds.runtime.processes import leave
 from palm_ds.train.extend import ModelSignature
-from palm_ds.weights.formats.weights_info import WeightsInfo
+from palm_ds.weights.formats.weights_info import WeightsInfo, write_info
 
 ROWS, MICRO, FIRST, LAST = 12, 2, 3, 6  # rows that 1, 2 and 3 processes share evenly
 IDS, TOKEN_HEADS = {"words": 0, "order": 5, "later": 2}, ("later",)

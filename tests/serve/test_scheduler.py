@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from palm_ds.serve.forward import Scores
 from palm_ds.serve.model_set import ModelSet, Served, open_set
 from palm_ds.serve.requests import embed_work
 from palm_ds.serve.scheduler import BatchReport, Scheduler, Work, compute
@@ -60,6 +63,29 @@ def test_a_short_request_does_not_wait_for_all_of_a_long_one(models: ModelSet) -
     watched.run(long, short)
     assert ended == ["short", "long"]
     assert watched.reports[0].requests == 2
+
+
+def test_a_slow_device_has_short_turns(models: ModelSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes shrink to what takes a turn, and grow again when the device is as fast as before."""
+    model, watched = models.models["words"], Watched()
+    speed = 1_000  # tokens a second
+    clock = [0.0]
+
+    def timed(*values: Any) -> list[Scores]:
+        clock[0] += sum(len(work.examples[number]) for work, number in values[2]) / speed
+        return compute(*values)
+
+    monkeypatch.setattr("palm_ds.serve.scheduler.compute", timed)
+    monkeypatch.setattr("palm_ds.serve.scheduler.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    scheduler = watched.scheduler
+    scheduler.submit(work(model, *["good " * 14] * 150)).result(20)  # 16 tokens a text
+    tokens = [each.tokens for each in watched.reports]
+    assert tokens[0] == 1024 and max(tokens[1:]) <= 64
+    speed = 1_000_000
+    watched.reports.clear()
+    scheduler.submit(work(model, *["good " * 14] * 200)).result(20)
+    assert [each.tokens for each in watched.reports][:5] == [64, 128, 256, 512, 1024]
+    scheduler.close()
 
 
 def test_models_have_passes_of_their_own(models: ModelSet) -> None:
