@@ -24,7 +24,9 @@ from palm_ds.serve.served_model import ModelOptions
 from tests.helpers.serving import listening, local
 
 pytestmark = pytest.mark.slow
-pytest.importorskip("schemathesis", reason="schemathesis is not installed: pip install .[dev]")
+pytest.importorskip(
+    "schemathesis", reason="schemathesis is not installed: pip install 'palm_ds[test]'"
+)
 
 # Only the model knows how many numbers, tokens and ids it has, and only the task which texts it
 # reads: 422 may then be the answer to what the description allows.
