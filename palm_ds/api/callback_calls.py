@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -49,9 +50,21 @@ def check_callbacks(callbacks: Sequence[object]) -> tuple[object, ...]:
         for name in named:
             if name not in HOOKS:
                 raise UserError(f"{where}: no event {name!r}{suggest(name, HOOKS)}")
+            if not _takes_two(getattr(each, name)):
+                raise UserError(f"{where}: {name}: expected a method of (trainer, event)")
         if not named:
             raise UserError(f"{where}: expected an object with methods such as on_step_end")
     return tuple(callbacks)
+
+
+def _takes_two(method: object) -> bool:
+    try:
+        inspect.signature(method).bind(None, None) if callable(method) else None
+    except TypeError:
+        return False
+    except ValueError:  # a function of C, which has no signature
+        return True
+    return callable(method)
 
 
 def caller(callbacks: Sequence[object], trainer: _Trainer) -> Callable[[events.Event], None]:

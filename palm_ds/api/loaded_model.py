@@ -22,9 +22,10 @@ from palm_ds.api.events import Metrics
 from palm_ds.api.predictions import predictions_of, scores_of, select_tasks
 from palm_ds.api.save_model import push_saved, save_pretrained
 from palm_ds.api.text_vectors import TextVectors
+from palm_ds.common.arguments import checks_arguments
 from palm_ds.common.errors import UserError
 from palm_ds.common.keywords import documents
-from palm_ds.data.given_rows import Rows, listed
+from palm_ds.data.given_rows import COLUMNS, Rows, listed
 from palm_ds.data.task import TableTask
 from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
 from palm_ds.inference.predictor import Predictor, find_model, open_predictor
@@ -58,6 +59,7 @@ class LoadedModel:
         named = {name: getattr(task, "labels", ()) for name, task in self.tasks.items()}
         return {name: tuple(labels) for name, labels in named.items() if labels}
 
+    @checks_arguments()
     def __call__(self, rows: Rows, *, task: str = "") -> list[dict[str, Any]]:
         """A prediction for each row, in order, of one task; of several, `task` names it."""
         if not task and len(self.tasks) > 1:
@@ -66,6 +68,7 @@ class LoadedModel:
             task or next(iter(self.tasks))
         ]
 
+    @checks_arguments(columns=COLUMNS)
     def predict(
         self,
         rows: Rows,
@@ -83,6 +86,7 @@ class LoadedModel:
         predictor = self._for(task).generating(generate or {})
         return predictions_of(predictor, listed(rows), SINGLE_PROCESS, columns, format)
 
+    @checks_arguments()
     def evaluate(self, rows: Rows, *, task: str = "") -> Metrics:
         """{task: {metric: value}} on rows with labels. Raises UserError."""
         predictor, given = self._for(task), listed(rows)
@@ -113,6 +117,7 @@ class LoadedModel:
 
     # ---- writing ----
 
+    @checks_arguments()
     def save(self, folder: str | Path) -> Path:
         """Write the weights of all tasks with everything needed to read them, for `palm.load`,
         `init_from` and palm-ds predict."""
@@ -125,12 +130,14 @@ class LoadedModel:
             shutil.copytree(self.folder, target, dirs_exist_ok=True)
         return target
 
+    @checks_arguments()
     def save_pretrained(self, folder: str | Path, *, task: str = "") -> Path:
         """Write a folder for transformers' Auto classes and `pipeline`: the encoder with the head
         of a task, or of the only task; with several tasks and no `task`, the encoder alone.
         Raises UserError for a task that transformers has no class for."""
         return save_pretrained(self.folder, folder, head=self._head(task), task=task)
 
+    @checks_arguments()
     def push_to_hub(
         self,
         name: str,
@@ -162,6 +169,7 @@ class LoadedModel:
         return found.name
 
 
+@checks_arguments(tasks="a list of names")
 def load(
     path: str | Path,
     *,

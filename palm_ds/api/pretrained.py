@@ -16,6 +16,7 @@ import torch
 
 from palm_ds.api.save_model import push_saved, save_pretrained
 from palm_ds.api.text_vectors import TextVectors
+from palm_ds.common.arguments import checks_arguments
 from palm_ds.common.config import read_json
 from palm_ds.common.errors import UserError
 from palm_ds.common.keywords import documents
@@ -46,6 +47,7 @@ class Backbone:
     """A vocabulary file or folder; empty: that of the checkpoint."""
 
     @classmethod
+    @checks_arguments()
     def from_pretrained(
         cls, name: str | Path, *, tokenizer: str | Path = "", path: str | Path = "."
     ) -> Backbone:
@@ -64,6 +66,7 @@ class Backbone:
         return cls(folder=str(folder), tokenizer=str(tokenizer))
 
     @classmethod
+    @checks_arguments()
     def from_config(
         cls, config: Mapping[str, Any] | str | Path, *, tokenizer: str | Path
     ) -> Backbone:
@@ -108,11 +111,13 @@ class Backbone:
         """By device."""
         return {}
 
+    @checks_arguments()
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write the encoder, with its masked-word head if it has one, as a folder that
         transformers' Auto classes open. Raises UserError."""
         return save_pretrained(self._with_weights(), folder)
 
+    @checks_arguments()
     def push_to_hub(
         self, name: str, *, private: bool = False, token: str | None = None, revision: str = ""
     ) -> str:

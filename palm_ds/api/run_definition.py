@@ -15,12 +15,13 @@ from types import FunctionType, MappingProxyType
 from typing import Any
 
 from palm_ds.api.pretrained import Backbone
-from palm_ds.api.train_settings import merged, read_settings
+from palm_ds.api.train_settings import check_keywords, merged, read_settings
 from palm_ds.common.errors import UserError
 from palm_ds.common.plugins import classes_to_names, name_of
 from palm_ds.data.task_with_data import TaskWithData
 from palm_ds.runtime.launched import is_single_process
 from palm_ds.runtime.processes import Processes, leave_at_exit, start
+from palm_ds.train.own_metrics import check_metric
 from palm_ds.train.recipe import Recipe, make_recipe
 from palm_ds.train.resolve import resolve
 from palm_ds.train.run_folder import RunSpec
@@ -45,6 +46,7 @@ class RunDefinition(ABC):
         if isinstance(backbone, str | Path):
             backbone = Backbone.from_pretrained(backbone)
         self.backbone = backbone
+        check_keywords(values, type(self).__name__)
         self.settings = read_settings(values, type(self).__name__)
         self._metrics = {name: _functions(found) for name, found in metrics.items()}
 
@@ -160,5 +162,6 @@ def _functions(metrics: object) -> tuple[FunctionType, ...]:
     for each in metrics if isinstance(metrics, Sequence) else (metrics,):
         if not isinstance(each, FunctionType):
             raise UserError(f"metrics: expected functions (predictions, labels), got {each!r:.60}")
+        check_metric(each)
         found.append(each)
     return tuple(found)

@@ -18,8 +18,9 @@ from palm_ds.api.events import Metrics
 from palm_ds.api.predictions import predictions_of, scores_of, select_tasks
 from palm_ds.api.pretrained import Backbone
 from palm_ds.api.training import TrainingSession
+from palm_ds.common.arguments import checks_arguments
 from palm_ds.common.errors import UserError
-from palm_ds.data.given_rows import Rows, listed
+from palm_ds.data.given_rows import COLUMNS, Rows, listed
 from palm_ds.inference.batching import batch_tokens_for
 from palm_ds.inference.predicted_tasks import asked_tasks
 from palm_ds.inference.predictor import Predictor, open_predictor
@@ -40,6 +41,7 @@ class Session(TrainingSession):
         super().__init__(backbone, values, callbacks, metrics or {})
         self._predictor: Predictor | None = None
 
+    @checks_arguments(columns=COLUMNS)
     def predict(
         self,
         rows: Rows,
@@ -56,6 +58,7 @@ class Session(TrainingSession):
         """`predict` for a few rows, by PaddlePALM's name."""
         return self.predict(rows)
 
+    @checks_arguments()
     def evaluate(self, rows: Rows | None = None, *, task: str = "") -> Metrics:
         """{task: {metric: value}} on the rows of `dev`, or on other rows with labels."""
         found: dict[str, dict[str, float]] = {}

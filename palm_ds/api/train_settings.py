@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,54 @@ from palm_ds.runtime.ds_config import DSConfig, make_ds_config, read_ds_config
 from palm_ds.runtime.processes import accelerator
 
 _DEFAULT_LENGTH = 128
+_ROWS = "rows of the task: .on(train=..., dev=...)"
+_TOKENIZER = "Backbone.from_pretrained(NAME, tokenizer=...)"
+_OPTIMIZER = 'recipe={"optimizer": {...}}'
+_PRECISION = 'deepspeed_config={"bf16": {"enabled": True}}, or fp16'
+TRANSFORMERS = {
+    "args": "keywords of this call",
+    "model": "backbone",
+    "tokenizer": _TOKENIZER,
+    "processing_class": _TOKENIZER,
+    "data_collator": "not needed: rows are packed",
+    "train_dataset": _ROWS,
+    "eval_dataset": _ROWS,
+    "compute_metrics": "metrics=FUNCTION of (predictions, labels)",
+    "output_dir": "folder",
+    "learning_rate": "lr",
+    "batch_size": "batch",
+    "per_device_train_batch_size": "batch, of a step over all processes",
+    "per_device_eval_batch_size": "not needed",
+    "gradient_accumulation_steps": "not needed: batch is that of a step, and is split as needed",
+    "num_train_epochs": "epochs",
+    "num_epochs": "epochs",
+    "max_steps": 'recipe={"stages": [{TASK: STEPS}]}',
+    "max_length": "length",
+    "max_seq_length": "length",
+    "warmup_steps": "warmup",
+    "warmup_ratio": "warmup",
+    "lr_scheduler_type": "schedule",
+    "eval_strategy": "evaluate_every",
+    "evaluation_strategy": "evaluate_every",
+    "eval_steps": "evaluate_every",
+    "save_strategy": "save_every",
+    "save_steps": "save_every",
+    "save_total_limit": 'recipe={"save": {"keep": NUMBER}}',
+    "logging_steps": "log_every",
+    "load_best_model_at_end": 'best="mean", or TASK.METRIC',
+    "metric_for_best_model": 'best="TASK.METRIC"',
+    "early_stopping_patience": "patience",
+    "report_to": 'recipe={"track": {"wandb": {"project": NAME}}}, or mlflow, trackio',
+    "resume_from_checkpoint": "folder: the same folder resumes",
+    "optim": _OPTIMIZER,
+    "optimizers": _OPTIMIZER,
+    "max_grad_norm": 'recipe={"optimizer": {"clip": NUMBER}}',
+    "label_smoothing_factor": "smoothing of the task: .on(smoothing=...)",
+    "bf16": _PRECISION,
+    "fp16": _PRECISION,
+    "deepspeed": "deepspeed_config",
+}
+"""Words of transformers' Trainer and TrainingArguments, and what they are called here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +152,13 @@ def _ds_config(given: str | Path | Mapping[str, Any] | None) -> DSConfig:
 def read_settings(values: Mapping[str, Any], where: str) -> TrainSettings:
     """Raises UserError for an unknown keyword or a wrong value."""
     return parse(TrainSettings, values, where)
+
+
+def check_keywords(names: Iterable[str], where: str) -> None:
+    """Raises UserError for a keyword of transformers' Trainer, with what it is called here."""
+    for name in names:
+        if name in TRANSFORMERS:
+            raise UserError(f"{where}.{name}: unknown key; here it is {TRANSFORMERS[name]}")
 
 
 def merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from palm_ds.api.pretrained import Backbone
 from palm_ds.api.session import Session
 from palm_ds.api.train_settings import TrainSettings
+from palm_ds.common.arguments import checks_arguments
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.keywords import documents
 from palm_ds.data.task_with_data import TaskWithData
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 
     from palm_ds.api.keywords import TrainKeywords
 
+_TASK = "a task with its rows, such as palm.tasks.Classification.on(train=...)"
+_BACKBONE = (
+    "palm.Backbone.from_pretrained(FOLDER or NAME), or that folder or name (of a model in memory, "
+    "what its save_pretrained writes)"
+)
+
 
 class Trainer(Session):
     """One task on an encoder.
@@ -28,6 +35,12 @@ class Trainer(Session):
     """
 
     @documents(TrainSettings)
+    @checks_arguments(
+        task=f"{_TASK}; several are for palm.MultiHeadTrainer",
+        backbone=_BACKBONE,
+        callbacks="a list of objects with methods of palm.Callback",
+        metrics="functions (predictions, labels)",
+    )
     def __init__(
         self,
         task: TaskWithData,
@@ -110,6 +123,13 @@ class MultiHeadTrainer(Session):
     """
 
     @documents(TrainSettings)
+    @checks_arguments(
+        tasks=f"a list, each {_TASK}",
+        backbone=_BACKBONE,
+        mix_ratio="{task: number}, or a number for each task",
+        callbacks="a list of objects with methods of palm.Callback",
+        metrics="{task: functions (predictions, labels)}",
+    )
     def __init__(
         self,
         tasks: Sequence[Member],
@@ -129,6 +149,8 @@ class MultiHeadTrainer(Session):
         callbacks: objects with methods to call during training (palm.Callback).
         metrics: {task: functions of your own}, as for palm.Trainer."""
         members = [_members(each) for each in tasks]
+        if not members or not all(members):
+            raise UserError("tasks: empty; name at least one")
         trainers = [m for task_group in members for m in task_group if isinstance(m, Trainer)]
         backbone = backbone or next((t.backbone for t in trainers if t.backbone), None)
         super().__init__(backbone, settings, callbacks, metrics or {})

@@ -17,6 +17,7 @@ from palm_ds.api.pretrained import Backbone
 from palm_ds.api.run_definition import RunDefinition
 from palm_ds.api.save_model import copy_model, push_saved
 from palm_ds.common import exit_codes
+from palm_ds.common.arguments import checks_arguments
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import plain_messages
 from palm_ds.inference import fill_mask
@@ -57,6 +58,7 @@ class TrainingSession(RunDefinition):
             raise UserError("cannot be changed after training has started")
         super().invalidate()
 
+    @checks_arguments(event_handler="a function of one event")
     def train(self, event_handler: EventHandler | None = None) -> Metrics:
         """Train to the end; returns the scores of the last evaluation.
 
@@ -99,6 +101,7 @@ class TrainingSession(RunDefinition):
         opened.loop.on_event = dispatcher
         return dispatcher
 
+    @checks_arguments()
     def get_one_batch(self) -> list[Batch]:
         """This process's micro-batches of the next step; each call advances by one step."""
         opened = self._open()
@@ -109,6 +112,7 @@ class TrainingSession(RunDefinition):
         except StopIteration:
             raise UserError(f"get_one_batch: there are only {self.steps} steps") from None
 
+    @checks_arguments(batch="what get_one_batch returns")
     def train_one_step(self, batch: list[Batch] | None = None) -> dict[str, float]:
         """Train the next step (on a batch of `get_one_batch`); returns {task: loss}. After the last
         step the weights are written."""
@@ -155,11 +159,13 @@ class TrainingSession(RunDefinition):
             self._opened.close()
         self._opened = self._batches = None
 
+    @checks_arguments()
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write a folder for transformers' Auto classes and `pipeline`, with the head of the only
         task: `save(folder, huggingface=True)`."""
         return self.save(folder, huggingface=True)
 
+    @checks_arguments()
     def push_to_hub(
         self, name: str, *, private: bool = False, token: str | None = None, revision: str = ""
     ) -> str:
@@ -174,6 +180,7 @@ class TrainingSession(RunDefinition):
             first_process=self.first_process,
         )
 
+    @checks_arguments()
     def save(self, folder: str | Path, *, huggingface: bool = False) -> Path:
         """Write the weights and everything needed to read them: for
         `palm.Backbone.from_pretrained`, palm-ds predict and `init_from`; or the encoder for

@@ -38,6 +38,8 @@ Row: TypeAlias = str | tuple[str, str] | Mapping[str, Any]
 """A text, a pair of texts, or a mapping with columns."""
 Rows: TypeAlias = str | Path | Iterable[Path | Row] | Callable[[], Iterable[Path | Row]] | Frame
 """A file, a pattern or a `datasets` folder; several; or rows (see the module)."""
+COLUMNS = '{role: column}, such as {"text_a": "sentence"}'
+"""What an argument `columns` is, for messages."""
 Listed: TypeAlias = str | list[str] | tuple[Mapping[str, Any], ...]
 """Paths of files, or a tuple of rows."""
 

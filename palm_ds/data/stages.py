@@ -12,16 +12,21 @@ group and u to each earlier one, u = B/(N+1). For N = 4 and B = 50k: 20 | 10+30 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
+from torch import nn
 
+from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_generator
 
 Mix = Literal["batch", "step"]
+_LONGEST_NAME = 80  # of a task
+_TASK_NAME = re.compile(rf"\w[\w -]{{0,{_LONGEST_NAME - 1}}}(?<! )")
 
 
 @dataclass(frozen=True)
@@ -160,6 +165,18 @@ def _columns(rows: Sequence[Sequence[str | int]]) -> str:
 def tasks_of(task_group: str) -> tuple[str, ...]:
     """The tasks of a task group; the first one builds the text."""
     return tuple(part.strip() for part in task_group.split("+"))
+
+
+def check_task_name(name: object, where: str) -> None:
+    """Raises UserError for a name that cannot be part of a task group, of the names of a model's
+    parameters, or of a file's name."""
+    if not isinstance(name, str) or not _TASK_NAME.fullmatch(name):
+        raise UserError(
+            f"{where}: {str(name)[:60]!r}: a task's name has up to {_LONGEST_NAME} letters, "
+            "digits, spaces, _ and -"
+        )
+    if hasattr(nn.ModuleDict(), name):
+        raise UserError(f"{where}: {name!r}: torch's modules have this name; choose another")
 
 
 # Kinds: budgets (total steps per task group) to stages ----------------------------------------

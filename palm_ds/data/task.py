@@ -2,8 +2,7 @@
 
     source ──items──> table of items ──layout──> which tokens, how long ──example──> Example
                                                        |                                |
-                     (from the index alone, vectorised)          label (each of the group) ──>
-                     labels
+           (from the index alone, vectorised)           labels <──label (each of the group)
 
 A task is one file in palm_ds/pretrain or palm_ds/tasks, named in recipes by its file name, or a
 user-defined class named `module.Class`. There is no registry. Tasks derive from CorpusTask or
@@ -23,14 +22,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 import numpy as np
 from torch import nn
 
+from palm_ds.common.arguments import checks_arguments
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.keywords import documents_own_fields
 from palm_ds.common.plugins import import_class, name_of
 from palm_ds.data.corpus_source import CorpusSource, passages
 from palm_ds.data.example import Example, build_input
-from palm_ds.data.given_rows import Rows, Splits, train_and_dev
+from palm_ds.data.given_rows import COLUMNS, Rows, Splits, train_and_dev
 from palm_ds.data.layout import layouts
+from palm_ds.data.stages import check_task_name
 from palm_ds.data.stored_prediction import StoredPrediction
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task_with_data import PADDLEPALM, TaskWithData
@@ -198,6 +199,7 @@ class Task(ABC, Generic[SourceT]):
 
     @documents_own_fields(without=("name", "source"), aliases=PADDLEPALM)
     @classmethod
+    @checks_arguments(columns=COLUMNS, read='{key: value}, such as {"delimiter": ";"}')
     def on(
         cls,
         *,
@@ -217,9 +219,11 @@ class Task(ABC, Generic[SourceT]):
             how rows are read (docs/finetuning.md).
         mix_ratio: steps of this task per step of the reference task."""
         kind, rows = kind_of(cls), train_and_dev(train, dev)
+        name = name or kind.rpartition(".")[2].lower()
+        check_task_name(name, f"{cls.__name__}.on: name")
         return TaskWithData(
             kind=kind,
-            name=name or kind.rpartition(".")[2].lower(),
+            name=name,
             train=rows[0],
             dev=rows[1],
             read={**(read or {}), **({"columns": dict(columns)} if columns else {})},
@@ -348,8 +352,7 @@ def build(name: str, values: Mapping[str, Any]) -> Task:
     where = f"tasks.{name}"
     if not isinstance(values, Mapping):
         raise UserError(f"{where}: expected keys such as `source: ...`, got {values!r}")
-    if "+" in name:
-        raise UserError(f"{where}: a task's name must not contain a +")
+    check_task_name(name, "tasks")
     kind = values.get("kind", name)
     fields = {key: value for key, value in values.items() if key != "kind"}
     if "name" in fields:

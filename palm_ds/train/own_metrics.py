@@ -3,12 +3,15 @@
     def kappa(predictions, labels):            # [{"label": "yes", ...}, ...], ["no", ...]
         return cohen_kappa_score(labels, [each["label"] for each in predictions])
 
-A recipe names them `module.function` (`evaluate.metrics`).
+A function of (y_true, y_pred), as scikit-learn's are, gets labels and predicted values instead. A
+recipe names them `module.function` (`evaluate.metrics`).
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, TypeAlias
 
 from palm_ds.common.errors import UserError, suggest
@@ -30,10 +33,13 @@ def import_metrics(names: Mapping[str, Sequence[str]], tasks: Mapping[str, Task]
             raise UserError(f"evaluate.metrics: no task {name!r}{suggest(name, tasks)}")
         if not isinstance(tasks[name], TextTask):
             raise UserError(f"evaluate.metrics: {name!r} has no predictions to score")
-    return {
+    imported = {
         task: [import_function(name, f"evaluate.metrics.{task}") for name in found]
         for task, found in names.items()
     }
+    for metric in chain.from_iterable(imported.values()):
+        check_metric(metric)
+    return imported
 
 
 def own_scores(
@@ -51,15 +57,45 @@ def own_scores(
     found: dict[str, float] = {}
     for metric in metrics if rows else ():
         made, right = [predictions[row] for row in rows], [labels[row] for row in rows]
-        found |= _named(metric, metric(made, right))
+        found |= _named(metric, _value(metric, made, right, task.prediction_key))
     return found
+
+
+def check_metric(metric: Callable[..., Any]) -> None:
+    """Raises UserError for a function that cannot be called with two lists."""
+    try:
+        inspect.signature(metric).bind([], [])
+    except TypeError as error:
+        raise UserError(
+            f"metrics: {_name(metric)}: takes other arguments than (predictions, labels): {error}"
+        ) from None
+
+
+def _value(metric: Metric, made: list[dict[str, Any]], right: list[Any], key: str) -> object:
+    """What a function returns. Raises UserError if one of (y_true, y_pred) does not suit the
+    task."""
+    if list(inspect.signature(metric).parameters)[:2] != ["y_true", "y_pred"]:
+        return metric(made, right)
+    other: Callable[..., object] = metric
+    try:
+        return other(right, [each.get(key) for each in made])
+    except (TypeError, ValueError) as error:
+        why = (str(error).splitlines() or ["error"])[0]
+        raise UserError(
+            f"metrics: {_name(metric)}: {why} (it got the labels and each prediction's {key!r}; "
+            "write a function of (predictions, labels) that calls it as needed)"
+        ) from None
 
 
 def _named(metric: Metric, value: object) -> dict[str, float]:
     """{metric: number} of what a function returned. Raises UserError for anything else."""
-    name = getattr(metric, "__name__", type(metric).__name__)
+    name = _name(metric)
     values: Mapping[Any, Any] = value if isinstance(value, Mapping) else {name: value}
     return {str(key): _number(each, f"metrics: {name}: {key}") for key, each in values.items()}
+
+
+def _name(metric: Callable[..., Any]) -> str:
+    return getattr(metric, "__name__", type(metric).__name__)
 
 
 def _number(value: Any, where: str) -> float:
