@@ -19,6 +19,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from palm_ds import downloader as downloader
     from palm_ds import tasks as tasks
     from palm_ds.api import (
         Backbone,
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     )
     from palm_ds.model import heads as heads
     from palm_ds.tasks import metrics as metrics
-    from palm_ds.weights.download import downloader as downloader
 
 __version__ = "0.1.0"
 __all__ = [
@@ -66,11 +66,19 @@ __all__ = [
     "load",
 ]
 _MODULES = {
-    "downloader": "palm_ds.weights.download.downloader",
+    "downloader": "palm_ds.downloader",
     "heads": "palm_ds.model.heads",
     "metrics": "palm_ds.tasks.metrics",
     "tasks": "palm_ds.tasks",
 }
+_PADDLEPALM = {
+    "reader": "rows belong to a task, as in palm.tasks.Classification.on(train=...)",
+    "head": "a head belongs to a task, such as palm.tasks.Classification",
+    "backbone": "use palm.Backbone.from_pretrained(FOLDER or NAME)",
+    "optimizer": "it is a keyword of palm.Trainer: lr, weight_decay, recipe",
+    "lr_sched": "it is a keyword of palm.Trainer: schedule, warmup",
+}
+"""PaddlePALM's modules that have no counterpart, and what is in their place."""
 
 
 def __getattr__(name: str) -> Any:
@@ -78,7 +86,8 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("palm_ds.api"), name)
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
-    raise AttributeError(f"module 'palm_ds' has no attribute {name!r}")
+    more = f": {_PADDLEPALM[name]} (docs/coming_from_paddlepalm.md)" if name in _PADDLEPALM else ""
+    raise AttributeError(f"module 'palm_ds' has no attribute {name!r}{more}")
 
 
 def __dir__() -> list[str]:

@@ -21,7 +21,7 @@ LAYERS = (
     ("train",),
     ("inference",),
     ("api", "serve"),
-    ("cli", "__init__"),
+    ("cli", "downloader", "__init__"),
 )
 """Bottom to top. A package has one place as a whole."""
 APART = ("pretrain", "tasks")

@@ -5,6 +5,7 @@
     download("ERNIE-v1-zh-base", path="models")  models/pretrain/ERNIE-v1-zh-base/
     download("ernie-gen-base-en")                ./pretrain/ernie-gen-base-en/
     download("org/name")                         ./pretrain/org/name/, from the Hub
+    download("bert-base-uncased")                likewise: the Hub's oldest models have no `org`
 
 Archives come over HTTP (http.py) into a cache, or from a mirror, and are unpacked as untrusted
 input (archive.py). A folder appears complete or not at all; an existing one is not downloaded
@@ -48,8 +49,12 @@ GROUPS: dict[str, Mapping[str, Published]] = {
     "reader": {},
 }
 _LISTED = {**GROUPS, "ERNIE": ERNIE}
+"""As `ls` shows them."""
+_DOWNLOADED = {**_LISTED, "pretrain": MODELS}
+"""The names that `download` finds in a group: `pretrain` is the folder of all of them."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _OLD_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")  # bert-base-uncased
+_HUBS_OWN = re.compile(r"(bert|roberta|xlm-roberta|camembert)-(base|large)(-[\w-]+)?")
 _HUB_FILES = ("*.json", "*.txt", "*.model", "*.md", "LICENSE*")
 _HUB_OTHERS = ("onnx/*", "openvino/*", "*/*.safetensors")
 _HUB_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # used if there are none of the above
@@ -96,33 +101,33 @@ def download(
 ) -> Path:
     """Download a pretrained model; returns its folder, `path`/pretrain/NAME.
 
-    `item` is a group and `scope` a name in it or `all`, as in PaddlePALM, or `item` is a name on
-    its own. Names may have any case, and PaddlePALM's former ones are known
+    `item` is a group that `ls` shows and `scope` a name in it or `all`, as in PaddlePALM, or `item`
+    is a name on its own. Names may have any case, and PaddlePALM's former ones are known
     (`ernie-en-uncased-large`, `bert-cn-base`). What cannot be opened is not downloaded: `all`
     leaves it out, with a line on stderr. `org/name` is a repository of the Hugging Face Hub,
     at `revision`. `places`: by default PALM_MIRROR and the user's cache folder. `again`: even if
     the folder exists. Raises UserError with one line.
     """
     path, places = Path(path), places or places_from_environment()
-    if _HUB_NAME.fullmatch(item):
+    if _HUB_NAME.fullmatch(item) or _HUBS_OWN.fullmatch(item):
         folder = path / "pretrain" / item
         return _made(folder, lambda folder: _from_hub(item, folder, revision), places, again)
     if revision is not None:
         raise UserError(f"revision: only for `org/name` on the Hub, not for {item}")
-    if item.lower() not in GROUPS and item.lower() != "all":
-        return _from_name(_name(item, MODELS), path / "pretrain", places, again)
-    groups = list(GROUPS) if item.lower() == "all" else [_group(item)]
-    if item.lower() != "all" and not GROUPS[groups[0]]:
+    folder = path / "pretrain"
+    if item.lower() not in {"all", *map(str.lower, _LISTED)}:
+        return _from_name(_name(item, MODELS), folder, places, again)
+    group = "pretrain" if item.lower() == "all" else _group(item)
+    if not _LISTED[group]:
         raise UserError(f"{item}: this PaddlePALM group is empty")
-    for group in groups:
-        if scope.lower() != "all":
-            return _from_name(_name(scope, GROUPS[group]), path / group, places, again)
-        for name, model in GROUPS[group].items():
-            if model.not_yet:
-                print(_refusal(name, model), file=sys.stderr)
-            else:
-                _from_name(name, path / group, places, again)
-    return path / groups[0]
+    if scope.lower() != "all":
+        return _from_name(_name(scope, _DOWNLOADED[group]), folder, places, again)
+    for name, model in _LISTED[group].items():
+        if model.not_yet:
+            print(_refusal(name, model), file=sys.stderr)
+        else:
+            _from_name(name, folder, places, again)
+    return folder
 
 
 # ---- names ----

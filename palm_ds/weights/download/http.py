@@ -49,6 +49,8 @@ class Patience:
     wait: float = 1.0
     """Seconds before the second try; doubled before each further one."""
     longest_wait: float = 30.0
+    reaches: int = 2
+    """Tries while the host cannot be reached and nothing has come from it."""
     timeout: float = 60.0
     """Seconds without a byte after which a connection counts as broken."""
     most: int = 64 << 30
@@ -61,9 +63,9 @@ PATIENCE = Patience()
 class _RetryableError(Exception):
     """This try failed, another may succeed. `wait`: seconds, if the server asks for them."""
 
-    def __init__(self, why: str, wait: float | None = None):
+    def __init__(self, why: str, wait: float | None = None, *, unreachable: bool = False):
         super().__init__(why)
-        self.wait = wait
+        self.wait, self.unreachable = wait, unreachable
 
 
 def fetch(
@@ -100,19 +102,20 @@ def fetch(
 
 
 def _fetch(part: _PartialFile, patience: Patience, progress: Progress) -> None:
-    failed, best = 0, part.done
+    failed, best, first = 0, part.done, part.done
     while True:
         try:
             return _one_try(part, patience, progress)
         except _RetryableError as broken:
             failed = 1 if part.done > best else failed + 1
             best = max(best, part.done)
-            if failed >= patience.tries:
+            away = broken.unreachable and best == first
+            if failed >= (patience.reaches if away else patience.tries):
                 so_far = f" ({part.done:,} bytes are kept for the next try)" if part.done else ""
                 raise UserError(f"{part.url}: {broken}, {failed} times{so_far}") from None
             wait = patience.wait * 2 ** (failed - 1) if broken.wait is None else broken.wait
             wait = min(wait, patience.longest_wait)
-            if wait >= 1:
+            if wait >= 1 and not away:
                 log.warning("%s: %s; again in %.0f s", part.url, broken, wait)
             time.sleep(wait)
 
@@ -177,7 +180,7 @@ def _one_try(part: _PartialFile, patience: Patience, progress: Progress) -> None
         _http_error(part, error)
     except urllib.error.URLError as error:
         raise _RetryableError(
-            f"{_host(part.url)} cannot be reached ({_reason(error.reason)})"
+            f"{_host(part.url)} cannot be reached ({_reason(error.reason)})", unreachable=True
         ) from None
     except (OSError, HTTPException, UnicodeError) as error:
         raise _RetryableError(f"the connection broke ({_reason(error)})") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+import palm_ds
 from palm_ds.common.errors import UserError
 from palm_ds.weights.download import downloader
 from palm_ds.weights.download.catalogue import ERNIE, MODELS, PRETRAIN
@@ -138,6 +140,32 @@ def test_unknown_names(arguments: tuple[str, ...], words: str, tmp_path: Path) -
         download(*arguments, path=tmp_path, places=Places(mirror=str(tmp_path)))
     assert words in str(caught.value) and "\n" not in str(caught.value)
     assert os.listdir(tmp_path) == []
+
+
+def test_everything_that_ls_shows_is_found_in_its_group(tmp_path: Path) -> None:
+    nowhere = Places(mirror=str(tmp_path / "none"))
+    for group, names in (("pretrain", [*PRETRAIN, *ERNIE]), ("ERNIE", ERNIE)):
+        for name in names:
+            folder = tmp_path / "pretrain" / name
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "vocab.txt").write_text("there already")
+            assert download(group, name, path=tmp_path, places=nowhere) == folder
+    assert download("ernie", path=tmp_path, places=nowhere) == tmp_path / "pretrain"
+
+
+def test_it_is_a_module_as_in_paddlepalm() -> None:
+    module = importlib.import_module("palm_ds.downloader")
+    assert palm_ds.downloader is module and (module.ls, module.download) == (ls, download)
+
+
+@pytest.mark.parametrize(
+    "name", ["bert-base-uncased", "roberta-large", "bert-large-uncased-whole-word-masking"]
+)
+def test_the_hubs_oldest_models_are_from_the_hub(name: str, tmp_path: Path) -> None:
+    """Not another publisher's weights of a similar name, which a suggestion would offer."""
+    with pytest.raises(UserError, match=f"^{name}: HF_HUB_OFFLINE is set") as caught:
+        download(name, path=tmp_path)
+    assert "BERT-en" not in str(caught.value)
 
 
 # ---- archives ----
@@ -478,5 +506,5 @@ def test_the_command(enter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (said.code, said.out, said.err) == (0, f"{tmp_path / 'pretrain' / NAME}\n", "")
     said = enter("download", NAME, "--path", tmp_path / "two", "--mirror", tmp_path)
     assert said.code == 2 and said.err.startswith("error: ") and said.err.count("\n") == 1
-    said = enter("download", "ernie")
+    said = enter("download", "ernie-2")
     assert said.code == 2 and "did you mean" in said.err or "known: " in said.err

@@ -215,6 +215,16 @@ def test_an_unreachable_server(file: Path, monkeypatch: pytest.MonkeyPatch) -> N
         fetch(f"http://127.0.0.1:{port}/a.tgz", file, patience=QUICK)
 
 
+def test_an_unknown_host_is_not_waited_for(
+    file: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    with pytest.raises(UserError, match=r"^http://nowhere.invalid/.* cannot be reached .*2 times$"):
+        fetch("http://nowhere.invalid/a.tgz", file)
+    assert slept == [1.0] and caplog.messages == []
+
+
 @pytest.mark.parametrize(
     "url",
     [
