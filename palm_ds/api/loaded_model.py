@@ -32,6 +32,7 @@ from palm_ds.inference.predictor import Predictor, find_model, open_predictor
 from palm_ds.runtime.checkpoint import SINGLE_PROCESS
 from palm_ds.runtime.processes import device_named
 from palm_ds.train.export import head_taken
+from palm_ds.weights.convert.locate import locate
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -135,7 +136,8 @@ class LoadedModel:
         """Write a folder for transformers' Auto classes and `pipeline`: the encoder with the head
         of a task, or of the only task; with several tasks and no `task`, the encoder alone.
         Raises UserError for a task that transformers has no class for."""
-        return save_pretrained(self.folder, folder, head=self._head(task), task=task)
+        row = task if self.predictor.recipe.backbone_config.task_types else ""
+        return save_pretrained(self.folder, folder, head=self._head(task), task=row)
 
     @checks_arguments()
     def push_to_hub(
@@ -179,12 +181,12 @@ def load(
     batch_tokens: int = 0,
 ) -> LoadedModel:
     """Open a trained model: a run folder, its weights/, best/ or a checkpoint, what `save` wrote,
-    or a Hugging Face folder with a head.
+    or a Hugging Face folder with a head, or `org/name` of one on the hub.
 
     `tasks`: only these. `device`: by default a GPU if there is one. `precision`: fp32, bf16 or
     fp16. `batch_tokens`: approximate tokens of a batch; 0 chooses for the device. Raises
     UserError."""
-    folder, _ = find_model(Path(path))
+    folder, _ = find_model(locate(Path(path))[0])
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
     predictor = open_predictor(
         folder,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.given_rows import Listed, Pairs, columns_for, open_rows
+from palm_ds.data.given_rows import TUPLE_ROLES, Listed, Pairs, columns_for, open_rows
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.text_generation import TextGenerator
 from palm_ds.inference.predict_files import without_labels
@@ -79,6 +79,8 @@ def _columns(each: EncoderPass, rows: Listed) -> dict[str, Any]:
         return dict(each.read.columns)
     task: object = each.arranger
     texts = task.source_roles if isinstance(task, TextGenerator) else getattr(task, "texts", ())
+    if tuple(each.arranger.tuple_roles) != TUPLE_ROLES:
+        texts = texts or tuple(each.arranger.tuple_roles[:2])
     if isinstance(rows, Pairs) and len(texts) == 1:
         raise UserError(f"rows: pairs, but {each.arranger.name} reads one text, {texts[0]}")
     return columns_for(rows, each.read.columns, texts)

@@ -3,6 +3,7 @@
     "new.tsv", Path("a.tsv"), [Path("a.tsv"), Path("b.tsv")]     files, patterns, folders
     ["a text", "another"]                                        texts, never files
     [("a text", "its pair"), ...]                                pairs of texts
+    [("a text", 1.5), ("a text", "its pair", "good"), ...]       one or two texts and a label
     [{"text_a": "a text", "label": "good"}, ...]                 mappings with columns
     datasets.Dataset, pandas.DataFrame, a generator, a function that returns any of these
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import glob
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
 else:
     Frame = Splits = Any
 
-Row: TypeAlias = str | tuple[str, str] | Mapping[str, Any]
-"""A text, a pair of texts, or a mapping with columns."""
+Row: TypeAlias = str | tuple[Any, ...] | Mapping[str, Any]
+"""A text, a pair of texts, texts with a label, or a mapping with columns."""
 Rows: TypeAlias = str | Path | Iterable[Path | Row] | Callable[[], Iterable[Path | Row]] | Frame
 """A file, a pattern or a `datasets` folder; several; or rows (see the module)."""
 COLUMNS = '{role: column}, such as {"text_a": "sentence"}'
@@ -50,7 +52,15 @@ class Pairs(tuple[Mapping[str, Any], ...]):
 
 DEV_SPLITS = ("validation", "dev", "valid", "test")
 """The split of a DatasetDict to evaluate on: the first of these that it has."""
-_KINDS = {"text": "a text", "pair": "a pair of texts", "mapping": "a mapping", "file": "a Path"}
+TUPLE_ROLES = ("text_a", "text_b", "label")
+"""The roles of a tuple's elements; the second text may be left out."""
+_KINDS = {
+    "text": "a text",
+    "pair": "a pair of texts",
+    "tuple": "a tuple of texts and a label",
+    "mapping": "a mapping",
+    "file": "a Path",
+}
 
 
 def train_and_dev(train: Rows | Splits | None, dev: Rows | None) -> tuple[Rows | None, Rows | None]:
@@ -65,9 +75,10 @@ def train_and_dev(train: Rows | Splits | None, dev: Rows | None) -> tuple[Rows |
     return train["train"], found if dev is None else dev
 
 
-def listed(rows: Rows, name: str = "rows") -> Listed:
+def listed(rows: Rows, name: str = "rows", tuple_roles: Sequence[str] = TUPLE_ROLES) -> Listed:
     """The paths of the files, or the rows as mappings, generated once. Messages refer to the
-    argument `name`. Raises UserError."""
+    argument `name`. `tuple_roles`: of a tuple's elements; `negatives` are all that remain. Raises
+    UserError."""
     given: Any = rows() if callable(rows) else rows
     if isinstance(given, str | Path):
         return _file(given, name)
@@ -82,7 +93,7 @@ def listed(rows: Rows, name: str = "rows") -> Listed:
         raise UserError(f"{name}: one mapping is no list of rows; give [{{...}}, ...]")
     if not isinstance(given, Iterable) or isinstance(given, bytes):
         raise UserError(f"{name}: expected a file or a list of rows, got {given!r:.60}")
-    return _rows(tuple(given), name)
+    return _rows(tuple(given), name, tuple_roles)
 
 
 def open_rows(rows: Listed, settings: TableSettings, name: str) -> Table:
@@ -130,8 +141,8 @@ def _file(given: str | Path, name: str) -> str:
 # ---- rows ----
 
 
-def _rows(given: tuple[Any, ...], name: str) -> Listed:
-    """Elements that are all files, texts, pairs or mappings."""
+def _rows(given: tuple[Any, ...], name: str, tuple_roles: Sequence[str]) -> Listed:
+    """Elements that are all files, texts, tuples or mappings."""
     kinds = [_kind(each) for each in given]
     for index, (kind, each) in enumerate(zip(kinds, given, strict=True)):
         if not kind:
@@ -147,7 +158,22 @@ def _rows(given: tuple[Any, ...], name: str) -> Listed:
     if kinds[0] == "text":
         _check_texts(given, name)
         return tuple({"text_a": str(each)} for each in given)
-    return Pairs({"text_a": str(one), "text_b": str(other)} for one, other in given)
+    if kinds[0] == "pair" and tuple(tuple_roles) == TUPLE_ROLES:
+        return Pairs({"text_a": str(one), "text_b": str(other)} for one, other in given)
+    return tuple(_by_role(each, f"{name}[{i}]", tuple_roles) for i, each in enumerate(given))
+
+
+def _by_role(given: Sequence[Any], where: str, roles: Sequence[str]) -> dict[str, Any]:
+    """A tuple as a mapping. Raises UserError for one of another length."""
+    if roles[-1] == "negatives":
+        found = dict(zip(roles[:2], given[:2], strict=True))
+        return {**found, "negatives": list(given[2:])} if len(given) > 2 else found
+    if len(given) > len(roles):
+        raise UserError(
+            f"{where}: {len(given)} elements; expected one or two texts and a label, or a mapping"
+        )
+    own = roles if len(given) == len(roles) else (roles[0], roles[-1])
+    return dict(zip(own, given, strict=True))
 
 
 def _kind(each: object) -> str:
@@ -158,9 +184,12 @@ def _kind(each: object) -> str:
         return "file"
     if isinstance(each, Mapping):
         return "mapping"
-    if not isinstance(each, tuple | list | np.ndarray) or len(each) != 2:
+    if not isinstance(each, tuple | list | np.ndarray) or len(each) < 2:
         return ""
-    return "pair" if all(isinstance(text, str) for text in each) else ""
+    *texts, last = each
+    if not all(isinstance(text, str) for text in texts) or not isinstance(last, str | Real):
+        return ""
+    return "pair" if len(each) == 2 and isinstance(last, str) else "tuple"
 
 
 def _check_texts(texts: Sequence[str], name: str) -> None:

@@ -29,7 +29,7 @@ from palm_ds.common.keywords import documents_own_fields
 from palm_ds.common.plugins import import_class, name_of
 from palm_ds.data.corpus_source import CorpusSource, passages
 from palm_ds.data.example import Example, build_input
-from palm_ds.data.given_rows import COLUMNS, Rows, Splits, train_and_dev
+from palm_ds.data.given_rows import COLUMNS, TUPLE_ROLES, Rows, Splits, train_and_dev
 from palm_ds.data.layout import layouts
 from palm_ds.data.stages import check_task_name
 from palm_ds.data.stored_prediction import StoredPrediction
@@ -101,6 +101,8 @@ class Task(ABC, Generic[SourceT]):
 
     unwritten: ClassVar[Sequence[str]] = ()
     """Entries of a prediction that only `metrics` reads."""
+    tuple_roles: ClassVar[Sequence[str]] = TUPLE_ROLES
+    """The roles of the elements of rows that are tuples (given_rows.py)."""
 
     # ---- examples ----
 
@@ -227,6 +229,7 @@ class Task(ABC, Generic[SourceT]):
             train=rows[0],
             dev=rows[1],
             read={**(read or {}), **({"columns": dict(columns)} if columns else {})},
+            tuple_roles=cls.tuple_roles,
             mix_ratio=mix_ratio,
             settings={PADDLEPALM.get(key, key): value for key, value in settings.items()},
         )

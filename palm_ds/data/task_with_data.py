@@ -10,14 +10,14 @@ palm_ds/data/given_rows.py reads.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.errors import UserError
-from palm_ds.data.given_rows import Rows, listed
+from palm_ds.data.given_rows import TUPLE_ROLES, Rows, listed
 from palm_ds.data.hub_datasets import names_of
 from palm_ds.data.reader.memory_rows import memory_rows, plain
 
@@ -45,6 +45,8 @@ class TaskWithData:
     dev: Rows | None = None
     read: Mapping[str, Any] = field(default_factory=dict)
     """How files are read, as in a source's `read`."""
+    tuple_roles: Sequence[str] = TUPLE_ROLES
+    """The roles of the elements of rows that are tuples."""
     mix_ratio: float = 1.0
     settings: dict[str, Any] = field(default_factory=dict)
     """The task's keys."""
@@ -76,7 +78,7 @@ class TaskWithData:
     def _files(self, rows: Rows, folder: Path, argument: str) -> str | list[str]:
         """Rows as a recipe refers to them."""
         self.datasets |= names_of(rows)
-        found = listed(rows, argument)
+        found = listed(rows, argument, self.tuple_roles)
         if not isinstance(found, tuple):
             return found
         path = folder / f"{self.name}.{argument}.jsonl"

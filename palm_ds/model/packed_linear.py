@@ -24,7 +24,8 @@ _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}
 
 class PackedLinear(nn.Module):
     """y = x W^T + b without gradients. Its state dict is that of the nn.Linear it was made from; it
-    cannot load one, or be moved. A copy is an nn.Linear, which can."""
+    cannot load one, or be moved. A copy is an nn.Linear, which can; one that was pickled is packed
+    again where it is loaded, if that machine can."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -35,13 +36,11 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Linear:
-        weight = self._weight.to_dense()
-        with torch.device("meta"):
-            linear = nn.Linear(weight.shape[1], weight.shape[0], self._bias is not None)
-        linear.weight = nn.Parameter(weight)
-        if self._bias is not None:
-            linear.bias = nn.Parameter(self._bias.clone())
-        return linear.eval()
+        bias = None if self._bias is None else self._bias.clone()
+        return _linear(self._weight.to_dense(), bias)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _packed_or_linear, (self._weight.to_dense(), self._bias)
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -49,6 +48,20 @@ class PackedLinear(nn.Module):
         destination[prefix + "weight"] = self._weight.to_dense()
         if self._bias is not None:
             destination[prefix + "bias"] = self._bias
+
+
+def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
+    with torch.device("meta"):
+        linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None)
+    linear.weight = nn.Parameter(weight)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias)
+    return linear.eval()
+
+
+def _packed_or_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
+    linear = _linear(weight, bias)
+    return PackedLinear(linear) if can_pack(weight.dtype) else linear
 
 
 def prepare_to_predict(model: Model, device: torch.device | str, dtype: torch.dtype) -> Model:

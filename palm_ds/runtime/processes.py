@@ -131,7 +131,9 @@ def start(ds_config: DSConfig) -> Processes:
             os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it
             _set_device()
             store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]  # no port
+            hook = sys.excepthook
             dist.init_process_group(_backend(), store=store, rank=0, world_size=1, timeout=timeout)
+            sys.excepthook = hook  # torch's puts [rank0] before every line of a traceback
         else:
             place = _place()
             rank_status.report(place.rank)

@@ -10,7 +10,7 @@ evaluated rows for every query.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -55,6 +55,7 @@ class Retrieval(EmbeddingTask):
     """Number of top texts that nDCG and recall evaluate."""
 
     prediction_key: ClassVar[str] = "score"
+    tuple_roles: ClassVar[Sequence[str]] = ("query", "positive", "negatives")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,7 +94,7 @@ class Retrieval(EmbeddingTask):
             self.row_texts(source, item)
         if self.distillation and labelled:
             self._teacher(source)
-        if labelled and not self._asks(source).any():
+        if labelled and len(source) and not self._asks(source).any():
             raise UserError(f"{self.where}: {source.name}: no row has a query")
 
     def check_step(self, source: TableSource, examples: int) -> None:
@@ -119,7 +120,8 @@ class Retrieval(EmbeddingTask):
         return source.column("query")[item]
 
     def _asks(self, source: TableSource) -> np.ndarray:
-        """(rows,) bool: the row has a query."""
+        """(rows,) bool: the row has a query. Raises UserError without the columns."""
+        self.columns_of(source)
         return np.array([query is not None for query in source.column("query")])
 
     def row_texts(self, source: TableSource, item: int) -> list[str]:

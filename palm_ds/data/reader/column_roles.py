@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ TEXTS = (
     ("premise", "hypothesis"),
     ("question1", "question2"),
     ("s1", "s2"),
+    ("sentence_A", "sentence_B"),
+    ("sentence_0", "sentence_1"),
     ("query", "title"),
 )
 """Columns that serve as text_a, or as text_a and text_b, if there is no text_a. A pair is used only
@@ -31,8 +34,11 @@ ALIASES = {
     "impossible": ("is_impossible",),
     "source": ("src",),
     "target": ("tgt",),
+    "query": ("anchor",),
+    "negatives": ("negative",),
 }
 """Columns that take a role if none has the role's own name."""
+_NUMBERED_NEGATIVE = re.compile(r"negative_\d+")
 _NUMBERED = ("tsv", "csv", "conll")
 OPEN = ("jsonl", "json", "memory")
 """Formats whose rows may differ in their columns; the columns of any row count."""
@@ -111,6 +117,9 @@ def _by_alias(free: Sequence[str | int], taken: Collection[str], path: str) -> d
         present = [name for name in aliases if name in free]
         if present and role not in taken:
             found[role] = _only(present, role, path)
+    several = [name for name in free if _NUMBERED_NEGATIVE.fullmatch(str(name))]
+    if several and not {"negatives"} & {*taken, *found}:
+        found["negatives"] = several if len(several) > 1 else several[0]
     pairs = [some for some in TEXTS if all(name in free for name in some)]
     if pairs and "text_a" not in taken:
         _only([" and ".join(some) for some in pairs], "text_a", path)
@@ -119,6 +128,8 @@ def _by_alias(free: Sequence[str | int], taken: Collection[str], path: str) -> d
             for role, name in zip(("text_a", "text_b"), pairs[0], strict=False)
             if role not in taken
         }
+    if "text_b" in {*found, *taken} and "score" in free and "label" not in {*found, *taken}:
+        found["label"] = "score"  # of the similarity of a pair, as sentence-transformers calls it
     return found
 
 
