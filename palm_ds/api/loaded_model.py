@@ -27,7 +27,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.keywords import documents
 from palm_ds.data.given_rows import COLUMNS, Rows, listed
 from palm_ds.data.task import TableTask
-from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
+from palm_ds.inference.embedder import EmbeddingSettings, Text, open_embedder
 from palm_ds.inference.predictor import Predictor, find_model, open_predictor
 from palm_ds.runtime.checkpoint import SINGLE_PROCESS
 from palm_ds.runtime.processes import device_named
@@ -96,7 +96,7 @@ class LoadedModel:
 
     @documents(EmbeddingSettings)
     def embed(
-        self, texts: str | Sequence[str], **settings: Unpack[EmbeddingKeywords]
+        self, texts: str | Sequence[Text], **settings: Unpack[EmbeddingKeywords]
     ) -> torch.Tensor | list[torch.Tensor]:
         """The encoder's vectors (texts, hidden) of texts, as `palm.Backbone` gives them."""
         return self._vectors(texts, settings)

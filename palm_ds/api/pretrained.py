@@ -21,7 +21,7 @@ from palm_ds.common.config import read_json
 from palm_ds.common.errors import UserError
 from palm_ds.common.keywords import documents
 from palm_ds.common.plugins import classes_to_names
-from palm_ds.inference.embedder import Embedder, EmbeddingSettings, open_embedder
+from palm_ds.inference.embedder import Embedder, EmbeddingSettings, Text, open_embedder
 from palm_ds.model.config import EncoderConfig
 from palm_ds.runtime.processes import device_named
 from palm_ds.text.tokenizer import load_tokenizer
@@ -87,12 +87,13 @@ class Backbone:
     @documents(EmbeddingSettings)
     def __call__(
         self,
-        texts: str | Sequence[str] | Sequence[Sequence[int]] | torch.Tensor,
+        texts: str | Sequence[Text] | Sequence[Sequence[int]] | torch.Tensor,
         *,
         device: str = "cpu",
         **settings: Unpack[EmbeddingKeywords],
     ) -> torch.Tensor | list[torch.Tensor]:
-        """The vectors (texts, hidden) float32 of texts, or of ids with their special tokens; with
+        """The vectors (texts, hidden) float32 of texts, of pairs of texts (each as one input with
+        both), or of ids with their special tokens; with
         `tokens=True` a list of (tokens, hidden). The weights are loaded at the first call. Raises
         UserError."""
         self._with_weights()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.inference.embedder import Embedder, EmbeddingSettings, with_settings
+from palm_ds.inference.embedder import Embedder, EmbeddingSettings, Text, with_settings
+from palm_ds.model.batch import PackedText
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,15 +24,15 @@ class TextVectors:
 
     def __call__(
         self,
-        texts: str | Sequence[str] | Sequence[Sequence[int]] | torch.Tensor,
+        texts: str | Sequence[Text] | Sequence[Sequence[int]] | torch.Tensor,
         settings: Mapping[str, Any],
     ) -> torch.Tensor | list[torch.Tensor]:
         """As `palm.Backbone`, called on texts. Raises UserError."""
         embedder = self._embedder(_settings(settings))
-        ids = _ids(texts, embedder)
+        encoded = _encoded(texts, embedder)
         if embedder.settings.tokens:
-            return [torch.from_numpy(found) for found in embedder.embed_tokens(ids)]
-        return torch.from_numpy(embedder.embed_ids(ids))
+            return [torch.from_numpy(found) for found in embedder.embed_tokens(encoded)]
+        return torch.from_numpy(embedder.embed_encoded(encoded))
 
     def _embedder(self, settings: EmbeddingSettings) -> Embedder:
         if settings not in self.embedders:
@@ -51,15 +52,26 @@ def _settings(given: Mapping[str, Any]) -> EmbeddingSettings:
     return EmbeddingSettings(**{**given, "layers": layers})
 
 
-def _ids(texts: Any, embedder: Embedder) -> list[np.ndarray]:
-    """The ids of texts, or the given ids without padding at the end, checked."""
+def _encoded(texts: Any, embedder: Embedder) -> list[PackedText]:
+    """Texts and pairs encoded, or the given ids without padding at the end, checked."""
+    if not isinstance(texts, Iterable) or isinstance(texts, Mapping | bytes):
+        raise UserError(f"texts: expected a text or a list of texts, got {texts!r:.60}")
     rows = [texts] if isinstance(texts, str) else list(texts)
-    if any(isinstance(row, str) for row in rows):
+    if any(map(_is_text, rows)):
         for number, row in enumerate(rows):
-            if not isinstance(row, str):
+            if not _is_text(row):
                 raise UserError(f"text {number}: expected a text like the others, got {row!r:.60}")
         return embedder.encode(rows)
-    return [_checked_ids(row, f"text {number}", embedder) for number, row in enumerate(rows)]
+    places = (f"text {number}" for number in range(len(rows)))
+    ids = [_checked_ids(row, where, embedder) for row, where in zip(rows, places, strict=True)]
+    return [embedder.encoded(each) for each in ids]
+
+
+def _is_text(row: object) -> bool:
+    """Whether it is a text or a pair."""
+    if isinstance(row, tuple | list) and len(row) == 2:
+        return all(isinstance(text, str) for text in row)
+    return isinstance(row, str)
 
 
 def _checked_ids(row: object, where: str, embedder: Embedder) -> np.ndarray:

@@ -15,7 +15,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("model", metavar="MODEL", help="a run folder, or a checkpoint of any format")
     add("--input", nargs="+", required=True, metavar="FILE", help="files of rows, or .txt")
     add("--output", required=True, type=Path, metavar="FILE", help="a .npy or .parquet file")
-    add("--column", default="", metavar="NAME", help="the column of texts (text_a, text, ...)")
+    add(
+        "--column",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="the column of texts (text_a, text, ...), or the two of pairs",
+    )
     add("--format", default="", help="format of the files, if not by their suffixes")
     add("--pooling", default=None, help="mean, cls, max or pooler (as the model says, or mean)")
     add("--layers", default="-1", metavar="A,B", help="average these layers (-1: the last)")
@@ -63,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     job = EmbeddingJob(
         inputs=args.input,
         output=args.output,
-        columns={"text_a": args.column} if args.column else {},
+        columns=_columns(args.column),
         format=args.format,
         dtype=args.dtype,
     )
@@ -80,6 +86,12 @@ def run(args: argparse.Namespace) -> int:
             markup=False,
         )
     return 0
+
+
+def _columns(names: list[str]) -> dict[str, str]:
+    if len(names) > 2:
+        raise UserError(f"--column {' '.join(names)}: expected one, or the two of pairs")
+    return dict(zip(("text_a", "text_b"), names, strict=False))
 
 
 def _layers(text: str) -> tuple[int, ...]:
@@ -101,7 +113,8 @@ torchrun --nproc_per_node 4 --module palm_ds.cli.embed runs/mine --input a.txt -
 """,
     notes="""
 What sentence-transformers' files in the model's folder say about pooling, normalization and length
-is the default. The output is the same for any number of processes; after an interruption, the same
+is the default. A row with two texts (sentence1 and sentence2, text_a and text_b) is one
+input with both. The output is the same for any number of processes; after an interruption, the same
 command continues.""",
     add_arguments=add_arguments,
     run=run,

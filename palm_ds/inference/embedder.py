@@ -1,7 +1,7 @@
 """Turns texts into vectors with any encoder: a run, or a checkpoint of any format.
 
     embedder = open_embedder("runs/mine", EmbeddingSettings(pooling="mean", normalize=True))
-    embedder.embed(["a text", "another text"])      # (2, hidden) float32
+    embedder.embed(["a text", ("a text", "its pair")])      # (2, hidden) float32
 
     texts ──tokens, sorted by length──> batches without padding ──encoder──> pooled ──> input order
 
@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.data.example import build_input
 from palm_ds.data.packing import pack
 from palm_ds.inference.batching import batch_tokens_for, even_parts, row_capacity
 from palm_ds.inference.predictor import DTYPES
@@ -29,8 +30,10 @@ from palm_ds.model.encoder import Encoder, build_encoder
 from palm_ds.model.kernels import choose_kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.packed_linear import prepare_to_predict
+from palm_ds.tasks.shared.text_task import level
 from palm_ds.text.exported_tokenizer import normalizing_tokenizer
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
+from palm_ds.text.tokens import TokenSpan
 from palm_ds.train.finished_run import weights_of
 from palm_ds.weights import weights_folder
 from palm_ds.weights.formats.contents import CheckpointContents
@@ -41,6 +44,8 @@ from palm_ds.weights.formats.huggingface.sentence_transformers import (
 from palm_ds.weights.formats.open import open_checkpoint
 
 POOLINGS = ("mean", "cls", "max", "pooler")
+Text: TypeAlias = str | Sequence[str]
+"""A text, or a pair of texts: [CLS] one [SEP] other [SEP]."""
 CHUNK = 4096
 """Texts that are sorted and batched together."""
 
@@ -113,23 +118,23 @@ class Embedder:
         size = self.encoder.hidden_size
         return min(self.settings.dimensions or size, size)
 
-    def embed(self, texts: Sequence[str]) -> np.ndarray:
+    def embed(self, texts: Sequence[Text]) -> np.ndarray:
         """(texts, size) float32."""
         assert not self.settings.tokens, "embed_tokens gives the vectors of tokens"
-        return self.embed_ids(self.encode(texts))
+        return self.embed_encoded(self.encode(texts))
 
-    def embed_ids(self, ids: Sequence[np.ndarray]) -> np.ndarray:
-        """Likewise, of texts as ids with their special tokens."""
-        out = np.empty((len(ids), self.size), np.float32)
-        for piece in self._batches(ids):
+    def embed_encoded(self, texts: Sequence[PackedText]) -> np.ndarray:
+        """Likewise, of encoded texts."""
+        out = np.empty((len(texts), self.size), np.float32)
+        for piece in self._batches(texts):
             with torch.inference_mode():
                 out[piece.texts] = self._finished(self._vectors(piece))
         return out
 
-    def embed_tokens(self, ids: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """The vectors of every token of each text, (tokens, size) float32."""
-        out: list[np.ndarray] = [np.empty(0)] * len(ids)
-        for piece in self._batches(ids):
+    def embed_tokens(self, texts: Sequence[PackedText]) -> list[np.ndarray]:
+        """The vectors of every token of each encoded text, (tokens, size) float32."""
+        out: list[np.ndarray] = [np.empty(0)] * len(texts)
+        for piece in self._batches(texts):
             with torch.inference_mode():
                 vectors = self._finished(self._layers(piece.batch.to(self.device)))
             starts = piece.batch.cu_seqlens.numpy()
@@ -137,30 +142,60 @@ class Embedder:
                 out[text] = vectors[starts[segment] : starts[segment + 1]]
         return out
 
-    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text with its special tokens, truncated. Raises UserError."""
-        special, most = self.tokenizer.vocabulary, (self.settings.max_length or 2) - 2
+    def encode(self, texts: Sequence[Text]) -> list[PackedText]:
+        """Each text with its special tokens, truncated. Raises UserError."""
+        return self.encode_counting(texts)[0]
+
+    def encode_counting(self, texts: Sequence[Text]) -> tuple[list[PackedText], int]:
+        """`encode`, and how many texts were truncated."""
         prompt = self.settings.prompt or ""
         if prompt and not self.pools_prompt:
             raise UserError(
                 f"prompt: the pooling of {self.folder} leaves out the tokens of {prompt!r} "
                 "(include_prompt: false), which is not supported"
             )
-        found = self.tokenizer.encode_texts([prompt + text for text in texts])
-        return [np.array([special.cls, *ids[:most], special.sep], np.int64) for ids, _ in found]
+        pieces = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
+        for number, piece in enumerate(pieces):
+            if not 1 <= len(piece) <= 2 or not all(isinstance(text, str) for text in piece):
+                raise UserError(f"text {number}: expected a text or a pair, got {piece!r:.60}")
+        flat = [text for first, *rest in pieces for text in (prompt + first, *rest)]
+        tokens = iter(ids for ids, _ in self.tokenizer.encode_texts(flat))
+        whole = [[next(tokens) for _ in piece] for piece in pieces]
+        most = [self._room(len(each)) for each in whole]
+        cut = sum(sum(map(len, each)) > room for each, room in zip(whole, most, strict=True))
+        return [self._encoded(each, room) for each, room in zip(whole, most, strict=True)], cut
 
-    def _batches(self, ids: Sequence[np.ndarray]) -> Iterator[_TextBatch]:
-        for first in range(0, len(ids), CHUNK):
-            lengths = np.array([len(each) for each in ids[first : first + CHUNK]])
+    def _room(self, texts: int) -> int:
+        """Tokens of one text or of a pair that fit, without special ones."""
+        return (self.settings.max_length or 2) - self.tokenizer.vocabulary.around(texts)
+
+    def _encoded(self, texts: Sequence[np.ndarray], most: int) -> PackedText:
+        """The ids of one text or of a pair, truncated and with special tokens."""
+        lengths = np.array([[len(each) for each in texts]])
+        kept = level(lengths, most)[0] if lengths.sum() > most else lengths[0]
+        spans = [TokenSpan(0, ids[:n]) for ids, n in zip(texts, kept, strict=True)]
+        found = build_input(spans, self.tokenizer.vocabulary)
+        types = np.minimum(found.token_type_ids, self.encoder.config.token_types - 1)
+        return replace(self.encoded(found.input_ids), token_type_ids=types)
+
+    def encoded(self, ids: np.ndarray) -> PackedText:
+        """A text that was encoded elsewhere."""
+        return PackedText(
+            input_ids=ids, token_type_ids=np.zeros(len(ids), np.int64), task_id=self.task_id
+        )
+
+    def _batches(self, texts: Sequence[PackedText]) -> Iterator[_TextBatch]:
+        for first in range(0, len(texts), CHUNK):
+            lengths = np.array([len(each.input_ids) for each in texts[first : first + CHUNK]])
             order = np.argsort(-lengths, kind="stable")
             for part in even_parts(lengths[order], self.batch_tokens):
                 own = lengths[order[part]]
                 capacity = row_capacity(self.encoder.kernels.attention, int(own.max()))
                 rows = pack(own, capacity) if capacity else [list(range(len(own)))]
-                yield self._batch([first + order[part][row] for row in rows], ids)
+                yield self._batch([first + order[part][row] for row in rows], texts)
 
-    def _batch(self, rows: Sequence[np.ndarray], ids: Sequence[np.ndarray]) -> _TextBatch:
-        packed = [[self._packed(ids[text]) for text in row] for row in rows]
+    def _batch(self, rows: Sequence[np.ndarray], texts: Sequence[PackedText]) -> _TextBatch:
+        packed = [[texts[text] for text in row] for row in rows]
         filled = np.array([sum(len(each.input_ids) for each in row) for row in packed])
         length = -(-int(filled.max()) // 8) * 8
         # a row that is not full ends in one sequence of padding
@@ -169,11 +204,6 @@ class Embedder:
         segments = [n + np.arange(len(row)) for n, row in zip(before, rows, strict=True)]
         batch = Batch.from_rows(packed, length=length, pad=self.tokenizer.vocabulary.pad)
         return _TextBatch(batch, np.concatenate(list(rows)), np.concatenate(segments))
-
-    def _packed(self, ids: np.ndarray) -> PackedText:
-        return PackedText(
-            input_ids=ids, token_type_ids=np.zeros(len(ids), np.int64), task_id=self.task_id
-        )
 
     def _vectors(self, piece: _TextBatch) -> torch.Tensor:
         """The vectors (n, hidden) of a batch's texts."""

@@ -28,7 +28,7 @@ from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.json_files import write_json
 from palm_ds.data.reader import Table, TableSettings, open_table
-from palm_ds.inference.embedder import CHUNK, Embedder
+from palm_ds.inference.embedder import CHUNK, Embedder, Text
 from palm_ds.runtime.checkpoint import SINGLE_PROCESS, ProcessGroup
 
 TYPES = ("float32", "float16", "int8")
@@ -45,7 +45,7 @@ class EmbeddingJob:
     inputs: Sequence[str]
     output: Path
     columns: Mapping[str, str | int] = field(default_factory=dict)
-    """{role: column}; the texts are `text_a`."""
+    """{role: column}; the texts are `text_a`, with `text_b` pairs."""
     format: str = ""
     """Format of the input; empty: by the files' suffixes."""
     dtype: str = "float32"
@@ -121,13 +121,17 @@ def _read_settings(job: EmbeddingJob) -> TableSettings:
     return TableSettings(format=job.format or "auto", columns=job.columns)
 
 
-def _texts(table: Table, job: EmbeddingJob) -> list[str]:
+def _texts(table: Table, job: EmbeddingJob) -> list[Text]:
+    """The texts of a table; the pairs of one with two texts in a row."""
     if "text_a" not in table.columns:
         raise UserError(f"{', '.join(job.inputs)}: no column of texts; name it: --column NAME")
     texts = table.column("text_a")
     if not texts:
         raise UserError(f"{', '.join(job.inputs)}: no rows")
-    return texts
+    alone = "text_a" in job.columns and "text_b" not in job.columns
+    if alone or "text_b" not in table.columns:
+        return texts
+    return list(zip(texts, table.column("text_b"), strict=True))
 
 
 # ---- parts ----
@@ -157,7 +161,7 @@ def _prepare(parts: Path, key: str) -> None:
 
 def _write_parts(
     embedder: Embedder,
-    texts: Sequence[str],
+    texts: Sequence[Text],
     parts: Path,
     group: ProcessGroup,
     done: Callable[[int, int], None],
@@ -181,13 +185,13 @@ def _part(parts: Path, first: int) -> Path:
     return parts / f"part_{first:012}.npz"
 
 
-def _write_part(embedder: Embedder, texts: Sequence[str], file: Path) -> None:
-    ids = embedder.encode(texts)
+def _write_part(embedder: Embedder, texts: Sequence[Text], file: Path) -> None:
+    encoded = embedder.encode(texts)
     if embedder.settings.tokens:
-        vectors = np.concatenate(embedder.embed_tokens(ids))
-        lengths = np.array([len(each) for each in ids])
+        vectors = np.concatenate(embedder.embed_tokens(encoded))
+        lengths = np.array([len(each.input_ids) for each in encoded])
     else:
-        vectors, lengths = embedder.embed_ids(ids), np.ones(len(ids), np.int64)
+        vectors, lengths = embedder.embed_encoded(encoded), np.ones(len(encoded), np.int64)
     temporary = file.with_suffix(".tmp.npz")
     np.savez(temporary, vectors=vectors, lengths=lengths)
     move_into_place(temporary, file)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,10 +21,11 @@ from palm_ds.data.decode import Decoded, gathered
 from palm_ds.data.example import Example
 from palm_ds.data.reader import Table
 from palm_ds.data.task import TableTask
-from palm_ds.inference.embedder import EmbeddingSettings
+from palm_ds.inference.embedder import EmbeddingSettings, Text
 from palm_ds.inference.fill_mask import Filled, Filler, MaskedText, as_record, best_guesses
 from palm_ds.inference.predict_files import without_labels
 from palm_ds.inference.predictor import EncoderPass
+from palm_ds.model.batch import PackedText
 from palm_ds.serve.forward import Scores, label_for_vector, vectors_task
 from palm_ds.serve.limits import RequestError, ServingLimits
 from palm_ds.serve.scheduler import Work
@@ -146,13 +147,13 @@ def predict_work(model: ServedModel, task: str, inputs: Sequence[Input]) -> Work
 
 
 def embed_work(
-    model: ServedModel, texts: Sequence[str] | Sequence[Sequence[int]], settings: EmbeddingSettings
+    model: ServedModel, texts: Sequence[Text] | Sequence[Sequence[int]], settings: EmbeddingSettings
 ) -> Work:
-    """Texts, or ids with their special tokens; the answer is (vectors (texts, size) float32, tokens
-    of each text, truncated texts)."""
+    """Texts and pairs, or ids with their special tokens; the answer is (vectors (texts, size)
+    float32, tokens of each text, truncated texts)."""
     pooling = settings.pooling or "mean"
-    ids, cut = _ids(model, texts, settings)
-    examples = [label_for_vector(_plain(each), pooling) for each in ids]
+    encoded, cut = _encoded(model, texts, settings)
+    examples = [label_for_vector(_plain(each), pooling) for each in encoded]
     size = settings.dimensions or model.embedder.encoder.hidden_size
 
     def finish(scores: Sequence[Scores]) -> tuple[np.ndarray, list[int], int]:
@@ -160,22 +161,20 @@ def embed_work(
         vectors = np.ascontiguousarray(every[:, :size])
         if settings.normalize:
             vectors = normalized(vectors)
-        return vectors, [len(each) for each in ids], cut
+        return vectors, [len(each.input_ids) for each in encoded], cut
 
     task_id = model.task_ids.get(settings.task, model.embedder.task_id)
     return Work(model=model, examples=examples, task_id=task_id, finish=finish)
 
 
-def _ids(
-    model: ServedModel, texts: Sequence[str] | Sequence[Sequence[int]], settings: EmbeddingSettings
-) -> tuple[list[np.ndarray], int]:
-    """The ids of each text, and how many were truncated."""
+def _encoded(
+    model: ServedModel, texts: Sequence[Text] | Sequence[Sequence[int]], settings: EmbeddingSettings
+) -> tuple[list[PackedText], int]:
+    """The texts with special tokens, and how many were truncated."""
     most = settings.max_length or model.embedder.settings.max_length or 0
-    if any(isinstance(text, str) for text in texts):
-        whole = replace(model.embedder, settings=replace(settings, max_length=10**9))
-        found = whole.encode([str(text) for text in texts])
-        short = [_truncated(each, most) for each in found]
-        return short, sum(len(a) > len(b) for a, b in zip(found, short, strict=True))
+    if any(isinstance(text, str) or isinstance(next(iter(text), 0), str) for text in texts):
+        embedder = replace(model.embedder, settings=replace(settings, max_length=most))
+        return embedder.encode_counting(cast("Sequence[Text]", texts))
     vocabulary = model.tokenizer.vocabulary.size
     given = [[int(x) for x in text] for text in texts]
     for number, each in enumerate(given):
@@ -185,11 +184,7 @@ def _ids(
             raise UserError(f"input[{number}]: an id is not in 0 to {vocabulary - 1:,}")
         if len(each) > most:
             raise UserError(f"input[{number}]: {len(each):,} ids; the model reads {most:,}")
-    return [np.array(each, np.int64) for each in given], 0
-
-
-def _truncated(ids: np.ndarray, most: int) -> np.ndarray:
-    return ids if len(ids) <= most else np.append(ids[: most - 1], ids[-1])
+    return [model.embedder.encoded(np.array(each, np.int64)) for each in given], 0
 
 
 def normalized(vectors: np.ndarray) -> np.ndarray:
@@ -197,10 +192,14 @@ def normalized(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
-def _plain(ids: np.ndarray) -> Example:
-    """A text alone, as one segment."""
-    nothing = np.zeros(len(ids), np.int64)
-    return Example(input_ids=ids, token_type_ids=nothing, source_offsets=nothing, annotations={})
+def _plain(text: PackedText) -> Example:
+    """A text or a pair, without labels."""
+    return Example(
+        input_ids=text.input_ids,
+        token_type_ids=text.token_type_ids,
+        source_offsets=np.zeros(len(text.input_ids), np.int64),
+        annotations={},
+    )
 
 
 # ---- masked words ----
@@ -212,7 +211,7 @@ def fill_work(model: ServedModel, texts: Sequence[str], top: int) -> Work:
     filler = model.filler
     assert filler is not None
     masked = [_masked(filler, text, f"texts[{n}]") for n, text in enumerate(texts)]
-    examples = [_plain(each.ids) for each in masked]
+    examples = [_plain(model.embedder.encoded(each.ids)) for each in masked]
     for example, each in zip(examples, masked, strict=True):
         example.labels[filler.task] = each.at, np.zeros(len(each.at), np.int64)
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.inference.embedder import EmbeddingSettings
+from palm_ds.inference.embedder import EmbeddingSettings, Text
 from palm_ds.serve.limits import RequestError, ServingLimits
 from palm_ds.serve.metrics import ServerMetrics
 from palm_ds.serve.model_set import ModelSet, Served, open_set
@@ -66,7 +66,7 @@ class Service:
 
     async def embed(
         self,
-        texts: Sequence[str] | Sequence[Sequence[int]],
+        texts: Sequence[Text] | Sequence[Sequence[int]],
         settings: Callable[[ServedModel], EmbeddingSettings],
         name: str,
         deadline: float,

@@ -21,7 +21,7 @@ def test_vectors_of_texts_and_ids(run) -> None:
     found = backbone(TEXTS)
     assert isinstance(found, torch.Tensor) and found.dtype == torch.float32
     assert np.array_equal(found, embedder.embed(TEXTS))
-    ids = embedder.encode(TEXTS[:3])
+    ids = [each.input_ids for each in embedder.encode(TEXTS[:3])]
     assert torch.equal(backbone([row.tolist() for row in ids]), backbone(TEXTS[:3]))
     padded = torch.zeros(3, 150, dtype=torch.int64) + TOKENIZER.vocabulary.pad
     for row, own in zip(padded, ids, strict=True):

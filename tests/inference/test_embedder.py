@@ -102,7 +102,7 @@ def test_layers_dimensions_and_length(run, reference) -> None:
     wanted = torch.stack([pooled(found, "mean", (0, 1, -1))[:5] for found in reference])
     assert np.abs(embedder.embed(TEXTS) - F.normalize(wanted).numpy()).max() < 1e-5
     short = open_embedder(run, EmbeddingSettings(max_length=3))
-    assert [len(ids) for ids in short.encode(["", "cat sat"])] == [2, 3]
+    assert [len(each.input_ids) for each in short.encode(["", "cat sat"])] == [2, 3]
     before = open_embedder(run, EmbeddingSettings(prompt="query: "))
     assert np.array_equal(before.embed(["cat"]), open_embedder(run).embed(["query: cat"]))
 
@@ -112,6 +112,30 @@ def test_one_vector_for_each_token(run, reference) -> None:
     found = embedder.embed_tokens(embedder.encode(TEXTS))
     for own, other in zip(found, reference, strict=True):
         assert np.abs(own - other["layers"][-1].numpy()).max() < 1e-5
+
+
+def test_pairs_equal_those_of_transformers(run) -> None:
+    """Token types, the length of both together, and pairs beside texts."""
+    from transformers import AutoModel, AutoTokenizer
+
+    pairs = [("cat", "the mat"), ("", "cat"), (TEXTS[5] * 3, TEXTS[6] * 3)]
+    tokenizer = AutoTokenizer.from_pretrained(run / "hf")
+    model = AutoModel.from_pretrained(run / "hf").eval()
+    embedder = open_embedder(run)
+    found = embedder.embed([*pairs, "cat"])
+    assert np.abs(found[-1] - embedder.embed(["cat"])[0]).max() < 1e-5
+    for (one, other), own in zip(pairs, found, strict=False):
+        batch = tokenizer(one, other, truncation=True, max_length=150, return_tensors="pt")
+        with torch.no_grad():
+            wanted = model(**batch).last_hidden_state[0].mean(0)
+        assert np.abs(own - wanted.numpy()).max() < 1e-5
+    backbone, model = palm.Backbone.from_pretrained(run), embedder.embed(pairs)
+    assert np.array_equal(backbone(pairs), model)
+    assert np.array_equal(backbone([list(pair) for pair in pairs]), model)
+    with pytest.raises(UserError, match=r"text 1: expected a text like the others, got \('a', 5\)"):
+        backbone(["cat", ("a", 5)])  # type: ignore[list-item]
+    with pytest.raises(UserError, match="texts: expected a text or a list of texts, got 5"):
+        backbone(5)  # type: ignore[arg-type]
 
 
 def test_a_task_has_its_own_embedding(run) -> None:

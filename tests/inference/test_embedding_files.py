@@ -95,6 +95,24 @@ def test_parquet_with_ids(run, folder: Path) -> None:
     assert json.loads(table.schema.metadata[b"palm_ds"])["size"] == 16
 
 
+def test_pairs_of_texts(run, folder: Path) -> None:
+    """The two texts of a row, found or named; one named column is of single texts."""
+    rows = [{"text_a": "cat", "text_b": text} for text in LINES]
+    (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    embedder, given = open_embedder(run), {"inputs": [str(folder / "pairs.jsonl")]}
+    pairs = embedder.embed([("cat", text) for text in LINES])
+    assert np.abs(np.load(written(folder, "a.npy", embedder, **given)) - pairs).max() < 1e-5
+    swapped = {**given, "columns": {"text_a": "text_b", "text_b": "text_a"}}
+    wanted = embedder.embed([(text, "cat") for text in LINES])
+    assert np.abs(np.load(written(folder, "b.npy", embedder, **swapped)) - wanted).max() < 1e-5
+    output = str(folder / "c.npy")
+    arguments = [str(run), "--input", *given["inputs"], "--output", output, "--column", "text_a"]
+    assert COMMAND.main([*arguments, "--device", "cpu"]) == 0
+    assert np.abs(np.load(output) - embedder.embed(["cat"])).max() < 1e-5
+    with pytest.raises(UserError, match="--column a b c: expected one, or the two of pairs"):
+        COMMAND.call([*arguments, "b", "c"])
+
+
 def test_parquet_of_tokens(run, folder: Path) -> None:
     embedder = open_embedder(run, EmbeddingSettings(tokens=True))
     found = pq.read_table(written(folder, "t.parquet", embedder)).column("embedding").to_pylist()

@@ -245,7 +245,10 @@ WRONG = {
         changed("tasks", "knowledge_masking", "units", to=["letter"]),
         "tasks.knowledge_masking.units",
     ),
-    "task's name": (changed("tasks", "a + b", to={"source": "text"}), "letters, digits, spaces, _ and -"),
+    "task's name": (
+        changed("tasks", "a + b", to={"source": "text"}),
+        "letters, digits, spaces, _ and -",
+    ),
     "task is a word": (changed("tasks", "knowledge_masking", to="yes"), "expected keys"),
     "module not found": (
         changed("tasks", "mine", to={"kind": "no_such_module.Task", "source": "text"}),

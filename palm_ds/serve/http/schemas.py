@@ -15,6 +15,7 @@ Masked = Annotated[str, Field(json_schema_extra={"pattern": _MASKED})]
 Id = Annotated[int, Strict(), Field(json_schema_extra={"minimum": 0})]
 _SOME: JsonDict = {"minItems": 1}
 Ids = Annotated[list[Id], Field(json_schema_extra=_SOME)]
+Pair = Annotated[list[Text], Field(min_length=2, max_length=2)]
 Row = dict[str, Any]
 ModelName = Annotated[str, Field(description="A model by name; by default the first that can.")]
 
@@ -36,7 +37,11 @@ class PredictBody(Body):
 
 
 class EmbedBody(Body):
-    texts: list[Text] = Field(json_schema_extra=_SOME, examples=[["a text", "another text"]])
+    texts: list[Text | Pair] = Field(
+        description="Texts, or pairs of texts, which are one input with both.",
+        examples=[["a text", "another text"]],
+        json_schema_extra=_SOME,
+    )
     model: ModelName = ""
     pooling: Literal["mean", "cls", "max", "pooler"] | None = Field(
         None, description="By default as the server's."

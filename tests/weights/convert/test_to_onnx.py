@@ -303,7 +303,7 @@ def test_real_weights(tmp_path: Path) -> None:
     assert fp16 < 0.51 * fp32 and int8 < 0.26 * fp32
     embedder = open_embedder(minilm())
     texts = ["A man is eating food.", "Two dogs run; 2023."]
-    ids = embedder.encode(texts)
+    ids = [each.input_ids for each in embedder.encode(texts)]
     shape = (len(ids), max(map(len, ids)))
     given = {name: np.zeros(shape, np.int64) for name in ("input_ids", "attention_mask")}
     for row, each in enumerate(ids):
