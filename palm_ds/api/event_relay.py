@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from palm_ds.api import events as event
 from palm_ds.train.evaluate import TaskScore
 from palm_ds.train.loop import Loop
+from palm_ds.train.report.metrics_file import FILE, read_metrics
 
 
 def as_metrics(scores: Mapping[str, TaskScore]) -> dict[str, dict[str, float]]:
@@ -15,6 +17,18 @@ def as_metrics(scores: Mapping[str, TaskScore]) -> dict[str, dict[str, float]]:
     return {
         name: {**score.metrics, "loss": score.loss}
         | ({} if score.metrics else {"accuracy": score.accuracy})
+        for name, score in scores.items()
+    }
+
+
+def stored_metrics(folder: Path) -> dict[str, dict[str, float]]:
+    """`as_metrics` of the last evaluation in a run folder; empty if there was none."""
+    file = folder / FILE
+    evaluations = read_metrics(file).evaluations if file.is_file() else []
+    scores = evaluations[-1]["scores"] if evaluations else {}
+    return {
+        name: {**(score.get("metrics") or {}), "loss": score["loss"]}
+        | ({} if score.get("metrics") else {"accuracy": score["accuracy"]})
         for name, score in scores.items()
     }
 

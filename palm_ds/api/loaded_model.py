@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from palm_ds.api.events import Metrics
+from palm_ds.api.notebook import Predictions
 from palm_ds.api.predictions import predictions_of, scores_of, select_tasks
 from palm_ds.api.save_model import push_saved, save_pretrained
 from palm_ds.api.text_vectors import TextVectors
 from palm_ds.common.arguments import checks_arguments
 from palm_ds.common.errors import UserError
 from palm_ds.common.keywords import documents
+from palm_ds.common.summary import Summary
 from palm_ds.data.given_rows import COLUMNS, Rows, listed
 from palm_ds.data.task import TableTask
 from palm_ds.inference.embedder import EmbeddingSettings, Text, open_embedder
@@ -40,13 +42,23 @@ if TYPE_CHECKING:
     from palm_ds.api.keywords import EmbeddingKeywords
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadedModel:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LoadedModel(Summary):
     """A trained model on a device. `palm.load` opens it."""
 
     folder: Path
     """The weights were read from here."""
     predictor: Predictor
+
+    def facts(self) -> dict[str, object]:
+        encoder = self.predictor.model.backbone.config
+        kinds = {name: type(task).__name__ for name, task in self.tasks.items()}
+        return {
+            "folder": self.folder,
+            "tasks": ", ".join(f"{name} ({kind})" for name, kind in kinds.items()),
+            "encoder": f"{encoder.num_layers} layers of {encoder.hidden_size}",
+            "device": self.predictor.device,
+        }
 
     @property
     def tasks(self) -> Mapping[str, TableTask]:
@@ -78,14 +90,15 @@ class LoadedModel:
         columns: Mapping[str, Any] | None = None,
         format: str = "",
         generate: Mapping[str, Any] | None = None,
-    ) -> dict[str, list[dict[str, Any]]]:
+    ) -> Predictions:
         """{task: a prediction for each row, in order}, for one task or for all tasks that can read
         such rows: texts, pairs, mappings, a Dataset, a DataFrame, files (docs/api.md). Labels are
         not needed. `columns`: {role: column}. `format`: of files, if not as in training.
         `generate`: how texts are written, such as {"beams": 5} (docs/generation.md). Raises
         UserError."""
         predictor = self._for(task).generating(generate or {})
-        return predictions_of(predictor, listed(rows), SINGLE_PROCESS, columns, format)
+        found = predictions_of(predictor, listed(rows), SINGLE_PROCESS, columns, format)
+        return Predictions(found)
 
     @checks_arguments()
     def evaluate(self, rows: Rows, *, task: str = "") -> Metrics:

@@ -21,6 +21,7 @@ from palm_ds.common.config import read_json
 from palm_ds.common.errors import UserError
 from palm_ds.common.keywords import documents
 from palm_ds.common.plugins import classes_to_names
+from palm_ds.common.summary import Summary
 from palm_ds.inference.embedder import Embedder, EmbeddingSettings, Text, open_embedder
 from palm_ds.model.config import EncoderConfig
 from palm_ds.runtime.processes import device_named
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     from palm_ds.api.keywords import EmbeddingKeywords
 
 
-@dataclass(frozen=True, kw_only=True)
-class Backbone:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Backbone(Summary):
     """An encoder to start from: a checkpoint, or hyperparameters with new weights."""
 
     folder: str = ""
@@ -45,6 +46,11 @@ class Backbone:
     """Without a folder: the keys of a recipe's `backbone`."""
     tokenizer: str = ""
     """A vocabulary file or folder; empty: that of the checkpoint."""
+
+    def facts(self) -> dict[str, object]:
+        new = f"new weights, {self.config.get('num_layers')} layers"
+        where = {"folder": self.folder} if self.folder else {"config": new}
+        return {**where, **({"tokenizer": self.tokenizer} if self.tokenizer else {})}
 
     @classmethod
     @checks_arguments()

@@ -18,6 +18,7 @@ from palm_ds.api.pretrained import Backbone
 from palm_ds.api.train_settings import check_keywords, merged, read_settings
 from palm_ds.common.errors import UserError
 from palm_ds.common.plugins import classes_to_names, name_of
+from palm_ds.common.summary import Summary
 from palm_ds.data.task_with_data import TaskWithData
 from palm_ds.runtime.launched import is_single_process
 from palm_ds.runtime.processes import Processes, leave_at_exit, start
@@ -30,7 +31,7 @@ from palm_ds.train.sources import Data, open_data
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-class RunDefinition(ABC):
+class RunDefinition(Summary, ABC):
     """Tasks on a backbone as a run. Nothing is opened before it is needed."""
 
     reference = ""
@@ -57,6 +58,17 @@ class RunDefinition(ABC):
     @abstractmethod
     def stages(self) -> Any:
         """The `stages` of the recipe."""
+
+    def facts(self) -> dict[str, object]:
+        given = self.settings
+        return {
+            "tasks": ", ".join(self.tasks),
+            "backbone": self.backbone,
+            "batch": given.batch,
+            "epochs": f"{given.epochs:g}",
+            "lr": f"{given.lr:g}",
+            "folder": given.folder or "temporary",
+        }
 
     @property
     def tasks(self) -> dict[str, TaskWithData]:

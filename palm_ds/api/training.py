@@ -6,13 +6,14 @@ import logging
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rich.console import Console
 
 from palm_ds.api.callback_calls import caller, check_callbacks
-from palm_ds.api.event_relay import EventDispatcher, as_metrics
+from palm_ds.api.event_relay import EventDispatcher, as_metrics, stored_metrics
 from palm_ds.api.events import Event, EventHandler, Metrics
+from palm_ds.api.notebook import NotebookProgress, Report, in_notebook
 from palm_ds.api.pretrained import Backbone
 from palm_ds.api.run_definition import RunDefinition
 from palm_ds.api.save_model import copy_model, push_saved
@@ -23,7 +24,7 @@ from palm_ds.common.messages import plain_messages
 from palm_ds.inference import fill_mask
 from palm_ds.model.batch import Batch
 from palm_ds.runtime.processes import leave_at_exit
-from palm_ds.runtime.signals import stop_signals
+from palm_ds.runtime.signals import StopFlag, stop_signals
 from palm_ds.train.export import FinalWeights, info_of, write_hf, write_onnx, write_weights
 from palm_ds.train.train import TrainingRun, setup_run
 
@@ -62,9 +63,10 @@ class TrainingSession(RunDefinition):
     def train(self, event_handler: EventHandler | None = None) -> Metrics:
         """Train to the end; returns the scores of the last evaluation.
 
-        `event_handler` is called with the events of palm.event. If interrupted (Ctrl-C, "interrupt"
-        in a notebook), it saves and returns. Called again, or in another process with the same
-        `folder`, it resumes from there."""
+        `event_handler` is called with the events of palm.event. If interrupted (Ctrl-C, the stop
+        button of a notebook), it saves and raises KeyboardInterrupt; stopped by SIGTERM, it saves
+        and exits with code 75. Called again, or in another process with the same `folder`, it
+        resumes from there."""
         opened = self._open()
         dispatcher = self._dispatcher(opened, event_handler)
         opened.next_step, self._batches = self.cur_train_step, None
@@ -72,12 +74,32 @@ class TrainingSession(RunDefinition):
             code = opened.run_to_end(flag)
         self.cur_train_step = dispatcher.done
         self._finished = opened.loop.done
-        self.scores = as_metrics(opened.loop.scores) or self.scores
+        scores = as_metrics(opened.loop.scores) or self.scores
+        self.scores = scores or stored_metrics(self.folder)
         dispatcher.end()
         self._close()
         if code == exit_codes.NONFINITE:
             raise UserError(opened.loop.recovery.reason)
+        if code == exit_codes.STOPPED:
+            self._raise_stopped(flag)
         return self.scores
+
+    def _raise_stopped(self, flag: StopFlag) -> NoReturn:
+        """End the program, or the cell, after a stop that was asked for from outside."""
+        if not flag.interrupted:
+            raise SystemExit(exit_codes.STOPPED)
+        where = f" with folder={str(self.folder)!r}" if self.settings.folder else ""
+        raise KeyboardInterrupt(
+            f"step {self.cur_train_step:,} of {self.steps:,} is saved; train(){where} resumes"
+        )
+
+    def report(self) -> Report:
+        """The curves and scores of the finished training, which a notebook shows inline. Raises
+        UserError."""
+        path = self.folder / "report.html"
+        if not path.is_file():
+            raise UserError("report: nothing was trained to its end; call train() first")
+        return Report(path)
 
     def stop_training(self) -> None:
         """For callbacks and event handlers: end the training after this step. The weights are
@@ -138,13 +160,16 @@ class TrainingSession(RunDefinition):
             raise UserError(f"training has finished: all {self.steps} steps are done")
         if self._opened is None:
             leave_at_exit()
-            console = Console(width=140, force_terminal=False, force_jupyter=False)
-            with plain_messages():
+            quiet = in_notebook()  # a display shows what the lines say
+            console = Console(width=140, force_terminal=False, force_jupyter=False, quiet=quiet)
+            with plain_messages(logging.WARNING if quiet else logging.INFO):
                 opened = setup_run(
                     self.run, console=console, data=self.data, examples=fill_mask.examples
                 )
             assert opened is not None
             weakref.finalize(self, opened.leave_folder)
+            if quiet and opened.loop.log:
+                opened.loop.log.listener = NotebookProgress(self.steps).record
             self._opened, self.cur_train_step = opened, opened.next_step
         return self._opened
 

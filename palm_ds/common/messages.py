@@ -23,15 +23,16 @@ LIBRARY = "palm_ds"
 
 
 @contextmanager
-def plain_messages() -> Iterator[None]:
-    """Prints messages inside the block, unless the program gave the logger a handler or a level."""
+def plain_messages(level: int = logging.INFO) -> Iterator[None]:
+    """Prints messages of a level and above inside the block, unless the program gave the logger a
+    handler or a level."""
     logger = logging.getLogger(LIBRARY)
     if logger.handlers or logger.level != logging.NOTSET:
         yield
         return
     handler = _PlainLines()
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(level)
     try:
         yield
     finally:

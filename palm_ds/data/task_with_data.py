@@ -10,13 +10,14 @@ palm_ds/data/given_rows.py reads.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.errors import UserError
+from palm_ds.common.summary import Summary
 from palm_ds.data.given_rows import TUPLE_ROLES, Rows, listed
 from palm_ds.data.hub_datasets import names_of
 from palm_ds.data.reader.memory_rows import memory_rows, plain
@@ -33,8 +34,8 @@ class NamedRows:
     rows: tuple[Any, ...]
 
 
-@dataclass(kw_only=True)
-class TaskWithData:
+@dataclass(kw_only=True, repr=False)
+class TaskWithData(Summary):
     """A task and the rows it learns from, as `Task.on` makes it."""
 
     kind: str
@@ -54,6 +55,11 @@ class TaskWithData:
     """Data sets on the hub that its rows are from, as far as they say so."""
     in_memory: dict[str, NamedRows] = field(default_factory=dict, init=False, repr=False)
     """{file that rows in memory were written to: the rows}."""
+
+    def facts(self) -> dict[str, object]:
+        given = {"train": self.train, "dev": self.dev}
+        rows = {name: _shown(x) for name, x in given.items() if x is not None}
+        return {"kind": self.kind, "name": self.name, **rows, **self.settings}
 
     @property
     def auxiliary(self) -> bool:
@@ -89,6 +95,13 @@ class TaskWithData:
         # every process of a run writes this file
         write_file_atomically(path, "".join(f"{line}\n" for line in lines))
         return str(path)
+
+
+def _shown(rows: object) -> str:
+    """Rows in a few words: their files or their number."""
+    if isinstance(rows, str | Path):
+        return str(rows)
+    return f"{len(rows):,} rows" if isinstance(rows, Sized) else type(rows).__name__
 
 
 def _kept(rows: Rows) -> Rows:

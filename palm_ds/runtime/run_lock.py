@@ -169,7 +169,7 @@ def lock_run_folder(
         except UserError as error:
             problem = str(error)
         except OSError as error:
-            problem = f"run_dir: {folder}: cannot be written: {error.strerror or error}"
+            problem = f"run folder {folder}: cannot be written: {error.strerror or error}"
     problem = group.gather(problem)[0]
     if problem:
         raise UserError(problem)
@@ -184,8 +184,8 @@ def _take(folder: Path, poll_seconds: float) -> RunLock:
         state = _watch(file, owner, poll_seconds)
         if state == "runs":
             raise UserError(
-                f"run_dir: {folder}: another run is using it: {owner or file}; wait for it, stop "
-                "it, or choose another --run_dir"
+                f"run folder {folder}: another run is using it: {owner or file}; wait for it, stop "
+                "it, or choose another folder"
             )
         if state == "ended" and _remove(file, owner):
             log.warning("%s: taken over from %s, which has ended", file, owner or "an unknown run")

@@ -29,6 +29,8 @@ class StopFlag:
     """Set by SIGTERM, by Ctrl-C and when a launcher has ended; read between steps."""
 
     signalled: bool = False
+    interrupted: bool = False
+    """By Ctrl-C, or the stop button of a notebook."""
     launchers: list[psutil.Process] = field(default_factory=list)
     starting: bool = False
     """There is nothing to save yet."""
@@ -60,6 +62,7 @@ def stop_signals(*, starting: bool = False) -> Iterator[StopFlag]:
             raise KeyboardInterrupt
         first[0] = first[0] or time.monotonic()
         flag.signalled = True
+        flag.interrupted |= number == signal.SIGINT
 
     first = [0.0]
     before = {}

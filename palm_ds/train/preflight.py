@@ -95,7 +95,7 @@ def compare_hosts(run: RunSpec, data: Data, processes: Processes) -> None:
     blind = dict.fromkeys(one.host for one, sees in zip(found, seen, strict=True) if not sees)
     if blind and seen[0]:  # otherwise rank 0 cannot write there, and says so later
         raise UserError(
-            f"run_dir: {run.folder}: not the same folder on {_named(blind)} as on {found[0].host}; "
+            f"run folder {run.folder}: not the same folder on {_named(blind)} as on {found[0].host}; "
             "name one on a file system that all hosts share"
         )
 

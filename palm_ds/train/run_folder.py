@@ -75,7 +75,7 @@ def check_folder(run: RunSpec, data: Data) -> list[str]:
         more = f" (and {len(changed) - 4} more)" if len(changed) > 4 else ""
         raise UserError(
             f"{run.folder}: holds a run of a different recipe: {'; '.join(changed[:4])}{more}. "
-            "Choose another --run_dir, or restore the recipe and its data"
+            "Choose another folder, or restore the recipe and its data"
         )
     return found
 
@@ -99,9 +99,9 @@ def check_writable(folder: Path) -> None:
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
         what = "is a file" if existing == folder else f"{existing} is a file"
-        raise UserError(f"run_dir: {folder}: {what}; name a folder")
+        raise UserError(f"run folder {folder}: {what}; name a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"run_dir: {folder}: {existing} cannot be written")
+        raise UserError(f"run folder {folder}: {existing} cannot be written")
 
 
 def _stored_recipe(file: Path) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def write_folder(run: RunSpec, config: Mapping[str, Any], data: Data) -> None:
     try:
         run.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"run_dir: {run.folder}: cannot be made: {error.strerror}") from None
+        raise UserError(f"run folder {run.folder}: cannot be made: {error.strerror}") from None
     text = yaml.safe_dump(_recipe_to_store(run, data), sort_keys=False, allow_unicode=True)
     write_file_atomically(run.folder / "recipe.yaml", text)
     write_json(run.folder / "ds_config.json", config)

@@ -27,10 +27,10 @@ def check_space(run: RunSpec, size: ModelSize) -> None:
     if needed > free:
         one, new = checkpoint_bytes(run, size), _new_checkpoints(run)
         raise UserError(
-            f"run_dir: {run.folder}: the disk has {free / _GB:,.3g} GB free, but this run writes "
+            f"run folder {run.folder}: the disk has {free / _GB:,.3g} GB free, but this run writes "
             f"{needed / _GB:,.3g} GB: {_checkpoints(new)} of {one / _GB:,.3g} GB (save.keep and "
             f"the one being written) and {_new_outputs(run)} copies of the weights; free some, "
-            "choose another --run_dir, or lower save.keep"
+            "choose another folder, or lower save.keep"
         )
 
 

@@ -62,7 +62,7 @@ def ended() -> LockOwner:
 def test_a_second_run_is_refused_with_who_where_and_since_when(tmp_path: Path) -> None:
     lock = take(tmp_path / "run")
     who = rf"process {os.getpid()} on \S+ since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d UTC \(.+\); wait"
-    with pytest.raises(UserError, match=rf"run_dir: .*run: another run is using it: {who}"):
+    with pytest.raises(UserError, match=rf"run folder .*run: another run is using it: {who}"):
         take(tmp_path / "run")
     lock.release()
     lock.release()
@@ -212,7 +212,7 @@ def test_without_links_a_lock_is_a_lock(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="run_dir: .*: cannot be written: Not a directory"):
+    with pytest.raises(UserError, match="run folder .*: cannot be written: Not a directory"):
         take(tmp_path / "file" / "run")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -60,6 +60,8 @@ class RunLog:
         self._trackers = RunTrackers(
             track or TrackSettings(), Path(folder), config or {}, self._show
         )
+        self.listener: Callable[[str, Mapping[str, Any]], None] | None = None
+        """Called with (kind, record) of each line of metrics.jsonl."""
         self._finished = False
         self._held_out: Mapping[str, Mapping[str, Any]] = {}
         self._live: Live | None = None
@@ -148,6 +150,8 @@ class RunLog:
             self._console.print(line, highlight=False, soft_wrap=True, markup=False)
 
     def _write(self, kind: str, record: Mapping[str, Any]) -> None:
+        if self.listener:
+            self.listener(kind, record)
         whole = {"kind": kind, **record}
         whole.setdefault("elapsed", round(self.elapsed, 3))
         self._file.append(json.dumps(nan_to_null(whole), ensure_ascii=False, allow_nan=False))
