@@ -30,7 +30,7 @@ def in_notebook() -> bool:
 
 
 class NotebookProgress:
-    """A display in the output of a cell, drawn anew for each record of the log."""
+    """A display in the output of a cell, updated with each record of the log."""
 
     def __init__(self, total: int) -> None:
         """`total`: steps of the whole training."""
@@ -59,9 +59,8 @@ class NotebookProgress:
         bar = f'<progress value="{self._step}" max="{self._total}" style="width: 20em"></progress>'
         losses = self._losses[-1][1] if self._losses else {}
         parts = [f"step {self._step:,} of {self._total:,}"]
-        parts += [
-            f"{task}: loss {value:.4g}" for task, value in losses.items() if value is not None
-        ]
+        known = {task: value for task, value in losses.items() if value is not None}
+        parts += [f"{task}: loss {value:.4g}" for task, value in known.items()]
         line = " &nbsp; ".join(map(escape, [*parts, self._note] if self._note else parts))
         scores = score_table(self._scores) if self._scores else ""
         return f"<div>{bar} {line}</div>{self._curve()}{scores}"

@@ -95,8 +95,8 @@ def compare_hosts(run: RunSpec, data: Data, processes: Processes) -> None:
     blind = dict.fromkeys(one.host for one, sees in zip(found, seen, strict=True) if not sees)
     if blind and seen[0]:  # otherwise rank 0 cannot write there, and says so later
         raise UserError(
-            f"run folder {run.folder}: not the same folder on {_named(blind)} as on {found[0].host}; "
-            "name one on a file system that all hosts share"
+            f"run folder {run.folder}: not the same folder on {_named(blind)} as on "
+            f"{found[0].host}; name one on a file system that all hosts share"
         )
 
 

@@ -82,6 +82,18 @@ def test_the_calls_of_a_training_and_metrics_of_the_users_own(tables: Path) -> N
     assert again["right"] == pytest.approx(again["accuracy"])
 
 
+def test_metrics_of_scikit_learn_get_labels_and_values(tables: Path) -> None:
+    from sklearn.metrics import accuracy_score, f1_score
+
+    scores = trainer(tables, metrics=accuracy_score, epochs=1).train()["classification"]
+    assert scores["accuracy_score"] == pytest.approx(scores["accuracy"])
+    with pytest.raises(
+        UserError, match=r"^metrics: f1_score: pos_label=1 is not a valid label"
+    ) as e:
+        trainer(tables, metrics=f1_score, epochs=1).train()
+    assert "write a function of (predictions, labels)" in str(e.value)
+
+
 def test_every_method_of_callback_is_called() -> None:
     methods = {name for name in vars(palm.Callback) if not name.startswith("_")}
     assert set(HOOKS) == methods and len(HOOKS) == len(methods)
@@ -147,6 +159,13 @@ def test_mistakes_are_one_line(tables: Path) -> None:
         def on_step_ended(self, trainer: Any, event: Any) -> None:
             pass
 
+    class WrongShape:
+        def on_step_end(self) -> None:
+            pass
+
+    class NoMethod:
+        on_step_end = 5
+
     theirs = transformers.EarlyStoppingCallback()
     wrong: dict[str, dict[str, Any]] = {
         r"callbacks\[1\]: EarlyStoppingCallback is a callback of transformers; derive it": {
@@ -158,6 +177,9 @@ def test_mistakes_are_one_line(tables: Path) -> None:
         r"callbacks\[0\]: expected an object with methods": {"callbacks": [Misspelled]},
         r"callbacks\[0\]: expected an object with": {"callbacks": [5]},
         r"callbacks: expected a list of objects, got": {"callbacks": palm.Callback()},
+        r"callbacks\[0\]: on_step_end: expected a method of": {"callbacks": [WrongShape()]},
+        r"callbacks\[0\]: on_step_end: expected a method of \(": {"callbacks": [NoMethod()]},
+        r"metrics: <lambda>: takes other arguments than": {"metrics": lambda p: 1.0},
         r"metrics: expected functions \(predictions, labels\), got 'f1'": {"metrics": ["f1"]},
         r"<lambda>: recipes cannot name a nested function": {"metrics": lambda p, x: 1.0},
     }

@@ -284,7 +284,10 @@ def test_an_interrupted_training_saves_and_another_one_resumes_it(tables, tmp_pa
             os.kill(os.getpid(), signal.SIGINT)
 
     first = trainer(tables, epochs=3, folder=tmp_path / "run")
-    first.train(interrupt)
+    with pytest.raises(
+        KeyboardInterrupt, match=r"^step \d+ of \d+ is saved; train\(\) with folder="
+    ):
+        first.train(interrupt)
     assert first.cur_train_step == 6
     second = trainer(tables, epochs=3, folder=tmp_path / "run")
     events: list[Any] = []
@@ -389,7 +392,10 @@ def test_a_custom_encoder_and_a_custom_optimizer(tables, tmp_path):
     assert whole.recipe.backbone_config.kind == "tests.helpers.own_encoder.PreNorm"
     again = whole.evaluate()["classification"]
     assert again == pytest.approx({name: scores[name] for name in again})
-    first.train(interrupt)
+    with pytest.raises(
+        KeyboardInterrupt, match=r"^step \d+ of \d+ is saved; train\(\) with folder="
+    ):
+        first.train(interrupt)
     asked = [{"text_a": "w1 w2"}, {"text_a": "w30"}]
     found = made("stopped").predict(asked)["classification"]  # of the checkpoint alone
     assert len(found) == 2 and found[0]["label"] in ("no", "yes")
@@ -534,3 +540,126 @@ def test_the_examples_of_the_docs_run(page, tables, tmp_path, monkeypatch, train
     assert examples
     for number, example in enumerate(examples):
         exec(compile(example, f"{page}, example {number}", "exec"), vars(module))
+
+
+def test_a_stop_from_outside_ends_the_program_with_its_code(tables, tmp_path):
+    """As `palm-ds run` expects, which then starts it again."""
+
+    def stop(event: Any) -> None:
+        if isinstance(event, palm.event.EndIteration) and event.batch_id == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as ended:
+        trainer(tables, folder=tmp_path / "run").train(stop)
+    assert ended.value.code == 75 and checkpoint.steps_in(tmp_path / "run/checkpoints") == [3]
+
+
+def test_a_finished_folder_gives_its_scores(tables, tmp_path):
+    before = sys.excepthook
+    scores = trainer(tables, epochs=1, folder=tmp_path / "run").train()
+    assert scores["classification"]["accuracy"] >= 0
+    again = trainer(tables, epochs=1, folder=tmp_path / "run")
+    assert again.train() == pytest.approx(scores) and again.scores
+    assert list(again.scores["classification"]) == list(scores["classification"])
+    assert sys.excepthook is before  # torch's would put [rank0] before every traceback
+    assert again.report()._repr_html_().startswith("<iframe")
+
+
+def test_task_names_that_no_file_can_have_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"text_a": "w1", "label": "no"}]
+    for name in ("a.b", "a/b", "../../x", "a + b", "type", "x" * 81, "a\nb", " a", "a "):
+        with pytest.raises(UserError, match="Classification.on: name: "):
+            palm.tasks.Classification.on(name=name, train=rows)
+    for name in ("a", "a b", "情感", "x-1_y"):
+        assert palm.tasks.Classification.on(name=name, train=rows).name == name
+    assert list(tmp_path.iterdir()) == []
+
+
+SENTENCES = [(f"w{i}", f"w{i} w{i + 1}") for i in range(1, 16)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "columns"),
+    [
+        ("Retrieval", ["anchor", "positive"], {"query", "positive"}),
+        ("Retrieval", ["anchor", "positive", "negative"], {"query", "positive", "negatives"}),
+        (
+            "Retrieval",
+            ["anchor", "positive", "negative_1", "negative_2"],
+            {"query", "positive", "negatives"},
+        ),
+        ("Retrieval", 2, {"query", "positive"}),
+        ("Retrieval", 4, {"query", "positive", "negatives"}),
+        ("Similarity", ["sentence1", "sentence2", "score"], {"text_a", "text_b", "label"}),
+        ("Similarity", ["sentence_A", "sentence_B", "label"], {"text_a", "text_b", "label"}),
+        ("Similarity", 3, {"text_a", "text_b", "label"}),
+        ("Regression", 2, {"text_a", "label"}),
+    ],
+)
+def test_rows_of_sentence_transformers(tables, kind, given, columns):
+    """By their columns' names, or as tuples; without rows to evaluate on."""
+    many = given if isinstance(given, int) else len(given)
+    scored = kind != "Retrieval"
+    rows: list[Any] = []
+    for i, (one, other) in enumerate(SENTENCES):
+        texts = [one, other, "w30", "w31"][: many - scored]
+        values = [*texts, i / 20] if scored else texts
+        named = dict(zip(given, values, strict=True)) if isinstance(given, list) else tuple(values)
+        rows.append(named)
+    task = getattr(palm.tasks, kind).on(name="vectors", train=rows)
+    made = palm.Trainer(task, backbone=backbone(tables), **{**QUIET, "epochs": 1})
+    assert made.train() == {}
+    ((_, source, _),) = made.data.train["vectors"]
+    assert set(source.columns) == columns
+    if "negatives" in columns:
+        assert source.row(0)["negatives"] == ["w30", "w31"][: many - 2]
+    if scored:
+        assert source.row(3)["label"] == "0.15"
+
+
+def test_retrieval_without_its_columns_names_them(tables):
+    task = palm.tasks.Retrieval.on(train=[{"question": "w1", "answer": "w2"}] * 4)
+    with pytest.raises(UserError, match="retrieval has no column 'positive'; it has question"):
+        palm.Trainer(task, backbone=backbone(tables), **QUIET).train()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda t, b: palm.Trainer([t], backbone=b),
+            "Trainer: task: expected a task with its rows",
+        ),
+        (lambda t, b: palm.Trainer("mood", backbone=b), "palm.tasks.Classification.on"),
+        (lambda t, b: palm.Trainer(t, b), "give others by name: backbone="),
+        (lambda t, b: palm.Trainer(t, backbone=5), "Trainer: backbone: expected palm.Backbone"),
+        (lambda t, b: palm.Trainer(t, backbone=torch.nn.Linear(1, 1)), "save_pretrained writes"),
+        (lambda t, b: palm.Trainer(t, backbone=b, folder=__file__).train(), "is a file; name a f"),
+        (lambda t, b: palm.Trainer(t, backbone=b, learning_rate=1), "unknown key; here it is lr$"),
+        (lambda t, b: palm.Trainer(t, backbone=b, compute_metrics=len), "here it is metrics="),
+        (lambda t, b: palm.Trainer(t, backbone=b, report_to="wandb"), 'here it is recipe={"track"'),
+        (lambda t, b: palm.MultiHeadTrainer(t, backbone=b), "tasks: expected a list, each a task"),
+        (lambda t, b: palm.MultiHeadTrainer([], backbone=b), "tasks: empty; name at least one"),
+        (lambda t, b: palm.MultiHeadTrainer([t], backbone=b, mix_ratio=0.5), "{task: number}"),
+        (lambda t, b: palm.MultiHeadTrainer([t], backbone=b, metrics=len), "{task: functions"),
+        (lambda t, b: palm.Trainer(t, backbone=b).train(5), "event_handler: expected a function"),
+        (
+            lambda t, b: palm.tasks.Regression.on(columns=["a"]),
+            "Regression.on: columns: expected {",
+        ),
+        (lambda t, b: palm.tasks.Regression.on("a.tsv"), "give others by name: train="),
+        (lambda t, b: palm.Backbone.from_pretrained(5), "name: expected text or a path, got 5"),
+        (lambda t, b: palm.load(5), "load: path: expected text or a path, got 5"),
+    ],
+)
+def test_wrong_arguments_are_one_line(tables, call, message):
+    with pytest.raises(UserError, match=re.escape(message).replace("\\$", "$")) as error:
+        call(classification(tables), backbone(tables))
+    assert "\n" not in str(error.value)
+
+
+def test_modules_of_paddlepalm_point_to_what_is_in_their_place():
+    for name in ("reader", "head", "backbone", "optimizer", "lr_sched"):
+        with pytest.raises(AttributeError, match=r"docs/coming_from_paddlepalm.md"):
+            getattr(palm, name)

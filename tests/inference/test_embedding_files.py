@@ -109,7 +109,7 @@ def test_pairs_of_texts(run, folder: Path) -> None:
     arguments = [str(run), "--input", *given["inputs"], "--output", output, "--column", "text_a"]
     assert COMMAND.main([*arguments, "--device", "cpu"]) == 0
     assert np.abs(np.load(output) - embedder.embed(["cat"])).max() < 1e-5
-    with pytest.raises(UserError, match="--column a b c: expected one, or the two of pairs"):
+    with pytest.raises(UserError, match="--column text_a b c: expected one, or the two of pairs"):
         COMMAND.call([*arguments, "b", "c"])
 
 

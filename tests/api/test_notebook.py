@@ -1,0 +1,90 @@
+"""What a notebook shows: short displays of all objects, progress below the cell; and a notebook of
+the documentation runs."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import palm_ds as palm
+from palm_ds.api.notebook import Predictions, Report, in_notebook
+from palm_ds.common.errors import UserError
+from tests.helpers.small_tables import TINY, write_tables
+
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "docs/notebooks"
+
+
+class _Balanced(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def check_html(text: str) -> str:
+    parser = _Balanced()
+    parser.feed(text)
+    assert not parser.open, text
+    return text
+
+
+def test_objects_show_a_few_lines(tmp_path: Path) -> None:
+    """And open nothing for that."""
+    tables = write_tables(tmp_path)
+    rows = [{"text_a": "<script>", "label": "no"}] * 500
+    task = palm.tasks.Classification.on(name="mood", train=rows, dev=tables / "dev.tsv")
+    backbone = palm.Backbone.from_config(TINY, tokenizer=tables / "vocab.txt")
+    trainer = palm.Trainer(task, backbone=backbone, folder=tmp_path / "run")
+    several = palm.MultiHeadTrainer([task], backbone=backbone)
+    for shown in (task, backbone, trainer, several):
+        assert len(repr(shown)) < 500 and "object at" not in repr(shown)
+        assert "<script>" not in check_html(shown._repr_html_())
+    assert "train=500 rows" in repr(task) and "tasks=mood" in repr(trainer)
+    assert not (tmp_path / "run").exists()
+
+
+def test_predictions_of_one_task_are_rows() -> None:
+    rows = [{"label": "<b>", "probs": [0.5] * 50}] * 12
+    found = Predictions({"mood": rows})
+    assert found == {"mood": rows} and found.rows == rows
+    shown = check_html(found._repr_html_())
+    assert "12 rows" in shown and "<b></td>" not in shown and shown.count("<tr>") == 11
+    with pytest.raises(UserError, match=r"several tasks; choose one: \[mood, stars\]"):
+        _ = Predictions({"mood": rows, "stars": []}).rows
+
+
+def test_a_report_is_shown_in_a_frame(tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text('<p class="x">loss &amp; more</p>')
+    shown = check_html(Report(tmp_path / "report.html")._repr_html_())
+    assert 'srcdoc="&lt;p class=&quot;x&quot;&gt;loss &amp;amp; more' in shown
+    assert not in_notebook()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::pytest.PytestWarning")
+def test_a_notebook_of_the_documentation_runs(path: Path, tmp_path: Path) -> None:
+    """Its training shows a bar, a curve and scores, and prints nothing."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    notebook = nbformat.read(path, as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "kept without outputs"
+    where = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=500, resources=where).execute()
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    outputs: list[Any] = [each for cell in cells for each in cell.outputs]
+    assert [each.text for each in outputs if each.output_type == "stream"] == []
+    training = next(cell for cell in cells if ".train()" in cell.source)
+    progress = training.outputs[0].data["text/html"]
+    done = re.search(r'<progress value="(\d+)" max="(\d+)"', check_html(progress))
+    assert done and done[1] == done[2] and "<polyline" in progress and "accuracy" in progress
+    assert float(training.outputs[-1].data["text/plain"]) == 1.0
+    assert "<iframe" in cells[-1].outputs[0].data["text/html"]
