@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from palm_ds.api.events import Metrics
-from palm_ds.api.notebook import Predictions
+from palm_ds.api.notebook import TaskPredictions
 from palm_ds.api.predictions import predictions_of, scores_of, select_tasks
 from palm_ds.api.save_model import push_saved, save_pretrained
 from palm_ds.api.text_vectors import TextVectors
@@ -90,7 +90,7 @@ class LoadedModel(Summary):
         columns: Mapping[str, Any] | None = None,
         format: str = "",
         generate: Mapping[str, Any] | None = None,
-    ) -> Predictions:
+    ) -> TaskPredictions:
         """{task: a prediction for each row, in order}, for one task or for all tasks that can read
         such rows: texts, pairs, mappings, a Dataset, a DataFrame, files (docs/api.md). Labels are
         not needed. `columns`: {role: column}. `format`: of files, if not as in training.
@@ -98,7 +98,7 @@ class LoadedModel(Summary):
         UserError."""
         predictor = self._for(task).generating(generate or {})
         found = predictions_of(predictor, listed(rows), SINGLE_PROCESS, columns, format)
-        return Predictions(found)
+        return TaskPredictions(found)
 
     @checks_arguments()
     def evaluate(self, rows: Rows, *, task: str = "") -> Metrics:

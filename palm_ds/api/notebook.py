@@ -99,7 +99,7 @@ class Report:
         return f'{frame} sandbox="allow-scripts"></iframe>'
 
 
-class Predictions(dict[str, list[dict[str, Any]]]):
+class TaskPredictions(dict[str, list[dict[str, Any]]]):
     """{task: a prediction for each row, in order}; `rows` are those of the only task."""
 
     @property

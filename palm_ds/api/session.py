@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.api.events import Metrics
-from palm_ds.api.notebook import Predictions
+from palm_ds.api.notebook import TaskPredictions
 from palm_ds.api.predictions import predictions_of, scores_of, select_tasks
 from palm_ds.api.pretrained import Backbone
 from palm_ds.api.training import TrainingSession
@@ -50,14 +50,14 @@ class Session(TrainingSession):
         task: str = "",
         columns: Mapping[str, Any] | None = None,
         format: str = "",
-    ) -> Predictions:
+    ) -> TaskPredictions:
         """{task: a prediction for each row, in order}, for one task or for all tasks that can read
         such rows; `.rows` are those of the only task. Labels are not needed. `format`: of files,
         if not as in training."""
         found = predictions_of(self._current(task), listed(rows), self.processes, columns, format)
-        return Predictions(found)
+        return TaskPredictions(found)
 
-    def predict_one_batch(self, rows: Rows) -> Predictions:
+    def predict_one_batch(self, rows: Rows) -> TaskPredictions:
         """`predict` for a few rows, by PaddlePALM's name."""
         return self.predict(rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,43 @@ def test_save_pretrained_is_what_transformers_opens(model, tmp_path: Path) -> No
     assert type(transformers.AutoModel.from_pretrained(encoder)).__name__.endswith("Model")
     with pytest.raises(UserError, match="encoder: is Hugging Face .*, which has no head that pred"):
         palm.load(encoder)
+
+
+def test_save_pretrained_of_a_task_without_task_embeddings(tables: Path, tmp_path: Path) -> None:
+    """And by the name of a repository on the hub, which is in its cache here."""
+    given = [palm.tasks.Classification.on(name=x, train=tables / "train.tsv") for x in ("a", "b")]
+    plain = palm.Backbone.from_config({**TINY, "task_types": 0}, tokenizer=tables / "vocab.txt")
+    made = palm.MultiHeadTrainer(given, backbone=plain, batch=16, epochs=1, length=32)
+    made.train()
+    model = palm.load(made.folder, device="cpu")
+    folder = model.save_pretrained(tmp_path / "hf", task="b")
+    wanted = [pytest.approx(each["probs"], abs=1e-5) for each in model(TEXTS, task="b")]
+    assert [each["probs"] for each in palm.load(folder)(TEXTS)] == wanted
+
+
+def test_a_repository_of_the_hub_by_its_name(
+    model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    repository = tmp_path / "models--org--mood"
+    model.save_pretrained(repository / "snapshots/0123", task="mood")
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("0123")
+    assert [each["label"] for each in palm.load("org/mood")(TEXTS)] == ["no", "yes", "no", "yes"]
+    with pytest.raises(UserError, match="org/none: no such file or folder, and not from the Hug"):
+        palm.load("org/none")
+
+
+def test_a_model_can_be_pickled(model) -> None:
+    """As multiprocessing and joblib do."""
+    again = pickle.loads(pickle.dumps(model))
+    assert again.predict(TEXTS) == model.predict(TEXTS)
+    assert torch.equal(again.embed(TEXTS), model.embed(TEXTS))
+    assert "2 layers" in repr(again) and len(repr(again)) < 500
+    assert model.predict(TEXTS, task="mood").rows == model(TEXTS, task="mood")
 
 
 CLASSES: dict[str, tuple[dict[str, Any], list[Any]]] = {

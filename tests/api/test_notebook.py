@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import palm_ds as palm
-from palm_ds.api.notebook import Predictions, Report, in_notebook
+from palm_ds.api.notebook import Report, TaskPredictions, in_notebook
 from palm_ds.common.errors import UserError
 from tests.helpers.small_tables import TINY, write_tables
 
@@ -54,12 +54,12 @@ def test_objects_show_a_few_lines(tmp_path: Path) -> None:
 
 def test_predictions_of_one_task_are_rows() -> None:
     rows = [{"label": "<b>", "probs": [0.5] * 50}] * 12
-    found = Predictions({"mood": rows})
+    found = TaskPredictions({"mood": rows})
     assert found == {"mood": rows} and found.rows == rows
     shown = check_html(found._repr_html_())
     assert "12 rows" in shown and "<b></td>" not in shown and shown.count("<tr>") == 11
     with pytest.raises(UserError, match=r"several tasks; choose one: \[mood, stars\]"):
-        _ = Predictions({"mood": rows, "stars": []}).rows
+        _ = TaskPredictions({"mood": rows, "stars": []}).rows
 
 
 def test_a_report_is_shown_in_a_frame(tmp_path: Path) -> None:
