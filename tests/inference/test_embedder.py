@@ -115,7 +115,7 @@ def test_one_vector_for_each_token(run, reference) -> None:
 
 
 def test_pairs_equal_those_of_transformers(run) -> None:
-    """Token types, the length of both together, and pairs beside texts."""
+    """Token types, the length of both together, and pairs next to texts."""
     from transformers import AutoModel, AutoTokenizer
 
     pairs = [("cat", "the mat"), ("", "cat"), (TEXTS[5] * 3, TEXTS[6] * 3)]
