@@ -49,6 +49,14 @@ def is_url(path: str | os.PathLike[str]) -> bool:
     return bool(_URL.match(os.fspath(path)))
 
 
+def check_local(path: str | os.PathLike[str], where: str = "") -> None:
+    """Raises UserError for a URL, also as a Path, which has one slash less; `where` begins it."""
+    if re.match(r"[A-Za-z][\w+.-]+:/", os.fspath(path)):
+        raise UserError(
+            f"{where}{path}: is a URL; name a place on this machine, and copy it from there"
+        )
+
+
 def open_file_system(url: str) -> tuple[AbstractFileSystem, str]:
     """The file system of a URL, and its path there. Raises UserError if fsspec has none."""
     import fsspec

@@ -186,6 +186,13 @@ def continual(budgets: Mapping[str, int]) -> list[dict[str, int]]:
     """One stage per task group. Each task group gives one unit, budget / (task groups + 1), to
     every later stage and the rest to its own, so that its steps add up to its budget exactly."""
     task_groups, number = list(budgets), len(budgets)
+    for task_group, budget in list(budgets.items())[:-1]:
+        if 0 < budget <= number:
+            raise UserError(
+                f"stages.steps: {budget} of {task_group!r} are too few for continual: of {number} "
+                f"task groups each needs at least {number + 1}, as it is trained in every later "
+                "stage too; give more, or use sequential"
+            )
     unit = {task_group: budget // (number + 1) for task_group, budget in budgets.items()}
     rows: list[dict[str, int]] = []
     for s, task_group in enumerate(task_groups):

@@ -80,7 +80,7 @@ def build_held_out(recipe: Recipe, data: Data) -> HeldOutSet:
     datasets = [dataset for dataset in datasets if len(dataset.source)]
     for dataset in datasets:
         _check_held_out(recipe, data, dataset)
-    rows = held_out_set(datasets, recipe.evaluate.examples, recipe.length, data.vocabulary.pad)
+    rows = held_out_set(datasets, recipe.evaluate.of_corpus, recipe.length, data.vocabulary.pad)
     return replace(rows, sets=_evaluation_sets(recipe, data))
 
 

@@ -116,7 +116,8 @@ class SpikeDetector:
 
 def _spread(window: list[float], median: float) -> float:
     """The robust standard deviation of the losses. Few losses say little: at least a tenth of their
-    median then."""
+    median then, and of the first ones a good deal more."""
     deviation = _SPREAD * statistics.median(abs(loss - median) for loss in window)
-    relative = 0.02 if len(window) >= _ENOUGH else 0.1
-    return max(deviation, relative * abs(median), _LEAST_NATS)
+    if len(window) >= _ENOUGH:
+        return max(deviation, 0.02 * abs(median), _LEAST_NATS)
+    return max(deviation, 0.1 * abs(median), max(abs(median), 1.0) / len(window))

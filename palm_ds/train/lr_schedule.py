@@ -39,6 +39,12 @@ class LRSchedule:
             raise UserError(f"schedule.end: {self.end} is not between 0 and 1")
         if self.kind == "noam" and not self.warmup:
             raise UserError("schedule.warmup: noam needs a warm-up, which ends at the peak")
+        if self.decay and self.kind != "wsd":
+            raise UserError(
+                f"schedule.decay: {self.kind} takes no decay steps; remove it, or use `kind: wsd`"
+            )
+        if self.end and self.kind not in ("linear", "wsd"):
+            raise UserError(f"schedule.end: {self.kind} has no end; remove it, or use another kind")
         if self.kind == "wsd" and not self.decay:
             raise UserError("schedule.decay: wsd needs the number of decay steps")
 

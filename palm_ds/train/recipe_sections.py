@@ -90,8 +90,9 @@ class EvaluateSettings:
 
     every: int = 0
     """Steps between evaluations; 0: only at the end of each stage."""
-    examples: int = 1000
-    """Held-out examples of each task group over a corpus. Tables are evaluated in full."""
+    examples: int | None = None
+    """Held-out examples of each task group over a corpus (default: 1,000), and at most that many
+    rows of each table (default: all), a sample of them that is always the same."""
     best: str = ""
     """Metric that selects the final weights: `task.metric`, or `mean` over the first metric of each
     non-auxiliary task. Empty: use the last step. For `loss`, lower is better."""
@@ -104,10 +105,15 @@ class EvaluateSettings:
     number}."""
 
     def __post_init__(self) -> None:
-        _check_not_negative("evaluate", every=self.every, examples=self.examples)
+        _check_not_negative("evaluate", every=self.every, examples=self.of_corpus)
         _check_not_negative("evaluate", patience=self.patience)
         if self.patience and not self.best:
             raise UserError("evaluate.patience: needs `best`, the metric to improve")
+
+    @property
+    def of_corpus(self) -> int:
+        """Held-out examples of each task group over a corpus."""
+        return 1000 if self.examples is None else self.examples
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.ernie_dataset import open_ernie
 from palm_ds.corpus.manifest import COUNTED_ANNOTATIONS
@@ -15,11 +17,13 @@ from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.data.corpus_source import split_corpus
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.soft_labels import SoftTasks
+from palm_ds.data.source import held_out_draw
 from palm_ds.data.stages import tasks_of
 from palm_ds.data.table_source import TableSource, split_rows
 from palm_ds.data.task import CorpusTask, TableTask, Task
 from palm_ds.data.task_group_dataset import TaskGroupDataset, make_datasets
 from palm_ds.data.task_with_data import NamedRows
+from palm_ds.tasks.ranking import Ranking
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.tokens import SpecialTokens
 from palm_ds.train.recipe import Recipe
@@ -98,13 +102,32 @@ class _Opening:
         if source.validation:
             rows = self._table(source.validation, source.read, f"{where}.validation")
             held, _ = split_rows(rows, 0.0, tokenizer, f"{name} (validation)")
+        held = self._sampled(name, held)
         self.train[name], self.held_out[name] = [(name, training, 1.0)], [(name, held, 1.0)]
         for title, each in source.evaluation_sets.items():
             place = f"{where}.evaluation_sets.{title}"
             table = self._table(each.table, each.read or source.read, place)
             rows, _ = split_rows(table, 0.0, tokenizer, f"{name} ({title})")
+            rows = self._sampled(name, rows)
             self.evaluation_sets.setdefault(title, {})[name] = [(name, rows, 1.0)]
         self.tokenizers[where] = tokenizer
+
+    def _sampled(self, name: str, rows: TableSource) -> TableSource:
+        """At most `evaluate.examples` rows of a table, always the same. The candidates of a ranking
+        stay together."""
+        most = self.recipe.evaluate.examples
+        if most is None or most >= len(rows):
+            return rows
+        draw = held_out_draw(rows.numbers)
+        for task in self.recipe.built_tasks.values():
+            if isinstance(task, Ranking) and task.source == name:
+                of_group: dict[str, float] = {}
+                groups = map(str, rows.column(task.group_of(rows)))
+                draw = np.array(
+                    [of_group.setdefault(*pair) for pair in zip(groups, draw, strict=True)]
+                )
+        taken = draw <= np.sort(draw)[most - 1] if most else np.zeros(len(rows), bool)
+        return replace(rows, numbers=rows.numbers[taken])
 
     def _tokenizer(self, name: str, source: SourceSettings) -> Tokenizer:
         """The tokenizer of a table; one object per vocabulary."""

@@ -165,9 +165,12 @@ def test_every_shape_gives_every_blend_its_budget_exactly(kind, task_groups, dat
     budgets = {task_group: data.draw(amounts) for task_group in task_groups}
     lengths = {task_group: data.draw(st.floats(4, 512)) for task_group in task_groups}
     sizes = {task_group: DatasetSize(1e6, length) for task_group, length in lengths.items()}
-    curriculum = read_stages(
-        {kind: task_groups, "steps": budgets}, TASKS, step_tokens=4096, sizes=sizes
-    )
+    stages = {kind: task_groups, "steps": budgets}
+    try:
+        curriculum = read_stages(stages, TASKS, step_tokens=4096, sizes=sizes)
+    except UserError as error:
+        assert kind == "continual" and "too few for continual" in str(error)
+        return
     assert curriculum.task_groups == tuple(task_groups)
     for task_group, budget in budgets.items():
         number, _, unit = str(budget).partition(" ")
@@ -195,7 +198,11 @@ def test_samplers_split_the_total_exactly(total, task_groups, sampler, data):
         sampler = {"weights": tokens}
     sizes = {task_group: DatasetSize(size, 10.0) for task_group, size in tokens.items()}
     stages = {"continual": task_groups, "steps": total, "sampler": sampler}
-    curriculum = read_stages(stages, TASKS, step_tokens=64, sizes=sizes)
+    try:
+        curriculum = read_stages(stages, TASKS, step_tokens=64, sizes=sizes)
+    except UserError as error:
+        assert "too few for continual" in str(error)
+        return
     assert curriculum.steps == total
     assert all(curriculum.total_of(task_group) > 0 for task_group in task_groups)
     by_size = sorted(task_groups, key=lambda task_group: tokens[task_group])
@@ -241,6 +248,11 @@ def test_the_order_of_mixed_steps_has_exact_counts_and_depends_on_the_seed():
         ({"continual": ["a", "a"], "steps": 3}, "duplicate task group"),
         ({"continual": [], "steps": 3}, "expected a list of task groups"),
         ({"joint": ["a"], "continual": ["b"], "steps": 3}, "exactly one of"),
+        ({"continual": ["a", "b"], "steps": 2}, "each needs at least 3, as it is trained in every"),
+        (
+            {"continual": ["a", "b"], "steps": {"a": 1, "b": 9}},
+            "stages.steps: 1 of 'a' are too few",
+        ),
         ({"joint": ["a"]}, "stages.steps: expected a whole number"),
         ({"joint": ["a"], "steps": -1}, "expected a whole number"),
         ({"joint": ["a"], "steps": 2.5}, "got 2.5"),

@@ -48,6 +48,7 @@ def test_one_that_lasts_remains_one_and_knows_when_it_began() -> None:
 
 def test_at_the_start_only_much_larger_losses_count() -> None:
     assert spikes([4.0, 9.0, 11.0]) == []
+    assert spikes([0.3, 2.9, 0.2, 3.1]) == []  # small batches
     assert [spike.step for spike in spikes([4.0, 1e9])] == [1]
 
 
@@ -56,7 +57,7 @@ def test_stages_and_tasks_are_apart() -> None:
     for step in range(30):
         assert detector.judge(step, 0, {"a": 1.0, "b": 100.0}) is None
     assert detector.judge(30, 1, {"a": 100.0, "c": 100.0}) is None
-    spike = detector.judge(31, 1, {"a": 500.0, "c": 900.0})
+    spike = detector.judge(31, 1, {"a": 5000.0, "c": 9000.0})
     assert spike is not None and spike.task == "c" and detector.ongoing == spike
 
 

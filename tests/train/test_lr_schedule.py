@@ -88,3 +88,16 @@ def test_a_run_that_is_too_short_for_its_schedule():
     assert LRSchedule(warmup=8, restart="stage").warnings(curriculum) == [
         "note: schedule: stage 1 ends after 4 of 8 warm-up steps, at 50 % of `lr`"
     ]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kind": "linear", "decay": 5}, "schedule.decay: linear takes no decay steps"),
+        ({"kind": "noam", "warmup": 5, "decay": 5}, "schedule.decay: noam takes no decay steps"),
+        ({"kind": "constant", "end": 0.1}, "schedule.end: constant has no end"),
+    ],
+)
+def test_a_key_that_the_kind_does_not_use_is_refused(values, message):
+    with pytest.raises(UserError, match=message):
+        LRSchedule(**values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import yaml
 from palm_ds.common.errors import UserError
 from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.train.recipe import make_recipe
+from palm_ds.train.recipe_sections import EvaluateSettings
 from palm_ds.train.run_folder import RunSpec, check_folder, write_folder
 from palm_ds.train.sources import Data, evaluation_notes, open_data
 from tests.helpers.small_tables import TINY, write_tables
@@ -84,3 +86,41 @@ def test_notes_on_the_labels_of_evaluation_rows_name_them(tmp_path: Path) -> Non
         "texts (validation)",
         "texts (same)",
     ]
+
+
+def test_a_table_is_evaluated_in_full_or_on_as_many_rows_as_the_recipe_says(tmp_path: Path) -> None:
+    run = spec(write_tables(tmp_path, dev=24))
+    assert sizes(open_data(run.recipe)) == [24, 24, 24]
+    for most, expected in ((5, [5, 5, 5]), (0, [0, 0, 0]), (100, [24, 24, 24])):
+        few = replace(run.recipe, evaluate=EvaluateSettings(examples=most))
+        assert sizes(open_data(few)) == expected
+    five = replace(run.recipe, evaluate=EvaluateSettings(examples=5))
+    ((_, rows, _),) = open_data(five).held_out["texts"]
+    ((_, again, _),) = open_data(replace(five, seed=9)).held_out["texts"]
+    assert rows.numbers.tolist() == again.numbers.tolist() != list(range(5))
+    assert len(open_data(five).train["texts"][0][1]) == 48
+
+
+def sizes(data: Data) -> list[int]:
+    """Rows of the validation table and of each evaluation set."""
+    sides = [data.held_out, *data.evaluation_sets.values()]
+    return [len(source) for side in sides for _, source, _ in side["texts"]]
+
+
+def test_the_candidates_of_a_ranking_stay_together(tmp_path: Path) -> None:
+    lines = [f"{n % 2}\tq{n // 4}\tw{n}" for n in range(48)]
+    folder = write_tables(tmp_path)
+    (folder / "dev.tsv").write_text("\n".join(["label\ttext_a\ttext_b", *lines]) + "\n")
+    source = {"table": str(folder / "dev.tsv"), "validation": str(folder / "dev.tsv")}
+    values = {
+        "backbone": TINY,
+        "length": 32,
+        "batch": "4 examples",
+        "sources": {"pairs": {**source, "tokenizer": str(folder / "vocab.txt")}},
+        "tasks": {"rank": {"kind": "ranking", "source": "pairs"}},
+        "stages": [{"rank": 2}],
+        "evaluate": {"examples": 10},
+    }
+    ((_, rows, _),) = open_data(make_recipe(values)).held_out["pairs"]
+    groups = [rows.row(n)["text_a"] for n in range(len(rows))]
+    assert len(groups) == 12 and all(groups.count(group) == 4 for group in groups)

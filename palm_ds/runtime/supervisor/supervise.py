@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import math
 import os
 import shlex
 import signal
@@ -38,6 +39,14 @@ class Supervision:
     silence: float = TimeLimits().silence
     """Seconds without a sign of life after which a host is lost."""
     ssh: str = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=10"
+
+    def __post_init__(self) -> None:
+        if self.restarts < 0:
+            raise UserError(f"--restarts {self.restarts}: expected a number from 0 (never)")
+        if self.min_hosts < 1:
+            raise UserError(f"--min_hosts {self.min_hosts}: expected at least 1")
+        if not 0 < self.silence < math.inf:
+            raise UserError(f"--silence {self.silence}: expected a number of seconds above 0")
 
 
 @dataclass
