@@ -63,6 +63,20 @@ class Manifest:
     shards: tuple[Shard, ...]
     files: Mapping[str, Mapping[str, Any]]  # name -> bytes, sha256
 
+    @property
+    def undivided(self) -> bool:
+        """Whether every file of text became one long document, for lack of an empty line."""
+        texts = [entry for entry in self.inputs if entry.get("kind") == "text"]
+        by_blank_line = self.options.get("input", {}).get("text_documents") == "blank_line"
+        single = len(texts) == len(self.inputs) == self.documents
+        return by_blank_line and single and self.sentences >= 10 * self.documents
+
+    def counts(self) -> dict[str, Any]:
+        """What is in the corpus, in numbers."""
+        names = ("documents", "sentences", "tokens", "text_bytes", "rejected", "dropped")
+        size = self.tokenizer["size"]
+        return {name: getattr(self, name) for name in names} | {"vocabulary": size}
+
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replaces the manifest atomically."""

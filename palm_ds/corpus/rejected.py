@@ -99,6 +99,12 @@ def report(console: Console, out: Path, manifest: Manifest) -> None:
             size,
             wanted,
         )
+    if manifest.undivided:
+        log.info(
+            "note: every file is one document, as it has no empty line; if each line is a text, "
+            "remove %s and prepare it with --text_documents line",
+            out,
+        )
     if manifest.dropped:
         console.print(dropped_table(out, manifest.dropped))
     if manifest.rejected:

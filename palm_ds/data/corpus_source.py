@@ -29,6 +29,12 @@ from palm_ds.data.source import (
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
 
 _SAMPLE_TOKENS = 2_000_000
+_MORE = {
+    True: "every file of text is one document, as it has no empty line; if each line is a text, "
+    "prepare it again with `palm-ds prepare --text_documents line`",
+    False: "prepare more documents, or give the source's `validation` and `held_out: 0`",
+}
+"""The cure for a corpus of too few documents: are its files undivided?"""
 
 
 @dataclass(frozen=True)
@@ -199,9 +205,11 @@ def split_corpus(
             _large_split(corpus, held_out, False, annotations, sizes),
             _large_split(corpus, held_out, True, annotations, sizes),
         )
-    training, held = train_heldout_split(
-        len(corpus), held_out, where=str(corpus.path), of="documents", at_least_one=True
-    )
+    where = {"where": str(corpus.path), "of": "documents"}
+    try:
+        training, held = train_heldout_split(len(corpus), held_out, at_least_one=True, **where)
+    except UserError as error:
+        raise UserError(f"{error}; {_MORE[corpus.manifest.undivided]}") from None
     held = without_copies(corpus, held)
     return CorpusSource(corpus, training, tuple(annotations)), CorpusSource(
         corpus, held, tuple(annotations)
