@@ -104,7 +104,7 @@ class RunDefinition(Summary, ABC):
         own = {name: [name_of(f) for f in found] for name, found in self._metrics.items() if found}
         data = {"sources": sources, "tasks": tasks, "stages": self.stages()}
         values = self.settings.values(self.backbone.max_length) | self.backbone.values() | data
-        values |= {} if self.settings.folder else {"export_onnx": []}  # nothing of it stays
+        values["export_onnx"] = []  # takes longer than many a training; `recipe` may ask for it
         values = merged(values, {"evaluate": {"metrics": own}} if own else {})
         named = {name for task in self.tasks.values() for name in task.datasets}
         values = merged(values, {"datasets": sorted(named)} if named else {})

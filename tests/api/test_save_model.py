@@ -64,6 +64,7 @@ def test_a_trainer_a_loaded_model_and_a_backbone_push(
         task,
         backbone=palm.Backbone.from_config(TINY, tokenizer=tables / "vocab.txt"),
         folder=tmp_path / "run",
+        recipe={"export_onnx": ["fp32"]},
         **{"batch": 16, "epochs": 1, "lr": 2e-3, "length": 32},
     )
     trainer.train()
@@ -73,7 +74,7 @@ def test_a_trainer_a_loaded_model_and_a_backbone_push(
     assert address == f"{server.url}/org/trained" and server.repos["org/trained"].private
     assert classified(downloaded(server, "org/trained", tmp_path / "trained")) == wanted
     assert '"org/trained"' in (tmp_path / "trained/README.md").read_text()
-    assert (tmp_path / "trained/onnx/model.onnx").is_file()  # a run with a folder writes it
+    assert (tmp_path / "trained/onnx/model.onnx").is_file()
     assert "hf/onnx/model.onnx, " in read_metrics(trainer.folder / FILE).events[-1]["message"]
 
     model = palm.load(tmp_path / "run")

@@ -68,7 +68,17 @@ def test_data_sets_of_the_hub_are_named(tables: Path) -> None:
     assert palm.Trainer(task, backbone=backbone(tables)).recipe.datasets == ("stanfordnlp/sst2",)
     named = palm.Trainer(task, backbone=backbone(tables), recipe={"datasets": ["a/b"]})
     assert named.recipe.datasets == ("a/b",)
-    assert named.recipe.export_onnx == ()  # without a folder, nothing of it would stay
+
+
+@pytest.mark.parametrize("folder", [None, "run"])
+def test_no_onnx_is_written_unless_asked_for(folder: str | None, tables: Path) -> None:
+    """It may take longer than the training."""
+    task = palm.tasks.Classification.on(train=tables / "train.tsv")
+    place = {"folder": tables / folder} if folder else {}
+    assert palm.Trainer(task, backbone=backbone(tables), **place).recipe.export_onnx == ()
+    asked = {"export_onnx": ["fp32"]}
+    trainer = palm.Trainer(task, backbone=backbone(tables), recipe=asked, **place)
+    assert trainer.recipe.export_onnx == ("fp32",)
 
 
 def backbone(tables: Path) -> Any:

@@ -32,6 +32,7 @@ trainer = palm.MultiHeadTrainer(
     lr=1e-3,
     length=32,
     folder=given.folder,
+    recipe={"export_onnx": ["fp32"]},
     deepspeed_config={"zero_optimization": {"stage": 2}},
 )
 scores = trainer.train()

@@ -395,7 +395,13 @@ def test_a_run_writes_onnx_of_its_head(tmp_path: Path, caplog) -> None:
     info = info_of(recipe, asked.model, steps=2)
     written = (tmp_path / "hf", recipe, info, asked.model.state_dict(), open_data(recipe))
     write_hf(*written, steps=2)
-    (line,) = write_onnx(tmp_path / "hf", recipe)
+    lines = write_onnx(tmp_path / "hf", recipe)
+    said = next(lines)  # before it begins
+    assert re.fullmatch(
+        rf"writing {tmp_path}/hf/onnx, which takes about \d+ s; .*leaves it out", said
+    )
+    assert not (tmp_path / "hf/onnx").exists()
+    (line,) = lines
     assert line.startswith(f"ONNX: {tmp_path}/hf/onnx/model.onnx, 0.1 MB; largest difference ")
     assert [x.name for x in (tmp_path / "hf/onnx").iterdir()] == ["model.onnx"]
     ours, rows = predicted(run, "rank")
@@ -406,9 +412,10 @@ def test_a_run_writes_onnx_of_its_head(tmp_path: Path, caplog) -> None:
     assert np.abs(logits[:, 0] - [x["score"] for x in ours]).max() < 1e-5
     write_hf(*written, steps=2)
     assert not list((tmp_path / "hf").rglob("*onnx*"))
-    assert write_onnx(tmp_path / "hf", replace(recipe, export_onnx=())) == []
+    assert list(write_onnx(tmp_path / "hf", replace(recipe, export_onnx=()))) == []
     asked_for = replace(recipe, export_onnx=("fp32",))
-    assert write_onnx(tmp_path / "none", asked_for) == []  # a finished run continues
+    (line,) = write_onnx(tmp_path / "none", asked_for)  # a finished run continues
+    assert line.startswith("writing ")
     assert "export_onnx: nothing was written: " in caplog.text
 
 

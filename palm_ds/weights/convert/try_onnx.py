@@ -47,16 +47,24 @@ def try_onnx(
 ) -> AddedOnnx:
     """Write onnx/ into a Hugging Face folder; whatever fails leaves the folder as it was.
     `precisions`: None: fp32, unless the model is too large for one file or for the memory."""
+    if why := why_no_onnx(folder, precisions):
+        return AddedOnnx(why=why)
     try:
-        check_installed("onnx/")
-        if precisions is None and (why := _too_large(folder)):
-            return AddedOnnx(why=why)
         return AddedOnnx(files=add_onnx(folder, precisions or (), verify=verify))
     except UserError as error:
         why = str(error)
     except Exception as error:  # torch's exporter and ONNX Runtime raise errors of many types
         why = f"{type(error).__name__}: {error}"
     return AddedOnnx(why=why.strip().splitlines()[0].removeprefix(f"{folder}: "))
+
+
+def why_no_onnx(folder: Path, precisions: Sequence[str] | None) -> str:
+    """What keeps a graph from being tried; empty: nothing."""
+    try:
+        check_installed("onnx/")
+    except UserError as error:
+        return str(error)
+    return _too_large(folder) if precisions is None else ""
 
 
 def _summary(file: OnnxFile) -> str:
