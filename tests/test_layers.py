@@ -22,6 +22,7 @@ LAYERS = (
     ("inference",),
     ("api", "serve"),
     ("cli", "downloader", "__init__"),
+    ("__main__",),
 )
 """Bottom to top. A package has one place as a whole."""
 APART = ("pretrain", "tasks")
@@ -153,7 +154,7 @@ def test_nothing_is_done_at_import(path: Path) -> None:
         text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         main = isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
-        program = main and unit(path) == "cli"
+        program = main and unit(path) in ("cli", "__main__")
         assert isinstance(node, quiet) or text or types or program, (
             f"line {node.lineno}: {ast.unparse(node)}"
         )

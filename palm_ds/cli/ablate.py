@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import CONTINUES, Command
-from palm_ds.cli.options import add_ds_config, add_recipe, check_overrides, names
-from palm_ds.cli.runs import add_launcher, command_of, say, stop_on_signals, without_onnx
+from palm_ds.cli.options import add_ds_config, add_recipe, check_overrides, local_path, names
+from palm_ds.cli.runs import add_launcher, command_of, show_table, stop_on_signals, without_onnx
 from palm_ds.cli.shipped import find_ds_config, find_recipe
 from palm_ds.train.sweeps.subprocesses import launcher_of
 
@@ -20,7 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser, "a YAML file, or a shipped one; its task groups are scheduled")
     add_ds_config(parser)
     add = parser.add_argument
-    add("--out", required=True, metavar="DIR", help="folder for all runs and the table")
+    add(
+        "--out",
+        required=True,
+        type=local_path,
+        metavar="DIR",
+        help="folder for all runs and the table",
+    )
     add(
         "--schedules",
         default="sequential,joint,continual",
@@ -57,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
 
     stop_on_signals()
     run_all(found, command)
-    say(compare(ablation, found))
-    say(f"also in {ablation.out / 'ablation.md'} and ablation.json")
+    table = compare(ablation, found)
+    show_table(args, table, ablation.out / "ablation.json", "ablation.json")
     return 0
 
 

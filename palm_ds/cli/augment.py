@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from palm_ds.cli.command import Command
+from palm_ds.cli.options import local_path
+from palm_ds.cli.output import summarize
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("input", nargs="+", metavar="TABLE", help="files of rows")
-    add("--output", required=True, type=Path, metavar="FILE", help="a .jsonl file")
+    add("--output", required=True, type=local_path, metavar="FILE", help="a .jsonl file")
     add("--copies", type=int, default=10, metavar="N", help="rows made of each row (10)")
     add("--unknown", type=float, default=0.1, metavar="P", help="words to become unknown (0.1)")
     add("--same_class", type=float, default=0.1, metavar="P", help="... another of its class (0.1)")
@@ -42,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
     table = open_table(args.input, read)
     guesser = guesser_of(open_filler(args.model)) if args.model else None
     rows = augment(table, args.output, settings, guesser)
-    print(f"{rows:,} rows from {len(table):,}; written to {args.output}")
+    record = {"rows": rows, "from_rows": len(table), "output": args.output}
+    summarize(args, record, f"{rows:,} rows from {len(table):,}; written to {args.output}")
     return 0
 
 

@@ -13,16 +13,19 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import select
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from palm_ds.cli.output import add_output_options, direct_messages
 from palm_ds.common.errors import UserError, exit_on_user_error, suggest
 from palm_ds.common.exit_codes import FAILED
 from palm_ds.runtime.launched import adapt_to_open_mpi, rank_of_launcher
@@ -57,6 +60,8 @@ class Command:
     """What follows `--` is another command line, in `args.command`."""
     interrupted: str = "interrupted"
     """The line printed after an interrupt."""
+    results: bool = True
+    """It prints results, so it has --json and --quiet (cli/output.py)."""
 
     def parser(self) -> Parser:
         invocation, launched = _invocation(self.name)
@@ -73,17 +78,27 @@ class Command:
             add_help=False,
         )
         parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
-        self.add_arguments(parser)
+        self.fill(parser)
         return parser
+
+    def fill(self, parser: argparse.ArgumentParser) -> None:
+        """Add all arguments to a parser."""
+        self.add_arguments(parser)
+        if self.results:
+            add_output_options(parser)
 
     def call(self, argv: Sequence[str] | None = None) -> int:
         """Parse and run. Raises UserError."""
-        return self.run(self.parse(argv))
+        args = self.parse(argv)
+        if self.results:
+            direct_messages(args)
+        return self.run(args)
 
     def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
         words = list(sys.argv[1:] if argv is None else argv)
         at = words.index("--") if self.wraps and "--" in words else len(words)
-        args = self.parser().parse_intermixed_args(words[:at])
+        parser = self.parser()
+        args = parser.parse_intermixed_args(parser.with_underscores(words[:at]))
         if self.wraps:
             args.command = words[at + 1 :]
         return args
@@ -114,7 +129,7 @@ class CommandGroup:
 
     def find(self, argv: Sequence[str]) -> tuple[Command, Sequence[str]]:
         """The sub-command that the words name, and its arguments. Raises UserError."""
-        word = argv[0] if argv else "--help"
+        word = argv[0].replace("_", "-") if argv else "--help"
         if word in self.commands:
             return self.commands[word], argv[1:]
         if self.default is not None and (not argv or word.startswith("-")):
@@ -144,7 +159,20 @@ class CommandGroup:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with one-line errors that suggest the nearest option."""
+    """argparse with one-line errors that suggest the nearest option. Options may be written with
+    dashes or underscores: `--run-dir`, `--run_dir`."""
+
+    def with_underscores(self, words: Sequence[str]) -> list[str]:
+        """The words of a command line, options spelled as they were added."""
+        known = {_with_dashes(text): text for text in self._option_string_actions}
+        end = words.index("--") if "--" in words else len(words)
+        options = [
+            word.partition("=") if word.startswith("--") else (word, "", "") for word in words[:end]
+        ]
+        spelled = [
+            known.get(_with_dashes(name), name) + equals + value for name, equals, value in options
+        ]
+        return [*spelled, *words[end:]]
 
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
@@ -185,7 +213,8 @@ def _until_interrupted(run: Callable[[], int], said: str) -> int:
         if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores SIGHUP
             signal.signal(number, end)
     try:
-        return run()
+        with quiet_at_closed_pipe():
+            return run()
     except _Ended as ended:
         print(f"ended by {signal.Signals(ended.number).name}", file=sys.stderr, flush=True)
         return 128 + ended.number
@@ -198,6 +227,27 @@ def _until_interrupted(run: Callable[[], int], said: str) -> int:
     except Exception as error:
         _report_crash(error)
         raise
+    finally:  # the end of the interpreter would print the traceback of another one
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def quiet_at_closed_pipe() -> Iterator[None]:
+    """End as SIGPIPE would when the reader of the output has closed it, as in `| head`."""
+    try:
+        yield
+    except BrokenPipeError:
+        output = select.poll()
+        output.register(sys.stdout, 0)
+        if not output.poll(0):  # some other pipe
+            raise
+        raise SystemExit(128 + signal.SIGPIPE) from None
+    finally:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:  # what is left would be written again at the end of the program
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say_once(message: str, code: int) -> None:
@@ -250,6 +300,10 @@ def table(rows: Mapping[str, str], indent: int = 2) -> str:
     """Words and their meanings in two columns."""
     width = max(map(len, rows)) + 2
     return "\n".join(f"{' ' * indent}{word:<{width}}{text}" for word, text in rows.items())
+
+
+def _with_dashes(option: str) -> str:
+    return option.replace("_", "-")
 
 
 def _indented(text: str) -> str:

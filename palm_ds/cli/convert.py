@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from palm_ds.cli.command import Command
-from palm_ds.cli.options import names, options_of
+from palm_ds.cli.options import local_path, names, options_of
+from palm_ds.cli.output import show
 from palm_ds.common.errors import UserError
-from palm_ds.common.printable import json_line, printable
+from palm_ds.common.printable import printable
 
 if TYPE_CHECKING:
     from palm_ds.weights.convert.convert import ConversionResult
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("source", type=Path, metavar="SOURCE", help="a checkpoint, or a name on the hub")
-    add("target", type=Path, metavar="TARGET", help="a new folder")
+    add("target", type=local_path, metavar="TARGET", help="a new folder")
     add(
         "--to",
         default="palm_ds",
@@ -79,7 +80,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--revision", default="", metavar="R", help="of a name on the hub: branch, tag or commit")
     add("--strict", action="store_true", help="refuse to skip a tensor")
     add("--unchecked", action="store_false", dest="verify", help="do not compare the outputs")
-    add("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -88,8 +88,8 @@ def run(args: argparse.Namespace) -> int:
     made = _to_onnx if args.to == "onnx" else _to_weights
     done = made(args, texts, opening)
     if args.json:
-        print(json_line(done.record))
-    else:
+        show(args, done.record)
+    elif not args.quiet:
         _show(done)
     return 0
 
@@ -215,10 +215,10 @@ def _show(done: _Done) -> None:
     """Print the tensors, the notes and what was compared."""
     from rich.console import Console
 
-    from palm_ds.weights.convert.mapping_report import show
+    from palm_ds.weights.convert import mapping_report
 
     console = Console(soft_wrap=True, highlight=False)
-    show(done.result.report.rows(), console)
+    mapping_report.show(done.result.report.rows(), console)
     for line in [*(f"note: {note}" for note in done.result.notes), *done.lines]:
         console.print(printable(line), markup=False)
 

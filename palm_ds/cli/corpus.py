@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import CONTINUES, Command, CommandGroup
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console(soft_wrap=True, highlight=False)
-
+from palm_ds.cli.output import console_of, show, summarize
 
 # ---- inspect ----
 
@@ -28,9 +18,15 @@ def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    from palm_ds.corpus.inspect import inspect
+    from palm_ds.corpus.inspect import as_record, as_text, heading, open_documents
 
-    inspect(args.corpus, documents=args.documents, first=args.first, console=_console())
+    corpus, found = open_documents(args.corpus, documents=args.documents, first=args.first)
+    if not (args.json or args.quiet):
+        show(args, {}, heading(corpus))
+    tokenizer = corpus.tokenizer()
+    for name, piece in found:
+        text = as_text(name, piece, corpus, tokenizer)
+        show(args, as_record(name, piece, tokenizer), text)
     return 0
 
 
@@ -70,14 +66,15 @@ def _annotate_arguments(parser: argparse.ArgumentParser) -> None:
 def _annotate(args: argparse.Namespace) -> int:
     from palm_ds.corpus.add_annotation import add_annotations
 
-    add_annotations(
+    manifest = add_annotations(
         args.corpus,
         args.input,
         args.annotation,
         workers=args.workers,
         mpi=args.mpi,
-        console=_console(),
+        console=console_of(args),
     )
+    summarize(args, {"corpus": args.corpus, "annotations": manifest.annotations})
     return 0
 
 
@@ -109,7 +106,8 @@ def _export_arguments(parser: argparse.ArgumentParser) -> None:
 def _export(args: argparse.Namespace) -> int:
     from palm_ds.corpus.ernie_dataset import write_ernie
 
-    write_ernie(args.corpus, args.file, length=args.length, seed=args.seed)
+    lines = write_ernie(args.corpus, args.file, length=args.length, seed=args.seed)
+    summarize(args, {"file": args.file, "lines": lines})
     return 0
 
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from palm_ds.cli.command import CONTINUES, Command
+from palm_ds.cli.options import local_path
+from palm_ds.cli.output import show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--path",
-        type=Path,
+        type=local_path,
         default=Path(),
         metavar="DIR",
         help="models go to DIR/pretrain/NAME (.)",
@@ -33,7 +35,10 @@ def run(args: argparse.Namespace) -> int:
     from palm_ds.weights.download import downloader
 
     if args.names == ["ls"]:
-        downloader.ls()
+        if args.json:
+            show(args, downloader.listed())
+        else:
+            downloader.ls()
         return 0
     places = downloader.places_from_environment()
     if args.mirror is not None:
@@ -42,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         folder = downloader.download(
             name, path=args.path, places=places, again=args.again, revision=args.revision
         )
-        print(folder, flush=True)
+        show(args, {"name": name, "folder": folder}, str(folder))
     return 0
 
 

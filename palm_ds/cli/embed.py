@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from palm_ds.cli.command import Command
 from palm_ds.cli.inference_options import add_inference_arguments, progress, start_processes
+from palm_ds.cli.options import local_path
+from palm_ds.cli.output import console_of, summarize
 from palm_ds.common.errors import UserError
 
 
@@ -14,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help="a run folder, or a checkpoint of any format")
     add("--input", nargs="+", required=True, metavar="FILE", help="files of rows, or .txt")
-    add("--output", required=True, type=Path, metavar="FILE", help="a .npy or .parquet file")
+    add("--output", required=True, type=local_path, metavar="FILE", help="a .npy or .parquet file")
     add(
         "--column",
         nargs="+",
@@ -41,8 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from palm_ds.cli.launcher import check_hostfile
     from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
     from palm_ds.inference.embedding_files import EmbeddingJob, embed_files
@@ -73,18 +72,18 @@ def run(args: argparse.Namespace) -> int:
         format=args.format,
         dtype=args.dtype,
     )
-    with progress("embed", group.rank == 0) as done:
+    with progress("embed", group.rank == 0 and not args.quiet) as done:
         found = embed_files(embedder, job, model=args.model, group=group, done=done)
     if found:
-        console = Console(soft_wrap=True, highlight=False)
+        console = console_of(args)
         if found.continued:
             console.print(f"note: {found.continued:,} rows were embedded by an earlier run")
         speed = found.rows / max(found.seconds, 1e-9)
         took = f"{found.seconds:.1f} s, {speed:,.0f} rows/s"
-        console.print(
-            f"{found.rows:,} rows, {found.size} numbers each, {took}; written to {args.output}",
-            markup=False,
-        )
+        what = f"{found.rows:,} rows, {found.size} numbers each"
+        record = {"rows": found.rows, "size": found.size, "seconds": found.seconds}
+        record |= {"continued": found.continued, "output": args.output}
+        summarize(args, record, f"{what}, {took}; written to {args.output}")
     return 0
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import Command
+from palm_ds.cli.output import show
 from palm_ds.common.json_files import nan_to_null, write_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--style", default="", metavar="S", help="reading: squad1, squad2 or cmrc (by the data)")
     add("--task", nargs="+", default=[], metavar="KEY=VALUE", help="other settings of the task")
-    add("--json", type=Path, metavar="FILE", help="also write the scores to this file")
+    add(
+        "--json",
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="FILE",
+        help="print the scores as JSON, or write them to this file too",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,20 +68,19 @@ def run(args: argparse.Namespace) -> int:
         lost_answers="keep",
     )
     scores = score_files(args.gold, args.predictions, options, read)
-    if args.json:
+    if isinstance(args.json, str):
         write_json(args.json, nan_to_null(scores))
-    _show(scores)
+    show(args, scores, _table(scores))
     return 0
 
 
-def _show(scores: Mapping[str, float]) -> None:
-    from rich.console import Console
+def _table(scores: Mapping[str, float]) -> Table:
     from rich.table import Table
 
     table = Table("metric", "score")
     for name, value in scores.items():
         table.add_row(name, f"{value:.4f}")
-    Console(highlight=False).print(table)
+    return table
 
 
 COMMAND = Command(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 
 from palm_ds.cli.command import Command
+from palm_ds.cli.output import show
 from palm_ds.common.errors import UserError
 
 
@@ -18,24 +18,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--top", type=int, default=5, metavar="N", help="predictions to show for each [MASK] (5)")
     add("--task", default="", help="use the task embedding of this task")
     add("--hide", default="", metavar="WORD", help="mask this word in the texts")
-    add("--json", action="store_true", help="one JSON object per text")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.top < 1:
         raise UserError(f"--top {args.top}: at least 1 guess")
-    from rich.console import Console
-
     from palm_ds.inference.fill_mask import as_record, as_text, open_filler
 
     filler = open_filler(args.model, task=args.task)
-    console = Console(soft_wrap=True, highlight=False)
     for text in args.texts or _lines():
         filled = filler.fill(text, top=args.top, hide=args.hide)
-        if args.json:
-            print(json.dumps(as_record(filler, text, filled), ensure_ascii=False), flush=True)
-        else:
-            console.print(as_text(filler, filled))
+        show(args, as_record(filler, text, filled), as_text(filler, filled))
     return 0
 
 

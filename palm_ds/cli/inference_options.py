@@ -50,16 +50,19 @@ def start_processes(device: str) -> tuple[ProcessGroup, torch.device]:
 def progress(what: str, shown: bool) -> Iterator[Callable[[int, int], None]]:
     """A progress bar on a terminal, with rows per second."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, ProgressColumn, TimeRemainingColumn
     from rich.text import Text
 
-    class Speed(ProgressColumn):
+    class Rows(ProgressColumn):
+        """How many rows there are is known only when the files have been read."""
+
         def render(self, task: Task) -> Text:
-            return Text(f"{task.finished_speed or task.speed or 0:,.0f} rows/s")
+            of = "" if task.total is None else f"/{task.total:,.0f}"
+            speed = task.finished_speed or task.speed or 0
+            return Text(f"{task.completed:,.0f}{of} rows  {speed:,.0f} rows/s")
 
     console = Console(stderr=True)
-    texts = TextColumn("{task.completed:,}/{task.total:,} rows")
-    bar = Progress(BarColumn(), texts, Speed(), TimeRemainingColumn(), console=console)
+    bar = Progress(BarColumn(), Rows(), TimeRemainingColumn(), console=console)
     if not shown or not console.is_terminal:
         yield lambda rows, of: None
         return

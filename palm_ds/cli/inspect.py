@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import Command
 from palm_ds.cli.options import add_recipe, check_overrides
+from palm_ds.cli.output import show
 from palm_ds.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--step", type=int, metavar="N", help="the step, counted from 1 (1)")
     add("--rows", type=int, default=2, metavar="K", help="rows to show (2)")
     add("--held_out", action="store_true", help="show the held-out rows, K of each task group")
-    add("--json", action="store_true", help="one JSON object per sequence")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         view = open_step(recipe, 1 if args.step is None else args.step, rows=args.rows)
     if args.json:
         for seen in sequences(view, view.shown):
-            print(json.dumps(as_record(view, seen), ensure_ascii=False))
+            show(args, as_record(view, seen))
     else:
         _show(view)
     return 0

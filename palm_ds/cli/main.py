@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from palm_ds.cli.command import Command, CommandGroup, table
+from palm_ds.cli.command import Command, CommandGroup, quiet_at_closed_pipe, table
 from palm_ds.common.errors import UserError, exit_on_user_error, suggest
 
 SECTIONS: Mapping[str, Sequence[str]] = {
@@ -26,7 +26,7 @@ SECTIONS: Mapping[str, Sequence[str]] = {
     ),
     "Using a model": ("predict", "evaluate", "fill-mask", "embed", "serve"),
     "Checkpoints": ("convert", "verify", "show", "resize", "push", "download"),
-    "Shipped files": ("recipes",),
+    "Shipped files, the shell": ("recipes", "completion"),
 }
 """Every sub-command; `fill-mask` is the module fill_mask."""
 _HEAD = """usage: palm-ds COMMAND [options]
@@ -34,7 +34,7 @@ _HEAD = """usage: palm-ds COMMAND [options]
 Multi-task pretraining and fine-tuning of text encoders on a DeepSpeed engine.
 """
 _TAIL = """
-`palm-ds COMMAND --help` has examples. Several processes:
+`palm-ds help COMMAND` has examples. Several processes:
   deepspeed --module palm_ds.cli.pretrain RECIPE --deepspeed_config FILE   (or finetune, predict)
   torchrun --nproc_per_node 8 --module palm_ds.cli.pretrain RECIPE --deepspeed_config FILE"""
 
@@ -58,6 +58,8 @@ def find(argv: Sequence[str]) -> tuple[Command, Sequence[str]]:
     """The sub-command that the words name, and its arguments. Raises UserError, or SystemExit after
     printing help or the version."""
     word = argv[0] if argv else "--help"
+    if word == "help" and argv[1:]:
+        return find([*argv[1:], "--help"])
     if word in ("-h", "--help", "help"):
         print(help_text())
         raise SystemExit(0)
@@ -67,6 +69,7 @@ def find(argv: Sequence[str]) -> tuple[Command, Sequence[str]]:
         print(f"palm_ds {__version__}")
         raise SystemExit(0)
     known = [word for words in SECTIONS.values() for word in words]
+    word = word.replace("_", "-")
     if word not in known:
         raise UserError(f"palm-ds {word}: no such command{suggest(word, known)}")
     found = load(word)
@@ -83,11 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def start() -> NoReturn:
     """The console script."""
-    try:
-        with exit_on_user_error():
-            command, rest = find(sys.argv[1:])
-    except KeyboardInterrupt:
-        sys.exit(130)
+    with exit_on_user_error(), quiet_at_closed_pipe():
+        command, rest = find(sys.argv[1:])
     command.start(rest)
 
 

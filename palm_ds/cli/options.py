@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import inspect
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.remote_files import check_local
 
 T = TypeVar("T")
 
@@ -28,6 +30,15 @@ def add_ds_config(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the DeepSpeed file, or a shipped one",
     )
+
+
+def local_path(text: str) -> Path:
+    """The type of an argument that names output on this machine."""
+    try:
+        check_local(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return Path(text)
 
 
 def options_of(cls: type[T], args: argparse.Namespace, **more: object) -> T:

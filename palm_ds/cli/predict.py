@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import Command
 from palm_ds.cli.inference_options import add_inference_arguments, progress, start_processes
-from palm_ds.cli.options import names
+from palm_ds.cli.options import local_path, names
+from palm_ds.cli.output import console_of, show
 
 if TYPE_CHECKING:
     from palm_ds.inference.predict_files import PredictionSummary
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--output",
         required=True,
-        type=Path,
+        type=local_path,
         metavar="DIR",
         help="a new folder; earlier predictions in it are replaced",
     )
@@ -71,25 +71,25 @@ def run(args: argparse.Namespace) -> int:
         format=args.format,
         tsv=args.tsv,
     )
-    with progress("predict", group.rank == 0) as done:
+    with progress("predict", group.rank == 0 and not args.quiet) as done:
         report = predict_files(predictor, job, group, done)
     if report:
-        _show(report, args.output, group.world)
+        _show(report, args, group.world)
     return 0
 
 
-def _show(report: PredictionSummary, output: Path, world: int) -> None:
+def _show(report: PredictionSummary, args: argparse.Namespace, world: int) -> None:
     """Print scores, notes, the numbers of truncated rows, and a summary."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(soft_wrap=True, highlight=False)
-    if report.scores:
-        table = Table("task", "metric", "score")
-        for task, metrics in report.scores.items():
-            for name, value in metrics.items():
-                table.add_row(task, name, f"{value:.4f}")
-        console.print(table)
+    console = console_of(args)
+    table = Table("task", "metric", "score")
+    for task, metrics in report.scores.items():
+        for name, value in metrics.items():
+            table.add_row(task, name, f"{value:.4f}")
+    record = {"rows": report.rows, "seconds": report.seconds, "truncated": report.cut}
+    record |= {"output": args.output, "scores": report.scores, "notes": report.notes}
+    show(args, record, *([table] if report.scores else []))
     for note in report.notes:
         console.print(f"note: {note}", markup=False)
     for task, rows in report.cut.items():
@@ -98,7 +98,7 @@ def _show(report: PredictionSummary, output: Path, world: int) -> None:
     speed = report.rows / max(report.seconds, 1e-9)
     work = f"{_count(report.passes, 'pass')} by {_count(world, 'process')}"
     took = f"{report.seconds:.1f} s, {speed:,.0f} rows/s"
-    console.print(f"{report.rows:,} rows in {work}, {took}; written to {output}", markup=False)
+    console.print(f"{report.rows:,} rows in {work}, {took}; written to {args.output}", markup=False)
 
 
 def _count(number: int, what: str) -> str:

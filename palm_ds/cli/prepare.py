@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import CONTINUES, Command, hint_next
 from palm_ds.cli.options import options_of
+from palm_ds.cli.output import console_of, summarize
 from palm_ds.common.errors import UserError
 
 if TYPE_CHECKING:
@@ -16,11 +17,10 @@ if TYPE_CHECKING:
 
 def run(args: argparse.Namespace) -> int:
     options = _options(args)
-    from rich.console import Console
-
     from palm_ds.corpus.prepare import prepare
 
-    prepare(args.out, args.input, options, console=Console(soft_wrap=True, highlight=False))
+    manifest = prepare(args.out, args.input, options, console=console_of(args))
+    summarize(args, {"corpus": args.out, **manifest.counts()})
     hint_next(
         f"palm-ds corpus inspect {args.out}",
         f"palm-ds pretrain RECIPE --deepspeed_config cpu.json   # with `corpus: {args.out}`; "

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from palm_ds.cli.command import Command
+from palm_ds.cli.output import show
 from palm_ds.common.errors import UserError
 
 
@@ -21,19 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from palm_ds.weights.hub import files_to_push, push_folder
 
-    console = Console(soft_wrap=True, highlight=False)
     files = files_to_push(args.source)
-    for name in files.pushed if args.dry_run else ():
-        console.print(name, markup=False)
-    if files.left:
-        console.print(f"note: not pushed: {', '.join(files.left)}", markup=False)
     count = f"{len(files.pushed)} files, {files.size / 1e6:.1f} MB"
+    record = {"files": files.pushed, "not_pushed": files.left, "bytes": files.size}
+    notes = [f"note: not pushed: {', '.join(files.left)}"] if files.left and not args.quiet else []
     if args.dry_run:
-        console.print(f"{count}; nothing was pushed", markup=False)
+        show(args, record, *files.pushed, *notes, f"{count}; nothing was pushed")
         return 0
     url = push_folder(
         args.source,
@@ -43,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         revision=args.revision,
         message=args.message,
     )
-    console.print(f"{count}: {url}", markup=False)
+    show(args, record | {"url": url}, *notes, f"{count}: {url}")
     return 0
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from palm_ds.cli import shipped
 from palm_ds.cli.command import Command, CommandGroup, table
+from palm_ds.cli.output import show, summarize
 
 # ---- list ----
 
@@ -16,6 +17,7 @@ def _list_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(args: argparse.Namespace) -> int:
+    record, lines = {}, []
     for title, files in (
         ("recipes", shipped.recipes()),
         ("DeepSpeed files", shipped.ds_configs()),
@@ -24,8 +26,10 @@ def _list(args: argparse.Namespace) -> int:
             name: str(path) if args.paths else shipped.description(path)
             for name, path in files.items()
         }
-        print(f"{title}\n{table(about)}\n")
-    print("Name one where a command takes a file; `palm-ds recipes copy NAME` copies it here.")
+        record[title] = about
+        lines.append(f"{title}\n{table(about)}\n")
+    how = "Name one where a command takes a file; `palm-ds recipes copy NAME` copies it here."
+    show(args, record, *lines, *([] if args.quiet else [how]))
     return 0
 
 
@@ -62,7 +66,8 @@ def _copy_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _copy(args: argparse.Namespace) -> int:
-    print(shipped.copy(args.name, args.destination))
+    copied = shipped.copy(args.name, args.destination)
+    summarize(args, {"file": copied}, str(copied))
     return 0
 
 

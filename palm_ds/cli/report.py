@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from palm_ds.cli.command import Command
+from palm_ds.cli.output import summarize
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,7 +16,8 @@ def run(args: argparse.Namespace) -> int:
     from palm_ds.train.report.html_report import write_report
 
     for folder in args.run_dir:
-        print(write_report(folder), flush=True)
+        written = write_report(folder)
+        summarize(args, {"run": folder, "report": written}, str(written))
     return 0
 
 

@@ -6,13 +6,14 @@ import argparse
 from pathlib import Path
 
 from palm_ds.cli.command import Command
-from palm_ds.cli.options import options_of
+from palm_ds.cli.options import local_path, options_of
+from palm_ds.cli.output import summarize
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("weights", type=Path, metavar="WEIGHTS", help="a checkpoint of any format")
-    add("out", type=Path, metavar="OUT", help="a new folder")
+    add("out", type=local_path, metavar="OUT", help="a new folder")
     add("--add_tokens", type=Path, dest="tokens", metavar="FILE", help="new tokens, one per line")
     add("--reuse_unused", action="store_true", help="put new tokens in [unused1] ... first")
     add("--multiple", type=int, metavar="N", help="pad the vocabulary to a multiple of N")
@@ -26,7 +27,8 @@ def run(args: argparse.Namespace) -> int:
     from palm_ds.weights.convert.resize import ResizeOptions, resize_checkpoint
 
     wanted = options_of(ResizeOptions, args)
-    print("\n".join(resize_checkpoint(args.weights, args.out, wanted)))
+    lines = resize_checkpoint(args.weights, args.out, wanted)
+    summarize(args, {"out": args.out, "changes": lines}, *lines)
     return 0
 
 

@@ -55,6 +55,7 @@ it.""",
     add_arguments=add_arguments,
     run=run,
     wraps=True,
+    results=False,
 )
 
 if __name__ == "__main__":

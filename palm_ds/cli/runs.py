@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from palm_ds.cli.options import add_ds_config
+from palm_ds.cli.options import add_ds_config, local_path
+from palm_ds.cli.output import show
 from palm_ds.common.errors import UserError
 from palm_ds.train.sweeps.subprocesses import interrupt
 
@@ -27,7 +29,13 @@ def add_runs(parser: argparse.ArgumentParser, called: str) -> None:
     """The options of a command with many runs and a table. `called`: what it calls the runs."""
     add = parser.add_argument
     add_ds_config(parser)
-    add("--out", required=True, metavar="DIR", help=f"folder for all {called} and the table")
+    add(
+        "--out",
+        required=True,
+        type=local_path,
+        metavar="DIR",
+        help=f"folder for all {called} and the table",
+    )
     add("--jobs", type=int, default=0, metavar="N", help=f"concurrent {called} on CPU (1)")
     add("--table", action="store_true", help="show the table without running anything")
     add_launcher(parser)
@@ -74,5 +82,7 @@ def stop_on_signals() -> None:
             signal.signal(number, interrupt)
 
 
-def say(text: str) -> None:
-    print(text, flush=True)
+def show_table(args: argparse.Namespace, table: str, file: Path, others: str) -> None:
+    """Print a table that is also in `file`, as JSON, and in others next to it."""
+    where = [] if args.quiet else [f"also in {file.with_suffix('.md')} and {others}"]
+    show(args, json.loads(file.read_text(encoding="utf-8")), table, *where)

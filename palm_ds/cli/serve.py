@@ -189,6 +189,7 @@ palm-ds serve runs/joint --host 0.0.0.0 --token_file token.txt
     notes="""
 The page / tries every head by hand; /docs describes the interface. Requests of all clients share
 forward passes. SIGTERM answers what was accepted and ends; SIGHUP opens the models again.""",
+    results=False,
     add_arguments=add_arguments,
     run=run,
 )

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import Command
-from palm_ds.common.printable import json_line, printable
+from palm_ds.cli.output import show
+from palm_ds.common.printable import printable
 
 if TYPE_CHECKING:
     from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo
@@ -21,7 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("path", type=Path, metavar="PATH", help="a checkpoint of any format")
     add("--eps", type=float, metavar="X", help="LayerNorm's eps, if PATH states a wrong one")
     add("--config", type=Path, metavar="FILE", help="the encoder's config, if it is not in PATH")
-    add("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
 
     contents = open_checkpoint(args.path, eps=args.eps, config=args.config)
     if args.json:
-        print(json_line(_record(contents)))
+        show(args, _record(contents))
     else:
         _show(contents)
     return 0
@@ -60,10 +60,10 @@ def _record(contents: CheckpointContents) -> Mapping[str, object]:
 def _show(contents: CheckpointContents) -> None:
     from rich.console import Console
 
-    from palm_ds.weights.convert.mapping_report import of_contents, show
+    from palm_ds.weights.convert import mapping_report
 
     console = Console(soft_wrap=True, highlight=False)
-    show(of_contents(contents).rows(), console)
+    mapping_report.show(mapping_report.of_contents(contents).rows(), console)
     count = sum(math.prod(entry.shape) for entry in contents.entries.values())
     heads = [f"{name} ({_describe(head)})" for name, head in contents.heads.items()]
     numbers = {k: v for k, v in asdict(contents.config).items() if v not in ("", {})}

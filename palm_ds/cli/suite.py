@@ -12,7 +12,7 @@ from palm_ds.cli.options import check_overrides
 from palm_ds.cli.runs import (
     add_runs,
     command_of,
-    say,
+    show_table,
     slots_of,
     stop_on_signals,
     without_onnx,
@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.table:
         stop_on_signals()
         failed = run_all(found, command, slots_of(args.jobs, bool(args.launcher)))
-    say(compare(found, failed, out))
-    say(f"also in {out / 'suite.md'} and suite.json")
+    table = compare(found, failed, out)
+    show_table(args, table, out / "suite.json", "suite.json")
     return 1 if failed else 0
 
 

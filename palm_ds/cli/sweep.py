@@ -12,7 +12,7 @@ from palm_ds.cli.options import check_overrides
 from palm_ds.cli.runs import (
     add_runs,
     command_of,
-    say,
+    show_table,
     slots_of,
     stop_on_signals,
     without_onnx,
@@ -45,11 +45,11 @@ def run(args: argparse.Namespace) -> int:
     read_ds_config(ds_config)
     sweep, out = read_sweep(args.sweep, args.overrides), Path(args.out)
     space = search_space(replace(sweep, recipe=find_recipe(sweep.recipe)), args.sweep)
-    table = any(source.reads == "table" for source in space.recipe.sources.values())
+    tabular = any(source.reads == "table" for source in space.recipe.sources.values())
 
     def command(trial: Trial) -> list[str]:
         option = ("--deepspeed_config", ds_config)
-        module = "finetune" if table else "pretrain"
+        module = "finetune" if tabular else "pretrain"
         rest = ("--run_dir", trial.folder, *without_onnx(space.recipe_values(trial.chosen)))
         return command_of(launcher, module, trial.file, *option, *rest)
 
@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
             search.run(command, slots)
         finally:
             lock.release()
-    say(report(search))
-    say(f"also in {out / 'sweep.md'} and sweep.json; the best recipe: {out / BEST}")
+    table = report(search)
+    show_table(args, table, out / "sweep.json", f"sweep.json; the best recipe: {out / BEST}")
     return 1 if search.failed else 0
 
 

@@ -6,14 +6,20 @@ import argparse
 from pathlib import Path
 
 from palm_ds.cli.command import Command, hint_next
-from palm_ds.cli.options import add_recipe, check_overrides
+from palm_ds.cli.options import add_recipe, check_overrides, local_path
+from palm_ds.cli.output import summarize
 from palm_ds.common.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser, "a YAML file, or a shipped one, with a `teacher`, as for training")
     add = parser.add_argument
-    add("--output", type=Path, metavar="FILE", help="a parquet file (the recipe's teacher.file)")
+    add(
+        "--output",
+        type=local_path,
+        metavar="FILE",
+        help="a parquet file (the recipe's teacher.file)",
+    )
     add("--precision", default="fp32", choices=("fp32", "bf16", "fp16"), help="(fp32)")
 
 
@@ -35,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
     found = teach(recipe, output, ds_config=ds_config, processes=processes)
     stop()
     continued = f"; {found.continued} of {found.parts} parts were there" if found.continued else ""
-    print(f"{found.rows:,} {found.by}{continued}; written to {output}")
+    record = {"rows": found.rows, "by": found.by, "continued": found.continued, "output": output}
+    summarize(args, record, f"{found.rows:,} {found.by}{continued}; written to {output}")
     hint_next(f"palm-ds finetune {args.recipe} --deepspeed_config FILE teacher.file={output}")
     return 0
 

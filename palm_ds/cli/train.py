@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import hint_next
-from palm_ds.cli.options import add_ds_config, add_recipe, check_overrides
+from palm_ds.cli.options import add_ds_config, add_recipe, check_overrides, local_path
+from palm_ds.cli.output import console_of, show, summarize
 from palm_ds.common.errors import UserError
 
 if TYPE_CHECKING:
     from palm_ds.runtime.signals import StopFlag
     from palm_ds.train.profiler import ProfileSettings
+    from palm_ds.train.run_folder import RunSpec
 
 USAGE = "RECIPE --deepspeed_config FILE [options] [a.b=c ...]"
 NOTES = """
@@ -26,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     add_ds_config(parser)
     add = parser.add_argument
-    add("--run_dir", metavar="DIR", help="folder for all output (runs/RECIPE)")
+    add("--run_dir", type=local_path, metavar="DIR", help="folder for all output (runs/RECIPE)")
     add("--init_from", metavar="PATH", help="start from these weights: a run or a checkpoint")
     add(
         "--extend",
@@ -82,23 +85,57 @@ def _train(args: argparse.Namespace, following: Sequence[str], flag: StopFlag) -
     from palm_ds.runtime.ds_config import read_ds_config
     from palm_ds.train.plan.cluster import parse_clusters
     from palm_ds.train.recipe import read_recipe
-    from palm_ds.train.run_folder import RunSpec, print_config
+    from palm_ds.train.run_folder import RunSpec
     from palm_ds.train.train import train
 
-    plan_for = parse_clusters(args.plan) if args.plan else []
+    plan_for = parse_clusters(args.plan) if args.plan is not None else []
     dry_run, profile = args.dry_run or bool(plan_for), _profile(args)
     recipe = read_recipe(recipe_file, _overrides(args))
     folder = Path(args.run_dir or Path("runs") / Path(recipe_file).stem)
     found = RunSpec(recipe=recipe, ds_config=read_ds_config(ds_config), folder=folder)
     if args.print_config:
-        print_config(found)
-        return 0
-    examples = fill_mask.examples
-    settings = {"plan_for": plan_for, "examples": examples, "profile": profile}
-    code = train(found, flag=flag, dry_run=dry_run, **settings)
+        return _show_config(found, args)
+    code = train(
+        found,
+        flag=flag,
+        dry_run=dry_run,
+        plan_for=plan_for,
+        examples=fill_mask.examples,
+        profile=profile,
+        console=console_of(args, width=140) if args.json or args.quiet else None,
+    )
+    if os.environ.get("RANK", "0") == "0":
+        summarize(args, _record(folder, code, dry_run=dry_run))
     if not code and not dry_run and (folder / "weights").is_dir():
         hint_next(*(line.format(run=folder) for line in following))
     return code
+
+
+def _show_config(run: RunSpec, args: argparse.Namespace) -> int:
+    import yaml
+
+    from palm_ds.train.run_folder import complete_config
+
+    recipe, config = complete_config(run)
+    values = recipe.resolved()
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    record = {"recipe": values, "deepspeed": config}
+    show(args, record, text, recipe.plan_table(), json.dumps(config, indent=1))
+    return 0
+
+
+def _record(folder: Path, code: int, *, dry_run: bool) -> dict[str, object]:
+    """What became of a run, with the scores of its last evaluation."""
+    if dry_run:
+        return {"run": folder, "checked": not code}
+    from palm_ds.train.report.metrics_file import FILE, read_metrics
+
+    found = read_metrics(folder / FILE)
+    last = found.evaluations[-1]["scores"] if found.evaluations else {}
+    names = ("loss", "accuracy", "metrics")
+    scores = {task: {name: score.get(name) for name in names} for task, score in last.items()}
+    step = found.steps[-1]["step"] if found.steps else 0
+    return {"run": folder, "finished": not code, "step": step, "scores": scores}
 
 
 def _overrides(args: argparse.Namespace) -> list[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from pathlib import Path
 
 from palm_ds.cli.command import Command
+from palm_ds.cli.output import show
 from palm_ds.common.errors import UserError
 
 
@@ -19,7 +19,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--config", type=Path, metavar="FILE", help="the encoder's config, if it is not in A")
     add("--tokenizer", type=Path, metavar="PATH", help="the tokenizer, if it is not in A")
     add("--tolerance", type=float, metavar="X", help="relative to the largest value (1e-5)")
-    add("--json", action="store_true", help="print JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,11 +33,9 @@ def _same_bytes(args: argparse.Namespace) -> int:
     if given := [name for name in options if getattr(args, name) is not None]:
         raise UserError(f"--{given[0]}: compares outputs; name two checkpoints, A and B")
     found = verify_folder(args.a)
-    if args.json:
-        print(json.dumps({str(each.folder): each.problems for each in found}, ensure_ascii=False))
-    else:
-        for each in found:
-            print(f"{each.folder}: {each}", *each.problems, sep="\n  ")
+    record = {str(each.folder): each.problems for each in found}
+    lines = ["\n  ".join([f"{each.folder}: {each}", *each.problems]) for each in found]
+    show(args, record, *lines)
     return 1 if any(each.problems for each in found) else 0
 
 
@@ -49,12 +46,12 @@ def _same_outputs(args: argparse.Namespace) -> int:
         raise UserError(f"--tolerance {args.tolerance}: expected a number of at least 0")
     opening = {name: getattr(args, name) for name in ("eps", "config", "tokenizer")}
     parity = verify_only(Path(args.a), args.b, tolerance=args.tolerance, **opening)
-    if args.json:
-        print(json.dumps(parity.record(), ensure_ascii=False))
-    else:
-        for each in parity.differences:
-            print(f"{each.kind}\t{each.name}\t{each.largest:.1e}\tof {each.scale:.3g}")
-        print(f"{'the same' if parity.passed else 'NOT the same'}: {parity}")
+    lines = [
+        f"{each.kind}\t{each.name}\t{each.largest:.1e}\tof {each.scale:.3g}"
+        for each in ([] if args.quiet else parity.differences)
+    ]
+    verdict = "the same" if parity.passed else "NOT the same"
+    show(args, parity.record(), *lines, f"{verdict}: {parity}")
     return 0 if parity.passed else 1
 
 

@@ -46,10 +46,21 @@ def only_warnings() -> None:
     logger.setLevel(max(logger.level, logging.WARNING))
 
 
+def progress_to_stderr() -> None:
+    """Prints progress messages to stderr too, so that stdout has results only."""
+    for handler in logging.getLogger(LIBRARY).handlers:
+        if isinstance(handler, _PlainLines):
+            handler.to_stdout = False
+
+
 class _PlainLines(logging.Handler):
     """Looks up stdout and stderr for each message, since a live display may replace them."""
 
+    to_stdout = True
+    """Of progress messages."""
+
     def emit(self, record: logging.LogRecord) -> None:
-        stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
+        progress = self.to_stdout and record.levelno < logging.WARNING
+        stream = sys.stdout if progress else sys.stderr
         with suppress(OSError):  # the output may be a file on a full disk
             print(printable(self.format(record), keep="\n\t\r"), file=stream, flush=True)

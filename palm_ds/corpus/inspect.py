@@ -1,11 +1,12 @@
-"""Prints documents of a corpus, with sentences, words, phrases and entities in colour."""
+"""Shows documents of a corpus, with sentences, words, phrases and entities in colour."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.text import Text
 
 from palm_ds.common.errors import UserError
@@ -17,24 +18,30 @@ _STYLES = {"phrase": "bold cyan", "entity": "bold magenta", "both": "bold yellow
 _HEADING, _LABEL, _SPEAKERS = "bold underline", "bold green", ("blue", "green", "red", "magenta")
 
 
-def inspect(
-    path: str | Path, *, documents: int, first: int = 0, console: Console | None = None
-) -> None:
-    """Prints `documents` documents of a corpus, starting with number `first`."""
-    console = console or Console()
+def open_documents(
+    path: str | Path, *, documents: int, first: int = 0
+) -> tuple[Corpus, Iterator[tuple[str, TokenSpan]]]:
+    """The corpus, and ids and contents of `documents` documents from number `first` on. Raises
+    UserError."""
     corpus = open_corpus(path)
     if not 0 <= first < len(corpus):
         raise UserError(f"--first {first}: the corpus has documents 0 to {len(corpus) - 1}")
     if documents < 1:
         raise UserError(f"--documents {documents}: must be at least 1")
-    console.print(_heading(corpus))
-    tokenizer = corpus.tokenizer()
-    for number in range(first, min(first + documents, len(corpus))):
-        name, piece = corpus.document(number)
-        console.print()
-        console.print(_title(name, piece, corpus))
-        for line in sentence_lines(piece, tokenizer):
-            console.print(line)
+    numbers = range(first, min(first + documents, len(corpus)))
+    return corpus, (corpus.document(number) for number in numbers)
+
+
+def as_text(name: str, piece: TokenSpan, corpus: Corpus, tokenizer: Tokenizer) -> Text:
+    """A document in colour, after an empty line."""
+    lines = sentence_lines(piece, tokenizer)
+    return Text("\n").join([Text(), _title(name, piece, corpus), *lines])
+
+
+def as_record(name: str, piece: TokenSpan, tokenizer: Tokenizer) -> dict[str, Any]:
+    """A document as plain values: its id, its tokens, and each annotation's value for each."""
+    values = {annotation: found.tolist() for annotation, found in piece.annotations.items()}
+    return {"id": name, "tokens": list(tokenizer.tokens(piece.ids)), "annotations": values}
 
 
 def _title(name: str, piece: TokenSpan, corpus: Corpus) -> Text:
@@ -52,7 +59,7 @@ def _title(name: str, piece: TokenSpan, corpus: Corpus) -> Text:
     return title
 
 
-def _heading(corpus: Corpus) -> Text:
+def heading(corpus: Corpus) -> Text:
     manifest = corpus.manifest
     legend = Text(
         f"{corpus.path}: {len(corpus)} documents, {manifest.sentences} sentences, "

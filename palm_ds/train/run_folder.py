@@ -23,6 +23,7 @@ from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.config import differences, read_yaml
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
+from palm_ds.common.remote_files import check_local
 from palm_ds.corpus.store import Corpus
 from palm_ds.data.table_source import TableSource
 from palm_ds.data.task import TableTask
@@ -96,6 +97,7 @@ def record_changes(folder: Path, step: int, changes: Sequence[str]) -> None:
 
 def check_writable(folder: Path) -> None:
     """Raises UserError unless the folder exists or can be created, and is writable."""
+    check_local(folder, "run_dir: ")
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
         what = "is a file" if existing == folder else f"{existing} is a file"
@@ -203,15 +205,13 @@ def _total(recipe: Recipe, stream: AnyStream) -> str:
     return f"{sum(stream.consumed().values()):,} examples"
 
 
-def print_config(run: RunSpec) -> None:
-    """Print the resolved recipe, the plan and the DeepSpeed config."""
+def complete_config(run: RunSpec) -> tuple[Recipe, dict[str, Any]]:
+    """The resolved recipe, and what DeepSpeed will be given."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     recipe = resolve(run.recipe)
-    print(yaml.safe_dump(recipe.resolved(), sort_keys=False, allow_unicode=True))
-    print(recipe.plan_table())
     rows = recipe.rows
     if recipe.examples:
         round_up_rows = partial(run.ds_config.round_up_rows, world=world)
         rows = build_stream(recipe, open_data(recipe), round_up_rows).rows
-    config = run.ds_config.deepspeed_config(rows=rows, world=world, clip=recipe.optimizer.clip)
-    print(json.dumps(config, indent=1))
+    clip = recipe.optimizer.clip
+    return recipe, run.ds_config.deepspeed_config(rows=rows, world=world, clip=clip)

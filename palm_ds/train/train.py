@@ -74,6 +74,7 @@ def train(
     plan_for: Sequence[Cluster] = (),
     examples: Examples | None = None,
     profile: ProfileSettings | None = None,
+    console: Console | None = None,
 ) -> int:
     """Train a run to its end, from its last checkpoint if its folder has one.
 
@@ -85,7 +86,8 @@ def train(
 
     `event_handler(name, facts)` is called on every process with begin, stage, next (before a step),
     step (after it), evaluation, save, and the events that end a run early."""
-    opened = setup_run(run, event_handler, dry_run=dry_run, plan_for=plan_for, examples=examples)
+    more = {"plan_for": plan_for, "console": console, "examples": examples}
+    opened = setup_run(run, event_handler, dry_run=dry_run, **more)
     if opened is None:
         stop()
         return 0

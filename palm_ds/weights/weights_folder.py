@@ -38,7 +38,7 @@ from palm_ds.weights.formats.huggingface.write import ExportOptions, plan, write
 from palm_ds.weights.formats.native import WEIGHTS
 from palm_ds.weights.formats.open import open_checkpoint, read_info
 from palm_ds.weights.formats.tensor_files import in_memory_entry
-from palm_ds.weights.formats.weights_info import INFO, WeightsInfo, write_info
+from palm_ds.weights.formats.weights_info import WeightsInfo, write_info
 from palm_ds.weights.larger_tables import larger_tables
 from palm_ds.weights.layer_choice import ChosenWeights, choose_layers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -16,7 +17,7 @@ from palm_ds.cli.command import Command
 from palm_ds.cli.main import SECTIONS, find, help_text, load, main
 
 WORDS = [word for words in SECTIONS.values() for word in words]
-SCREEN = 50
+SCREEN = 52
 """Lines of a screen of 100 columns."""
 
 
@@ -100,14 +101,23 @@ def test_help_needs_no_torch() -> None:
         ("recipes cop small", 'palm-ds recipes cop: no such command; did you mean "copy"?'),
         ("report", "the following arguments are required: RUN; see `palm-ds report --help`"),
         (
-            "pretrain x --deepspeed_config y --run-dir z",
-            'unrecognized arguments: --run-dir z; did you mean "--run_dir"?; see',
+            "pretrain x --deepspeed_config y --run-dri z",
+            'unrecognized arguments: --run-dri z; did you mean "--run_dir"?; see',
         ),
         (
             "embed m --input t --output o --norm",
             'unrecognized arguments: --norm; did you mean "--normalize"?; see',
         ),
         ("report /nowhere", "/nowhere: not a run folder"),
+        ("help pretian", 'palm-ds pretian: no such command; did you mean "pretrain"?'),
+        ("completion tcsh", "completion tcsh: expected one of bash, zsh, fish"),
+        (
+            "pretrain x --deepspeed_config y --run_dir s3://b/x",
+            "argument --run_dir: s3://b/x: is a",
+        ),
+        ("suite x --deepspeed_config y --out hf://b/x", "argument --out: hf://b/x: is a URL"),
+        ("run --restarts -1 -- true", "--restarts -1: expected a number from 0 (never)"),
+        ("run --silence nan -- true", "--silence nan: expected a number of seconds above 0"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -133,7 +143,7 @@ def test_version_and_the_help_of_a_group(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_as_a_module(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "palm_ds.cli.main", "recipes", "copy", "cpu"]
+    command = [sys.executable, "-m", "palm_ds", "recipes", "copy", "cpu"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "cpu.json\n", "")
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
@@ -174,3 +184,109 @@ def test_wrong_files_are_named(
     lines = [x for x in capsys.readouterr().err.splitlines() if not x.startswith("note: ")]
     assert ended.value.code == 2 and len(lines) == 1 and lines[0].startswith("error: ")
     assert message in lines[0]
+
+
+def test_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["pretrain"], ["corpus"], ["corpus", "inspect"], ["fill_mask"]):
+        shown = []
+        for line in (["help", *words], [*words, "--help"]):
+            with pytest.raises(SystemExit) as ended:
+                main(line)
+            assert not ended.value.code
+            shown.append(capsys.readouterr().out)
+        assert shown[0] == shown[1] and shown[0].startswith("usage: palm-ds ")
+
+
+def test_options_may_be_written_with_dashes() -> None:
+    """As a word or with `=`; values, and what follows `--`, stay as they are."""
+    line = "x --deepspeed-config=a-b.json --run-dir my-run a.b=c-d --print-config"
+    args = COMMANDS["pretrain"].parse(line.split())
+    assert (args.deepspeed_config, str(args.run_dir)) == ("a-b.json", "my-run")
+    assert args.overrides == ["a.b=c-d"] and args.print_config
+    line = "m --input a --output b --no_normalize --max-length 9"
+    args = COMMANDS["embed"].parse(line.split())
+    assert args.normalize is False and args.max_length == 9
+    args = COMMANDS["run"].parse(["--min-hosts", "2", "--", "x", "--run-dir", "y"])
+    assert args.min_hosts == 2 and args.command == ["x", "--run-dir", "y"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_results_can_be_json_and_all_else_quiet(name: str) -> None:
+    command = COMMANDS[name]
+    options = {text for action in command.parser()._actions for text in action.option_strings}
+    assert command.results == (name not in ("run", "serve", "completion"))
+    assert not command.results or {"--json", "--quiet"} <= options
+
+
+def test_an_empty_plan_is_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["pretrain", "embedded", "--deepspeed_config", "cpu", "--plan", ""])
+    assert ended.value.code == 2 and "error: plan: no GPUs" in capsys.readouterr().err
+
+
+# Ctrl-C while modules are imported --------------------------------------------------------------
+
+HOOK = """
+import signal, sys
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            sys.meta_path.remove(self)
+            signal.raise_signal(signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupts())
+sys.argv = ["palm-ds", "show", "/nowhere"]
+from palm_ds.__main__ import start
+start()
+"""
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["palm_ds.cli", "palm_ds.cli.main", "palm_ds.common.errors", "palm_ds.cli.show", "torch"],
+)
+def test_ctrl_c_at_the_start_is_one_line(name: str) -> None:
+    code = HOOK.format(name=name)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr, done.stdout) == (130, "interrupted\n", "")
+
+
+def test_the_console_script_starts_there(root: Path) -> None:
+    assert 'palm-ds = "palm_ds.__main__:start"' in (root / "pyproject.toml").read_text()
+
+
+# Completion -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("palm-ds pre", {"prepare", "pretrain", "predict"}),
+        ("palm-ds help ser", {"serve"}),
+        ("palm-ds corpus ", {"inspect", "annotate", "export-ernie"}),
+        ("palm-ds pretrain --pr", {"--profile", "--profile_memory", "--print_config"}),
+        ("palm-ds pretrain finetune/r", {"finetune/rte.yaml"}),
+        ("palm-ds pretrain mi", {"mine.yaml"}),
+        ("palm-ds pretrain x --deepspeed_config zero1", {"zero1_bf16.json"}),
+        ("palm-ds prepare out in --language ", {"en", "zh", "mixed"}),
+    ],
+)
+def test_completion(line: str, expected: set[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").touch()
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
+    asked["_ARGCOMPLETE_STDOUT_FILENAME"] = str(tmp_path / "found")
+    command = [sys.executable, "-m", "palm_ds"]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **asked}, capture_output=True)
+    assert not done.stderr
+    found = {word.strip() for word in (tmp_path / "found").read_text().split("\v")}
+    assert expected <= found and all(word.startswith(line.split(" ")[-1]) for word in found)
+
+
+def test_a_shell_completes(tmp_path: Path) -> None:
+    """bash's own function, with the script that the command prints."""
+    program = f'palm-ds() {{ {sys.executable} -m palm_ds "$@"; }}; export -f palm-ds\n'
+    ask = 'eval "$(palm-ds completion bash)"; complete -p palm-ds'
+    done = subprocess.run(["bash", "-c", program + ask], capture_output=True, text=True)
+    assert done.returncode == 0 and "palm-ds" in done.stdout and not done.stderr

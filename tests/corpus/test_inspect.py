@@ -9,7 +9,7 @@ from rich.console import Console
 
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.input.options import InputOptions
-from palm_ds.corpus.inspect import inspect
+from palm_ds.corpus.inspect import as_record, as_text, heading, open_documents
 from palm_ds.corpus.options import TextOptions
 from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.text.tokenizer import SPECIALS
@@ -48,7 +48,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shown(corpus: Path, **options) -> str:
     console = Console(width=400, record=True, force_terminal=True, quiet=False)
     with console.capture() as capture:
-        inspect(corpus, console=console, **options)
+        opened, found = open_documents(corpus, **options)
+        console.print(heading(opened))
+        for name, piece in found:
+            console.print(as_text(name, piece, opened, opened.tokenizer()))
     return capture.get()
 
 
@@ -121,3 +124,11 @@ def test_a_corpus_of_ernie_lines(tmp_path: Path) -> None:
     line = "2 5 6 3 7 3;0 0 0 0 1 1;0 1 2 3 4 5;-1 0 1 -1 0 -1;1"
     text = plain(shown(prepared(tmp_path, "a", line, format="ernie"), documents=1))
     assert "label 1  words masked whole: 100 %\n   0  a·b\n   1  c\n" in text
+
+
+def test_a_document_as_plain_values(corpus: Path) -> None:
+    opened, found = open_documents(corpus, documents=1)
+    name, piece = next(found)
+    record = as_record(name, piece, opened.tokenizer())
+    assert record["id"] == "a.txt@0" and record["tokens"][:4] == ["they", "saw", "new", "york"]
+    assert record["annotations"]["entity"][:5] == [0, 0, 1, 2, 0]

@@ -12,6 +12,7 @@ What it has not is a first import: tests of start-up, of memory and of launchers
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -24,6 +25,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,7 +64,8 @@ class Program:
         output: IO[bytes] | None = None,
         apart: bool = False,
     ):
-        """`output`: where stdout and stderr go, in one; `apart`: stderr on its own."""
+        """`output`: where stdout and stderr go, in one; a terminal is its input too, and sends it
+        Ctrl-C. `apart`: stderr on its own."""
         self.args = [str(word) for word in words]
         self._out = output or tempfile.TemporaryFile()  # noqa: SIM115
         self._err = tempfile.TemporaryFile() if apart else self._out  # noqa: SIM115
@@ -101,6 +104,10 @@ class Program:
 
     def output(self) -> str:
         return _text(self._out)
+
+    def errors(self) -> str:
+        """What is on its stderr, with `apart`."""
+        return _text(self._err)
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -246,6 +253,10 @@ def become(request: Request, files: list[int]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(out, 1)
     os.dup2(err, 2)
+    if os.isatty(out):
+        fcntl.ioctl(out, termios.TIOCSCTTY, 0)
+        os.dup2(out, 0)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
     for file in files:
         os.close(file)
     os.chdir(request.cwd)
@@ -276,6 +287,7 @@ def import_all() -> None:
 
     import_deepspeed()
     names = [module.name for module in pkgutil.walk_packages(palm_ds.__path__, "palm_ds.")]
+    names.remove("palm_ds.__main__")
     names += ["deepspeed.runtime.engine", "deepspeed.runtime.zero.muon.muon_optimizer"]
     names += ["deepspeed.runtime.bf16_optimizer", "deepspeed.runtime.zero.stage3"]
     names += ["torch.utils.tensorboard", "torch._dynamo", "torch._inductor.compile_fx"]

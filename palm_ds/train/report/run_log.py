@@ -220,8 +220,15 @@ def _named(record: Mapping[str, Any]) -> dict[str, object]:
 
 def _console() -> Console:
     """The terminal; for a file or a pipe, wide enough for all tables."""
-    console = Console()
-    return console if console.is_terminal else Console(width=140)
+    console = _Screen()
+    return console if console.is_terminal else _Screen(width=140)
+
+
+class _Screen(Console):
+    """A run goes on when the reader of its output, such as `| tee`, has ended."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
 
 
 def _run_numbers(record: Mapping[str, Any]) -> list[str]:

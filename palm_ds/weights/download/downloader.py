@@ -90,6 +90,14 @@ def ls(item: str = "all", scope: str = "all") -> None:
             print(f"  => {name}" + (f" (cannot be opened yet: {why})" if why else ""))
 
 
+def listed() -> dict[str, dict[str, str]]:
+    """{group: {name: why it cannot be opened yet, if it cannot}} of what `ls` prints."""
+    return {
+        group: {name: model.not_yet if models is ERNIE else "" for name, model in models.items()}
+        for group, models in _LISTED.items()
+    }
+
+
 def download(
     item: str,
     scope: str = "all",

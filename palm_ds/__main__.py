@@ -1,0 +1,26 @@
+"""The console script `palm-ds`, and `python -m palm_ds`. Ctrl-C ends it with one line from here on,
+also while modules are imported."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+
+def start() -> None:
+    """Run the command line, or answer the shell that completes one; ends this process."""
+    try:
+        if "_ARGCOMPLETE" in os.environ:
+            from palm_ds.cli.completion import answer
+
+            answer()
+        from palm_ds.cli import main
+
+        main.start()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    start()

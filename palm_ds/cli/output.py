@@ -1,0 +1,76 @@
+"""What a command prints, as its options `--json` and `--quiet` say.
+
+                   results               what it did, such as files written     notes, progress
+                   `show`                `summarize`                            log, `console_of`
+    (neither)      text                  text                                   text
+    --json         JSON                  JSON                                   on standard error
+    --quiet        text                  -                                      -
+    both           JSON                  JSON                                   -
+
+Results are on standard output. A line of JSON is a whole object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from palm_ds.common.json_files import nan_to_null
+from palm_ds.common.messages import only_warnings, progress_to_stderr
+from palm_ds.common.printable import json_line, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    """--json and --quiet, unless the command has one of its own; at the end of its help."""
+    add, known = parser._action_groups[-1].add_argument, parser._option_string_actions
+    if "--json" not in known:
+        add("--json", action="store_true", help="print results as JSON")
+    if "--quiet" not in known:
+        add("--quiet", action="store_true", help="print results and errors only")
+
+
+def direct_messages(args: argparse.Namespace) -> None:
+    """Where the library's messages go from now on."""
+    if args.quiet:
+        only_warnings()
+    elif args.json is True:
+        progress_to_stderr()
+
+
+def console_of(args: argparse.Namespace, width: int | None = None) -> Console:
+    """For notes and progress. `width`: of tables in a file or a pipe; elsewhere they fit the
+    terminal."""
+    from rich.console import Console
+
+    stream = sys.stderr if args.json is True else sys.stdout
+    size = None if stream.isatty() else width
+    soft_wrap = width is None
+    return Console(file=stream, quiet=args.quiet, soft_wrap=soft_wrap, highlight=False, width=size)
+
+
+def show(args: argparse.Namespace, record: object, *lines: RenderableType) -> None:
+    """Print a result: `record` as JSON, or the lines. Text is printed as it is, without markup."""
+    if args.json is True:
+        print(json_line(nan_to_null(record)), flush=True)
+        return
+    for line in lines:
+        if isinstance(line, str):
+            print(printable(line, keep="\n\t"), flush=True)
+        else:
+            _print_rich(line)
+
+
+def summarize(args: argparse.Namespace, record: object, *lines: RenderableType) -> None:
+    """Print what a command did, likewise; with --quiet only as JSON."""
+    if args.json is True or not args.quiet:
+        show(args, record, *lines)
+
+
+def _print_rich(line: RenderableType) -> None:
+    from rich.console import Console
+
+    Console(soft_wrap=True, highlight=False).print(line)

@@ -1,0 +1,195 @@
+"""Every command on a terminal: whole and narrow, without colours, and with Ctrl-C; and into a pipe,
+as JSON and closed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _pytest.mark import ParameterSet
+
+from palm_ds.cli.main import SECTIONS
+from tests.helpers.saved_model import save_model, texts, write_rows
+from tests.helpers.small_corpus import write_small_corpus
+from tests.helpers.terminal import COLOUR, Terminal
+from tests.helpers.warm_python import Program, run
+
+TINY = "{num_layers: 1, hidden_size: 16, num_heads: 2, intermediate_size: 32, max_positions: 64}"
+RECIPE = """
+backbone: %s
+length: 32
+batch: 4 rows
+sources: {mine: {corpus: corpus}}
+tasks: {knowledge_masking: {source: mine}}
+stages: [{knowledge_masking: 3}]
+held_out: 0.1
+export_onnx: []
+"""
+TABLE = """
+init_from: model
+length: 32
+batch: 4 examples
+sources: {mine: {table: rows.jsonl, validation: rows.jsonl}}
+tasks: {mood: {kind: classification, source: mine}}
+stages: [{mood: 3}]
+export_onnx: []
+"""
+TRAINING = ("--deepspeed_config", "cpu")
+COMMANDS: dict[str, Sequence[str]] = {
+    "prepare": ("{out}", "texts.txt", "--train", "wordpiece", "--vocab_size", "100"),
+    "corpus": ("inspect", "corpus"),
+    "pretrain": ("pretrain.yaml", *TRAINING, "--run_dir", "{out}"),
+    "finetune": ("table.yaml", *TRAINING, "--run_dir", "{out}"),
+    "run": ("--restarts", "1", "--", "true"),
+    "suite": ("suite.yaml", *TRAINING, "--out", "{out}", "--table"),
+    "sweep": ("sweep.yaml", *TRAINING, "--out", "{out}", "--table"),
+    "ablate": ("pretrain.yaml", *TRAINING, "--out", "ablation", "--schedules", "joint"),
+    "inspect": ("pretrain.yaml", "--rows", "1"),
+    "report": ("run",),
+    "augment": ("rows.jsonl", "--output", "{out}.jsonl", "--copies", "2"),
+    "teach": ("taught.yaml", "--output", "{out}.parquet"),
+    "predict": ("model", "--input", "rows.jsonl", "--output", "{out}", "--tasks", "mood"),
+    "evaluate": ("--gold", "rows.jsonl", "--predictions", "rows.jsonl", "--kind", "classification"),
+    "fill-mask": ("run", "w1 [MASK] w3"),
+    "embed": ("run", "--input", "texts.txt", "--output", "{out}.npy"),
+    "serve": ("model", "--port", "0"),
+    "convert": ("model", "{out}", "--unchecked"),
+    "verify": ("run",),
+    "show": ("model",),
+    "resize": ("model", "{out}", "--multiple", "64"),
+    "push": ("hf", "org/name", "--dry_run"),
+    "download": ("ls",),
+    "recipes": (),
+    "completion": ("bash",),
+}
+QUIET = {
+    "prepare",
+    "pretrain",
+    "finetune",
+    "report",
+    "augment",
+    "teach",
+    "embed",
+    "convert",
+    "resize",
+}
+"""Those whose result is a file."""
+SLOW = {"pretrain", "finetune", "ablate", "teach"}
+"""Those that train."""
+
+
+def each(names: Iterable[str]) -> list[ParameterSet]:
+    return [pytest.param(x, marks=[pytest.mark.slow] if x in SLOW else []) for x in names]
+
+
+NAMES = each(COMMANDS)
+WITH_RESULTS = each(x for x in COMMANDS if x not in ("run", "serve", "completion"))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the input of every command."""
+    folder = tmp_path_factory.mktemp("place")
+    write_small_corpus(folder / "corpus")
+    save_model(folder / "model")
+    write_rows(folder / "rows.jsonl", texts(12))
+    (folder / "texts.txt").write_text("A text here. Another one.\n\n" * 40)
+    (folder / "pretrain.yaml").write_text(RECIPE % TINY)
+    (folder / "table.yaml").write_text(TABLE)
+    (folder / "taught.yaml").write_text(f"{TABLE}teacher: {{path: model}}\n")
+    (folder / "suite.yaml").write_text("{seeds: 1, recipes: [table.yaml]}")
+    space = "{optimizer.lr: [1.0e-4, 2.0e-4]}"
+    (folder / "sweep.yaml").write_text(
+        f"{{recipe: table.yaml, metric: mood.accuracy, space: {space}}}"
+    )
+    trained = palm_ds(folder, "pretrain", "pretrain.yaml", *TRAINING, "--run_dir", "run")
+    assert trained.returncode == 0, trained.stderr
+    (folder / "hf").symlink_to("run/hf")
+    return folder
+
+
+def words(name: str, out: Path) -> list[str]:
+    return ["-m", "palm_ds", name, *(word.format(out=out) for word in COMMANDS[name])]
+
+
+def palm_ds(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run(["-m", "palm_ds", *arguments], cwd=folder)
+
+
+def on_terminal(place: Path, name: str, out: Path, **options: Any) -> tuple[int, str, str]:
+    """The exit code of a command, what was written, and that without control sequences."""
+    terminal = Terminal(words(name, out), cwd=place, **options)
+    if name == "serve":
+        terminal.wait_for("serving on")
+        terminal.press("\x03")
+    code, text = terminal.end()
+    if name == "serve":
+        code -= 130  # how Ctrl-C ends it
+    assert "Traceback" not in text and "Error:" not in text, text
+    return code, text, terminal.raw
+
+
+def test_every_command_is_here() -> None:
+    assert set(COMMANDS) == {word for words in SECTIONS.values() for word in words}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_on_a_terminal(name: str, place: Path, tmp_path: Path) -> None:
+    code, text, _ = on_terminal(place, name, tmp_path / "out")
+    assert code == 0, text
+    assert text or name == "run"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_in_a_narrow_window_without_colours(name: str, place: Path, tmp_path: Path) -> None:
+    no_colour = {"NO_COLOR": "1"}
+    code, text, raw = on_terminal(place, name, tmp_path / "out", columns=32, rows=8, env=no_colour)
+    assert code == 0, text
+    assert not COLOUR.search(raw)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ctrl_c_is_one_line(name: str, place: Path, tmp_path: Path) -> None:
+    """At any time, and more than once."""
+    terminal = Terminal(words(name, tmp_path / "out"), cwd=place)
+    began = time.monotonic()
+    while terminal.program.poll() is None and time.monotonic() - began < 60:
+        time.sleep(0.15)
+        terminal.press("\x03")
+    code, text = terminal.end()
+    assert code in (0, 75, 130), text
+    assert "Traceback" not in text and "Exception ignored" not in text, text
+
+
+@pytest.mark.parametrize("name", WITH_RESULTS)
+def test_json_is_all_that_is_printed(name: str, place: Path, tmp_path: Path) -> None:
+    done = run([*words(name, tmp_path / "out"), "--json"], cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line) for line in done.stdout.splitlines()], done.stderr
+
+
+@pytest.mark.parametrize("name", each(sorted(QUIET)))
+def test_quiet_is_silent(name: str, place: Path, tmp_path: Path) -> None:
+    done = run([*words(name, tmp_path / "out"), "--quiet"], cwd=place)
+    notes = [line for line in done.stderr.splitlines() if not line.startswith("note: cpu: ")]
+    assert (done.returncode, done.stdout, notes) == (0, "", [])
+
+
+@pytest.mark.parametrize("name", each(x for x in COMMANDS if x != "serve"))
+def test_a_reader_that_has_gone_is_no_error(name: str, place: Path, tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb", buffering=0) as output:
+        program = Program(words(name, tmp_path / "out"), cwd=place, output=output, apart=True)
+    code = program.wait(120)
+    error = program.errors()
+    program.clear_away()
+    assert code in (0, 128 + signal.SIGPIPE, -signal.SIGPIPE), error
+    assert "Traceback" not in error and "BrokenPipe" not in error
