@@ -96,6 +96,8 @@ class Task(ABC, Generic[SourceT]):
     pass of the encoder, and runs only if it is requested by name or nothing else can predict."""
     attends_partially: ClassVar[bool] = False
     """Whether its examples have a `visibility`, which not every attention kernel can take."""
+    head_settings: ClassVar[Sequence[str]] = ()
+    """Settings of a corpus task that its head depends on; equal for tasks that share one."""
     prediction_key: ClassVar[str] = ""
     """Main entry of a prediction (`label`, `value`, `text`), the content of a one-column file."""
 
@@ -170,7 +172,20 @@ class Task(ABC, Generic[SourceT]):
 
     def with_head_of(self, origin: Task) -> Task[SourceT]:
         """The task with the settings it adopts from the resolved task whose head it shares
-        (`share`). Raises UserError if it cannot use that head."""
+        (`share`). Raises UserError if it cannot use that head: by default, unless both are of one
+        kind, or one is derived from the other, with the same `head_settings`."""
+        where, own = f"tasks.{self.name}.share", type(self)
+        if not (isinstance(self, type(origin)) or isinstance(origin, own)):
+            raise UserError(
+                f"{where}: {origin.name!r} is another kind of task ({type(origin).__name__}, not "
+                f"{own.__name__})"
+            )
+        for key in self.head_settings:
+            if (here := getattr(self, key)) != (there := getattr(origin, key, None)):
+                raise UserError(
+                    f"tasks.{self.name}.{key}: {here!r}, but the head is that of "
+                    f"tasks.{origin.name}, whose {key} is {there!r}; they must be equal"
+                )
         return self
 
     def decode(self, scores: np.ndarray, example: Example, source: SourceT) -> dict[str, Any]:

@@ -13,6 +13,7 @@ Ready-made pairs, in a corpus of pairs whose labels are markers, work too.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -54,6 +55,7 @@ class DiscourseRelation(sentence_pairs.PairTask):
     pair of the rarest occurs more than this many times."""
 
     num_uniforms: ClassVar[int] = 1
+    head_settings: ClassVar[Sequence[str]] = ("markers", "classes", "unmarked")
 
     def __post_init__(self) -> None:
         where = f"tasks.{self.name}"

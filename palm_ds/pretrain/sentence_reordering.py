@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
@@ -36,6 +37,7 @@ class SentenceReordering(CorpusTask):
     a whole row."""
 
     num_uniforms: ClassVar[int] = 1
+    head_settings: ClassVar[Sequence[str]] = ("most",)
 
     def __post_init__(self) -> None:
         if not 2 <= self.most <= 6:

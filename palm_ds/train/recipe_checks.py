@@ -55,6 +55,8 @@ class TaskChecks:
         if task.share and task.share not in self.tasks:
             known = suggest(task.share, self.tasks)
             raise UserError(f"tasks.{name}.share: no {task.share!r} in `tasks`{known}")
+        if task.share and task.reads == "corpus":  # that of a table depends on its rows
+            task.with_head_of(self.tasks[task.share])
         if task.share and task.head_lr:
             raise UserError(
                 f"tasks.{name}.head_lr: its head belongs to tasks.{task.share}; set it there"

@@ -14,7 +14,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.corpus.ernie_dataset import open_ernie
 from palm_ds.corpus.manifest import COUNTED_ANNOTATIONS
 from palm_ds.corpus.store import Corpus, open_corpus
-from palm_ds.data.corpus_source import split_corpus
+from palm_ds.data.corpus_source import CorpusSource, split_corpus
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.soft_labels import SoftTasks
 from palm_ds.data.source import held_out_draw
@@ -296,6 +296,48 @@ def small_held_out_warnings(recipe: Recipe, data: Data) -> list[str]:
         for name, (training, held) in sizes.items()
         if held < _FEW_ROWS
     ]
+
+
+def trained_on_warnings(recipe: Recipe, data: Data) -> list[str]:
+    """One line per corpus or table to evaluate on whose texts are trained on as well."""
+    trained = [part for parts in data.train.values() for part in parts]
+    given = [("validation", data.held_out)]
+    given += [(f"evaluation_sets.{title}", side) for title, side in data.evaluation_sets.items()]
+    lines = []
+    for key, side in given:
+        for name, parts in side.items():
+            separate = key != "validation" or recipe.sources[name].validation
+            where = f"sources.{name}.{key}" if separate else f"sources.{name}"
+            for path, held, _ in parts:
+                again = [other for other, training, _ in trained if _overlap(held, training)]
+                if again:
+                    lines.append(f"{where}: {path} is evaluated on and trained on ({again[0]})")
+                elif isinstance(held, CorpusSource) and _only_copies(held):
+                    lines.append(
+                        f"{where}: every held-out document of {path} has a copy in the corpus, "
+                        "which may be trained on; prepare it with --dedup, or give `validation`"
+                    )
+    return [f"{line}: its scores say nothing about new texts" for line in lines]
+
+
+def _overlap(held: Any, training: Any) -> bool:
+    """Whether some of the texts of a source to evaluate on are those of one to train on."""
+    if isinstance(held, TableSource) and isinstance(training, TableSource):
+        same, own = held.table.fingerprint == training.table.fingerprint, held.numbers
+        return same and bool(np.isin(own, training.numbers).any())
+    if not (isinstance(held, CorpusSource) and isinstance(training, CorpusSource)):
+        return False
+    if held.corpus.manifest.files != training.corpus.manifest.files or not len(held):
+        return False
+    if held.split and training.split:  # of which each is a window
+        return not held.split.is_held_out or held.split.held_out != training.split.held_out
+    return bool(np.isin(held.documents, training.documents).any())
+
+
+def _only_copies(held: CorpusSource) -> bool:
+    """Whether every one of some documents stands elsewhere in the corpus, too."""
+    repeated = held.corpus.repeated
+    return bool(len(held) and len(repeated) and np.isin(held.documents, repeated).all())
 
 
 def evaluation_notes(recipe: Recipe, data: Data) -> list[str]:

@@ -13,12 +13,14 @@ from palm_ds.train.sources import (
     corpus_summaries,
     evaluation_notes,
     small_held_out_warnings,
+    trained_on_warnings,
 )
 
 
 def startup_notes(run: RunSpec, data: Data, lessons: Lessons, processes: Processes) -> list[str]:
     """Hosts with fewer cores than processes, settings carried out otherwise than written, the size
-    of the corpora, tasks that do not train, and held-out sets too small to judge by. Collective."""
+    of the corpora, tasks that do not train, and held-out sets too small to judge by, or trained on.
+    Collective."""
     recipe, tf32 = run.recipe, describe_tf32(run.ds_config, processes.device)
     return [
         *crowded_hosts(processes),
@@ -30,5 +32,6 @@ def startup_notes(run: RunSpec, data: Data, lessons: Lessons, processes: Process
         *lessons.lines(),
         *([tf32] if tf32 else []),
         *small_held_out_warnings(recipe, data),
+        *trained_on_warnings(recipe, data),
         *evaluation_notes(recipe, data),
     ]

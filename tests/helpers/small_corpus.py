@@ -18,15 +18,22 @@ FIRST = len(SPECIALS)
 
 
 def write_small_corpus(
-    folder: Path, *, documents: int = 40, words: int = 60, seed: int = 0, separators: int = 1
+    folder: Path,
+    *,
+    documents: int = 40,
+    words: int = 60,
+    seed: int = 0,
+    separators: int = 1,
+    copies: int = 1,
 ) -> Corpus:
     """Documents of 1 to 25 sentences of 3 to 20 tokens; `words` regular words. `separators`: 2 for
-    RoBERTa's way to join texts."""
+    RoBERTa's way to join texts. `copies`: of each document."""
     tokenizer = wordpiece([*SPECIALS, *(f"w{i}" for i in range(words))], lower=False)
     if separators == 2:
         ends = [(token, SPECIALS.index(token)) for token in ("[SEP]", "[CLS]")]
         tokenizer.backend.post_processor = processors.RobertaProcessing(*ends)
-    write_corpus(folder, _documents(documents, words, np.random.default_rng(seed)), tokenizer)
+    made = list(_documents(documents, words, np.random.default_rng(seed))) * copies
+    write_corpus(folder, made, tokenizer)
     return open_corpus(folder)
 
 

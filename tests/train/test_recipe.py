@@ -280,6 +280,44 @@ WRONG = {
         ),
         "tasks.b.share: 'a' uses the head of 'knowledge_masking'; write 'knowledge_masking'",
     ),
+    "shares a head of another kind": (
+        changed(
+            "tasks",
+            "distance",
+            to={"kind": "sentence_distance", "source": "text", "share": "knowledge_masking"},
+        ),
+        "tasks.distance.share: 'knowledge_masking' is another kind of task (KnowledgeMasking, not "
+        "SentenceDistance)",
+    ),
+    "two classes on another head of two classes": (
+        changed(
+            "tasks",
+            to={
+                "knowledge_masking": {"source": "text"},
+                "sentence_reordering": {"source": "text"},
+                "sentence_order": {"source": "text"},
+                "next": {
+                    "kind": "next_sentence_prediction",
+                    "source": "text",
+                    "share": "sentence_order",
+                },
+            },
+        ),
+        "tasks.next.share: 'sentence_order' is another kind of task",
+    ),
+    "shares a head of fewer classes": (
+        changed(
+            "tasks",
+            "more",
+            to={
+                "kind": "sentence_reordering",
+                "source": "text",
+                "most": 4,
+                "share": "sentence_reordering",
+            },
+        ),
+        "tasks.more.most: 4, but the head is that of tasks.sentence_reordering, whose most is 3",
+    ),
     "share in a circle": (
         changed(
             "tasks",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,7 +15,8 @@ from palm_ds.runtime.ds_config import DSConfig
 from palm_ds.train.recipe import make_recipe
 from palm_ds.train.recipe_sections import EvaluateSettings
 from palm_ds.train.run_folder import RunSpec, check_folder, write_folder
-from palm_ds.train.sources import Data, evaluation_notes, open_data
+from palm_ds.train.sources import Data, evaluation_notes, open_data, trained_on_warnings
+from tests.helpers.small_corpus import write_small_corpus
 from tests.helpers.small_tables import TINY, write_tables
 
 
@@ -124,3 +127,51 @@ def test_the_candidates_of_a_ranking_stay_together(tmp_path: Path) -> None:
     ((_, rows, _),) = open_data(make_recipe(values)).held_out["pairs"]
     groups = [rows.row(n)["text_a"] for n in range(len(rows))]
     assert len(groups) == 12 and all(groups.count(group) == 4 for group in groups)
+
+
+def warnings(sources: dict[str, Any]) -> list[str]:
+    """Of a recipe that masks words of the first source."""
+    values = {
+        "backbone": TINY,
+        "length": 32,
+        "batch": "4 rows",
+        "held_out": 0.2,
+        "sources": sources,
+        "tasks": {"knowledge_masking": {"source": next(iter(sources))}},
+        "stages": [{"knowledge_masking": 2}],
+    }
+    recipe = make_recipe(values)
+    return trained_on_warnings(recipe, open_data(recipe))
+
+
+def test_a_corpus_that_is_evaluated_on_and_trained_on_is_named(tmp_path: Path) -> None:
+    corpus, copy = tmp_path / "corpus", tmp_path / "copy"
+    write_small_corpus(corpus)
+    shutil.copytree(corpus, copy)
+    assert warnings({"text": {"corpus": str(corpus)}}) == []
+    (line,) = warnings({"text": {"corpus": str(corpus), "validation": str(copy)}})
+    assert line == (
+        f"sources.text.validation: {copy} is evaluated on and trained on ({corpus}): its scores "
+        "say nothing about new texts"
+    )
+    other = {"corpus": str(corpus), "validation": str(tmp_path / "other")}
+    write_small_corpus(tmp_path / "other", seed=2)
+    assert warnings({"text": other}) == []
+    (line,) = warnings({"text": {"corpus": str(corpus)}, "whole": other})
+    assert line.startswith(f"sources.text: {corpus} is evaluated on and trained on ({corpus})")
+
+
+def test_a_corpus_of_copies_is_named(tmp_path: Path) -> None:
+    write_small_corpus(tmp_path / "corpus", copies=2)
+    (line,) = warnings({"text": {"corpus": str(tmp_path / "corpus")}})
+    assert "every held-out document of" in line and "prepare it with --dedup" in line
+
+
+def test_a_table_that_is_evaluated_on_and_trained_on_is_named(tmp_path: Path) -> None:
+    run = spec(write_tables(tmp_path))
+    assert trained_on_warnings(run.recipe, open_data(run.recipe)) == []
+    values = run.recipe.resolved()
+    values["sources"]["texts"]["validation"] = values["sources"]["texts"]["table"]
+    recipe = make_recipe(values)
+    (line,) = trained_on_warnings(recipe, open_data(recipe))
+    assert line.startswith("sources.texts.validation: texts is evaluated on and trained on (texts)")

@@ -57,14 +57,6 @@ class TextTask(TableTask):
         """The path of the task in the recipe, for messages."""
         return f"tasks.{self.name}"
 
-    def with_head_of(self, origin: Task) -> Task:
-        if type(origin) is not type(self):
-            own, other = type(self).__name__, type(origin).__name__
-            raise UserError(
-                f"{self.where}.share: {origin.name!r} is another kind of task ({other}, not {own})"
-            )
-        return self
-
     def columns_of(self, source: TableSource) -> tuple[str, ...]:
         """The text columns in this source. Raises UserError if one is missing."""
         pair = ("text_a", "text_b") if "text_b" in source.columns else ("text_a",)
