@@ -27,6 +27,7 @@ from palm_ds.model.batch import Batch
 from palm_ds.model.fgm import FGM
 from palm_ds.runtime import checkpoint, sharded_state
 from palm_ds.runtime.cached_gradients import WholeStepLoss
+from palm_ds.runtime.checkpoint import TWO_NEWEST, Retention
 from palm_ds.runtime.checkpoint_writer import SavedCheckpoint
 from palm_ds.runtime.copy_ahead import CopyAhead
 from palm_ds.runtime.ds_config import DSConfig
@@ -192,6 +193,20 @@ class Engine:
 
     # -- reading --
 
+    def nonfinite_weights(self) -> list[str]:
+        """The parameters with values that are not finite. Collective; synchronises with the
+        device."""
+        self._watchdog.beat()
+        return self._state.nonfinite_weights()
+
+    def losses_again(
+        self, batches: Sequence[Batch], tasks: Collection[str]
+    ) -> dict[str, torch.Tensor]:
+        """This process's loss sums of a step's micro-batches under the weights of now, without
+        dropout and teachers; `tasks`: those that have labels on some process. Collective."""
+        self._watchdog.beat()
+        return self._micro_steps.losses_again(batches, tasks)
+
     def evaluate(self, batch: Batch, scores: Collection[str] = ()) -> dict[str, Any]:
         """This process's loss sum and correct predictions of each task, and the logits of those in
         `scores`. All processes must evaluate equally often (ZeRO 3): pad with empty rows."""
@@ -221,10 +236,16 @@ class Engine:
     # -- checkpoints --
 
     def save(
-        self, folder: str | Path, state: Mapping[str, Any], *, step: int, keep: int = 2
+        self,
+        folder: str | Path,
+        state: Mapping[str, Any],
+        *,
+        step: int,
+        keep: Retention = TWO_NEWEST,
     ) -> SavedCheckpoint:
-        """Write the checkpoint of `step`, with the caller's `state` (JSON), and keep the newest
-        `keep`. Raises checkpoint.SaveError on all processes; training can continue after that."""
+        """Write the checkpoint of `step`, with the caller's `state` (JSON); of the older ones, keep
+        those of `keep`. Raises checkpoint.SaveError on all processes; training can continue after
+        that."""
         self.start_save(folder, state, step=step, keep=keep, background=False)
         return self.finish_save()
 
@@ -234,7 +255,7 @@ class Engine:
         state: Mapping[str, Any],
         *,
         step: int,
-        keep: int = 2,
+        keep: Retention = TWO_NEWEST,
         background: bool = True,
     ) -> bool:
         """`save` in two parts: the state of now exists as a checkpoint after `finish_save`. Returns
@@ -261,12 +282,15 @@ class Engine:
         *,
         warn: Callable[[str], None] | None = None,
         at_most: int | None = None,
+        valid: int | None = None,
     ) -> dict[str, Any] | None:
         """Continue from the newest good checkpoint in `folder`. Returns its state, None if there is
         no checkpoint. `warn` gets a line for each bad one (default: logged). `at_most`: later steps
-        are ignored, and deleted by the next save."""
+        are ignored, and deleted by the next save unless they are up to `valid`."""
         with self._watchdog.beating():
-            return self._state.load(Path(folder), warn=warn or log.warning, at_most=at_most)
+            return self._state.load(
+                Path(folder), warn=warn or log.warning, at_most=at_most, valid=valid
+            )
 
     def restore(self, found: checkpoint.VerifiedCheckpoint) -> None:
         """Continue from a checkpoint of any layout; with the same layout, bit for bit."""

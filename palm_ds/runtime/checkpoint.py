@@ -111,6 +111,30 @@ def steps_in(folder: Path) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Retention:
+    """Which checkpoints stay when one is published."""
+
+    newest: int = 2
+    """Number of the newest ones, the published one included."""
+    every: int = 0
+    """The first one of each such number of steps stays for good; 0: none does."""
+    margin: int = 0
+    """Without those that are fewer steps older than the published one, the number stays as well."""
+    protected: int = -1
+    """All up to this step stay, too."""
+
+    def superseded(self, steps: Sequence[int]) -> list[int]:
+        """Those of the steps, newest first, whose checkpoints do not stay."""
+        older = [step for step in steps if step <= steps[0] - self.margin]
+        first = {step // self.every: step for step in steps if 0 < self.every <= step}
+        kept = {*steps[: max(self.newest, 1)], *older[: self.newest - 1], *first.values()}
+        return [step for step in steps if step not in kept and step > self.protected]
+
+
+TWO_NEWEST = Retention()
+
+
+@dataclass(frozen=True, kw_only=True)
 class SaveRequest:
     """What a checkpoint holds in addition to its files, and what becomes of the older ones."""
 
@@ -121,9 +145,9 @@ class SaveRequest:
     """Update counts of the parameters on this process."""
     engine: Mapping[str, Any]  # JSON, as the state
     state: Mapping[str, Any]
-    keep: int
+    keep: Retention
     invalid: Sequence[int] = ()
-    """The newest `keep` checkpoints are kept, those of `invalid` steps deleted after publishing."""
+    """Steps of checkpoints that are deleted after publishing, whatever `keep` says."""
 
     @property
     def published(self) -> Path:
@@ -180,10 +204,10 @@ def _publish(partial: Path, published: Path, manifest: Mapping[str, Any]) -> Non
     move_into_place(partial, published, aside=published.with_name(published.name + _OLD))
 
 
-def prune(folder: Path, newest: int, *, keep: int, invalid: Sequence[int] = ()) -> None:
-    """Set aside invalid checkpoints, and all but the `keep` newest ones up to step `newest`."""
+def prune(folder: Path, newest: int, *, keep: Retention, invalid: Sequence[int] = ()) -> None:
+    """Set aside invalid checkpoints, and those up to step `newest` that are not to be kept."""
     good = [step for step in steps_in(folder) if step <= newest and step not in invalid]
-    _set_aside(folder, [*good[max(keep, 1) :], *(s for s in invalid if s != newest)])
+    _set_aside(folder, [*keep.superseded(good), *(s for s in invalid if s != newest)])
 
 
 def discard(folder: Path, steps: Iterable[int]) -> None:
@@ -258,12 +282,13 @@ def latest_good(
     group: ProcessGroup,
     warn: Callable[[str], None],
     at_most: int | None = None,
+    valid: int | None = None,
 ) -> VerifiedCheckpoint | None:
     """The newest good checkpoint; None if there are no checkpoints.
 
     Invalid ones are skipped and reported through `warn` (on rank 0). Raises UserError if there are
-    checkpoints but no good one. `at_most`: those of later steps count as invalid, and None is
-    returned if there are no others.
+    checkpoints but no good one. `at_most`: those of later steps are ignored, and None is returned
+    if there are no others; those later than `valid` (default: `at_most`) count as invalid.
     """
     if group.rank == 0:
         for entry in sorted(folder.glob("*" + PARTIAL)):
@@ -271,8 +296,9 @@ def latest_good(
             warn(f"{entry}: unfinished {what}; not used")
     # Rank 0 decides for all: file systems may show other ranks a different state.
     steps = _from_rank0(group, lambda: steps_in(folder))
-    invalid = [step for step in steps if at_most is not None and step > at_most]
-    steps = steps[len(invalid) :]
+    last = steps[0] if at_most is None and steps else at_most or 0
+    invalid = [step for step in steps if step > max(last, valid or 0)]
+    steps = [step for step in steps if step <= last]
     reasons: list[str] = []
     for step in steps:
         path = folder / folder_name(step)

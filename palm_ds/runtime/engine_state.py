@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from palm_ds.runtime import checkpoint, sharded_state
+from palm_ds.runtime.checkpoint import Retention
 from palm_ds.runtime.checkpoint_writer import CheckpointWriter, SavedCheckpoint
 from palm_ds.runtime.engine_counters import read_counters, restore_counters
 from palm_ds.runtime.processes import Processes
-from palm_ds.runtime.shard_files import ResizedTable, ShardReader
+from palm_ds.runtime.shard_files import WEIGHT, ResizedTable, ShardReader
 
 
 @dataclass(kw_only=True)
@@ -51,7 +52,13 @@ class EngineState:
         )
 
     def start_save(
-        self, folder: Path, state: Mapping[str, Any], *, step: int, keep: int, background: bool
+        self,
+        folder: Path,
+        state: Mapping[str, Any],
+        *,
+        step: int,
+        keep: Retention,
+        background: bool,
     ) -> bool:
         """Write the state of now, perhaps in the background; returns whether it is."""
         local = self.local()
@@ -76,12 +83,19 @@ class EngineState:
         return saved
 
     def load(
-        self, folder: Path, *, warn: Callable[[str], None], at_most: int | None
+        self,
+        folder: Path,
+        *,
+        warn: Callable[[str], None],
+        at_most: int | None,
+        valid: int | None = None,
     ) -> dict[str, Any] | None:
         """Continue from the newest good checkpoint of a folder, up to step `at_most`; its state."""
         assert not self.writer.busy, "a checkpoint is being written: finish_save comes first"
         self.writer.wait_for_deletion()
-        found = checkpoint.latest_good(folder, group=self.processes, warn=warn, at_most=at_most)
+        found = checkpoint.latest_good(
+            folder, group=self.processes, warn=warn, at_most=at_most, valid=valid
+        )
         if found is None:
             return None
         self.restore(found)
@@ -94,6 +108,15 @@ class EngineState:
         self.invalid = found.invalid
         self.processes.reached(found.step)
         self.processes.saved(found.step)
+
+    def nonfinite_weights(self) -> list[str]:
+        """The parameters with values that are not finite, in fp32. Collective."""
+        mine = [
+            shard.name
+            for shard in self.local().shards()
+            if not bool(torch.isfinite(shard.tensors[WEIGHT]).all())
+        ]
+        return sorted({name for names in self.processes.gather(mine) for name in names})
 
     def warm_start(
         self,

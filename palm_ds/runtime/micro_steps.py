@@ -7,7 +7,7 @@ embeddings. If a task's loss is over the whole step, all micro-batches make two
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
@@ -94,6 +94,24 @@ class MicroSteps(Generic[B]):
             sums.add(self._micro_step(batch, scales, step, number, cached))
         sums.add(cached)
         return sums
+
+    def losses_again(self, batches: Sequence[B], tasks: Collection[str]) -> dict[str, torch.Tensor]:
+        """The loss sums of micro-batches without dropout, attacks and teachers; `tasks`: those that
+        have labels on some process. Trains nothing. Collective."""
+        whole = {task: loss for task, loss in self.whole_step.items() if task in tasks}
+        sums, found = LossSums(), [StepVectors[B](task, loss) for task, loss in whole.items()]
+        self.engine.eval()
+        try:
+            with torch.no_grad():
+                for batch in self.copies.copied(batches):
+                    outputs = self.engine(batch)
+                    sums.add(outputs)
+                    for each in found:
+                        each.add(batch, outputs[each.task].scores)
+        finally:
+            self.engine.train()
+        sums.add({each.task: each.finish(self.processes) for each in found})
+        return {task: loss for task, loss in sums.loss.items() if task in tasks}
 
     def _cached_gradients(
         self, batches: Sequence[B], tasks: Sequence[str], step: int

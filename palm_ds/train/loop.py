@@ -133,18 +133,18 @@ class Loop:
         for task in self._label_watch.add(at, result.counts):
             text = self._label_watch.describe(task)
             self._event("unlabelled", text, step=step + 1, task=task)
-        self.recovery.add(at, result)
+        self.recovery.add(at, result, batches)
         self.on_event("step", {"step": step + 1, "result": result, "lr": lr})
         if result.checkpoint_written:
             self.untimed(partial(self.saver.finish, step + 1))
         if logs := self._log_due(step, result):
             self._log_step(at, lr)
-        if (logs or self.saver.due(step + 1)) and not self.recovery.check(step):
+        last = step + 1 == self.recipe.curriculum.steps
+        if (logs or self.saver.due(step + 1)) and not self.recovery.check(step, last=last):
             return exit_codes.NONFINITE
         if result.stop:
             return self._stopped(step + 1)
-        self._evaluate_and_save(step + 1)
-        return None
+        return self._evaluate_and_save(step + 1)
 
     def _stopped(self, done: int) -> int:
         """Save because a stop was requested; returns the exit code."""
@@ -164,16 +164,21 @@ class Loop:
         tasks = {name: task.weight for name, task in self.recipe.built_tasks.items()}
         return tasks | self.model.teacher_weights
 
-    def _evaluate_and_save(self, done: int) -> None:
+    def _evaluate_and_save(self, done: int) -> int | None:
+        """Do what is scheduled after `done` steps. Returns the exit code if the run must stop."""
         self.untimed(partial(self._after, done))
         if self.best.should_stop:
             self._event("patience", f"no improvement since step {self.best.step}; done")
-            self._save(done, ends=True)
-            self.done = True
         elif self.end_requested and done < self.recipe.curriculum.steps:
             self._event("ended", f"ended after step {done}, as requested")
-            self._save(done, ends=True)
-            self.done, self.ended_at = True, done
+            self.ended_at = done
+        else:
+            return None
+        if not self.recovery.check(done - 1, last=True):
+            return exit_codes.NONFINITE
+        self._save(done, ends=True)
+        self.done = True
+        return None
 
     def untimed(self, work: Callable[[], None]) -> None:
         """Do what is not training time."""
@@ -279,7 +284,7 @@ class Loop:
             "started_before": sorted(self.started_before),
             "recovery": self.recovery.record(),
         }
-        self.saver.save(state, done, **how)
+        self.saver.save(state, done, keep=self.recovery.retention(done), **how)
 
     def _event(self, name: str, message: str = "", **facts: object) -> None:
         if self.log:

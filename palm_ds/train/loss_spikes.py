@@ -3,8 +3,9 @@
 The robust z-score of a loss is its distance from the median of the task's last losses, in units of
 their spread (1.4826 times the median absolute deviation, the standard deviation of normal numbers):
 the median and the spread of a window are not moved by a few outliers. Each stage begins with empty
-windows, since losses jump when tasks join. Losses of a spike do not enter the window, so one that
-lasts remains one.
+windows, since losses jump when tasks join, except those of a task whose spike lasts. Losses of a
+spike do not enter the window, so one that lasts remains one; it is over once a loss is near the
+median again.
 
     detector.judge(step, stage, {"knowledge_masking": 1.8e12})     -> a LossSpike, or None
 
@@ -24,6 +25,11 @@ from palm_ds.common.errors import UserError
 _SPREAD = 1.4826
 _ENOUGH = 20
 """Losses whose spread is known well."""
+_OVER = 0.25
+"""Part of `zscore` that a loss must fall to for its spike to be over: broken weights may reach a
+loss somewhat below the threshold."""
+SPIKE_MARGIN = 10
+"""Steps between a checkpoint and a spike that it is free of: weights are bad before the loss."""
 _LEAST_NATS = 0.05
 """Smallest spread: losses near 0 have next to none."""
 
@@ -34,7 +40,8 @@ class SpikeSettings:
 
     action: Literal["warn", "stop", "rollback"] = "warn"
     """Log it, stop the run, or return to the last checkpoint from before it and leave out the steps
-    since then."""
+    since then. Whatever it is, weights that are ruined at the end, or when a spike has lasted for
+    `window` steps, end the run with exit code 3 (or a rollback)."""
     zscore: float = 20.0
     """Robust z-score (distance from the median, in median absolute deviations as standard
     deviations) above which a loss is a spike; 0: none is."""
@@ -61,6 +68,11 @@ class LossSpike:
     began: int
     """The first step of the spike."""
 
+    @property
+    def length(self) -> int:
+        """Steps that it has lasted."""
+        return self.step - self.began + 1
+
     def __str__(self) -> str:
         return f"the loss of {self.task} is {self.loss:.4g}, its median {self.median:.4g}"
 
@@ -75,26 +87,59 @@ class SpikeDetector:
         self._spikes: dict[str, LossSpike] = {}
 
     @property
+    def watches(self) -> bool:
+        """Whether any loss can be a spike."""
+        return self._settings.zscore > 0
+
+    @property
     def ongoing(self) -> LossSpike | None:
         """The worst spike that has not ended, as last seen."""
         return max(self._spikes.values(), key=lambda spike: spike.zscore, default=None)
 
+    @property
+    def began(self) -> int | None:
+        """The first step of the oldest spike that has not ended."""
+        return min((spike.began for spike in self._spikes.values()), default=None)
+
     def judge(self, step: int, stage: int, losses: Mapping[str, float]) -> LossSpike | None:
         """The worst spike of a step; its other losses enter the windows."""
         if stage != self._stage:
-            self._stage, self._windows, self._spikes = stage, {}, {}
+            self._stage = stage
+            self._windows = {task: self._windows[task] for task in self._spikes}
         spikes = [spike for task in losses if (spike := self._judge(step, task, losses[task]))]
         return max(spikes, key=lambda spike: spike.zscore, default=None)
+
+    def compare(
+        self, step: int, stage: int, before: Mapping[str, float], now: Mapping[str, float]
+    ) -> LossSpike | None:
+        """The worst spike among the losses that a training step of this stage would have `now`. It
+        has had those of `before`. The windows stay as they are; a task without one has no spike."""
+        spikes = []
+        for task in before.keys() & now.keys():
+            window = self._windows.get(task)
+            if not window or now[task] <= before[task]:
+                continue
+            if stage != self._stage:  # other examples, of another loss
+                window = [max(before[task], statistics.median(window))]
+            median, zscore = _zscore(now[task], window)
+            if zscore > self._settings.zscore > 0:
+                loss = now[task]
+                spikes.append(
+                    LossSpike(
+                        task=task, step=step, loss=loss, median=median, zscore=zscore, began=step
+                    )
+                )
+        return max(spikes, key=lambda spike: (spike.zscore, spike.task), default=None)
 
     def _judge(self, step: int, task: str, loss: float) -> LossSpike | None:
         window = self._windows.setdefault(task, [])
         if not math.isfinite(loss):
             return None
         if window and self._settings.zscore:
-            median = statistics.median(window)
-            zscore = (loss - median) / _spread(window, median)
-            if zscore > self._settings.zscore:
-                began = self._spikes[task].began if task in self._spikes else step
+            median, zscore = _zscore(loss, window)
+            ongoing = self._spikes.get(task)
+            if zscore > self._settings.zscore * (_OVER if ongoing else 1):
+                began = ongoing.began if ongoing else step
                 self._spikes[task] = LossSpike(
                     task=task, step=step, loss=loss, median=median, zscore=zscore, began=began
                 )
@@ -112,6 +157,12 @@ class SpikeDetector:
         self._stage = state["stage"]
         self._windows = {task: list(window) for task, window in state["windows"].items()}
         self._spikes = {spike["task"]: LossSpike(**spike) for spike in state["spikes"]}
+
+
+def _zscore(loss: float, window: list[float]) -> tuple[float, float]:
+    """The median of the window, and the robust z-score of a loss."""
+    median = statistics.median(window)
+    return median, (loss - median) / _spread(window, median)
 
 
 def _spread(window: list[float], median: float) -> float:

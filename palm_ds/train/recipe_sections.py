@@ -122,14 +122,17 @@ class SaveSettings:
 
     every: int = 1000
     """Steps between checkpoints; 0: only at the end."""
-    keep: int = 2
-    """Number of most recent checkpoints to keep."""
+    keep: int = 3
+    """Number of most recent checkpoints to keep. Those less than 10 steps older than the newest do
+    not count. While a loss spike lasts, nothing from before it is deleted."""
+    keep_every: int = 10000
+    """Keep the first checkpoint of each such number of steps for good; 0: none."""
     background: bool = True
     """Write checkpoints while training continues, from a copy in host memory. Where there is too
     little memory for it, training waits, as with false."""
 
     def __post_init__(self) -> None:
-        _check_not_negative("save", every=self.every, keep=self.keep)
+        _check_not_negative("save", every=self.every, keep=self.keep, keep_every=self.keep_every)
         if self.keep < 1:
             raise UserError("save.keep: must be at least 1")
 

@@ -1,20 +1,25 @@
 """What becomes of a run when a loss or gradient is not finite, or a loss jumps.
 
-    recovery.add(at, result)      after every step
+    recovery.add(at, result, ...) after every step
     recovery.check(step)          whenever losses are read: in logging steps and before saving
+    recovery.retention(done)      the checkpoints to keep when one is saved
 
 A step that is not finite changes nothing (the engine sees to that), but it may be the end of a
-divergence that began with finite losses, which loss_spikes.py detects. After a rollback the step
-numbers, and with them the data and the learning rate, continue where the run was: the steps since
-the checkpoint are left out of training. The result is saved immediately, so that a run that is
-killed afterwards resumes to the same curve.
+divergence that began with finite losses, which loss_spikes.py detects. The loss of a step is that
+of the weights after the step before, and a checkpoint may be saved in between: whether weights are
+good, the current ones or those of a checkpoint, is known from the loss that they give for the texts
+of an earlier, good step (weight_check.py).
+
+After a rollback the step numbers, and with them the data and the learning rate, continue where the
+run was: the steps since the checkpoint are left out of training. The result is saved immediately,
+so that a run that is killed afterwards resumes to the same curve.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +27,14 @@ import torch
 
 from palm_ds.data.stages import StepInfo
 from palm_ds.engine import Engine
+from palm_ds.model.batch import Batch
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime.step_result import StepResult
-from palm_ds.train.loss_spikes import LossSpike, SpikeDetector
+from palm_ds.train.loss_spikes import SPIKE_MARGIN, LossSpike, SpikeDetector
 from palm_ds.train.recipe import Recipe
 from palm_ds.train.saving import EventLog
+from palm_ds.train.weight_check import GoodStep, WeightCheck
 
-_MARGIN = 10
-"""Steps between a checkpoint and the spike it is to be free of: weights are bad before the loss."""
 _MOST_SEARCHED = 50
 """Steps in a row in which fp16 may look for its loss scale."""
 
@@ -42,6 +47,8 @@ class _Step:
     """Sums over this process, on the device."""
     counts: Mapping[str, int]
     skipped_so_far: int | torch.Tensor
+    batches: Sequence[Batch]
+    """This process's, of some steps: to compute the losses again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,13 +58,10 @@ class _Trouble:
     step: int
     what: str
     action: str
-    spike: LossSpike | None = None
-    """The spike that it is, or that preceded it."""
-
-    @property
-    def began(self) -> int:
-        """The first step whose weights are suspect."""
-        return self.spike.began if self.spike else self.step
+    began: int
+    """The first step whose weights are suspect."""
+    ruin: str = ""
+    """What shows that the weights are not good; empty: they are."""
 
 
 @dataclass
@@ -80,9 +84,16 @@ class Recovery:
     _rollbacks: int = 0
     """In a row."""
     _last_rollback: int = -1
+    _restored: int = -1
+    """The step that the last rollback returned to."""
+    _last_good: int = -1
+    """The newest step that the rollbacks in a row returned to."""
+    _lasting: LossSpike | None = None
+    """A spike that has lasted for another window since the last check."""
 
     def __post_init__(self) -> None:
         self._detector = SpikeDetector(self.recipe.loss_spike)
+        self._weights = WeightCheck(self.engine, self._detector)
         self._skipped_before = self.engine.skipped_steps
 
     def record(self) -> dict[str, Any]:
@@ -92,19 +103,35 @@ class Recovery:
             "skipped_in_a_row": self._skipped_in_a_row,
             "rollbacks": self._rollbacks,
             "last_rollback": self._last_rollback,
+            "restored": self._restored,
+            "last_good": self._last_good,
         }
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint; those of older versions have no record."""
+        """Continue from a checkpoint; those of older versions have no record, or a shorter one."""
         if record:
             self._detector.load_state_dict(record["losses"])
             self._skipped_in_a_row = record["skipped_in_a_row"]
             self._rollbacks = record["rollbacks"]
             self._last_rollback = record["last_rollback"]
+            self._restored = record.get("restored", -1)
+            self._last_good = record.get("last_good", -1)
         self._skipped_before = self.engine.skipped_steps
 
-    def add(self, at: StepInfo, result: StepResult) -> None:
-        """Remember a step until the next check."""
+    def retention(self, done: int) -> checkpoint.Retention:
+        """The checkpoints to keep when that of `done` steps is saved: one that is older than a
+        spike that may come, and while weights may be bad, all that are older than that."""
+        began = self._detector.began
+        safe = [-1] if began is None else [began - 1]
+        safe += [done - self._skipped_in_a_row] if self._skipped_in_a_row else []
+        safe += [self._last_good] if self._in_a_row(done) else []
+        save = self.recipe.save
+        return checkpoint.Retention(
+            newest=save.keep, every=save.keep_every, margin=SPIKE_MARGIN, protected=max(safe)
+        )
+
+    def add(self, at: StepInfo, result: StepResult, batches: Sequence[Batch] = ()) -> None:
+        """Remember a step until the next check; `batches`: this process's."""
         self._steps.append(
             _Step(
                 step=at.step,
@@ -112,13 +139,18 @@ class Recovery:
                 losses={task: x for task, x in result.loss_sums.items() if result.counts[task]},
                 counts=result.counts,
                 skipped_so_far=self.engine.skipped_so_far,
+                batches=batches if not self._steps or at.starts_stage else (),
             )
         )
 
-    def check(self, step: int) -> bool:
-        """Judge the steps since the last check, of which `step` is the last one. Returns False if
-        the run ends. Collective."""
+    def check(self, step: int, *, last: bool = False) -> bool:
+        """Judge the steps since the last check, of which `step` is the last one; and the weights
+        after it, if the run ends there (`last`). Returns False if it must not go on. Collective."""
         trouble = self._judge()
+        if trouble is None and (last or self._lasting):
+            trouble = self._judge_weights(step)
+        elif trouble and not trouble.ruin:
+            trouble = replace(trouble, ruin=self._weights.problem())
         if trouble is None:
             return True
         self.finish_save(step + 1)  # what is done depends on the checkpoints that there are
@@ -129,7 +161,7 @@ class Recovery:
 
     def _judge(self) -> _Trouble | None:
         """The first step that needs action; logs those that only need a line."""
-        steps, self._steps = self._steps, []
+        steps, self._steps, self._lasting = self._steps, [], None
         sums = self.engine.reduce(
             {f"{i} {task}": x for i, one in enumerate(steps) for task, x in one.losses.items()}
             or {"": 0.0}
@@ -138,6 +170,15 @@ class Recovery:
             losses = {task: sums[f"{i} {task}"] / one.counts[task] for task in one.losses}
             if trouble := self._judge_step(one, losses):
                 return trouble
+            good = not self._skipped_in_a_row and not self._detector.ongoing
+            if one.batches and good:
+                self._weights.good_step = GoodStep(
+                    step=one.step,
+                    stage=one.stage,
+                    batches=one.batches,
+                    losses=losses,
+                    counts=one.counts,
+                )
         return None
 
     def _judge_step(self, one: _Step, losses: Mapping[str, float]) -> _Trouble | None:
@@ -150,17 +191,49 @@ class Recovery:
             bad = [f" of {task}" for task, loss in losses.items() if not math.isfinite(loss)]
             what = f"the loss{bad[0]}" if bad else "a gradient"
             text = f"step {one.step + 1}: {what} was not finite; the step was not applied"
-            return _Trouble(step=one.step, what=text, action=action, spike=spike or before)
+            return self._trouble(text, action, spike or before, one.step)
         if spike is None:
             return None
         text = f"step {spike.step + 1}: {spike} (z-score {spike.zscore:.3g})"
-        if self.recipe.loss_spike.action != "warn":
-            return _Trouble(
-                step=one.step, what=text, action=self.recipe.loss_spike.action, spike=spike
-            )
+        if (action := self.recipe.loss_spike.action) != "warn":
+            return self._trouble(text, action, spike, one.step)
         if spike.began == spike.step:
             self.event("spike", f"{text}; training continues (loss_spike)", step=spike.step + 1)
+        if spike.length % self.recipe.loss_spike.window == 0:
+            self._lasting = spike
         return None
+
+    def _trouble(self, what: str, action: str, spike: LossSpike | None, step: int) -> _Trouble:
+        """A bad step; `spike`: the one that it is, or that preceded it."""
+        if spike is None:
+            return _Trouble(step=step, what=what, action=action, began=step)
+        ruin = f"since step {spike.began + 1} {spike}"
+        return _Trouble(step=step, what=what, action=action, began=spike.began, ruin=ruin)
+
+    def _judge_weights(self, step: int) -> _Trouble | None:
+        """The trouble with the weights after `step`, at the end of the run or of a long spike."""
+        spike, ruin = self._detector.ongoing, self._weights.problem()
+        if spike and not ruin and not self._weights.good_step:
+            ruin = f"since step {spike.began + 1} {spike}"
+        if not ruin:
+            if self._lasting:
+                text = f"step {step + 1}: {spike}, for {self._lasting.length} steps by now"
+                text += "; the weights are as good as before for earlier texts; training continues"
+                self.event("spike", text, step=step + 1)
+            return None
+        began = self._detector.began
+        ends = "diverged" if spike else "the weights were checked before the end"
+        return _Trouble(
+            step=step,
+            what=f"step {step + 1}: {ends}",
+            action="rollback" if "rollback" in self._actions else "stop",
+            began=step + 1 if began is None else began,
+            ruin=ruin,
+        )
+
+    @property
+    def _actions(self) -> tuple[str, str]:
+        return self.recipe.loss_spike.action, self.recipe.nonfinite
 
     def _nonfinite_action(self) -> str:
         """What to do about the current step, which was skipped; nothing if that is normal: fp16
@@ -176,39 +249,67 @@ class Recovery:
 
     def _roll_back(self, trouble: _Trouble, step: int) -> bool:
         """Return to a checkpoint from before the trouble; False if the run must stop instead."""
-        in_a_row = self._last_rollback >= 0 and step - self._last_rollback <= self._far_apart
+        in_a_row, last_good = self._in_a_row(step), self._last_good
         attempt = self._rollbacks + 1 if in_a_row else 1
         limit = self.recipe.failure_limit
         if attempt > limit:
             self._stop(trouble, step, f"gives up after {limit} rollbacks in a row")
             return False
-        found = self.engine.load(self.checkpoints, at_most=self._target(trouble))
+        found = self._restore_good(trouble, step)
         if found is None:
-            self._stop(trouble, step, "there is no checkpoint from before it to return to")
+            self._stop(trouble, step, "there is no good checkpoint from before it to return to")
             return False
-        self.restore(found.get("recovery", {}))
-        self._rollbacks, self._last_rollback = attempt, step
-        first, last = found["step"] + 1, step + 1
+        restored = found["step"]
+        self._rollbacks, self._last_rollback, self._restored = attempt, step, restored
+        self._last_good = max(restored, last_good) if in_a_row else restored
+        first, last = restored + 1, step + 1
         left_out = f"step {last} is" if first == last else f"steps {first} to {last} are"
         self.event(
             "rollback",
-            f"{trouble.what}; restored step {found['step']}, {left_out} left out of training; "
+            f"{trouble.what}; restored step {restored}, {left_out} left out of training; "
             f"continues with step {last + 1} (rollback {attempt} of at most {limit} in a row)",
             step=last,
-            restored=found["step"],
+            restored=restored,
         )
         self.save(last)
         return True
 
-    @property
-    def _far_apart(self) -> int:
-        """Steps after which a rollback is not in a row with the last one."""
-        return max(self.recipe.save.every, self.recipe.loss_spike.window)
+    def _in_a_row(self, step: int) -> bool:
+        """Whether trouble in this step is in a row with the last rollback."""
+        far_apart = max(self.recipe.save.every, self.recipe.loss_spike.window)
+        return self._last_rollback >= 0 and step - self._last_rollback <= far_apart
 
-    def _target(self, trouble: _Trouble) -> int:
-        """The newest step to return to: some steps before the trouble if there is a checkpoint."""
-        early = trouble.began - _MARGIN if trouble.spike else trouble.began
-        return early if any(step <= early for step in self._saved_steps()) else trouble.began
+    def _restore_good(self, trouble: _Trouble, step: int) -> dict[str, Any] | None:
+        """Restore the newest checkpoint from before the trouble whose weights are good; its state,
+        None if there is none."""
+        in_a_row, kept = self._in_a_row(step), self._last_good
+        for target in self._candidates(trouble, self._restored if in_a_row else None):
+            valid = max(target, kept) if in_a_row else target
+            found = self.engine.load(self.checkpoints, at_most=target, valid=valid)
+            if found is None:
+                return None
+            self.restore(found.get("recovery", {}))
+            problem = self._weights.problem()
+            if not problem:
+                return found
+            text = f"checkpoint {found['step']} is not good either: {problem}"
+            self.event("bad checkpoint", text, step=step + 1, checkpoint=found["step"])
+        return None
+
+    def _candidates(self, trouble: _Trouble, restored: int | None) -> list[int]:
+        """The steps to return to, best first: those some steps before the trouble, newest first,
+        then closer ones. `restored`: the last rollback's; older ones come first then, as that was
+        not far enough."""
+        saved = self._saved_steps()
+        if not trouble.ruin:
+            return [step for step in saved if step <= trouble.began]
+        early = trouble.began - SPIKE_MARGIN
+        close = [step for step in saved if early < step < trouble.began]
+        steps = [step for step in saved if step <= early]
+        steps += close if self._weights.good_step else close[::-1]  # which cannot be checked
+        if restored is None:
+            return steps
+        return [s for s in steps if s < restored] + [s for s in steps if s >= restored]
 
     def _saved_steps(self) -> list[int]:
         """Newest first, as rank 0 sees them."""
@@ -218,13 +319,11 @@ class Recovery:
 
     def _stop(self, trouble: _Trouble, step: int, why: str = "") -> None:
         """Stop the run with good weights in its newest checkpoint, as far as there are any."""
-        if trouble.spike is None:
-            self.save(step + 1)
-            watched = self.recipe.loss_spike.zscore > 0
-            state = "The weights are unaffected" if watched else "Losses were not watched before it"
-            state += f"; step {step + 1} is saved."
+        if trouble.ruin:
+            state = self._keep_good(trouble, step)
         else:
-            state = self._keep_good(trouble, trouble.spike)
+            self.save(step + 1)
+            state = f"{self._weights.state()}; step {step + 1} is saved."
         self.reason = f"{trouble.what}{f'; {why}' if why else ''}. {state}"
         self.event(
             "nonfinite",
@@ -234,15 +333,19 @@ class Recovery:
             step=step + 1,
         )
 
-    def _keep_good(self, trouble: _Trouble, spike: LossSpike) -> str:
-        """Delete the checkpoints since a spike began, if there is an older one; returns what is
-        left."""
-        diverged = f"The weights are not good: since step {spike.began + 1} {spike}."
-        steps, latest = self._saved_steps(), self._target(trouble)
-        good = [one for one in steps if one <= latest]
-        if not good:
-            return f"{diverged} There is no checkpoint from before that; choose another folder."
+    def _keep_good(self, trouble: _Trouble, step: int) -> str:
+        """Delete the checkpoints since the weights are suspect, if there is a good older one;
+        returns what is left."""
+        ruined = f"The weights are not good: {trouble.ruin}."
+        if self._in_a_row(step):
+            good = self._last_good
+        else:
+            found = self._restore_good(trouble, step)
+            good = found["step"] if found else -1
+        steps = self._saved_steps()
+        if good not in steps:
+            return f"{ruined} There is no good checkpoint from before that; choose another folder."
         if self.engine.rank == 0:
-            checkpoint.discard(self.checkpoints, [one for one in steps if one > latest])
-        kept = f"the last checkpoint from before is step {good[0]}"
-        return f"{diverged} Nothing since then is kept; {kept}."
+            checkpoint.discard(self.checkpoints, [one for one in steps if one > good])
+        kept = f"the last checkpoint from before is step {good}"
+        return f"{ruined} Nothing since then is kept; {kept}."

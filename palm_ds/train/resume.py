@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from palm_ds.common.errors import UserError
 from palm_ds.data.task import kind_of
 from palm_ds.engine import Engine
 from palm_ds.model.multi_task_model import Model
@@ -50,6 +51,8 @@ class StartingPoint:
         """Restore engine and stream; returns the next step."""
         if self.found:
             engine.restore(self.found)
+            why = "remove this folder to resume from an older one"
+            _check_finite(engine, self.found.path, why)
             if self.found.layout != engine.layout:
                 log.info("resumes with %s; saved with %s", engine.layout, self.found.layout)
             stream.already_read = dict(self.found.state["already_read"])
@@ -57,8 +60,17 @@ class StartingPoint:
             return self.found.state["step"]
         if old := self.warm_start:
             engine.warm_start(old.found, grown=old.grown, fresh=old.new)
+            _check_finite(engine, old.found.path, "extend another run")
             stream.already_read = dict(old.consumed)
         return 0
+
+
+def _check_finite(engine: Engine, path: Path, cure: str) -> None:
+    """Raises UserError if restored weights are not finite. Collective."""
+    if names := engine.nonfinite_weights():
+        raise UserError(
+            f"{path}: {names[0]} has values that are not finite (NaN or infinity); {cure}"
+        )
 
 
 def find_starting_point(

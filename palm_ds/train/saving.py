@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from palm_ds.engine import Engine
 from palm_ds.runtime import checkpoint
+from palm_ds.runtime.checkpoint import TWO_NEWEST, Retention
 from palm_ds.runtime.checkpoint_writer import SavedCheckpoint
 from palm_ds.runtime.full_disk import PATIENCE_SECONDS, STOPPING_SECONDS, at_rank0, retried
 from palm_ds.runtime.signals import StopFlag
@@ -66,11 +67,12 @@ class Saver:
         stopping: bool = False,
         ends: bool = False,
         now: bool = False,
+        keep: Retention = TWO_NEWEST,
     ) -> None:
         """Save the checkpoint after `done` steps; in the background unless the run stops or ends
         there, or with `now`. If it cannot be written, training continues and tries again later; on
         a full disk, a run that ends waits for space, one that was asked to stop (`stopping`) only
-        shortly."""
+        shortly. `keep`: the older ones that stay."""
         last = stopping or ends or self._ends(done)
         if self.pending == done and not (last or now):
             return
@@ -80,7 +82,7 @@ class Saver:
         patience = STOPPING_SECONDS if stopping else PATIENCE_SECONDS
         background = self.run.recipe.save.background and not (last or now)
         problem = retried(
-            partial(self._attempt, state, done, background),
+            partial(self._attempt, state, done, background, keep),
             group=self.engine.processes,
             say=partial(self.event, "disk full"),
             stop=lambda: self.flag.stop_requested and not stopping,
@@ -109,9 +111,11 @@ class Saver:
         self._again = done + max(recipe.save.every // 10, recipe.log.every)
         self.event("save failed", f"not saved: {problem}", step=done)
 
-    def _attempt(self, state: Mapping[str, Any], done: int, background: bool) -> str:
+    def _attempt(
+        self, state: Mapping[str, Any], done: int, background: bool, keep: Retention
+    ) -> str:
         """Save a checkpoint, or only begin to. Returns why that failed, or nothing."""
-        self._stalled, keep = 0.0, self.run.recipe.save.keep
+        self._stalled = 0.0
         try:
             with self._stall():
                 in_background = self.engine.start_save(

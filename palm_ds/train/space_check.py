@@ -11,6 +11,7 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime import checkpoint
 from palm_ds.runtime.full_disk import at_rank0
 from palm_ds.runtime.processes import Processes
+from palm_ds.train.loss_spikes import SPIKE_MARGIN
 from palm_ds.train.plan.work import ModelSize, size_of
 from palm_ds.train.run_folder import RunSpec
 
@@ -28,9 +29,10 @@ def check_space(run: RunSpec, size: ModelSize) -> None:
         one, new = checkpoint_bytes(run, size), _new_checkpoints(run)
         raise UserError(
             f"run folder {run.folder}: the disk has {free / _GB:,.3g} GB free, but this run writes "
-            f"{needed / _GB:,.3g} GB: {_checkpoints(new)} of {one / _GB:,.3g} GB (save.keep and "
-            f"the one being written) and {_new_outputs(run)} copies of the weights; free some, "
-            "choose another folder, or lower save.keep"
+            f"{needed / _GB:,.3g} GB: {_checkpoints(new)} of {one / _GB:,.3g} GB (save.keep, "
+            f"save.keep_every and the one being written) and {_new_outputs(run)} copies of the "
+            "weights; free some, choose another folder, lower save.keep, or set "
+            "save.keep_every to 0"
         )
 
 
@@ -51,7 +53,10 @@ def existing_part(folder: Path) -> Path:
 
 
 def _new_checkpoints(run: RunSpec) -> int:
-    return max(run.recipe.save.keep + 1 - len(checkpoint.steps_in(run.checkpoints)), 1)
+    save = run.recipe.save
+    kept = save.keep + (save.keep - 1 if 0 < save.every < SPIKE_MARGIN else 0)
+    kept += run.recipe.curriculum.steps // save.keep_every if save.every and save.keep_every else 0
+    return max(kept + 1 - len(checkpoint.steps_in(run.checkpoints)), 1)
 
 
 def _new_outputs(run: RunSpec) -> int:

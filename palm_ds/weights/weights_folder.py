@@ -221,6 +221,7 @@ def load_weights(
         raise UserError(f"{folder}: incomplete, it has no {lacking[0]} ({len(lacking)} missing)")
     _check_shapes(own, state, folder)
     taken = {name: tensor for name, tensor in state.items() if name in own}
+    _check_finite(taken, folder)
     model.load_state_dict({**own, **taken})
     unused = (*(name for name in state if name not in own), *unknown)
     return LoadReport(
@@ -325,6 +326,19 @@ def _check_shapes(own: State, state: State, folder: Path) -> None:
             raise UserError(
                 f"{folder}: {name} is {tuple(tensor.shape)}, not {tuple(own[name].shape)}"
             )
+
+
+def _check_finite(state: State, folder: Path) -> None:
+    """Raises UserError if a value is NaN or infinite: nothing could be learned or predicted."""
+    bad = [name for name, x in state.items() if x.is_floating_point() and not x.isfinite().all()]
+    if bad:
+        values = state[bad[0]]
+        count = int((~values.isfinite()).sum())
+        more = f"; {len(bad) - 1} more parameters have such values" if bad[1:] else ""
+        raise UserError(
+            f"{folder}: {count:,} of {values.numel():,} values of {bad[0]} are not finite (NaN or "
+            f"infinity){more}; take weights from before that"
+        )
 
 
 def _check_heads(

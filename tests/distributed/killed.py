@@ -112,7 +112,7 @@ def work(folder: Path, rank: int, moment: tuple[int, str, int] | float | None) -
         step += 1
         if step % EVERY == 0:
             finish()
-            pending = engine.start_save(folder / "checkpoints", {"step": step}, step=step, keep=2)
+            pending = engine.start_save(folder / "checkpoints", {"step": step}, step=step)
     finish()
     record(folder, engine.rank, {"trained while writing": spent})
     engine.close()

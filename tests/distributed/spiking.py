@@ -1,6 +1,7 @@
-"""launch/pretrain.py with a learning rate a thousand times too large in step PALM_TEST_BAD_STEP,
-a SIGKILL to every process before step PALM_TEST_KILLED_STEP, and slow forward passes of rank
-PALM_TEST_SLOW_RANK."""
+"""launch/pretrain.py with a learning rate PALM_TEST_BAD_FACTOR (1000) times as large in step
+PALM_TEST_BAD_STEP,
+a SIGKILL to every process before step PALM_TEST_KILLED_STEP, a SIGTERM in step
+PALM_TEST_STOPPED_STEP, and slow forward passes of rank PALM_TEST_SLOW_RANK."""
 
 import os
 import runpy
@@ -18,8 +19,10 @@ engine_step = Engine.step
 def step(engine: Engine, batches: Any, lr: float, number: int, *more: Any) -> Any:
     if number == int(os.environ.get("PALM_TEST_KILLED_STEP", -1)):
         os.kill(os.getpid(), signal.SIGKILL)
+    if number == int(os.environ.get("PALM_TEST_STOPPED_STEP", -1)):
+        os.kill(os.getpid(), signal.SIGTERM)
     if number == int(os.environ.get("PALM_TEST_BAD_STEP", -1)):
-        lr *= 1000
+        lr *= float(os.environ.get("PALM_TEST_BAD_FACTOR", 1000))
     return engine_step(engine, batches, lr, number, *more)
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from palm_ds.common.exit_codes import MISTAKE, NONFINITE
+from palm_ds.common.exit_codes import MISTAKE, NONFINITE, STOPPED
 from palm_ds.runtime import checkpoint
+from tests.distributed.random_spikes import ruin
 from tests.distributed.test_commands import (
     MASKS,
     PRETRAIN,
@@ -91,6 +92,25 @@ def test_rolled_back_killed_and_resumed_to_the_same_curve(recipe: Path, tmp_path
     assert set(last[0].parameters.values()) == {22 - 3}
     hashes = [json.loads((one.path / "manifest.json").read_text())["files"] for one in last]
     assert hashes[0] == hashes[1]
+
+
+def test_ruined_weights_that_were_saved_are_never_returned_to(recipe: Path, tmp_path: Path) -> None:
+    """A good run that is resumed with an absurd learning rate, which is then corrected."""
+    run, often = tmp_path / "run", "save.every=5"
+    train(recipe, run, often, code=STOPPED, world=1, stopped_step=13)
+    back = [often, "loss_spike.action=rollback", "failure_limit=1"]
+    output = train(recipe, run, *back, "optimizer.lr=300", code=NONFINITE, world=1)
+    assert "The weights are not good" in output and "rollbacks in a row" in output
+    kept = checkpoint.steps_in(run / "checkpoints")[0]
+    assert kept <= 14, kept
+    train(recipe, run, *back, world=1)
+    assert losses(run)[-1][MASKS] < losses(run)[0][MASKS]
+
+
+def test_runs_ruined_in_random_steps_never_end_as_if_they_were_good(tmp_path: Path) -> None:
+    """More of them: python -m tests.distributed.random_spikes."""
+    ends = ruin(tmp_path, runs=3, seed=2)
+    assert ends.total() == 3 and set(ends) <= {"good", "stopped", "stopped, then good"}
 
 
 def test_a_damaged_corpus_ends_the_run_before_it_saves(recipe: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from palm_ds.runtime.checkpoint import (
     FileManifest,
     ProcessGroup,
+    Retention,
     SaveRequest,
     begin,
     delete_set_aside,
@@ -22,10 +23,13 @@ def write_checkpoint(
     *,
     write: Callable[[Path, FileManifest], None],
     group: ProcessGroup,
+    keep: int | Retention = 2,
     **contents: Any,
 ) -> Path:
-    """`write(folder, manifest)` writes this process's files; `contents`: of a SaveRequest."""
-    request = SaveRequest(folder=folder, step=step, **contents)
+    """`write(folder, manifest)` writes this process's files; `keep`: the newest ones; `contents`:
+    of a SaveRequest."""
+    keep = keep if isinstance(keep, Retention) else Retention(newest=keep)
+    request = SaveRequest(folder=folder, step=step, keep=keep, **contents)
     begin(request, group)
     written = FileManifest()
     write(request.partial, written)

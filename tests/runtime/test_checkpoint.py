@@ -21,7 +21,13 @@ from safetensors.torch import load_file, save_file
 
 from palm_ds.common.errors import UserError
 from palm_ds.runtime import checkpoint
-from palm_ds.runtime.checkpoint import FileManifest, Layout, SaveError, VerifiedCheckpoint
+from palm_ds.runtime.checkpoint import (
+    FileManifest,
+    Layout,
+    Retention,
+    SaveError,
+    VerifiedCheckpoint,
+)
 from tests.helpers.write_checkpoint import write_checkpoint
 
 LAYOUT = Layout(world=2, stage=2, precision="bf16")
@@ -122,6 +128,34 @@ def test_keeps_the_newest(tmp_path: Path) -> None:
         "step_00000010",
         "step_00000011",
     ]
+
+
+def test_checkpoints_close_to_the_newest_do_not_count() -> None:
+    keep = Retention(newest=2, margin=10)
+    assert keep.superseded([35, 34, 30, 25, 20]) == [30, 20]
+    assert keep.superseded([3000, 2000, 1000]) == [1000]
+    assert Retention(newest=1, margin=10).superseded([35, 30, 20]) == [30, 20]
+    assert keep.superseded([5]) == []
+
+
+def test_the_first_of_every_so_many_steps_stays_for_good() -> None:
+    keep = Retention(newest=1, every=100)
+    assert keep.superseded([330, 300, 260, 210, 150, 99, 30]) == [260, 99, 30]
+
+
+def test_what_is_protected_stays() -> None:
+    assert Retention(newest=1, protected=20).superseded([50, 40, 30, 20, 10]) == [40, 30]
+
+
+def test_a_return_to_an_older_one_may_leave_newer_ones_valid(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step, keep=9)
+    (found, _) = Team(2).run(
+        lambda member: checkpoint.latest_good(
+            tmp_path, group=member, warn=print, at_most=1, valid=2
+        )
+    )
+    assert found is not None and (found.step, found.invalid) == (1, (3,))
 
 
 def flip(path: Path) -> None:

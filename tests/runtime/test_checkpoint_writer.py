@@ -20,6 +20,7 @@ from palm_ds.runtime.checkpoint import (
     SINGLE_PROCESS,
     FileManifest,
     Layout,
+    Retention,
     SaveError,
     SaveRequest,
     steps_in,
@@ -32,7 +33,8 @@ GB = 10**9
 
 
 def request(folder: Path, step: int, **more: Any) -> SaveRequest:
-    given: dict[str, Any] = {"parameters": {}, "engine": {}, "state": {"step": step}, "keep": 2}
+    given: dict[str, Any] = {"parameters": {}, "engine": {}, "state": {"step": step}}
+    given["keep"] = Retention()
     layout = Layout(world=1, stage=0, precision="fp32")
     return SaveRequest(folder=folder, step=step, layout=layout, **given | more)
 
@@ -213,14 +215,16 @@ def test_older_checkpoints_are_deleted_while_training_continues(
     monkeypatch.setattr(checkpoint, "delete_set_aside", slow)
     mine = writer()
     for step in (1, 2):
-        mine.start(request(tmp_path, step, keep=1), [shard(1.0)], background=True)
+        mine.start(request(tmp_path, step, keep=Retention(newest=1)), [shard(1.0)], background=True)
         if step == 2:
             go.clear()
         mine.finish()
         go.set() if step == 1 else None
     assert steps_in(tmp_path) == [2] and (tmp_path / "step_00000001.old.partial").is_dir()
     threading.Timer(0.05, go.set).start()
-    mine.start(request(tmp_path, 3, keep=1), [shard(1.0)], background=False)  # waits for that
+    mine.start(
+        request(tmp_path, 3, keep=Retention(newest=1)), [shard(1.0)], background=False
+    )  # waits for that
     assert not (tmp_path / "step_00000001.old.partial").exists()
     mine.finish()
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000003"]

@@ -46,6 +46,38 @@ def test_one_that_lasts_remains_one_and_knows_when_it_began() -> None:
     assert {spike.began for spike in found} == {50, 351}
 
 
+def test_it_is_over_only_near_the_median() -> None:
+    """Broken weights may reach a loss below the threshold."""
+    losses = [*[2.0] * 50, 9.0, 2.4, 2.9, 2.2, 2.9]
+    assert [(one.step, one.began) for one in spikes(losses)] == [(50, 50), (51, 50), (52, 50)]
+
+
+def test_it_lasts_into_the_next_stage() -> None:
+    detector = SpikeDetector(SpikeSettings())
+    for step in range(30):
+        detector.judge(step, 0, {"a": 1.0, "b": 1.0})
+    assert detector.judge(30, 0, {"a": 100.0, "b": 1.0})
+    assert detector.judge(31, 1, {"b": 50.0}) is None and detector.began == 30
+    spike = detector.judge(32, 1, {"a": 60.0})
+    assert spike and (spike.began, spike.length) == (30, 3)
+    assert detector.judge(33, 1, {"a": 1.0}) is None and detector.began is None
+
+
+def test_losses_of_earlier_texts_are_compared_without_entering_the_window() -> None:
+    detector = SpikeDetector(SpikeSettings())
+    for step in range(30):
+        detector.judge(step, 1, {"a": 1.0})
+    state = json.dumps(detector.state_dict())
+    before = {"a": 1.1, "b": 1.0}
+    assert detector.compare(20, 1, before, {"a": 1.5, "b": 1e9}) is None
+    spike = detector.compare(20, 1, before, {"a": 4.0, "b": 1e9})
+    assert spike and (spike.task, spike.loss) == ("a", 4.0)
+    assert detector.compare(20, 0, {"a": 3.0}, {"a": 6.0}) is None  # of another stage
+    assert detector.compare(20, 0, {"a": 3.0}, {"a": 60.0})
+    assert detector.compare(20, 1, {"a": 9.0}, {"a": 8.0}) is None  # not above what it was
+    assert json.dumps(detector.state_dict()) == state
+
+
 def test_at_the_start_only_much_larger_losses_count() -> None:
     assert spikes([4.0, 9.0, 11.0]) == []
     assert spikes([0.3, 2.9, 0.2, 3.1]) == []  # small batches

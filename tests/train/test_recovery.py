@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from palm_ds.common.errors import UserError
 from palm_ds.data.stages import StepInfo
 from palm_ds.engine import Engine
 from palm_ds.runtime import checkpoint
@@ -17,6 +18,7 @@ from palm_ds.runtime.step_result import StepResult
 from palm_ds.train.loss_spikes import SpikeSettings
 from palm_ds.train.recipe import Recipe
 from palm_ds.train.recovery import Recovery
+from palm_ds.train.resume import StartingPoint
 from tests.helpers.write_checkpoint import write_checkpoint
 
 NAN = float("nan")
@@ -24,7 +26,8 @@ NAN = float("nan")
 
 @dataclass
 class Run:
-    """A run without a model: the losses of its steps are given, checkpoints are empty."""
+    """A run without a model: the losses of its steps are given, and checkpoints hold `weights`, the
+    loss that they give for texts of earlier steps."""
 
     folder: Path
     recipe: dict[str, Any] = field(default_factory=dict)
@@ -34,11 +37,13 @@ class Run:
     precision: str = "fp32"
     rank: int = 0
     invalid: tuple[int, ...] = ()
+    weights: float = 2.0
+    stage: int = 0
     processes = SINGLE_PROCESS
 
     def __post_init__(self) -> None:
         values = {"nonfinite": "stop", "loss_spike": SpikeSettings(), "failure_limit": 2}
-        values |= {"save": SimpleNamespace(every=10)} | self.recipe
+        values |= {"save": SimpleNamespace(every=10, keep=2, keep_every=0)} | self.recipe
         self.ds_config = SimpleNamespace(precision=self.precision)
         self.step = 0
         self.recovery = Recovery(
@@ -63,17 +68,33 @@ class Run:
                 layout=checkpoint.Layout(world=1, stage=0, precision="fp32"),
                 parameters={},
                 engine={},
-                state={"step": done, "recovery": self.recovery.record()},
+                state={
+                    "step": done,
+                    "recovery": self.recovery.record(),
+                    "weights": self.weights,
+                },
                 group=SINGLE_PROCESS,
-                keep=2,
+                keep=self.recovery.retention(done),
                 invalid=self.invalid,
             )
             self.invalid = ()
 
-    def load(self, folder: Path, *, at_most: int) -> dict[str, Any] | None:
-        found = checkpoint.latest_good(folder, group=SINGLE_PROCESS, warn=print, at_most=at_most)
-        self.invalid = found.invalid if found else ()
-        return found.state if found else None
+    def load(
+        self, folder: Path, *, at_most: int, valid: int | None = None
+    ) -> dict[str, Any] | None:
+        limits = {"at_most": at_most, "valid": valid}
+        found = checkpoint.latest_good(folder, group=SINGLE_PROCESS, warn=print, **limits)
+        if found is None:
+            return None
+        self.invalid, self.weights = found.invalid, found.state["weights"]
+        return found.state
+
+    def nonfinite_weights(self) -> list[str]:
+        return ["a.weight", "b.weight"] if self.weights != self.weights else []
+
+    def losses_again(self, batches: list[str], tasks: list[str]) -> dict[str, float]:
+        assert batches == ["texts"]
+        return {task: 2 * self.weights for task in tasks}
 
     def reduce(self, values: dict[str, float]) -> dict[str, float]:
         return values
@@ -90,8 +111,10 @@ class Run:
                 tokens=1,
                 stop=False,
             )
-            at = StepInfo(step=self.step, stage=0, first=0, stage_steps=9999, task_groups=())
-            self.recovery.add(at, result)
+            at = StepInfo(
+                step=self.step, stage=self.stage, first=0, stage_steps=9999, task_groups=()
+            )
+            self.recovery.add(at, result, cast(Any, ["texts"]))
             if not self.recovery.check(self.step):
                 return False
             self.step += 1
@@ -107,33 +130,34 @@ def test_a_non_finite_step_of_good_weights_is_saved(tmp_path: Path) -> None:
     run = Run(tmp_path)
     assert run.train(*[2.0] * 25) and not run.train(NAN)
     assert "step 26: the loss of task was not finite; the step was not applied. The" in run.last()
-    assert checkpoint.steps_in(tmp_path) == [26, 20]
+    assert checkpoint.steps_in(tmp_path) == [26, 20, 10]
     assert "unaffected; step 26 is saved" in run.recovery.reason
 
 
 def test_without_a_detector_nothing_is_claimed(tmp_path: Path) -> None:
     run = Run(tmp_path, {"loss_spike": SpikeSettings(zscore=0)})
     assert run.train(*[2.0] * 5, 1.8e12) and not run.train(NAN)
-    assert "Losses were not watched before it; step 7 is saved." in run.recovery.reason
+    assert "The weights are finite; their losses were not watched" in run.recovery.reason
+    assert "step 7 is saved." in run.recovery.reason
 
 
 def test_a_non_finite_step_after_a_divergence_is_no_good_news(tmp_path: Path) -> None:
     """The weights of a loss of 1.8e12 were called unaffected, and replaced good checkpoints."""
     run = Run(tmp_path)
     assert run.train(*[2.0] * 25, 1.8e12, 1.8e12, 1e13, 1e14, 1e15, 1e16)
-    assert checkpoint.steps_in(tmp_path) == [30, 20]
+    assert checkpoint.steps_in(tmp_path) == [30, 20, 10]
     assert [kind for kind, _ in run.events] == ["spike"]
     assert not run.train(NAN)
     assert "The weights are not good: since step 26 the loss of task is 1e+16, its median 2." in (
         run.last()
     )
-    assert checkpoint.steps_in(tmp_path) == [20]
+    assert checkpoint.steps_in(tmp_path) == [10]  # 20 is too close to the spike
 
 
 def test_without_a_good_checkpoint_it_says_so(tmp_path: Path) -> None:
     run = Run(tmp_path)
     assert run.train(4.0, 1.8e12) and not run.train(NAN)
-    assert "There is no checkpoint from before that; choose another folder" in run.last()
+    assert "There is no good checkpoint from before that; choose another folder" in run.last()
     assert checkpoint.steps_in(tmp_path) == []
 
 
@@ -174,7 +198,9 @@ def test_a_rollback_long_after_the_last_one_counts_from_one(tmp_path: Path) -> N
 def test_nothing_to_return_to(tmp_path: Path) -> None:
     run = Run(tmp_path, BACK)
     assert run.train(2.0, 2.0) and not run.train(NAN)
-    assert "there is no checkpoint from before it to return to. The weights are unaff" in run.last()
+    assert (
+        "there is no good checkpoint from before it to return to. The weights are un" in run.last()
+    )
 
 
 @pytest.mark.parametrize("kill_at", [31, 36, 45])
@@ -190,3 +216,113 @@ def test_a_run_killed_after_a_rollback_judges_the_same(tmp_path: Path, kill_at: 
     assert again.train(*losses[again.step :])
     assert again.events == whole.events[len(whole.events) - len(again.events) :]
     assert again.recovery.record() == whole.recovery.record()
+
+
+def test_weights_that_a_step_of_normal_loss_ruined_are_not_called_unaffected(
+    tmp_path: Path,
+) -> None:
+    """The update before a non-finite loss ruined them; no finite loss showed it."""
+    for weights, evidence in (
+        (1e10, "for the texts of step 25 the loss of task is 1e+10, its median 2"),
+        (NAN, "a.weight (and 1 more) has values that are not finite"),
+    ):
+        run = Run(tmp_path / str(weights), {"nonfinite": "skip"})
+        assert run.train(*[2.0] * 25)
+        run.weights = weights
+        assert run.train(NAN, NAN) and not run.train(NAN)
+        assert "unaffected" not in run.last()
+        assert f"The weights are not good: {evidence}." in run.last()
+        assert "the last checkpoint from before is step 10" in run.last()
+        assert checkpoint.steps_in(run.folder) == [10]
+
+
+def test_never_back_to_a_checkpoint_of_ruined_weights(tmp_path: Path) -> None:
+    """Step 30 ruins the weights, and they are saved before a loss shows it."""
+    run = Run(tmp_path, BACK)
+    assert run.train(*[2.0] * 29)
+    run.weights = 1e5
+    assert run.train(2.0, 1e5)
+    assert "restored step 20, steps 21 to 31" in run.last() and run.weights == 2.0
+    assert checkpoint.steps_in(tmp_path) == [31, 20]
+
+
+def test_of_checkpoints_close_to_a_spike_only_a_checked_one_is_taken(tmp_path: Path) -> None:
+    run = Run(tmp_path, BACK)
+    assert run.train(*[2.0] * 10)
+    run.weights = 1e5
+    run.save(11)
+    assert run.train(2.0, 2.0, 1e5)
+    assert [kind for kind, _ in run.events] == ["bad checkpoint", "rollback"]
+    assert (
+        "checkpoint 11 is not good either: for the texts of step 12 the loss of task is 1e+05"
+        in (run.events[0][1])
+    )
+    assert "restored step 10" in run.last() and run.weights == 2.0
+
+
+def test_a_spike_that_returns_leads_one_checkpoint_further_back(tmp_path: Path) -> None:
+    run = Run(tmp_path, BACK | {"failure_limit": 3})
+    run.recovery.recipe.save.keep = 3  # type: ignore[misc]
+    assert run.train(*[2.0] * 35, 99.0) and "restored step 20" in run.last()
+    assert run.train(2.0, 99.0) and "restored step 10" in run.last()
+    assert checkpoint.steps_in(tmp_path) == [38, 20, 10]  # the first one is not given up
+    assert run.train(2.0, 99.0) and "(rollback 3 of at most 3 in a row)" in run.last()
+    assert not run.train(2.0, 99.0)
+    assert "gives up after 3 rollbacks in a row" in run.last()
+    assert "the last checkpoint from before is step 20." in run.last()
+    assert checkpoint.steps_in(tmp_path) == [20, 10]
+
+
+def test_nothing_from_before_a_spike_is_deleted_while_it_lasts(tmp_path: Path) -> None:
+    """Into the next stage, too."""
+    run = Run(tmp_path)
+    assert run.train(*[2.0] * 35, *[99.0] * 25)
+    run.stage = 1
+    assert run.train(*[99.0] * 40)
+    assert checkpoint.steps_in(tmp_path) == [100, 90, 30, 20]
+    assert run.train(*[2.0] * 20)  # over
+    assert checkpoint.steps_in(tmp_path) == [120, 110]
+
+
+def test_a_divergence_ends_a_run_that_only_warns(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    assert run.train(*[2.0] * 35)
+    run.weights = 99.0
+    assert run.train(*[99.0] * 99)
+    assert [kind for kind, _ in run.events] == ["spike"]
+    assert not run.train(99.0)
+    assert "step 135: diverged. The weights are not good: for the texts of step 35 the loss" in (
+        run.last()
+    )
+    assert checkpoint.steps_in(tmp_path) == [20]
+
+
+def test_harder_data_do_not_end_it(tmp_path: Path) -> None:
+    """Losses jump, but not those of texts from before."""
+    run = Run(tmp_path)
+    assert run.train(*[2.0] * 35, *[99.0] * 205)
+    assert [kind for kind, _ in run.events] == ["spike"] * 3
+    assert "for 200 steps by now; the weights are as good as before for earlier" in run.last()
+    assert run.recovery.check(run.step - 1, last=True)
+
+
+@pytest.mark.parametrize(
+    ("action", "kept"), [("warn", [10]), ("stop", [10]), ("rollback", [25, 10])]
+)
+def test_what_the_last_step_ruins_is_no_end(tmp_path: Path, action: str, kept: list[int]) -> None:
+    """No training loss shows it."""
+    run = Run(tmp_path, {"loss_spike": SpikeSettings(action=cast(Any, action))})
+    assert run.train(*[2.0] * 25)
+    assert run.recovery.check(24, last=True)
+    run.weights = 99.0
+    assert run.recovery.check(24, last=True) == (action == "rollback")
+    assert "step 25: the weights were checked before the end" in run.last()
+    assert checkpoint.steps_in(tmp_path) == kept
+    assert run.weights == 2.0
+
+
+def test_a_checkpoint_whose_weights_are_not_finite_is_not_resumed_from(tmp_path: Path) -> None:
+    engine = SimpleNamespace(restore=lambda found: None, nonfinite_weights=lambda: ["a.weight"])
+    start = StartingPoint(found=cast(Any, SimpleNamespace(path=tmp_path / "step_00000020")))
+    with pytest.raises(UserError, match=r"step_00000020: a.weight has values .* remove this fold"):
+        start.restore(cast(Engine, engine), cast(Any, None))

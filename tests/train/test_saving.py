@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from palm_ds.engine import Engine
-from palm_ds.runtime.checkpoint import SINGLE_PROCESS, SaveError
+from palm_ds.runtime.checkpoint import SINGLE_PROCESS, Retention, SaveError
 from palm_ds.runtime.checkpoint_writer import SavedCheckpoint
 from palm_ds.train import saving
 from palm_ds.train.run_folder import RunSpec
@@ -28,7 +28,7 @@ class PlayedEngine:
     processes = SINGLE_PROCESS
 
     def start_save(
-        self, folder: Path, state: Any, *, step: int, keep: int, background: bool
+        self, folder: Path, state: Any, *, step: int, keep: Retention, background: bool
     ) -> bool:
         assert self.step < 0
         background = background and self.memory
@@ -48,7 +48,7 @@ class Played:
     def __init__(self, *, background: bool = True, memory: bool = True):
         self.engine, self.events = PlayedEngine(memory=memory), []
         recipe = SimpleNamespace(
-            save=SimpleNamespace(every=10, keep=2, background=background),
+            save=SimpleNamespace(every=10, background=background),
             curriculum=SimpleNamespace(steps=100),
             log=SimpleNamespace(every=1),
         )

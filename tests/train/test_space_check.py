@@ -17,11 +17,19 @@ from palm_ds.train.space_check import check_space
 
 
 def run_of(
-    folder: Path, *, keep: int = 2, ema: float = 0.0, best: str = "", onnx: tuple[str, ...] = ()
+    folder: Path,
+    *,
+    keep: int = 2,
+    every: int = 1000,
+    steps: int = 9_999,
+    ema: float = 0.0,
+    best: str = "",
+    onnx: tuple[str, ...] = (),
 ) -> RunSpec:
     recipe = SimpleNamespace(
         export_onnx=onnx,
-        save=SimpleNamespace(keep=keep),
+        save=SimpleNamespace(keep=keep, every=every, keep_every=10_000),
+        curriculum=SimpleNamespace(steps=steps),
         optimizer=SimpleNamespace(ema=ema),
         evaluate=SimpleNamespace(best=best),
     )
@@ -57,6 +65,15 @@ def test_checkpoints_and_both_copies_of_the_weights(tmp_path: Path, free: dict[s
         check_space(run_of(tmp_path, ema=0.9, best="mean"), million)
     with pytest.raises(UserError, match="4 copies of the weights"):
         check_space(run_of(tmp_path, ema=0.9, best="mean", onnx=("fp32",)), million)
+
+
+def test_checkpoints_that_stay_for_good_need_space(tmp_path: Path, free: dict[str, float]) -> None:
+    free["bytes"] = 5 * 12e6 + 2 * 4e6
+    check_space(run_of(tmp_path, steps=20_000), size_of(1_000_000))
+    with pytest.raises(UserError, match="6 checkpoints .* or set save.keep_every to 0"):
+        check_space(run_of(tmp_path, steps=30_000), size_of(1_000_000))
+    with pytest.raises(UserError, match="6 checkpoints"):  # 3 of them close to the newest
+        check_space(run_of(tmp_path, keep=3, every=5), size_of(1_000_000))
 
 
 def test_frozen_weights_have_no_moments(tmp_path: Path, free: dict[str, float]) -> None:

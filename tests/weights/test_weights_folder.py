@@ -81,6 +81,19 @@ def same(one: Model, other: Model) -> bool:
 # ---- the portable folder ----
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(value: float, tmp_path: Path) -> None:
+    broken, fresh = model(), model(seed=2)
+    name = "backbone.layers.0.attention_norm.weight"
+    name = name if name in broken.state_dict() else min(broken.state_dict())
+    with torch.no_grad():
+        broken.state_dict()[name].view(-1)[3] = value
+    save_weights(broken, tmp_path / "weights", info())
+    with pytest.raises(UserError, match=rf"1 of [\d,]+ values of {name} are not finite \(NaN"):
+        load_weights(tmp_path / "weights", fresh)
+    assert same(fresh, model(seed=2))
+
+
 def test_export_task_is_stored(tmp_path: Path) -> None:
     save_weights(model(), tmp_path / "weights", replace(info(), export_task="distance"))
     found = read_info(tmp_path / "weights")
