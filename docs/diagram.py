@@ -58,7 +58,8 @@ def levels() -> dict[str, int]:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "LAYERS"
     )
     named = {name: level for level, names in enumerate(layers) for name in names}
-    return {name: level for name, level in named.items() if not name.startswith("_")}
+    shown = {name for name in named if (ROOT / "palm_ds" / name).is_dir()} | {"engine"}
+    return {name: level for name, level in named.items() if name in shown}
 
 
 def imports() -> dict[str, set[str]]:
