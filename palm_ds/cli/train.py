@@ -125,7 +125,7 @@ def _show_config(run: RunSpec, args: argparse.Namespace) -> int:
 
 
 def _record(folder: Path, code: int, *, dry_run: bool) -> dict[str, object]:
-    """What became of a run, with the scores of its last evaluation."""
+    """The state of a run after the command, with the scores of its last evaluation."""
     if dry_run:
         return {"run": folder, "checked": not code}
     from palm_ds.train.report.metrics_file import FILE, read_metrics

@@ -225,7 +225,7 @@ def _console() -> Console:
 
 
 class _Screen(Console):
-    """A run goes on when the reader of its output, such as `| tee`, has ended."""
+    """A run continues when the reader of its output, such as `| tee`, has ended."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
