@@ -58,7 +58,8 @@ def run(args: argparse.Namespace) -> int:
 
     def command(variant: Variant) -> list[str]:
         option = ("--deepspeed_config", ds_config)
-        rest = ("--run_dir", variant.run.folder, *without_onnx(variant.values))
+        rest = ["--run_dir", variant.run.folder, *without_onnx(variant.values)]
+        rest += ["--quiet"] if args.json or args.quiet else []  # its output is this command's
         return command_of(launcher, "pretrain", variant.file, *option, *rest)
 
     stop_on_signals()

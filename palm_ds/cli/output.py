@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from palm_ds.common.json_files import nan_to_null
 from palm_ds.common.messages import only_warnings, progress_to_stderr
@@ -44,12 +44,19 @@ def direct_messages(args: argparse.Namespace) -> None:
 def console_of(args: argparse.Namespace, width: int | None = None) -> Console:
     """For notes and progress. `width`: of tables in a file or a pipe; elsewhere they fit the
     terminal."""
-    from rich.console import Console
-
     stream = sys.stderr if args.json is True else sys.stdout
     size = None if stream.isatty() else width
-    soft_wrap = width is None
-    return Console(file=stream, quiet=args.quiet, soft_wrap=soft_wrap, highlight=False, width=size)
+    return _console(file=stream, quiet=args.quiet, soft_wrap=width is None, width=size)
+
+
+def _console(**options: Any) -> Console:
+    from rich.console import Console
+
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            raise  # the BrokenPipeError: rich would end the program with code 1
+
+    return Plain(highlight=False, **options)
 
 
 def show(args: argparse.Namespace, record: object, *lines: RenderableType) -> None:
@@ -61,16 +68,10 @@ def show(args: argparse.Namespace, record: object, *lines: RenderableType) -> No
         if isinstance(line, str):
             print(printable(line, keep="\n\t"), flush=True)
         else:
-            _print_rich(line)
+            _console(soft_wrap=True).print(line)
 
 
 def summarize(args: argparse.Namespace, record: object, *lines: RenderableType) -> None:
     """Print what a command did, likewise; with --quiet only as JSON."""
     if args.json is True or not args.quiet:
         show(args, record, *lines)
-
-
-def _print_rich(line: RenderableType) -> None:
-    from rich.console import Console
-
-    Console(soft_wrap=True, highlight=False).print(line)
