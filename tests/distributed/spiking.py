@@ -1,6 +1,5 @@
 """launch/pretrain.py with a learning rate PALM_TEST_BAD_FACTOR (1000) times as large in step
-PALM_TEST_BAD_STEP,
-a SIGKILL to every process before step PALM_TEST_KILLED_STEP, a SIGTERM in step
+PALM_TEST_BAD_STEP, a SIGKILL to every process before step PALM_TEST_KILLED_STEP, a SIGTERM in step
 PALM_TEST_STOPPED_STEP, and slow forward passes of rank PALM_TEST_SLOW_RANK."""
 
 import os
