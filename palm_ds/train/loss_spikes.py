@@ -25,6 +25,8 @@ from palm_ds.common.errors import UserError
 _SPREAD = 1.4826
 _ENOUGH = 20
 """Losses whose spread is known well."""
+_FEW = 10
+"""Losses whose spread is not known."""
 _OVER = 0.25
 """Part of `zscore` that a loss must fall to for its spike to be over: broken weights may reach a
 loss somewhat below the threshold."""
@@ -120,7 +122,7 @@ class SpikeDetector:
             if not window or now[task] <= before[task]:
                 continue
             if stage != self._stage:  # other examples, of another loss
-                window = [max(before[task], statistics.median(window))]
+                window = [max(before[task], statistics.median(window))] * _FEW
             median, zscore = _zscore(now[task], window)
             if zscore > self._settings.zscore > 0:
                 loss = now[task]
