@@ -1,10 +1,10 @@
-"""How long one short text waits beside a request of 128 long ones, of two versions in turns.
+"""How long one short text waits during a request of 128 long ones, of two versions in turns.
 
     python benchmarks/serve_fairness.py models/minilm texts.txt --before ../an_earlier_checkout
 
 One client sends requests of many long texts without a pause, another a short text every now and
 then. Reported are the 50th and 99th percentile of the time to the answer of a short text, alone and
-beside the long ones, and the long texts a second. Without `--before` there is one version.
+during the long ones, and the long texts a second. Without `--before` there is one version.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def measure(name: str, url: str, texts: list[str], seconds: float) -> None:
         sending.join()
     rate = done[0] / (time.monotonic() - began)
     print(
-        f"{name:7} short text: alone {alone}, beside {beside}; {rate:6.1f} long texts/s", flush=True
+        f"{name:7} short text: alone {alone}, during long ones {beside}; {rate:6.1f} long texts/s",
+        flush=True,
     )
 
 

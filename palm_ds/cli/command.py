@@ -252,11 +252,11 @@ def quiet_at_closed_pipe() -> Iterator[None]:
 
 def _say_once(message: str, code: int) -> None:
     """Print an error once for all processes of a run that make the same mistake: rank 0 does. Those
-    that have joined it have told it theirs; others wait until a launcher has ended them, and speak
-    if none does, as then rank 0 has not made it."""
+    that have joined it have reported to it; others wait until a launcher has ended them, and print
+    if none does, as then rank 0 has not made the mistake."""
     rank = rank_of_launcher()
-    told_rank_0 = _report_end(code, message)
-    if rank and told_rank_0:
+    reported = _report_end(code, message)
+    if rank and reported:
         return
     if rank:
         try:
@@ -278,7 +278,7 @@ def _report_crash(error: Exception) -> None:
 
 def _report_end(code: int, why: str = "") -> bool:
     """Tell `palm-ds run`, as launchers change codes, and the other processes of the run. Returns
-    whether rank 0 was told."""
+    whether rank 0 has heard of it."""
     if "PALM_DS_STATUS" in os.environ:
         from palm_ds.runtime import rank_status
 

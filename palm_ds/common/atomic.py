@@ -158,7 +158,7 @@ def move_into_place(part: Path, target: Path, *, aside: Path | None = None) -> N
 
 
 def follow_umask(path: Path) -> None:
-    """Gives a new file the mode that the umask allows: some libraries (safetensors) make theirs
+    """Gives a new file the mode that the umask allows: some libraries (safetensors) make files
     readable only by the owner."""
     probe = path.with_name(f".{path.name}.{secrets.token_hex(4)}.mode")
     probe.touch(exist_ok=False)

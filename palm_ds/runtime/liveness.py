@@ -126,7 +126,7 @@ class Liveness(threading.Thread):
 
     def end(self, code: int, why: str = "") -> bool:
         """Say farewell; the others go on if `code` is that of a run that has ended. Returns
-        whether anybody was told."""
+        whether another has heard of it."""
         if self.ended:
             return False
         self._ended.set()
@@ -266,7 +266,7 @@ def reached(step: int) -> None:
 
 
 def end(code: int, why: str = "") -> bool:
-    """This process leaves the run; returns whether another was told."""
+    """This process leaves the run; returns whether another has heard of it."""
     thread = running()
     return thread is not None and thread.end(code, why)
 

@@ -51,7 +51,7 @@ def stop_signals(*, starting: bool = False) -> Iterator[StopFlag]:
     (more than two seconds later) interrupts it immediately.
 
     `starting`, for whole programs: until the flag's `starting` is set to False there is nothing to
-    save, and they end the process at once. Signals that come after a request, while the program
+    save, and they end the process immediately. Signals that come after a request, while the program
     ends, have no effect."""
     flag = StopFlag(launchers=launchers(), starting=starting)
 
@@ -84,7 +84,7 @@ def _watched_start(flag: StopFlag) -> Iterator[None]:
     inward, outward = os.pipe()
     os.set_blocking(outward, False)
     signal.set_wakeup_fd(outward, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=_forget_wakeup)  # of the parent, whose start goes on
+    os.register_at_fork(after_in_child=_forget_wakeup)  # of the parent, which is still starting
     threading.Thread(target=_watch_start, args=(flag, inward), daemon=True, name="start").start()
     try:
         yield

@@ -76,6 +76,10 @@ class Service:
         messages."""
         model = self.models.named(name)
         check_rows([{"": text} for text in texts], self.limits, field)
+        for number, text in enumerate(texts):
+            if isinstance(text, tuple):
+                for part, each in enumerate(text):
+                    check_text(each, f"{field}[{number}][{part}]", self.limits)
         prepare = functools.partial(embed_work, model, texts, settings(model))
         return model, *await self._answer(prepare, len(texts), deadline)
 

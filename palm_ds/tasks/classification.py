@@ -122,7 +122,7 @@ class Classification(ClassesTask):
         if self.positive or len(self.labels) == 2:
             positive = self.labels.index(self.positive) if self.positive else 1
             scores["f1"] = f1(found, targets, positive=positive)
-            scores |= labels.auc_of(self, predictions, source, positive)
+            scores |= labels.auc_of(self, predictions, self.targets(source), positive)
         if len(self.labels) > 2:
             scores["macro_f1"] = macro(found, targets, range(len(self.labels))).f1
         return scores | {"matthews": matthews(found, targets)}

@@ -215,7 +215,7 @@ class Matching(ClassesTask):
             return {}
         both = found[known], targets[known]
         scores = {"accuracy": accuracy(*both), "f1": f1(*both)}
-        scores |= labels.auc_of(self, predictions, source, 1)
+        scores |= labels.auc_of(self, predictions, self.targets(source), 1)
         return scores | {"matthews": matthews(*both)}
 
     def submission_value(self, prediction: Mapping[str, Any]) -> str:

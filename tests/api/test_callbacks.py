@@ -73,7 +73,7 @@ def test_the_calls_of_a_training_and_metrics_of_the_users_own(tables: Path) -> N
     assert logs == [2, 5] and hooks.count("on_save") == 1
     events = [event for name, hook, event in calls if name == "first" and hook != "on_log"]
     assert events == handled
-    assert list(scores) == ["accuracy", "f1", "matthews", "right", "surest", "loss"]
+    assert list(scores) == ["accuracy", "f1", "auc", "matthews", "right", "surest", "loss"]
     assert scores["right"] == scores["accuracy"] and 0.5 <= scores["surest"] <= 1
     assert made.recipe.evaluate.metrics == {
         "classification": [f"{__name__}.right", f"{__name__}.surest"]
@@ -176,11 +176,13 @@ def test_mistakes_are_one_line(tables: Path) -> None:
         },
         r"callbacks\[0\]: expected an object with methods": {"callbacks": [Misspelled]},
         r"callbacks\[0\]: expected an object with": {"callbacks": [5]},
-        r"callbacks: expected a list of objects, got": {"callbacks": palm.Callback()},
+        r"callbacks: expected a list of objects with methods of palm.Callback, got": {
+            "callbacks": palm.Callback()
+        },
         r"callbacks\[0\]: on_step_end: expected a method of": {"callbacks": [WrongShape()]},
         r"callbacks\[0\]: on_step_end: expected a method of \(": {"callbacks": [NoMethod()]},
         r"metrics: <lambda>: takes other arguments than": {"metrics": lambda p: 1.0},
-        r"metrics: expected functions \(predictions, labels\), got 'f1'": {"metrics": ["f1"]},
+        r"metrics: expected functions \(predictions, labels\), got \['f1'\]": {"metrics": ["f1"]},
         r"<lambda>: recipes cannot name a nested function": {"metrics": lambda p, x: 1.0},
     }
     for message, values in wrong.items():

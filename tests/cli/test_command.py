@@ -19,7 +19,9 @@ from palm_ds.common.errors import UserError
 def run(args):
     {body}
 
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under `nohup`
+# The tests may run under `nohup`, or in the background of a shell, where Ctrl-C is ignored.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 Command(name="x", summary="", usage="", examples="", add_arguments=lambda parser: None, run=run,
         piped={piped}).start([])
 """

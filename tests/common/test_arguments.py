@@ -35,6 +35,8 @@ from palm_ds.common.errors import UserError
         ({"a": 1.5}, Mapping[str, float], True),
         ({"a": "b"}, Mapping[str, float], False),
         (["a"], Mapping[str, Any], False),
+        ({"a": [1]}, Iterable[str] | None, True),
+        ({"a": [1]}, Sequence[str], False),
         ("step", Literal["step", "batch"], True),
         ("none", Literal["step", "batch"], False),
         (len, Callable[[Any], int], True),

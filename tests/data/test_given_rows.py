@@ -70,6 +70,14 @@ def test_rows_with_columns(given: Any) -> None:
     assert table[0] == {"text_a": "a fine film", "label": "good"}
 
 
+def test_tuples_with_a_label() -> None:
+    assert listed([("a", 1), ("b", 0.5)]) == (
+        {"text_a": "a", "label": 1},
+        {"text_a": "b", "label": 0.5},
+    )
+    assert listed([("a", "b", "c")]) == ({"text_a": "a", "text_b": "b", "label": "c"},)
+
+
 def test_missing_values_are_none() -> None:
     frame = pd.DataFrame({"sentence": ["a", None], "label": [1.0, np.nan], "when": pd.NaT})
     assert listed(frame) == (
@@ -132,8 +140,14 @@ WRONG: dict[str, Any] = {
     r"rows\[1\]: is a mapping, but rows\[0\] is a text": ["a", {"text_a": "b"}],
     r"rows\[1\]: is a text, but rows\[0\] is a Path": [Path("a.tsv"), "b.tsv"],
     r"rows\[0\]: expected a mapping with columns, a text or a pair of texts, got 5": [5],
-    r"rows\[0\]: expected .* got \('a', 'b', 'c'\)": [("a", "b", "c")],
-    r"rows\[0\]: expected .* got \('a', 1\)": [("a", 1)],
+    r"rows\[0\]: expected .* got \('a',\)": [("a",)],
+    r"rows\[0\]: expected .* got \('a', None\)": [("a", None)],
+    r"rows\[0\]: expected .* got \('a', 1, 'c'\)": [("a", 1, "c")],
+    r"rows\[0\]: 4 elements; expected one or two texts and a label": [("a", "b", "c", "d")],
+    r"rows\[1\]: is a tuple of texts and a label, but rows\[0\] is a pair of texts": [
+        ("a", "b"),
+        ("c", 1),
+    ],
     r"rows\[0\]: expected .* got None": [None],
     r"rows: one mapping is no list of rows; give \[\{...\}, ...\]": {"text_a": "b"},
     r"rows: expected a file or a list of rows, got 5": 5,

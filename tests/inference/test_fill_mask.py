@@ -244,10 +244,9 @@ def broken_folders(folder: Path, run_folder: Path) -> dict[str, tuple[Path, str]
     fresh.mkdir()
     (fresh / "recipe.yaml").write_text("seed: 1\n")
     cut = folder / "cut" / "weights"
-    cut.mkdir(parents=True)
+    shutil.copytree(run_folder / "weights", cut)
     data = (run_folder / "weights/weights.safetensors").read_bytes()
     (cut / "weights.safetensors").write_bytes(data[: len(data) // 2])
-    (cut / "weights.json").write_bytes((run_folder / "weights/weights.json").read_bytes())
     return {
         "no head": (folder / "no_head", "no masked-LM head"),
         "no head, exported": (folder / "no_head/hf", "no masked-LM head"),

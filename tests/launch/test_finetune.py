@@ -195,7 +195,7 @@ def test_a_wrong_recipe_is_one_line(case, folder, tmp_path, root, enter) -> None
 def test_an_unknown_metric_is_an_error_before_training(folder, tmp_path, root, enter) -> None:
     said = enter_recipe(enter, root, tmp_path, changed(folder, {"evaluate.best": "a.f2"}))
     assert said.code == 2 and "step " not in said.out, said
-    assert "evaluate.best: a has no 'f2'; known: accuracy, f1, loss, matthews" in said.err
+    assert "evaluate.best: a has no 'f2'; known: accuracy, auc, f1, loss, matthews" in said.err
 
 
 def test_scores_on_very_few_rows_get_a_warning(folder, tmp_path, root, enter) -> None:

@@ -17,6 +17,7 @@ from palm_ds.inference.predicted_tasks import arranger_of
 from palm_ds.serve.served_model import ModelOptions, open_served
 from palm_ds.train.export import head_taken
 from palm_ds.weights import weights_folder
+from tests.helpers.reseal import reseal
 from tests.helpers.saved_model import (
     TASKS,
     TITLE,
@@ -322,6 +323,7 @@ def test_a_folder_without_its_recipe_is_refused(tmp_path, enter, run) -> None:
     shutil.copytree(run / "weights", tmp_path / "weights")
     about = json.loads((tmp_path / "weights" / "weights.json").read_text())
     (tmp_path / "weights" / "weights.json").write_text(json.dumps(about | {"recipe": {}}))
+    reseal(tmp_path / "weights")
     said = enter("predict", tmp_path / "weights", "--input", "x", "--output", tmp_path / "o")
     assert said.code == 2
     assert "does not name the tasks it was trained on" in said.err

@@ -53,7 +53,7 @@ def test_a_mistake_that_all_make_is_one_line(early: bool, files, started, tmp_pa
     assert started[0].wait() == 2 and (early or started[1].wait() == 2)
 
 
-def test_a_mistake_of_one_process_is_said(files, started, tmp_path: Path) -> None:
+def test_a_mistake_of_one_process_is_printed(files, started, tmp_path: Path) -> None:
     """Nobody ends it: rank 0 has not made it."""
     recipe, ds_config = files
     words = [PRETRAIN, recipe, "--deepspeed_config", ds_config, "optimizer.rate=1"]

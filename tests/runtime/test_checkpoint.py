@@ -138,7 +138,7 @@ def test_checkpoints_close_to_the_newest_do_not_count() -> None:
     assert keep.superseded([5]) == []
 
 
-def test_the_first_of_every_so_many_steps_stays_for_good() -> None:
+def test_the_first_of_every_hundred_steps_stays_for_good() -> None:
     keep = Retention(newest=1, every=100)
     assert keep.superseded([330, 300, 260, 210, 150, 99, 30]) == [260, 99, 30]
 

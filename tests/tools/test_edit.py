@@ -29,6 +29,7 @@ from palm_ds.weights.weights_folder import (
     read_info,
     save_weights,
 )
+from tests.helpers.reseal import reseal
 
 WORDS = ["[PAD]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cov", "##id", "the", "york"]
 CONFIG = EncoderConfig(
@@ -162,6 +163,7 @@ def broken(weights: Path, case: str) -> dict:
         return {"positions": 20}
     elif case == "a larger tokenizer":
         wordpiece([*WORDS, "a", "b", "c"], lower=True).save(weights / "tokenizer")
+        reseal(weights)
     elif case == "no weights.json":
         (weights / "weights.json").unlink()
     elif case == "nothing wanted":
@@ -178,6 +180,7 @@ def broken(weights: Path, case: str) -> dict:
         about = json.loads((weights / "weights.json").read_text())
         about["backbone"]["vocab_size"] = 13
         (weights / "weights.json").write_text(json.dumps(about))
+        reseal(weights)
     return {"tokens": tokens}
 
 

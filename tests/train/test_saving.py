@@ -85,7 +85,7 @@ def test_the_next_one_waits_for_the_last_one() -> None:
 
 
 @pytest.mark.parametrize("how", [{"stopping": True}, {"ends": True}, {"now": True}])
-def test_what_must_exist_is_waited_for(how: dict[str, bool]) -> None:
+def test_what_must_exist_is_waited_for(how: dict[str, Any]) -> None:
     run = Played()
     run.saver.save({}, 10)
     run.saver.save({}, 13, **how)

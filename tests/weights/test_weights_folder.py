@@ -26,6 +26,7 @@ from transformers import (
 )
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.sealed_json import SEAL
 from palm_ds.model.encoder import Encoder, EncoderConfig
 from palm_ds.model.generation_head import GenerationHead
 from palm_ds.model.heads import ClassHead, MaskedLMHead
@@ -106,8 +107,9 @@ def test_older_folders_are_read_as_task_0(tmp_path: Path) -> None:
     save_weights(model(), tmp_path / "weights", replace(info(), export_task="distance"))
     path = tmp_path / "weights/weights.json"
     about = json.loads(path.read_text())
-    del about["export_task"]
-    path.write_text(json.dumps(about))
+    for key in (SEAL, "files", "export_task"):
+        del about[key]
+    path.write_text(json.dumps({**about, "format": 1}))
     assert read_info(tmp_path / "weights").task_id == 0
 
 
@@ -118,7 +120,8 @@ def test_a_portable_folder_comes_back_bit_for_bit(tmp_path: Path) -> None:
     assert len({file.stat().st_mode for file in (tmp_path / "weights").iterdir()}) == 1
     loaded = load_weights(tmp_path / "weights", other)
     assert same(net, other) and not loaded.newly_initialized and not loaded.unused
-    assert read_info(tmp_path / "weights") == info()
+    found = read_info(tmp_path / "weights")
+    assert replace(found, files={}) == info() and set(found.files) == {"weights.safetensors"}
     assert task_ids(tmp_path / "weights") == {"masking": 0, "distance": 1}
     assert task_ids(None) == {}
     assert backbone_config_from(tmp_path / "weights") == CONFIG

@@ -77,6 +77,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 _KINDS = {
     "str": "a text",
+    "tuple[str, str]": "a pair of texts",
     "list[str]": "a list of texts",
     "dict[str,any]": "an object",
     "list[int]": "a list of ids",

@@ -46,7 +46,7 @@ SECURITY_HEADERS = (
     (b"referrer-policy", b"no-referrer"),
 )
 """Of every answer: a page loads nothing from elsewhere, runs no script of a text that it shows, and
-stands in no frame of another page."""
+is in no frame of another page."""
 _QUIET = ("health", "ready", "metrics_text")  # polled: not logged
 _UNREAD = (400, 401, 408, 413, 421, 431)  # what the client still sends is not read
 

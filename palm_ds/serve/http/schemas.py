@@ -15,7 +15,7 @@ Masked = Annotated[str, Field(json_schema_extra={"pattern": _MASKED})]
 Id = Annotated[int, Strict(), Field(json_schema_extra={"minimum": 0})]
 _SOME: JsonDict = {"minItems": 1}
 Ids = Annotated[list[Id], Field(json_schema_extra=_SOME)]
-Pair = Annotated[list[Text], Field(min_length=2, max_length=2)]
+Pair = tuple[Text, Text]
 Row = dict[str, Any]
 ModelName = Annotated[str, Field(description="A model by name; by default the first that can.")]
 

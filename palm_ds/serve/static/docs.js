@@ -13,6 +13,7 @@ function kind(schema, all) {
   if (schema.$ref) return schema.$ref.split("/").pop();
   if (schema.anyOf) return schema.anyOf.map((each) => kind(each, all)).filter((x) => x !== "null").join(" or ");
   if (schema.enum) return schema.enum.join(" | ");
+  if (schema.prefixItems) return `[${schema.prefixItems.map((each) => kind(each, all)).join(", ")}]`;
   if (schema.type === "array") return `list of ${kind(schema.items || {}, all)}`;
   return schema.type || "any";
 }

@@ -54,14 +54,18 @@ def class_sets(
 
 
 def auc_of(
-    task: ClassesTask, predictions: Mapping[int, dict[str, Any]], source: TableSource, positive: int
+    task: ClassesTask,
+    predictions: Mapping[int, Mapping[str, Any]],
+    targets: np.ndarray,
+    positive: int,
 ) -> dict[str, float]:
     """The AUC of the class `positive` by its probability, over the rows with a label; empty if a
-    prediction has no probabilities (a submission file), or without rows of both kinds."""
+    prediction has no probabilities (a submission file), or without rows of both kinds. `targets`:
+    (rows,) classes, -1 where there is none."""
     shares = [each.get("probs") for each in predictions.values()]
     if not all(isinstance(each, list) and len(each) == len(task.labels) for each in shares):
         return {}
-    actual = task.targets(source)[list(predictions)]
+    actual = targets[list(predictions)]
     scores = np.array([each[positive] for each in shares if each], np.float64)
     value = auc(scores[actual >= 0], actual[actual >= 0], positive)
     return {} if math.isnan(value) else {"auc": value}

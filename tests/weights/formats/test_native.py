@@ -34,6 +34,7 @@ from palm_ds.weights.formats import native
 from palm_ds.weights.formats.contents import OPTIMIZER
 from palm_ds.weights.formats.weights_info import INFO, WeightsInfo
 from palm_ds.weights.weights_folder import save_weights
+from tests.helpers.reseal import reseal
 from tests.helpers.small_configs import TINY, letters
 from tests.helpers.write_checkpoint import write_checkpoint
 
@@ -312,15 +313,17 @@ def test_broken_checkpoints_are_one_line(name: str, tmp_path: Path) -> None:
     assert "\n" not in str(raised.value) and "step_00000007" in str(raised.value)
 
 
+def other_numbers(folder: Path) -> None:
+    change(folder / INFO, backbone={**vars(CONFIG), "hidden_size": 16})
+    reseal(folder)
+
+
 BROKEN_WEIGHTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut short": (shorten_all, "cannot be read as safetensors"),
     "of another version": (lambda p: change(p / INFO, format=9), "format 9"),
     "without its numbers": (lambda p: change(p / INFO, backbone=None), "no `backbone`"),
     "no JSON": (lambda p: (p / INFO).write_text("x"), "cannot be read as JSON"),
-    "other numbers": (
-        lambda p: change(p / INFO, backbone={**vars(CONFIG), "hidden_size": 16}),
-        "the configuration expects",
-    ),
+    "other numbers": (other_numbers, "the configuration expects"),
 }
 
 
@@ -361,6 +364,7 @@ def test_missing_values_are_detected(tmp_path: Path) -> None:
 def test_the_vocabulary_size_may_come_from_the_embeddings(tmp_path: Path) -> None:
     save_weights(model(), tmp_path / "weights", replace(info(), backbone=CONFIG))
     change(tmp_path / "weights" / INFO, backbone={**vars(CONFIG), "vocab_size": None})
+    reseal(tmp_path / "weights")
     assert native.open_contents(tmp_path / "weights").config.vocab_size == 11
 
 
