@@ -106,6 +106,20 @@ def _turn(item: pytest.Item) -> tuple[bool, bool]:
 # No leftovers ----------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def signal_handlers_stay() -> Iterator[None]:
+    """What one test ignores, the programs that later tests start would ignore too."""
+    before = {number: signal.getsignal(number) for number in _HANDLED}
+    yield
+    changed = [number for number in _HANDLED if signal.getsignal(number) != before[number]]
+    for number in changed:
+        signal.signal(number, before[number])
+    assert not changed, f"the test changed what these do: {changed}"
+
+
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # A shell's background jobs ignore Ctrl-C, and so would all that the tests start and interrupt.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
