@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import torch
 
 from palm_ds.api.events import Metrics
+from palm_ds.api.keywords import EmbeddingKeywords
 from palm_ds.api.notebook import TaskPredictions
 from palm_ds.api.predictions import predictions_of, scores_of, select_tasks
 from palm_ds.api.save_model import push_saved, save_pretrained
@@ -35,11 +36,6 @@ from palm_ds.runtime.checkpoint import SINGLE_PROCESS
 from palm_ds.runtime.processes import device_named
 from palm_ds.train.export import head_taken
 from palm_ds.weights.convert.locate import locate
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from palm_ds.api.keywords import EmbeddingKeywords
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import torch
 
+from palm_ds.api.keywords import EmbeddingKeywords
 from palm_ds.api.save_model import push_saved, save_pretrained
 from palm_ds.api.text_vectors import TextVectors
 from palm_ds.common.arguments import checks_arguments
@@ -29,11 +30,6 @@ from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.train.finished_run import weights_of
 from palm_ds.weights.download import downloader
 from palm_ds.weights.weights_folder import backbone_config_from, tokenizer_in
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from palm_ds.api.keywords import EmbeddingKeywords
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

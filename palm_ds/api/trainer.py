@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, Unpack
 
+from palm_ds.api.keywords import TrainKeywords
 from palm_ds.api.pretrained import Backbone
 from palm_ds.api.session import Session
 from palm_ds.api.train_settings import TrainSettings
@@ -15,11 +16,6 @@ from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.keywords import documents
 from palm_ds.data.task_with_data import TaskWithData
 from palm_ds.train.own_metrics import Metric
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from palm_ds.api.keywords import TrainKeywords
 
 _TASK = "a task with its rows, such as palm.tasks.Classification.on(train=...)"
 _BACKBONE = (

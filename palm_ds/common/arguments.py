@@ -14,7 +14,17 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin
+from typing import (
+    Any,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from palm_ds.common.errors import UserError
 
@@ -68,12 +78,12 @@ def checks_arguments(**expected: str) -> Callable[[Callable[P, R]], Callable[P, 
 
 def hints_of(function: Callable[..., object]) -> dict[str, Any]:
     """{parameter: its type}, without *args and **keywords."""
-    names = vars(inspect.getmodule(function))
+    types = get_type_hints(function)
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {
-        p.name: eval(p.annotation, names) if isinstance(p.annotation, str) else p.annotation
+        p.name: types[p.name]
         for p in inspect.signature(function).parameters.values()
-        if p.annotation is not p.empty and p.kind not in several
+        if p.name in types and p.kind not in several
     }
 
 

@@ -69,9 +69,11 @@ class Job:
         self.wait(lambda: self.queue.job(self.number)["JobState"] == state)
 
     def begin_again(self) -> None:
-        """Slurm lets a job that was queued again wait for two minutes."""
+        """Slurm lets a job that was queued again wait for two minutes. Its nodes refuse one that is
+        as old as the order to end it, in whole seconds: "Job credential revoked"."""
         self.wait(lambda: self.queue.job(self.number)["Restarts"] == "1")
         self.wait_for_state("PENDING")
+        time.sleep(3)
         self.queue.call("scontrol", "update", f"JobId={self.number}", "StartTime=now")
 
     def clear_away(self) -> None:

@@ -24,7 +24,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.message import Message
-from http.client import HTTPException, HTTPMessage, HTTPResponse
+from http.client import (
+    HTTPConnection,
+    HTTPException,
+    HTTPMessage,
+    HTTPResponse,
+    HTTPSConnection,
+)
 from pathlib import Path
 from typing import IO
 
@@ -38,6 +44,7 @@ Progress = Callable[[int, int | None], None]
 """Called with the bytes so far and, if known, the size of the whole file."""
 
 _CHUNK = 1 << 18
+_CONNECT_SECONDS = 10.0
 _AGAIN = {408, 425, 429, 500, 502, 503, 504}  # worth a retry
 
 
@@ -63,9 +70,10 @@ PATIENCE = Patience()
 class _RetryableError(Exception):
     """This try failed, another may succeed. `wait`: seconds, if the server asks for them."""
 
-    def __init__(self, why: str, wait: float | None = None, *, unreachable: bool = False):
+    def __init__(self, why: str, wait: float | None = None, *, reaches: int = 0):
+        """`reaches`: the tries after which the host counts as out of reach; 0: it was reached."""
         super().__init__(why)
-        self.wait, self.unreachable = wait, unreachable
+        self.wait, self.reaches = wait, reaches
 
 
 def fetch(
@@ -109,10 +117,11 @@ def _fetch(part: _PartialFile, patience: Patience, progress: Progress) -> None:
         except _RetryableError as broken:
             failed = 1 if part.done > best else failed + 1
             best = max(best, part.done)
-            away = broken.unreachable and best == first
-            if failed >= (patience.reaches if away else patience.tries):
+            away = broken.reaches > 0 and best == first
+            if failed >= (broken.reaches if away else patience.tries):
                 so_far = f" ({part.done:,} bytes are kept for the next try)" if part.done else ""
-                raise UserError(f"{part.url}: {broken}, {failed} times{so_far}") from None
+                times = f", {failed} times" if failed > 1 else ""
+                raise UserError(f"{part.url}: {broken}{times}{so_far}") from None
             wait = patience.wait * 2 ** (failed - 1) if broken.wait is None else broken.wait
             wait = min(wait, patience.longest_wait)
             if wait >= 1 and not away:
@@ -179,9 +188,9 @@ def _one_try(part: _PartialFile, patience: Patience, progress: Progress) -> None
         error.close()
         _http_error(part, error)
     except urllib.error.URLError as error:
-        raise _RetryableError(
-            f"{_host(part.url)} cannot be reached ({_reason(error.reason)})", unreachable=True
-        ) from None
+        silent = isinstance(error.reason, TimeoutError)  # to several packets: TCP repeats them
+        why = f"{_host(part.url)} cannot be reached ({_reason(error.reason)})"
+        raise _RetryableError(why, reaches=1 if silent else patience.reaches) from None
     except (OSError, HTTPException, UnicodeError) as error:
         raise _RetryableError(f"the connection broke ({_reason(error)})") from None
 
@@ -205,8 +214,29 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
+class _Connection(HTTPConnection):
+    """Waits less for the host than for its answers."""
+
+    def connect(self) -> None:
+        answer, self.timeout = self.timeout, _CONNECT_SECONDS
+        super().connect()
+        self.sock.settimeout(answer)
+
+
+class _SecureConnection(_Connection, HTTPSConnection):
+    pass
+
+
+class _Connections(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    def http_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(_Connection, req)
+
+    def https_open(self, req: urllib.request.Request) -> HTTPResponse:
+        return self.do_open(_SecureConnection, req)
+
+
 def _open(url: str, headers: dict[str, str], timeout: float) -> HTTPResponse:
-    opener = urllib.request.build_opener(_Redirects)
+    opener = urllib.request.build_opener(_Redirects, _Connections)
     return opener.open(urllib.request.Request(url, headers=headers), timeout=timeout)
 
 

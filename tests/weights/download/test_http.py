@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import random
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -213,6 +215,36 @@ def test_an_unreachable_server(file: Path, monkeypatch: pytest.MonkeyPatch) -> N
         port = taken.getsockname()[1]
     with pytest.raises(UserError, match=rf"127.0.0.1:{port} cannot be reached \(Connection ref"):
         fetch(f"http://127.0.0.1:{port}/a.tgz", file, patience=QUICK)
+
+
+def test_a_host_that_drops_what_it_gets(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The listener's queue is full, so that the kernel drops further connections."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    monkeypatch.setattr(transfer, "_CONNECT_SECONDS", 1.0)
+    with socket.socket() as full, contextlib.ExitStack() as waiting:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):
+            client = waiting.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(full.getsockname())
+        began = time.monotonic()
+        with pytest.raises(UserError, match=r"cannot be reached \(timed out\)$"):
+            fetch(f"http://127.0.0.1:{full.getsockname()[1]}/a", file)
+    assert 1 <= time.monotonic() - began < 20
+
+
+def test_an_answer_may_take_longer_than_a_connection(
+    server: Server, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "_CONNECT_SECONDS", 0.5)
+
+    def thoughtful(handler: loopback.Handler, data: bytes) -> None:
+        time.sleep(1)
+        loopback.proper(handler, data)
+
+    server.does(thoughtful)
+    assert fetch(server.url + "/a.tgz", file, patience=Patience(tries=1)).exists()
 
 
 def test_an_unknown_host_is_not_waited_for(
