@@ -85,12 +85,15 @@ def _watched_start(flag: StopFlag) -> Iterator[None]:
     os.set_blocking(outward, False)
     signal.set_wakeup_fd(outward, warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=_forget_wakeup)  # of the parent, which is still starting
-    threading.Thread(target=_watch_start, args=(flag, inward), daemon=True, name="start").start()
+    watcher = threading.Thread(target=_watch_start, args=(flag, inward), daemon=True, name="start")
+    watcher.start()
     try:
         yield
     finally:
         signal.set_wakeup_fd(-1)
         os.close(outward)
+        watcher.join()
+        os.close(inward)  # not when the start is over: signals still go into the pipe
 
 
 def _watch_start(flag: StopFlag, descriptor: int) -> None:
@@ -104,7 +107,6 @@ def _watch_start(flag: StopFlag, descriptor: int) -> None:
             going_on = going_on and bool(numbers)
         if going_on and flag.stop_requested and flag.starting:
             _end_start()
-    os.close(descriptor)
 
 
 def _end_start() -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+import threading
 
 import psutil
+import pytest
 
 from palm_ds.runtime.signals import StopFlag, stop_signals
 
@@ -18,6 +21,23 @@ def test_a_signal_is_a_request() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         assert flag.stop_requested
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_signal_after_the_start_is_only_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipe to the thread that watched the start is still open: Python prints what it cannot
+    write into it."""
+    lost: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    with stop_signals(starting=True) as flag:
+        flag.starting = False
+        (watcher,) = [each for each in threading.enumerate() if each.name == "start"]
+        watcher.join(10)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert flag.stop_requested and not watcher.is_alive()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    assert not lost
 
 
 def test_the_end_of_a_launcher_is_a_request(caplog) -> None:
