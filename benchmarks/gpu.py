@@ -262,10 +262,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if args.child:
         child(args.child, args.out, args.toy)
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the sections, keeps the files
     report = run_all(args, sys.argv[1:] if arguments is None else arguments)
     print(Path(f"{report.out}.md").read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the sections, keeps the files
     main()

@@ -95,6 +95,7 @@ class Liveness(threading.Thread):
         self.links, self.rank, self.world, self.step = links, place.rank, place.world, 0
         self._seconds, self._listener, self._secret = seconds, listener, secret
         self._ended = threading.Event()
+        self._another_failed = False
         atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._close)  # a worker's copy would keep them open
 
@@ -126,13 +127,13 @@ class Liveness(threading.Thread):
 
     def end(self, code: int, why: str = "") -> bool:
         """Say farewell; the others go on if `code` is that of a run that has ended. Returns
-        whether another has heard of it."""
+        whether another has heard of it, or has failed itself."""
         if self.ended:
             return False
         self._ended.set()
         for link in self.links:
             link.say(code=code, why=why)
-        return bool(self.links)
+        return bool(self.links) or self._another_failed
 
     def end_all(self, code: int, why: str) -> None:
         """Say farewell; the others end with the same code."""
@@ -186,6 +187,7 @@ class Liveness(threading.Thread):
     def _farewell(self, link: PeerLink, code: int, why: str) -> None:
         if code in (exit_codes.FINISHED, exit_codes.STOPPED):
             return
+        self._another_failed = True
         text = f"{link.name} ended with exit code {code}" + (f": {why}" if why else "")
         final = code in exit_codes.FINAL or code == exit_codes.WATCHDOG
         self._leave(text, code if final else exit_codes.FAILED)
@@ -266,7 +268,7 @@ def reached(step: int) -> None:
 
 
 def end(code: int, why: str = "") -> bool:
-    """This process leaves the run; returns whether another has heard of it."""
+    """This process leaves the run; returns whether another has heard of it, or failed, too."""
     thread = running()
     return thread is not None and thread.end(code, why)
 

@@ -182,7 +182,7 @@ def test_wrong_arguments_end_in_a_line(folder: Path, said: object, case: str, ca
     arguments, message = WRONG[case]
     write_rows(folder / "bare.jsonl", [{"text_a": "good"}])
     with pytest.raises(SystemExit) as ended:
-        COMMAND.start([each.format(folder) for each in arguments])
+        COMMAND.main([each.format(folder) for each in arguments])
     assert ended.value.code == 2
     lines = capsys.readouterr().err.splitlines()
     assert message in lines[-1]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -40,22 +38,13 @@ def test_a_wrong_deepspeed_file(case: str, tmp_path: Path, enter) -> None:
 
 
 @pytest.mark.parametrize("case", BAD_TOKENIZERS)
-def test_a_wrong_tokenizer(
-    case: str,
-    tmp_path: Path,
-    root: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_wrong_tokenizer(case: str, tmp_path: Path, enter) -> None:
     name, content, _ = BAD_TOKENIZERS[case]
     file, text = tmp_path / name, tmp_path / "a.txt"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     text.write_text("A text.\n")
-    arguments = [tmp_path / "out", text, "--tokenizer", file]
-    monkeypatch.setattr(sys, "argv", ["launch/prepare.py", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(root / "launch/prepare.py"), run_name="__main__")
-    assert_one_line(int(ended.value.code or 0), *capsys.readouterr(), named=file)
+    said = enter("prepare", tmp_path / "out", text, "--tokenizer", file)
+    assert_one_line(said.code, said.out, said.err, named=file)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "a.txt"])
 
 

@@ -35,6 +35,7 @@ time.sleep(60)
         ("leave(2)", "", (2, 2), "ended with exit code 2"),
         ("leave(7)", "", (1, 7), "ended with exit code 7"),
         ("liveness.end(1, 'KeyError: x'); os._exit(1)", "", (1, 1), "code 1: KeyError: x"),
+        ("time.sleep(1); os._exit(3 if liveness.end(2) else 9)", "leave(2)", (2, 3), ""),
         ("time.sleep(0.5); leave(2)", "time.sleep(1.5); leave(2)", (2, 2), ""),  # the same mistake
         ("leave(0)", "time.sleep(4); leave(0)", (0, 0), ""),
     ],
