@@ -63,6 +63,48 @@ class _Trouble:
     ruin: str = ""
     """What shows that the weights are not good; empty: they are."""
 
+    @classmethod
+    def at(cls, step: int, what: str, action: str, spike: LossSpike | None) -> _Trouble:
+        """`spike`: the one that it is, or that preceded it."""
+        if spike is None:
+            return cls(step=step, what=what, action=action, began=step)
+        ruin = f"since step {spike.began + 1} {spike}"
+        return cls(step=step, what=what, action=action, began=spike.began, ruin=ruin)
+
+
+@dataclass
+class _Rollbacks:
+    """The rollbacks in a row, so far."""
+
+    count: int = 0
+    last: int = -1
+    """The step of the last one."""
+    restored: int = -1
+    """The step that it returned to."""
+    good: int = -1
+    """The newest step that one of them returned to."""
+
+    def add(self, step: int, restored: int, *, in_a_row: bool) -> None:
+        self.good = max(restored, self.good) if in_a_row else restored
+        self.count = self.count + 1 if in_a_row else 1
+        self.last, self.restored = step, restored
+
+    def record(self) -> dict[str, int]:
+        return {
+            "rollbacks": self.count,
+            "last_rollback": self.last,
+            "restored": self.restored,
+            "last_good": self.good,
+        }
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> _Rollbacks:
+        """From what a checkpoint stores; older versions stored less."""
+        names = "rollbacks", "last_rollback", "restored", "last_good"
+        return cls(
+            record[names[0]], record[names[1]], *(record.get(name, -1) for name in names[2:])
+        )
+
 
 @dataclass
 class Recovery:
@@ -81,13 +123,7 @@ class Recovery:
     _steps: list[_Step] = field(default_factory=list)
     _skipped_before: int = 0
     _skipped_in_a_row: int = 0
-    _rollbacks: int = 0
-    """In a row."""
-    _last_rollback: int = -1
-    _restored: int = -1
-    """The step that the last rollback returned to."""
-    _last_good: int = -1
-    """The newest step that the rollbacks in a row returned to."""
+    _rollbacks: _Rollbacks = field(default_factory=_Rollbacks)
     _lasting: LossSpike | None = None
     """A spike that has lasted for another window since the last check."""
 
@@ -101,10 +137,7 @@ class Recovery:
         return {
             "losses": self._detector.state_dict(),
             "skipped_in_a_row": self._skipped_in_a_row,
-            "rollbacks": self._rollbacks,
-            "last_rollback": self._last_rollback,
-            "restored": self._restored,
-            "last_good": self._last_good,
+            **self._rollbacks.record(),
         }
 
     def restore(self, record: Mapping[str, Any]) -> None:
@@ -112,10 +145,7 @@ class Recovery:
         if record:
             self._detector.load_state_dict(record["losses"])
             self._skipped_in_a_row = record["skipped_in_a_row"]
-            self._rollbacks = record["rollbacks"]
-            self._last_rollback = record["last_rollback"]
-            self._restored = record.get("restored", -1)
-            self._last_good = record.get("last_good", -1)
+            self._rollbacks = _Rollbacks.of(record)
         self._skipped_before = self.engine.skipped_steps
 
     def retention(self, done: int) -> checkpoint.Retention:
@@ -124,7 +154,7 @@ class Recovery:
         began = self._detector.began
         safe = [-1] if began is None else [began - 1]
         safe += [done - self._skipped_in_a_row] if self._skipped_in_a_row else []
-        safe += [self._last_good] if self._in_a_row(done) else []
+        safe += [self._rollbacks.good] if self._in_a_row(done) else []
         save = self.recipe.save
         return checkpoint.Retention(
             newest=save.keep, every=save.keep_every, margin=SPIKE_MARGIN, protected=max(safe)
@@ -191,24 +221,17 @@ class Recovery:
             bad = [f" of {task}" for task, loss in losses.items() if not math.isfinite(loss)]
             what = f"the loss{bad[0]}" if bad else "a gradient"
             text = f"step {one.step + 1}: {what} was not finite; the step was not applied"
-            return self._trouble(text, action, spike or before, one.step)
+            return _Trouble.at(one.step, text, action, spike or before)
         if spike is None:
             return None
         text = f"step {spike.step + 1}: {spike} (z-score {spike.zscore:.3g})"
         if (action := self.recipe.loss_spike.action) != "warn":
-            return self._trouble(text, action, spike, one.step)
+            return _Trouble.at(one.step, text, action, spike)
         if spike.began == spike.step:
             self.event("spike", f"{text}; training continues (loss_spike)", step=spike.step + 1)
         if spike.length % self.recipe.loss_spike.window == 0:
             self._lasting = spike
         return None
-
-    def _trouble(self, what: str, action: str, spike: LossSpike | None, step: int) -> _Trouble:
-        """A bad step; `spike`: the one that it is, or that preceded it."""
-        if spike is None:
-            return _Trouble(step=step, what=what, action=action, began=step)
-        ruin = f"since step {spike.began + 1} {spike}"
-        return _Trouble(step=step, what=what, action=action, began=spike.began, ruin=ruin)
 
     def _judge_weights(self, step: int) -> _Trouble | None:
         """The trouble with the weights after `step`, at the end of the run or of a long spike."""
@@ -222,18 +245,15 @@ class Recovery:
                 self.event("spike", text, step=step + 1)
             return None
         began = self._detector.began
+        actions = self.recipe.loss_spike.action, self.recipe.nonfinite
         ends = "diverged" if spike else "the weights were checked before the end"
         return _Trouble(
             step=step,
             what=f"step {step + 1}: {ends}",
-            action="rollback" if "rollback" in self._actions else "stop",
+            action="rollback" if "rollback" in actions else "stop",
             began=step + 1 if began is None else began,
             ruin=ruin,
         )
-
-    @property
-    def _actions(self) -> tuple[str, str]:
-        return self.recipe.loss_spike.action, self.recipe.nonfinite
 
     def _nonfinite_action(self) -> str:
         """What to do about the current step, which was skipped; nothing if that is normal: fp16
@@ -249,8 +269,8 @@ class Recovery:
 
     def _roll_back(self, trouble: _Trouble, step: int) -> bool:
         """Return to a checkpoint from before the trouble; False if the run must stop instead."""
-        in_a_row, last_good = self._in_a_row(step), self._last_good
-        attempt = self._rollbacks + 1 if in_a_row else 1
+        in_a_row, before = self._in_a_row(step), self._rollbacks
+        attempt = before.count + 1 if in_a_row else 1
         limit = self.recipe.failure_limit
         if attempt > limit:
             self._stop(trouble, step, f"gives up after {limit} rollbacks in a row")
@@ -260,8 +280,8 @@ class Recovery:
             self._stop(trouble, step, "there is no good checkpoint from before it to return to")
             return False
         restored = found["step"]
-        self._rollbacks, self._last_rollback, self._restored = attempt, step, restored
-        self._last_good = max(restored, last_good) if in_a_row else restored
+        before.add(step, restored, in_a_row=in_a_row)
+        self._rollbacks = before  # not those of the checkpoint
         first, last = restored + 1, step + 1
         left_out = f"step {last} is" if first == last else f"steps {first} to {last} are"
         self.event(
@@ -277,13 +297,16 @@ class Recovery:
     def _in_a_row(self, step: int) -> bool:
         """Whether trouble in this step is in a row with the last rollback."""
         far_apart = max(self.recipe.save.every, self.recipe.loss_spike.window)
-        return self._last_rollback >= 0 and step - self._last_rollback <= far_apart
+        last = self._rollbacks.last
+        return last >= 0 and step - last <= far_apart
 
     def _restore_good(self, trouble: _Trouble, step: int) -> dict[str, Any] | None:
         """Restore the newest checkpoint from before the trouble whose weights are good; its state,
         None if there is none."""
-        in_a_row, kept = self._in_a_row(step), self._last_good
-        for target in self._candidates(trouble, self._restored if in_a_row else None):
+        in_a_row, kept = self._in_a_row(step), self._rollbacks.good
+        restored = self._rollbacks.restored if in_a_row else None
+        checkable = self._weights.good_step is not None
+        for target in _candidates(self._saved_steps(), trouble, restored, checkable=checkable):
             valid = max(target, kept) if in_a_row else target
             found = self.engine.load(self.checkpoints, at_most=target, valid=valid)
             if found is None:
@@ -295,21 +318,6 @@ class Recovery:
             text = f"checkpoint {found['step']} is not good either: {problem}"
             self.event("bad checkpoint", text, step=step + 1, checkpoint=found["step"])
         return None
-
-    def _candidates(self, trouble: _Trouble, restored: int | None) -> list[int]:
-        """The steps to return to, best first: those some steps before the trouble, newest first,
-        then closer ones. `restored`: the last rollback's; older ones come first then, as that was
-        not far enough."""
-        saved = self._saved_steps()
-        if not trouble.ruin:
-            return [step for step in saved if step <= trouble.began]
-        early = trouble.began - SPIKE_MARGIN
-        close = [step for step in saved if early < step < trouble.began]
-        steps = [step for step in saved if step <= early]
-        steps += close if self._weights.good_step else close[::-1]  # which cannot be checked
-        if restored is None:
-            return steps
-        return [s for s in steps if s < restored] + [s for s in steps if s >= restored]
 
     def _saved_steps(self) -> list[int]:
         """Newest first, as rank 0 sees them."""
@@ -338,7 +346,7 @@ class Recovery:
         returns what is left."""
         ruined = f"The weights are not good: {trouble.ruin}."
         if self._in_a_row(step):
-            good = self._last_good
+            good = self._rollbacks.good
         else:
             found = self._restore_good(trouble, step)
             good = found["step"] if found else -1
@@ -349,3 +357,21 @@ class Recovery:
             checkpoint.discard(self.checkpoints, [one for one in steps if one > good])
         kept = f"the last checkpoint from before is step {good}"
         return f"{ruined} Nothing since then is kept; {kept}."
+
+
+def _candidates(
+    saved: Sequence[int], trouble: _Trouble, restored: int | None, *, checkable: bool
+) -> list[int]:
+    """The steps to return to, best first, out of those `saved`, newest first: those some steps
+    before the trouble, newest first, then closer ones. `restored`: the last rollback's; older ones
+    come first then, as that was not far enough. `checkable`: weights can be checked when they are
+    restored."""
+    if not trouble.ruin:
+        return [step for step in saved if step <= trouble.began]
+    early = trouble.began - SPIKE_MARGIN
+    close = [step for step in saved if early < step < trouble.began]
+    steps = [step for step in saved if step <= early]
+    steps += close if checkable else close[::-1]
+    if restored is None:
+        return steps
+    return [s for s in steps if s < restored] + [s for s in steps if s >= restored]
