@@ -18,6 +18,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from palm_ds.common.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from palm_ds import downloader as downloader
     from palm_ds import tasks as tasks
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
     from palm_ds.model import heads as heads
     from palm_ds.tasks import metrics as metrics
 
-__version__ = "0.1.0"
 __all__ = [
     "Backbone",
     "Callback",

@@ -64,7 +64,7 @@ def find(argv: Sequence[str]) -> tuple[Command, Sequence[str]]:
         print(help_text())
         raise SystemExit(0)
     if word == "--version":
-        from palm_ds import __version__
+        from palm_ds.common.version import __version__
 
         print(f"palm_ds {__version__}")
         raise SystemExit(0)

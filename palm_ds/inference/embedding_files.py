@@ -23,10 +23,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from palm_ds import __version__
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.json_files import write_json
+from palm_ds.common.version import __version__
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.inference.embedder import CHUNK, Embedder, Text
 from palm_ds.runtime.checkpoint import SINGLE_PROCESS, ProcessGroup

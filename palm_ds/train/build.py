@@ -101,7 +101,7 @@ def _check_held_out(recipe: Recipe, data: Data, dataset: TaskGroupDataset) -> No
     """Raises UserError that names `held_out` if it leaves a task too little to read."""
     name = dataset.tasks[0].source
     try:
-        assert dataset.order.up_to(1)
+        dataset.order.up_to(1)
     except UserError as error:
         if recipe.sources[name].validation:
             raise

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from palm_ds import __version__
+from palm_ds.common.version import __version__
 from palm_ds.data.hub_datasets import names_in
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.distillation import without_projections

@@ -144,10 +144,8 @@ class Recipe:
             raise UserError("init_layers: needs `init_from`, the weights they are of")
         if self.extend and self.init_from:
             raise UserError("extend, init_from: a run starts from one of the two; leave one out")
-        assert (
-            self.batch_size and self.curriculum_spec.task_groups and self.backbone_config
-        )  # check themselves
-        assert encoder_class(self.backbone_config)
+        _ = self.batch_size, self.curriculum_spec.task_groups  # these check themselves
+        encoder_class(self.backbone_config)
         if self.lora:
             check_lora(self.init_from, self.extend, self.backbone_config)
         checks = TaskChecks(
@@ -298,7 +296,7 @@ def make_recipe(values: Mapping[str, Any], where: str = "recipe") -> Recipe:
     own, it gets that of `init_from`."""
     try:
         recipe = parse(Recipe, _with_encoder(values), "")
-        assert recipe.task_ids  # checks itself
+        _ = recipe.task_ids  # checks itself
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     return recipe

@@ -308,7 +308,7 @@ def _check_first(run: RunSpec) -> None:
     prepare_swapping(run.ds_config)
     partial = [n for n, task in run.recipe.built_tasks.items() if task.attends_partially]
     check_custom_encoder(run.recipe.backbone_config, partial)
-    assert run.recipe.own_metrics is not None  # checks itself
+    _ = run.recipe.own_metrics  # checks itself
 
 
 def _build_parts(run: RunSpec, data: Data, lessons: Lessons, processes: Processes) -> _Parts:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 
-from palm_ds import __version__
+from palm_ds.common.version import __version__
 from palm_ds.serve.http import schemas
 from palm_ds.serve.http.gate import App, Gate, headers_of
 from palm_ds.serve.http.json_body import JsonRoute

@@ -14,7 +14,7 @@ import orjson
 from fastapi import Request, Response
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 
-from palm_ds import __version__
+from palm_ds.common.version import __version__
 from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.serve import metrics
 from palm_ds.serve.http import schemas

@@ -189,13 +189,14 @@ class TagsTask(TextTask):
         if self.written == tag_schemes.NONE or not self.labelled_by(source):
             return ""
         every = source.column(self.labelled_by(source))
-        broken = [i for i, row in enumerate(every) if row and check_scheme(row, self.written)]
+        faults = ((i, check_scheme(row, self.written)) for i, row in enumerate(every) if row)
+        broken = [(i, fault) for i, fault in faults if fault]
         if not broken:
             return ""
-        assert (wrong := check_scheme(every[broken[0]], self.written))
+        first, wrong = broken[0]
         return (
             f"{self.name}: {len(broken):,} rows violate {self.written} and are read by conlleval's "
-            f"rules; the first: {source.where(broken[0])}, tag {wrong.position + 1}: {wrong.tag} "
+            f"rules; the first: {source.where(first)}, tag {wrong.position + 1}: {wrong.tag} "
             f"for {wrong.right}"
         )
 

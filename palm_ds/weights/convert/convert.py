@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from palm_ds import __version__
 from palm_ds.common.atomic import check_new_folder, write_new_folder
 from palm_ds.common.byte_sizes import parse_bytes
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.version import __version__
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.weights.convert import mapping_report, parity
 from palm_ds.weights.convert.documents import SourceDocuments, read_documents

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from palm_ds import __version__
 from palm_ds.common.errors import UserError
+from palm_ds.common.version import __version__
 from palm_ds.model.config import EncoderConfig
 from palm_ds.model.distillation import PREFIX as DISTILLATION
 from palm_ds.model.lora import merged_parts, merged_values
