@@ -157,9 +157,9 @@ def parse(cls: type[T], values: object, where: str, *, strict: bool = False) -> 
     """
     mapping = _check_keys(cls, values, where)
     config = ConfigDict(
-        arbitrary_types_allowed=True, coerce_numbers_to_str=not strict, allow_inf_nan=False
+        arbitrary_types_allowed=True, coerce_numbers_to_str=True, allow_inf_nan=False
     )
-    if not hasattr(cls, "__pydantic_config__"):
+    if not hasattr(cls, "__pydantic_config__"):  # of both modes: `strict` coerces nothing
         with_config(config)(cls)
     adapter = TypeAdapter(cls)
     try:

@@ -101,8 +101,8 @@ def test_help_needs_no_torch() -> None:
         ("recipes cop small", 'palm-ds recipes cop: no such command; did you mean "copy"?'),
         ("report", "the following arguments are required: RUN; see `palm-ds report --help`"),
         (
-            "pretrain x --deepspeed_config y --run-dri z",
-            'unrecognized arguments: --run-dri z; did you mean "--run_dir"?; see',
+            "pretrain x --deepspeed_config y --run-dri=z",
+            'unrecognized arguments: --run-dri=z; did you mean "--run_dir"?; see',
         ),
         (
             "embed m --input t --output o --norm",

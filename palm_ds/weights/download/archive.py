@@ -16,6 +16,7 @@ import gzip
 import shutil
 import stat
 import tarfile
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -52,7 +53,7 @@ LIMITS = Limits()
 _CHUNK = 1 << 20
 _HEADER = 4 << 20  # no genuine tar has longer headers for one member
 _PATH, _NAME = 1024, 255  # bytes
-_BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError)
+_BROKEN = (tarfile.TarError, zipfile.BadZipFile, UserWarning, zlib.error, EOFError, OSError)
 _SURPRISES = (ValueError, ArithmeticError, LookupError, RuntimeError)  # by experience
 
 
@@ -143,7 +144,8 @@ class _TarReader:
 
 def _extract_zip(file: IO[bytes], members: _Members) -> None:
     kinds = {0: "", stat.S_IFREG: "", stat.S_IFDIR: "", stat.S_IFLNK: "a link"}
-    with zipfile.ZipFile(file) as opened:
+    with zipfile.ZipFile(file) as opened, warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # Python 3.14's of members that overlap
         for member in opened.infolist():
             kind = kinds.get(stat.S_IFMT(member.external_attr >> 16), "no plain file")
             if member.flag_bits & 1:

@@ -295,7 +295,7 @@ def _read(
     progress(done, total)
     with _writing(part.path):
         file = part.path.open("ab")
-    with file:
+    try:
         while chunk := response.read1(_CHUNK):
             done += len(chunk)
             if done > (patience.most if total is None else total):
@@ -305,6 +305,9 @@ def _read(
                 file.write(chunk)
                 file.flush()
             progress(done, total)
+    finally:
+        with _writing(part.path):  # what a full disk did not take is written again
+            file.close()
     if total is not None and done < total:
         raise _RetryableError(f"the connection ended after {done:,} of {total:,} bytes")
 
