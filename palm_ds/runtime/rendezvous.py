@@ -42,6 +42,7 @@ def meet(place: LaunchedProcess, *, peer_seconds: float, timeout: timedelta) -> 
         if now - began > timeout.total_seconds():
             minutes = timeout.total_seconds() / 60
             text = f"waited {minutes:g} minutes for {meeting.missing or 'the others'}"
+            meeting.give_up()
             raise TemporaryError(text, exit_codes.WATCHDOG)
         if now - told > _TELL_SECONDS and meeting.missing:
             told = now
@@ -61,6 +62,7 @@ class Rendezvous(threading.Thread):
         self.error: BaseException | None = None
         self._peer_seconds, self._timeout = peer_seconds, timeout
         self._store: Store | None = None
+        self._over = threading.Event()
 
     def run(self) -> None:
         try:
@@ -68,6 +70,11 @@ class Rendezvous(threading.Thread):
             self._arrive(store)
         except BaseException as error:
             self.error = error
+
+    def give_up(self) -> None:
+        """End the thread: Python would abort the process if it ended inside torch's calls."""
+        self._over.set()
+        self.join(2)
 
     def close(self) -> None:
         """Forget this rendezvous: the processes may have another one later. To be called once
@@ -98,8 +105,7 @@ class Rendezvous(threading.Thread):
         pause = 0.02
         while problem := _why_unreachable(address, port):
             self.missing = f"{self._named(0)} at {address}:{port}: {problem}"
-            time.sleep(pause)
-            pause = min(1.5 * pause, 2.0)
+            pause = self._pause(pause, most=2.0)
         self.missing = f"{self._named(0)} at {address}:{port}"
         return TCPStore(address, port, self.place.world, is_master=False, **options)
 
@@ -110,18 +116,23 @@ class Rendezvous(threading.Thread):
         liveness.start(self.place, self._peer_seconds, store)
         store.add(_ARRIVED, 1)
         self.missing = ""
-        if rank:
-            store.wait([_ALL], self._timeout)
-            return
         pause, looked = 0.01, time.monotonic()
-        while store.add(_ARRIVED, 0) < self.place.world:
-            time.sleep(pause)
-            pause = min(1.2 * pause, 0.2)
+        while rank and not store.check([_ALL]):
+            pause = self._pause(pause, most=0.5)
+        while not rank and store.add(_ARRIVED, 0) < self.place.world:
+            pause = self._pause(pause, most=0.2)
             if time.monotonic() - looked > _TELL_SECONDS / 10:
                 ranks = range(1, self.place.world)
                 self.missing = self._list([r for r in ranks if not store.check([_key(r)])])
                 looked = time.monotonic()
-        store.set(_ALL, "")
+        if not rank:
+            store.set(_ALL, "")
+
+    def _pause(self, seconds: float, *, most: float) -> float:
+        """Wait; returns how long the next time. Raises TemporaryError if nobody waits any more."""
+        if self._over.wait(seconds):
+            raise TemporaryError("the wait is over", exit_codes.WATCHDOG)
+        return min(1.3 * seconds, most)
 
     def _list(self, ranks: Sequence[int]) -> str:
         more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""

@@ -70,13 +70,14 @@ def test_a_missing_process_is_named_and_signals_work(
         clear_away(ranks.programs)
 
 
-def test_the_wait_ends_with_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("there", "missing"), [(0, "rank 1"), (1, "rank 0 at 127.0.0.1:")])
+def test_the_wait_ends_with_one_line(there: int, missing: str, tmp_path: Path) -> None:
     ranks = Ranks(tmp_path, minutes=0.02)
     try:
-        program = ranks.start(0)
-        assert program.wait(30) == 42
+        program = ranks.start(there)
+        assert program.wait(30) == 42, program.output()
         last = program.output().splitlines()[-1]
-        assert last == "error: waited 0.02 minutes for rank 1", program.output()
+        assert last.startswith(f"error: waited 0.02 minutes for {missing}"), program.output()
     finally:
         clear_away(ranks.programs)
 
