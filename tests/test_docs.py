@@ -29,7 +29,8 @@ from tests.helpers.english import foreign_words, paragraphs, python_prose
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
-    [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "launch/README.md")]
+    [*(ROOT / "docs/howto").glob("*.md")]
+    + [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "launch/README.md")]
     + [ROOT / "tools/README.md", *(ROOT / "docs").glob("*.md")]
 )
 SETTINGS = sorted([*ROOT.glob("launch/recipes/**/*.yaml"), *ROOT.glob("ds_configs/*.json")])
@@ -127,6 +128,32 @@ def test_the_files_that_pages_name_exist(path: Path) -> None:
     ours = [n for n in named if n.startswith("palm_ds/") or n.endswith(".py")]
     missing = {n for n in ours if not any((base / n).exists() for base in (ROOT, ROOT / "palm_ds"))}
     assert missing == set()
+
+
+def test_the_messages_that_troubleshooting_quotes_are_the_programs() -> None:
+    """Bold, in backquotes; `...` stands for what differs."""
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    bold = re.findall(r"^\*\*(.+?)\*\*", page, re.MULTILINE)
+    quoted = [text for line in bold for text in re.findall(r"`([^`]+)`", line)]
+    known = "\n".join(messages())
+    parts = [part.strip() for text in quoted for part in text.split("...") if part.strip()]
+    assert len(parts) > 20
+    assert [part for part in parts if part not in known and part not in OF_OTHERS] == []
+
+
+OF_OTHERS = {"ResolutionImpossible", "/usr/bin/ld: cannot find -laio", "Address already in use"}
+"""Messages of pip, the linker and torch."""
+
+
+def messages() -> Iterator[str]:
+    """The texts in the program; what is put into them is left out."""
+    for path in (ROOT / "palm_ds").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = (part.value for part in node.values if isinstance(part, ast.Constant))
+                yield "\n".join(map(str, parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
 
 
 @pytest.mark.parametrize("path", [*PAGES, *SETTINGS], ids=name_of)
