@@ -30,17 +30,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 import torch
 
-from palm_ds.data.example import Example, collate
+from palm_ds.data.tasks.example import Example, collate
 from palm_ds.engine import Engine, start
-from palm_ds.model.batch import Batch
-from palm_ds.model.config import EncoderConfig
-from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import MaskedLMHead
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.heads import MaskedLMHead
+from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import choose_kernels
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.ds_config import make_ds_config
-from palm_ds.runtime.optimizer import OptimizerConfig
-from palm_ds.runtime.step_result import StepResult
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.runtime.optimizer.optimizer import OptimizerConfig
+from palm_ds.runtime.step.step_result import StepResult
 
 LENGTH, WORDS = 128, 30_522
 SHAPES = {"small": (64, 2), "base": (768, 12), "large": (1024, 24)}

@@ -14,11 +14,11 @@ import time
 import numpy as np
 import torch
 
-from palm_ds.data.example import Example, collate
-from palm_ds.model.batch import Batch
-from palm_ds.model.config import PRESETS, EncoderConfig
-from palm_ds.model.encoder import build_encoder
-from palm_ds.model.heads import MaskedLMHead
+from palm_ds.data.tasks.example import Example, collate
+from palm_ds.model.config.config import PRESETS, EncoderConfig
+from palm_ds.model.encoder.encoder import build_encoder
+from palm_ds.model.heads.heads import MaskedLMHead
+from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import choose_kernels
 from palm_ds.model.multi_task_model import Model
 

@@ -31,10 +31,10 @@ import yaml  # noqa: E402
 from palm_ds.common.errors import exit_on_user_error  # noqa: E402
 from palm_ds.corpus.store import Corpus, open_corpus  # noqa: E402
 from palm_ds.corpus.writer import ShardSummary, ShardWriter, finish_corpus, shard_name  # noqa: E402
-from palm_ds.train.build import build_held_out, build_stream  # noqa: E402
-from palm_ds.train.recipe import read_recipe  # noqa: E402
-from palm_ds.train.resolve import resolve  # noqa: E402
-from palm_ds.train.sources import open_data  # noqa: E402
+from palm_ds.train.recipe.recipe import read_recipe  # noqa: E402
+from palm_ds.train.setup.build import build_held_out, build_stream  # noqa: E402
+from palm_ds.train.setup.resolve import resolve  # noqa: E402
+from palm_ds.train.setup.sources import open_data  # noqa: E402
 
 SHARD_TOKENS = 1 << 26
 STEPS = 20

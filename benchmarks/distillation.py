@@ -239,10 +239,10 @@ def train_and_predict(
     """Which rows of the test a model has right, which is trained unless it has been."""
     import palm_ds as palm
     from palm_ds.inference.teach import teach
-    from palm_ds.runtime.ds_config import make_ds_config
-    from palm_ds.runtime.processes import start
-    from palm_ds.train.recipe import make_recipe
-    from palm_ds.train.run_folder import RunSpec
+    from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+    from palm_ds.runtime.processes.processes import start
+    from palm_ds.train.recipe.recipe import make_recipe
+    from palm_ds.train.setup.run_folder import RunSpec
     from palm_ds.train.train import train
 
     found = folder / "correct.json"

@@ -241,9 +241,9 @@ def held_out(rows: list[Row]) -> dict[str, list[Row]]:
 
 def palm_ds_run(run: Run) -> dict[str, Any]:
     from palm_ds.common.config import override, parse_override
-    from palm_ds.runtime.ds_config import read_ds_config
-    from palm_ds.train.recipe import make_recipe
-    from palm_ds.train.run_folder import RunSpec
+    from palm_ds.runtime.deepspeed.ds_config import read_ds_config
+    from palm_ds.train.recipe.recipe import make_recipe
+    from palm_ds.train.setup.run_folder import RunSpec
     from palm_ds.train.train import train
 
     recipe = _recipe(run)

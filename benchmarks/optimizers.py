@@ -24,11 +24,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import nn
 
-from palm_ds.model.config import EncoderConfig
-from palm_ds.model.encoder import Encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.kernels import Kernels
-from palm_ds.runtime.flat_layout import FlatLayout, NeedsLayouts, Param, Piece
-from palm_ds.runtime.optimizer import OptimizerConfig, build_optimizer
+from palm_ds.runtime.optimizer.flat_layout import FlatLayout, NeedsLayouts, Param, Piece
+from palm_ds.runtime.optimizer.optimizer import OptimizerConfig, build_optimizer
 
 KINDS = ("adamw", "lamb", "stable_adamw", "muon")
 WARM = 2  # first turns, not counted

@@ -70,19 +70,19 @@ import torch  # noqa: E402
 
 from palm_ds.common.rng import derive_key, keyed_uniform  # noqa: E402
 from palm_ds.corpus.store import Corpus, open_corpus  # noqa: E402
-from palm_ds.data.corpus_source import CorpusSource, split_corpus  # noqa: E402
-from palm_ds.data.curriculum_spec import read_stages  # noqa: E402
-from palm_ds.data.example import Example, build_input  # noqa: E402
-from palm_ds.data.layout import layouts  # noqa: E402
-from palm_ds.data.packed_stream import PackedStream  # noqa: E402
-from palm_ds.data.task_group_dataset import make_datasets  # noqa: E402
-from palm_ds.model.encoder import Encoder, EncoderConfig  # noqa: E402
-from palm_ds.model.heads import MaskedLMHead  # noqa: E402
+from palm_ds.data.sources.corpus import CorpusSource, split_corpus  # noqa: E402
+from palm_ds.data.stream.curriculum_spec import read_stages  # noqa: E402
+from palm_ds.data.stream.packed_stream import PackedStream  # noqa: E402
+from palm_ds.data.stream.task_group_dataset import make_datasets  # noqa: E402
+from palm_ds.data.tasks.example import Example, build_input  # noqa: E402
+from palm_ds.data.tasks.layout import layouts  # noqa: E402
+from palm_ds.model.encoder.encoder import Encoder, EncoderConfig  # noqa: E402
+from palm_ds.model.heads.heads import MaskedLMHead  # noqa: E402
 from palm_ds.model.kernels import choose_kernels  # noqa: E402
 from palm_ds.model.multi_task_model import Model  # noqa: E402
 from palm_ds.pretrain.knowledge_masking import KnowledgeMasking  # noqa: E402
-from palm_ds.runtime.optimizer import OptimizerConfig  # noqa: E402
-from palm_ds.runtime.param_groups import param_groups  # noqa: E402
+from palm_ds.runtime.optimizer.optimizer import OptimizerConfig  # noqa: E402
+from palm_ds.runtime.optimizer.param_groups import param_groups  # noqa: E402
 
 Measured = tuple[int, float]  # real tokens, seconds
 Contender = Callable[[], Measured]
@@ -204,7 +204,7 @@ def plain_loop(stream: PackedStream, args: argparse.Namespace) -> Contender:
 def engine_loop(file: str, stream: PackedStream, args: argparse.Namespace) -> Contender:
     """palm_ds on its engine."""
     from palm_ds.engine import Engine
-    from palm_ds.runtime.ds_config import read_ds_config
+    from palm_ds.runtime.deepspeed.ds_config import read_ds_config
 
     engine = Engine(
         build_model(args.shape, stream.length),

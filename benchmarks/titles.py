@@ -173,9 +173,9 @@ def fine_tuning(work: Path, seed: int, origin: Path | None) -> dict[str, Any]:
 
 def trained(values: dict[str, Any], folder: Path) -> Path:
     """The folder of weights of a run, which is trained unless it has been."""
-    from palm_ds.runtime.ds_config import make_ds_config
-    from palm_ds.train.recipe import make_recipe
-    from palm_ds.train.run_folder import RunSpec
+    from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+    from palm_ds.train.recipe.recipe import make_recipe
+    from palm_ds.train.setup.run_folder import RunSpec
     from palm_ds.train.train import train
 
     if not (folder / "weights").exists():

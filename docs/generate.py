@@ -27,21 +27,21 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from docs import roofline, scaling, typed_keywords  # noqa: E402
-from palm_ds.data.curriculum_spec import parse_stages  # noqa: E402
 from palm_ds.data.reader import TableSettings  # noqa: E402
-from palm_ds.data.task import Task, known_kinds  # noqa: E402
-from palm_ds.model.config import PRESETS, EncoderConfig  # noqa: E402
+from palm_ds.data.stream.curriculum_spec import parse_stages  # noqa: E402
+from palm_ds.data.tasks.task import Task, known_kinds  # noqa: E402
+from palm_ds.model.config.config import PRESETS, EncoderConfig  # noqa: E402
 from palm_ds.model.lora import LoraSettings  # noqa: E402
-from palm_ds.runtime.ds_config import Comms, PalmSection  # noqa: E402
-from palm_ds.runtime.optimizer import OptimizerConfig  # noqa: E402
-from palm_ds.train.loss_spikes import SpikeSettings  # noqa: E402
-from palm_ds.train.lr_schedule import LRSchedule  # noqa: E402
-from palm_ds.train.recipe import Recipe  # noqa: E402
-from palm_ds.train.recipe_sections import (  # noqa: E402
+from palm_ds.runtime.deepspeed.ds_config import Comms, PalmSection  # noqa: E402
+from palm_ds.runtime.optimizer.optimizer import OptimizerConfig  # noqa: E402
+from palm_ds.train.recipe.lr_schedule import LRSchedule  # noqa: E402
+from palm_ds.train.recipe.recipe import Recipe  # noqa: E402
+from palm_ds.train.recipe.sections import (  # noqa: E402
     EvaluateSettings,
     LogSettings,
     SaveSettings,
     SourceSettings,
+    SpikeSettings,
 )
 from palm_ds.train.report.tracker_clients import (  # noqa: E402
     MlflowSettings,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from palm_ds.model.config import PRESETS, EncoderConfig
-from palm_ds.model.flops import attention_flops, head_flops, layer_flops
-from palm_ds.runtime.cards import CARDS, Card, card_named
+from palm_ds.model.config.config import PRESETS, EncoderConfig
+from palm_ds.model.encoder.flops import attention_flops, head_flops, layer_flops
+from palm_ds.runtime.device.gpu_specs import CARDS, Card, card_named
 
 SHOWN = ("A100", "H100", "H200")
 BYTES, SEQUENCE, MASKED = 2, 300, 0.15

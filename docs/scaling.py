@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from palm_ds.model.config import PRESETS, EncoderConfig
-from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import MaskedLMHead
+from palm_ds.model.config.config import PRESETS, EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.cards import CARDS as CARDS_OF_PLANS
-from palm_ds.runtime.ds_config import DSConfig, make_ds_config
+from palm_ds.runtime.deepspeed.ds_config import DSConfig, make_ds_config
+from palm_ds.runtime.device.gpu_specs import CARDS as CARDS_OF_PLANS
 from palm_ds.train.plan import cluster, step_time
 from palm_ds.train.plan.cluster import parse_clusters
 from palm_ds.train.plan.memory import BUCKET

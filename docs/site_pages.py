@@ -26,7 +26,7 @@ COPIED = {
     "CHANGELOG.md": "changelog.md",
 }
 LIBRARY = {
-    "Data": ["palm_ds.corpus.store", "palm_ds.data.task"],
+    "Data": ["palm_ds.corpus.store", "palm_ds.data.tasks.task"],
     "Engine": ["palm_ds.engine"],
     "Weights": ["palm_ds.weights.weights_folder"],
 }
@@ -59,7 +59,7 @@ def with_site_links(text: str, source: str) -> str:
 
 def reference_pages() -> Iterator[tuple[str, str]]:
     import palm_ds.api as api
-    from palm_ds.data.task import known_kinds
+    from palm_ds.data.tasks.task import known_kinds
 
     classes = [getattr(api, name) for name in api.__all__ if name not in ("event",)]
     used = [cls for cls in classes if cls.__module__.startswith("palm_ds.api.")]

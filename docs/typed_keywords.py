@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from palm_ds import tasks
 from palm_ds.api.train_settings import TrainSettings
 from palm_ds.common.keywords import descriptions
-from palm_ds.data.task import Task
-from palm_ds.data.task_with_data import PADDLEPALM
+from palm_ds.data.tasks.task import Task
+from palm_ds.data.tasks.task_with_data import PADDLEPALM
 from palm_ds.inference.embedder import EmbeddingSettings
 
 _HERE = "Made by docs/generate.py from the dataclasses; do not edit."
@@ -34,8 +34,8 @@ _STUB_IMPORTS = """# pyright: reportIncompatibleMethodOverride=false
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from palm_ds.data.given_rows import Rows, Splits
-from palm_ds.data.task_with_data import TaskWithData
+from palm_ds.data.sources.row_inputs import Rows, Splits
+from palm_ds.data.tasks.task_with_data import TaskWithData
 """
 
 

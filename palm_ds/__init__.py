@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from palm_ds.api import (
         events as event,
     )
-    from palm_ds.model import heads as heads
+    from palm_ds.model.heads import heads as heads
     from palm_ds.tasks import metrics as metrics
 
 __all__ = [
@@ -68,7 +68,7 @@ __all__ = [
 ]
 _MODULES = {
     "downloader": "palm_ds.downloader",
-    "heads": "palm_ds.model.heads",
+    "heads": "palm_ds.model.heads.heads",
     "metrics": "palm_ds.tasks.metrics",
     "tasks": "palm_ds.tasks",
 }

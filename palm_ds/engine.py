@@ -23,31 +23,31 @@ import torch
 from torch import nn
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.batch import Batch
 from palm_ds.model.fgm import FGM
-from palm_ds.runtime import checkpoint, sharded_state
-from palm_ds.runtime.cached_gradients import WholeStepLoss
-from palm_ds.runtime.checkpoint import TWO_NEWEST, Retention
-from palm_ds.runtime.checkpoint_writer import SavedCheckpoint
-from palm_ds.runtime.copy_ahead import CopyAhead
-from palm_ds.runtime.ds_config import DSConfig
-from palm_ds.runtime.engine_counters import count_skipped
-from palm_ds.runtime.engine_state import EngineState
-from palm_ds.runtime.forward_timer import ForwardTimer
-from palm_ds.runtime.full_weights import full_state_dict
-from palm_ds.runtime.memory import names_micro_batch
-from palm_ds.runtime.micro_steps import MicroSteps
-from palm_ds.runtime.optimizer import OptimizerConfig, build_optimizer
-from palm_ds.runtime.optimizer_wrappers import StepFreezing
-from palm_ds.runtime.param_groups import freeze, param_lr_scales, set_lr
-from palm_ds.runtime.processes import Processes, check_precision, start, stop
-from palm_ds.runtime.shard_files import ResizedTable
-from palm_ds.runtime.step_result import StepResult
-from palm_ds.runtime.swap_folder import SwapFolder
-from palm_ds.runtime.swapped_state import guard_swapping
-from palm_ds.runtime.tf32 import use_tf32
-from palm_ds.runtime.watchdog import Watchdog
-from palm_ds.runtime.zero_step import decide_on_device
+from palm_ds.model.inputs.batch import Batch
+from palm_ds.runtime.checkpoint import checkpoint, sharded_state
+from palm_ds.runtime.checkpoint.checkpoint import TWO_NEWEST, Retention
+from palm_ds.runtime.checkpoint.engine_state import EngineState
+from palm_ds.runtime.checkpoint.full_weights import full_state_dict
+from palm_ds.runtime.checkpoint.shard_files import ResizedTable
+from palm_ds.runtime.checkpoint.writer import SavedCheckpoint
+from palm_ds.runtime.deepspeed.ds_config import DSConfig
+from palm_ds.runtime.device.memory import names_micro_batch
+from palm_ds.runtime.device.tf32 import use_tf32
+from palm_ds.runtime.optimizer.optimizer import OptimizerConfig, build_optimizer
+from palm_ds.runtime.optimizer.param_groups import freeze, param_lr_scales, set_lr
+from palm_ds.runtime.optimizer.wrappers import StepFreezing
+from palm_ds.runtime.processes.processes import Processes, check_precision, start, stop
+from palm_ds.runtime.processes.watchdog import Watchdog
+from palm_ds.runtime.step.device_prefetch import CopyAhead
+from palm_ds.runtime.step.forward_timer import ForwardTimer
+from palm_ds.runtime.step.grad_cache import WholeStepLoss
+from palm_ds.runtime.step.gradient_accumulation import MicroSteps
+from palm_ds.runtime.step.step_result import StepResult
+from palm_ds.runtime.zero.engine_counters import count_skipped
+from palm_ds.runtime.zero.swap_folder import SwapFolder
+from palm_ds.runtime.zero.swapped_state import guard_swapping
+from palm_ds.runtime.zero.zero_step import decide_on_device
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Engine:
         next. Parameters with different counts get optimizer groups of their own.
         `lr_scales`: {parameter pattern: multiplier of the learning rate}.
         `freezable`: the parameter patterns that `step` may freeze.
-        `teacher`: adds what teachers make of a micro-batch of a step (palm_ds/model/teacher.py)."""
+        `teacher`: adds teacher outputs to a micro-batch of a step (train/teachers/teachers.py)."""
         self.processes = processes = start(ds_config)
         self.rank, self.world, self.device = processes.rank, processes.world, processes.device
         self.ds_config, self.seed = ds_config, seed

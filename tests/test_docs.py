@@ -122,7 +122,7 @@ def test_links_to_files_outside_the_site_become_text() -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_the_files_that_pages_name_exist(path: Path) -> None:
-    """As `palm_ds/data/task.py`, or from the package: `data/task.py`; folders end with a slash."""
+    """As `data/tasks/task.py`, or from the package: `data/tasks/task.py`; folders end with a slash."""
     text = path.read_text(encoding="utf-8")
     named = re.findall(r"`((?:palm_ds|[a-z_]+)/(?:[a-z_0-9]+/)*(?:[a-z_0-9]+\.py)?)`", text)
     ours = [n for n in named if n.startswith("palm_ds/") or n.endswith(".py")]
@@ -299,9 +299,9 @@ SECTION_KEY = re.compile(r"(backbone|optimizer|schedule|evaluate|save|log)\.([a-
 
 def completed(values: Mapping[str, object], page: str) -> dict[str, object]:
     """A part of a recipe as a whole one. Its encoder is a preset instead of that of `init_from`."""
-    from palm_ds.data.curriculum_spec import parse_stages
-    from palm_ds.data.stages import tasks_of
-    from palm_ds.data.task import known_kinds
+    from palm_ds.data.stream.curriculum_spec import parse_stages
+    from palm_ds.data.stream.stages import tasks_of
+    from palm_ds.data.tasks.task import known_kinds
 
     kind, source = FILLED_IN.get(page, ("knowledge_masking", {"corpus": "corpus"}))
     whole = {"length": 128, "batch": "32 examples", **values}
@@ -326,7 +326,7 @@ def completed(values: Mapping[str, object], page: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("path", [path for path in PAGES if blocks(path, "yaml")], ids=name_of)
 def test_the_recipes_of_pages_are_right(path: Path, tmp_path: Path) -> None:
-    from palm_ds.train.recipe import make_recipe
+    from palm_ds.train.recipe.recipe import make_recipe
     from palm_ds.train.sweeps.search_space import read_sweep
     from palm_ds.train.sweeps.suite import read_suite
 
@@ -349,8 +349,8 @@ def test_the_recipes_of_pages_are_right(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_the_keys_that_pages_name_exist(path: Path) -> None:
     """As in `evaluate.best`."""
-    from palm_ds.model.config import EncoderConfig
-    from palm_ds.train.recipe import Recipe
+    from palm_ds.model.config.config import EncoderConfig
+    from palm_ds.train.recipe.recipe import Recipe
 
     defaults = {field.name: field.default for field in dataclasses.fields(Recipe)}
     for code in inline_code(path):
@@ -388,7 +388,7 @@ def test_the_dotted_names_in_pages_exist(path: Path) -> None:
 
 
 def test_the_example_of_a_task_overrides_what_tasks_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    from palm_ds.data.task import CorpusTask
+    from palm_ds.data.tasks.task import CorpusTask
 
     page = ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", page)

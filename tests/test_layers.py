@@ -30,11 +30,11 @@ APART = ("pretrain", "tasks")
 OWNERS = {
     "deepspeed": (
         "palm_ds/engine.py",
-        "palm_ds/runtime/processes.py",
-        "palm_ds/runtime/deepspeed_import.py",
-        "palm_ds/runtime/ds_config_check.py",
-        "palm_ds/runtime/full_weights.py",
-        "palm_ds/runtime/swap_folder.py",
+        "palm_ds/runtime/processes/processes.py",
+        "palm_ds/runtime/deepspeed/deepspeed_import.py",
+        "palm_ds/runtime/deepspeed/ds_config_check.py",
+        "palm_ds/runtime/checkpoint/full_weights.py",
+        "palm_ds/runtime/zero/swap_folder.py",
     ),
     "apex": ("palm_ds/model/kernels.py",),
     "mpi4py": ("palm_ds/corpus/",),
@@ -47,9 +47,9 @@ OWNERS = {
     "mlflow": ("palm_ds/train/report/tracker_clients.py",),
     "trackio": ("palm_ds/train/report/tracker_clients.py",),
     "triton": (
-        "palm_ds/model/attention_triton_kernels.py",
-        "palm_ds/model/fused_norm_triton_kernels.py",
-        "palm_ds/runtime/scaled_adam_triton_kernels.py",
+        "palm_ds/model/attention/triton_kernels.py",
+        "palm_ds/model/ops/fused_norm_triton_kernels.py",
+        "palm_ds/runtime/optimizer/scaled_adam_triton_kernels.py",
     ),
 }
 """Who may import what: everyone else goes through these."""
@@ -167,7 +167,7 @@ def test_importing_the_package_alone_is_cheap() -> None:
 
 def test_importing_every_module_prints_nothing_and_starts_no_engine() -> None:
     """Modules of Triton kernels are imported where one is needed, since triton may be missing."""
-    modules = [path for path in PACKAGE if not path.stem.endswith("_triton_kernels")]
+    modules = [path for path in PACKAGE if not path.stem.endswith("triton_kernels")]
     names = [".".join(p.relative_to(ROOT).with_suffix("").parts) for p in modules]
     names = [name.removesuffix(".__init__") for name in names]
     slow = {"deepspeed", "pandas", "matplotlib", "torch._dynamo", "transformers"}

@@ -301,7 +301,7 @@ def test_the_embedded_recipe_is_shipped() -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=name_of)
 def test_recipes_are_valid_and_say_what_they_need_and_reach(path: Path) -> None:
-    from palm_ds.train.recipe import read_recipe
+    from palm_ds.train.recipe.recipe import read_recipe
 
     assert read_recipe(path).curriculum.steps > 0
     comment = re.match(r"(?:#.*\n)+", path.read_text())
@@ -309,7 +309,7 @@ def test_recipes_are_valid_and_say_what_they_need_and_reach(path: Path) -> None:
 
 
 def test_chinese_recipes_train_the_chinese_encoder(root: Path) -> None:
-    from palm_ds.train.recipe import read_recipe
+    from palm_ds.train.recipe.recipe import read_recipe
 
     base = read_recipe(root / "launch/recipes/ernie2_zh_base.yaml").backbone_config
     large = read_recipe(root / "launch/recipes/ernie2_zh_large.yaml").backbone_config
@@ -319,7 +319,7 @@ def test_chinese_recipes_train_the_chinese_encoder(root: Path) -> None:
 
 @pytest.mark.parametrize("path", FINETUNE, ids=name_of)
 def test_fine_tuning_recipes_are_valid_and_say_what_they_need_and_reach(path: Path) -> None:
-    from palm_ds.train.recipe import make_recipe, read_values
+    from palm_ds.train.recipe.recipe import make_recipe, read_values
 
     preset = "ernie-gen-base" if path.stem.startswith("gen_") else "ernie-2.0-base"
     values = read_values(path)
@@ -333,7 +333,7 @@ def test_fine_tuning_recipes_are_valid_and_say_what_they_need_and_reach(path: Pa
 
 @pytest.mark.parametrize("path", MACHINES, ids=name_of)
 def test_deepspeed_files_are_valid_and_say_what_they_are_for(path: Path) -> None:
-    from palm_ds.runtime.ds_config import read_ds_config
+    from palm_ds.runtime.deepspeed.ds_config import read_ds_config
 
     assert read_ds_config(path).stage in range(4)
     assert '"_about": "' in path.read_text()

@@ -16,13 +16,13 @@ import torch
 
 from benchmarks.gpu_parts.context import Context, Row, seconds_of
 from benchmarks.gpu_parts.models import DTYPES
-from palm_ds.model import attention_triton
-from palm_ds.model.attention import attend, plan_attention
-from palm_ds.model.batch import Batch, PackedText
-from palm_ds.model.config import EncoderConfig
-from palm_ds.model.dropout import dropout_keys
-from palm_ds.model.implementation import Environment, Implementation
+from palm_ds.model.attention import triton as attention_triton
+from palm_ds.model.attention.attention import attend, plan_attention
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.kernels import IMPLEMENTATIONS
+from palm_ds.model.ops.dropout import dropout_keys
+from palm_ds.model.ops.implementation import Environment, Implementation
 
 TOKENS = 65_536
 REPEATS = 5

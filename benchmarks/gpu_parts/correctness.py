@@ -16,9 +16,9 @@ import torch
 
 from benchmarks.gpu_parts.context import Context, Row
 from benchmarks.gpu_parts.models import DTYPES, EngineLoop, Setup
-from palm_ds.model.batch import Batch
-from palm_ds.model.implementation import Environment, Implementation
+from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import IMPLEMENTATIONS, Kernels
+from palm_ds.model.ops.implementation import Environment, Implementation
 
 PLAIN = tuple((name, choices[-1].name) for name, choices in IMPLEMENTATIONS.items())
 FACTOR, FLOOR = 2.0, 1e-5

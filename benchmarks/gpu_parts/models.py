@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from palm_ds.data.example import Example, collate
-from palm_ds.model.batch import Batch
-from palm_ds.model.config import EncoderConfig
-from palm_ds.model.encoder import Encoder
-from palm_ds.model.flops import training_flops
-from palm_ds.model.heads import ClassHead, MaskedLMHead
+from palm_ds.data.tasks.example import Example, collate
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.flops import training_flops
+from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
+from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels, choose_kernels
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.param_groups import param_groups
+from palm_ds.runtime.optimizer.param_groups import param_groups
 
 SHAPES = {
     "toy": (32, 2, 2),
@@ -199,8 +199,8 @@ class EngineLoop:
         seed: int = 1,
     ):
         from palm_ds.engine import Engine
-        from palm_ds.runtime.optimizer import OptimizerConfig
-        from palm_ds.train.prefetch import prefetched
+        from palm_ds.runtime.optimizer.optimizer import OptimizerConfig
+        from palm_ds.train.loop.prefetch import prefetched
 
         self.setup, self.kernels = setup, setup.kernels(device, stage)
         settings = {"lr": LEARNING_RATE, "clip": CLIP, **(optimizer or {})}
@@ -231,7 +231,7 @@ class EngineLoop:
 
 
 def ds_config(setup: Setup, stage: int) -> Any:
-    from palm_ds.runtime.ds_config import make_ds_config
+    from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 
     values: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": setup.rows,

@@ -91,9 +91,9 @@ def _train(
     micro_rows: int | None = None,
     on_event: Any = None,
 ) -> None:
-    from palm_ds.runtime.ds_config import make_ds_config
-    from palm_ds.train.recipe import make_recipe
-    from palm_ds.train.run_folder import RunSpec
+    from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+    from palm_ds.train.recipe.recipe import make_recipe
+    from palm_ds.train.setup.run_folder import RunSpec
     from palm_ds.train.train import train
 
     on_gpu = context.device.type == "cuda"

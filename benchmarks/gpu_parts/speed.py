@@ -19,8 +19,8 @@ from benchmarks.gpu_parts.measure import (
     with_room,
 )
 from benchmarks.gpu_parts.models import BareLoop, EngineLoop, Setup
-from palm_ds.model.implementation import Environment, Implementation
 from palm_ds.model.kernels import IMPLEMENTATIONS
+from palm_ds.model.ops.implementation import Environment, Implementation
 
 GOALS = {"base": 0.45, "large": 0.50}
 """The share of the card's bf16 peak to reach: packed rows of 512, dropout 0.1."""
@@ -207,7 +207,7 @@ def optimizers(context: Context) -> None:
     if importlib.util.find_spec("deepspeed") is None:
         context.add(optimizer="engine", skipped="DeepSpeed is not installed")
         return
-    from palm_ds.runtime import optimizer as of_runs
+    from palm_ds.runtime.optimizer import optimizer as of_runs
 
     for kind in of_runs._KINDS:
         for stage in (0,) if context.toy else (1, 0, 2):

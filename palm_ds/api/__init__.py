@@ -9,10 +9,10 @@ from palm_ds.api.callbacks import Callback
 from palm_ds.api.loaded_model import LoadedModel, load
 from palm_ds.api.pretrained import Backbone
 from palm_ds.api.trainer import MultiHeadTrainer, Trainer
-from palm_ds.data.task import CorpusTask, TableTask, Task
-from palm_ds.data.task_with_data import TaskWithData
-from palm_ds.model.encoder import Encoder, EncoderLayer
-from palm_ds.model.heads import Head, HeadOutput
+from palm_ds.data.tasks.task import CorpusTask, TableTask, Task
+from palm_ds.data.tasks.task_with_data import TaskWithData
+from palm_ds.model.encoder.encoder import Encoder, EncoderLayer
+from palm_ds.model.heads.heads import Head, HeadOutput
 from palm_ds.tasks.shared.text_task import ClassesTask, TextTask
 
 __all__ = [

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.api import events as event
-from palm_ds.train.evaluate import TaskScore
-from palm_ds.train.loop import Loop
+from palm_ds.train.evaluate.evaluate import TaskScore
+from palm_ds.train.loop.loop import Loop
 from palm_ds.train.report.metrics_file import FILE, read_metrics
 
 

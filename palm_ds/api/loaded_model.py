@@ -28,12 +28,12 @@ from palm_ds.common.arguments import checks_arguments
 from palm_ds.common.errors import UserError
 from palm_ds.common.keywords import documents
 from palm_ds.common.summary import Summary
-from palm_ds.data.given_rows import COLUMNS, Rows, listed
-from palm_ds.data.task import TableTask
+from palm_ds.data.sources.row_inputs import COLUMNS, Rows, listed
+from palm_ds.data.tasks.task import TableTask
 from palm_ds.inference.embedder import EmbeddingSettings, Text, open_embedder
 from palm_ds.inference.predictor import Predictor, find_model, open_predictor
-from palm_ds.runtime.checkpoint import SINGLE_PROCESS
-from palm_ds.runtime.processes import device_named
+from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
+from palm_ds.runtime.processes.processes import device_named
 from palm_ds.train.export import head_taken
 from palm_ds.weights.convert.locate import locate
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.given_rows import TUPLE_ROLES, Listed, Pairs, columns_for, open_rows
-from palm_ds.data.table_source import TableSource
-from palm_ds.data.text_generation import TextGenerator
+from palm_ds.data.sources.row_inputs import TUPLE_ROLES, Listed, Pairs, columns_for, open_rows
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.text_generation import TextGenerator
 from palm_ds.inference.predict_files import without_labels
 from palm_ds.inference.predicted_tasks import asked_tasks
 from palm_ds.inference.predictor import EncoderPass, Predictor
-from palm_ds.runtime.checkpoint import ProcessGroup
-from palm_ds.train.own_metrics import own_scores
+from palm_ds.runtime.processes.process_group import ProcessGroup
+from palm_ds.train.recipe.custom_metrics import own_scores
 
 
 def select_tasks(predictor: Predictor, names: Sequence[str], where: Path) -> Predictor:

@@ -24,10 +24,10 @@ from palm_ds.common.keywords import documents
 from palm_ds.common.plugins import classes_to_names
 from palm_ds.common.summary import Summary
 from palm_ds.inference.embedder import Embedder, EmbeddingSettings, Text, open_embedder
-from palm_ds.model.config import EncoderConfig
-from palm_ds.runtime.processes import device_named
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.runtime.processes.processes import device_named
 from palm_ds.text.tokenizer import load_tokenizer
-from palm_ds.train.finished_run import weights_of
+from palm_ds.train.setup.finished_run import weights_of
 from palm_ds.weights.download import downloader
 from palm_ds.weights.weights_folder import backbone_config_from, tokenizer_in
 

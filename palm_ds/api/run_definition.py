@@ -19,14 +19,14 @@ from palm_ds.api.train_settings import check_keywords, merged, read_settings
 from palm_ds.common.errors import UserError
 from palm_ds.common.plugins import classes_to_names, name_of
 from palm_ds.common.summary import Summary
-from palm_ds.data.task_with_data import TaskWithData
-from palm_ds.runtime.launched import is_single_process
-from palm_ds.runtime.processes import Processes, leave_at_exit, start
-from palm_ds.train.own_metrics import check_metric
-from palm_ds.train.recipe import Recipe, make_recipe
-from palm_ds.train.resolve import resolve
-from palm_ds.train.run_folder import RunSpec
-from palm_ds.train.sources import Data, open_data
+from palm_ds.data.tasks.task_with_data import TaskWithData
+from palm_ds.runtime.processes.launched import is_single_process
+from palm_ds.runtime.processes.processes import Processes, leave_at_exit, start
+from palm_ds.train.recipe.custom_metrics import check_metric
+from palm_ds.train.recipe.recipe import Recipe, make_recipe
+from palm_ds.train.setup.resolve import resolve
+from palm_ds.train.setup.run_folder import RunSpec
+from palm_ds.train.setup.sources import Data, open_data
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 

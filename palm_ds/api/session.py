@@ -21,7 +21,7 @@ from palm_ds.api.pretrained import Backbone
 from palm_ds.api.training import TrainingSession
 from palm_ds.common.arguments import checks_arguments
 from palm_ds.common.errors import UserError
-from palm_ds.data.given_rows import COLUMNS, Rows, listed
+from palm_ds.data.sources.row_inputs import COLUMNS, Rows, listed
 from palm_ds.inference.batching import batch_tokens_for
 from palm_ds.inference.predicted_tasks import asked_tasks
 from palm_ds.inference.predictor import Predictor, open_predictor

@@ -11,7 +11,7 @@ import torch
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.inference.embedder import Embedder, EmbeddingSettings, Text, with_settings
-from palm_ds.model.batch import PackedText
+from palm_ds.model.inputs.batch import PackedText
 
 
 @dataclass(frozen=True, kw_only=True)

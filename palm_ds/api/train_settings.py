@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
-from palm_ds.runtime.ds_config import DSConfig, make_ds_config, read_ds_config
-from palm_ds.runtime.processes import accelerator
+from palm_ds.runtime.deepspeed.ds_config import DSConfig, make_ds_config, read_ds_config
+from palm_ds.runtime.processes.processes import accelerator
 
 _DEFAULT_LENGTH = 128
 _ROWS = "rows of the task: .on(train=..., dev=...)"

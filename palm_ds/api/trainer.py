@@ -14,8 +14,8 @@ from palm_ds.api.train_settings import TrainSettings
 from palm_ds.common.arguments import checks_arguments
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.keywords import documents
-from palm_ds.data.task_with_data import TaskWithData
-from palm_ds.train.own_metrics import Metric
+from palm_ds.data.tasks.task_with_data import TaskWithData
+from palm_ds.train.recipe.custom_metrics import Metric
 
 _TASK = "a task with its rows, such as palm.tasks.Classification.on(train=...)"
 _BACKBONE = (

@@ -22,9 +22,9 @@ from palm_ds.common.arguments import checks_arguments
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import plain_messages
 from palm_ds.inference import fill_mask
-from palm_ds.model.batch import Batch
-from palm_ds.runtime.processes import leave_at_exit
-from palm_ds.runtime.signals import StopFlag, stop_signals
+from palm_ds.model.inputs.batch import Batch
+from palm_ds.runtime.processes.processes import leave_at_exit
+from palm_ds.runtime.processes.signals import StopFlag, stop_signals
 from palm_ds.train.export import FinalWeights, info_of, write_hf, write_onnx, write_weights
 from palm_ds.train.train import TrainingRun, setup_run
 

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     check_overrides(args.overrides)
     launcher = launcher_of(args.launcher)
     recipe, ds_config = find_recipe(args.recipe), find_ds_config(args.deepspeed_config)
-    from palm_ds.runtime.ds_config import read_ds_config
+    from palm_ds.runtime.deepspeed.ds_config import read_ds_config
     from palm_ds.train.sweeps.ablation import Ablation, compare, run_all, variants
 
     ablation = Ablation(

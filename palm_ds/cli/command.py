@@ -28,7 +28,7 @@ from typing import NoReturn
 from palm_ds.cli.output import add_output_options, direct_messages
 from palm_ds.common.errors import UserError, exit_on_user_error, suggest
 from palm_ds.common.exit_codes import FAILED
-from palm_ds.runtime.launched import adapt_to_open_mpi, rank_of_launcher
+from palm_ds.runtime.processes.launched import adapt_to_open_mpi, rank_of_launcher
 
 CONTINUES = "stopped; run the same command again to continue"
 _TURN_SECONDS = 3.0
@@ -269,8 +269,8 @@ def _say_once(message: str, code: int) -> None:
 def _report_crash(error: Exception) -> None:
     """Tell the other processes of a run; ends this one, without a traceback, if it only failed
     because another one was lost."""
-    if "palm_ds.runtime.liveness" in sys.modules:
-        from palm_ds.runtime import liveness
+    if "palm_ds.runtime.processes.liveness" in sys.modules:
+        from palm_ds.runtime.processes import liveness
 
         liveness.leave_if_another_was_lost(error)
     _report_end(FAILED, f"{type(error).__name__}: {error}".splitlines()[0][:300])
@@ -280,11 +280,11 @@ def _report_end(code: int, why: str = "") -> bool:
     """Tell `palm-ds run`, as launchers change codes, and the other processes of the run. Returns
     whether rank 0 has heard of it."""
     if "PALM_DS_STATUS" in os.environ:
-        from palm_ds.runtime import rank_status
+        from palm_ds.runtime.processes import rank_status
 
         rank_status.report(code=code, why=why)
-    if "palm_ds.runtime.liveness" in sys.modules:
-        from palm_ds.runtime import liveness
+    if "palm_ds.runtime.processes.liveness" in sys.modules:
+        from palm_ds.runtime.processes import liveness
 
         return liveness.end(code, why)
     return False
@@ -323,7 +323,7 @@ def _leave(code: int) -> NoReturn:
     it."""
     _report_end(code)
     if "deepspeed" in sys.modules:
-        from palm_ds.runtime.processes import leave
+        from palm_ds.runtime.processes.processes import leave
 
         leave(code)
     sys.exit(code)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from rich.progress import Task
 
-    from palm_ds.runtime.checkpoint import ProcessGroup
+    from palm_ds.runtime.processes.process_group import ProcessGroup
 
 
 def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,12 +33,12 @@ def start_processes(device: str) -> tuple[ProcessGroup, torch.device]:
     """This process's group and device; several processes are joined by DeepSpeed."""
     import torch
 
-    from palm_ds.runtime.checkpoint import SINGLE_PROCESS
-    from palm_ds.runtime.launched import launched_processes
-    from palm_ds.runtime.processes import device_named, start
+    from palm_ds.runtime.processes.launched import launched_processes
+    from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
+    from palm_ds.runtime.processes.processes import device_named, start
 
     if launched_processes() > 1:
-        from palm_ds.runtime.ds_config import DSConfig
+        from palm_ds.runtime.deepspeed.ds_config import DSConfig
 
         found = start(DSConfig(path="", sections={}, stage=0, precision="fp32"))
         return found, device_named(device) if device else found.device

@@ -11,7 +11,7 @@ from palm_ds.cli.output import show
 from palm_ds.common.errors import UserError
 
 if TYPE_CHECKING:
-    from palm_ds.train.inspect_stream import View
+    from palm_ds.inference.inspect_stream import View
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,8 +27,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--held_out: the same rows at every step; leave out --step")
     check_overrides(args.overrides)
     from palm_ds.cli.shipped import find_recipe
-    from palm_ds.train.inspect_stream import as_record, open_held_out, open_step, sequences
-    from palm_ds.train.recipe import read_recipe
+    from palm_ds.inference.inspect_stream import as_record, open_held_out, open_step, sequences
+    from palm_ds.train.recipe.recipe import read_recipe
 
     recipe = read_recipe(find_recipe(args.recipe), args.overrides)
     if args.held_out:
@@ -47,7 +47,7 @@ def _show(view: View) -> None:
     """In colour on a terminal; elsewhere lines are not wrapped."""
     from rich.console import Console
 
-    from palm_ds.train.inspect_stream import as_text, summary
+    from palm_ds.inference.inspect_stream import as_text, summary
 
     console = Console(highlight=False)
     if not console.is_terminal:

@@ -31,9 +31,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _options(args: argparse.Namespace) -> PrepareOptions:
     from palm_ds.corpus.input.options import InputOptions
-    from palm_ds.corpus.options import TextOptions
+    from palm_ds.corpus.options import ScreenOptions, TextOptions
     from palm_ds.corpus.prepare import PrepareOptions
-    from palm_ds.corpus.screening.options import ScreenOptions
 
     text = options_of(TextOptions, args)
     reading = options_of(InputOptions, args, pair_fields=_pair_fields(args))

@@ -56,7 +56,7 @@ def without_onnx(values: Mapping[str, Any]) -> list[str]:
 def slots_of(jobs: int, shared: bool) -> list[dict[str, str]]:
     """The environments of the runs that share the machine: one per device; on CPU, one per job with
     its share of the cores; a single one if a launcher gives each run all devices."""
-    from palm_ds.runtime.processes import accelerator
+    from palm_ds.runtime.processes.processes import accelerator
 
     device = accelerator()
     if jobs < 0:

@@ -133,7 +133,7 @@ def _served(args: argparse.Namespace) -> Served:
 def _devices(names: str, threads: int) -> list[torch.device]:
     import torch
 
-    from palm_ds.runtime.processes import device_named
+    from palm_ds.runtime.processes.processes import device_named
 
     if threads:
         torch.set_num_threads(threads)

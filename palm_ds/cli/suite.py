@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     check_overrides(args.overrides)
     launcher = launcher_of(args.launcher)
     ds_config = find_ds_config(args.deepspeed_config)
-    from palm_ds.runtime.ds_config import read_ds_config
+    from palm_ds.runtime.deepspeed.ds_config import read_ds_config
     from palm_ds.train.sweeps.suite import read_suite, run_all, suite_runs
     from palm_ds.train.sweeps.suite_table import compare
 

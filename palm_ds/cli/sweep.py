@@ -35,9 +35,9 @@ def run(args: argparse.Namespace) -> int:
     check_overrides(args.overrides)
     launcher = launcher_of(args.launcher)
     ds_config = find_ds_config(args.deepspeed_config)
-    from palm_ds.runtime.checkpoint import SINGLE_PROCESS
-    from palm_ds.runtime.ds_config import read_ds_config
-    from palm_ds.runtime.run_lock import lock_run_folder
+    from palm_ds.runtime.deepspeed.ds_config import read_ds_config
+    from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
+    from palm_ds.runtime.processes.run_lock import lock_run_folder
     from palm_ds.train.sweeps.search import Search
     from palm_ds.train.sweeps.search_space import read_sweep, search_space
     from palm_ds.train.sweeps.search_table import BEST, report

@@ -27,9 +27,9 @@ def run(args: argparse.Namespace) -> int:
     check_overrides(args.overrides)
     from palm_ds.cli.shipped import find_recipe
     from palm_ds.inference.teach import teach
-    from palm_ds.runtime.ds_config import DSConfig
-    from palm_ds.runtime.processes import start, stop
-    from palm_ds.train.recipe import read_recipe
+    from palm_ds.runtime.deepspeed.ds_config import DSConfig
+    from palm_ds.runtime.processes.processes import start, stop
+    from palm_ds.train.recipe.recipe import read_recipe
 
     recipe = read_recipe(find_recipe(args.recipe), args.overrides)
     named = recipe.teacher.file if recipe.teacher else ""

@@ -15,9 +15,9 @@ from palm_ds.cli.output import console_of, show, summarize
 from palm_ds.common.errors import UserError
 
 if TYPE_CHECKING:
-    from palm_ds.runtime.signals import StopFlag
-    from palm_ds.train.profiler import ProfileSettings
-    from palm_ds.train.run_folder import RunSpec
+    from palm_ds.runtime.processes.signals import StopFlag
+    from palm_ds.train.loop.profiler import ProfileSettings
+    from palm_ds.train.setup.run_folder import RunSpec
 
 USAGE = "RECIPE --deepspeed_config FILE [options] [a.b=c ...]"
 NOTES = """
@@ -63,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, following: Sequence[str]) -> int:
     """Train a recipe; returns the exit code. `following`: commands to suggest for the finished
     {run}. Raises UserError."""
-    from palm_ds.runtime import rank_status
-    from palm_ds.runtime.signals import stop_signals
+    from palm_ds.runtime.processes import rank_status
+    from palm_ds.runtime.processes.signals import stop_signals
 
     if "RANK" in os.environ:
         rank_status.report()  # `palm-ds run` knows of this process from now on
@@ -82,10 +82,10 @@ def _train(args: argparse.Namespace, following: Sequence[str], flag: StopFlag) -
     ds_config = find_ds_config(args.deepspeed_config)
 
     from palm_ds.inference import fill_mask
-    from palm_ds.runtime.ds_config import read_ds_config
+    from palm_ds.runtime.deepspeed.ds_config import read_ds_config
     from palm_ds.train.plan.cluster import parse_clusters
-    from palm_ds.train.recipe import read_recipe
-    from palm_ds.train.run_folder import RunSpec
+    from palm_ds.train.recipe.recipe import read_recipe
+    from palm_ds.train.setup.run_folder import RunSpec
     from palm_ds.train.train import train
 
     plan_for = parse_clusters(args.plan) if args.plan is not None else []
@@ -114,7 +114,7 @@ def _train(args: argparse.Namespace, following: Sequence[str], flag: StopFlag) -
 def _show_config(run: RunSpec, args: argparse.Namespace) -> int:
     import yaml
 
-    from palm_ds.train.run_folder import complete_config
+    from palm_ds.train.setup.run_folder import complete_config
 
     recipe, config = complete_config(run)
     values = recipe.resolved()
@@ -146,7 +146,7 @@ def _overrides(args: argparse.Namespace) -> list[str]:
 
 def _profile(args: argparse.Namespace) -> ProfileSettings | None:
     """What to trace, if anything. Raises UserError."""
-    from palm_ds.train.profiler import ProfileSettings
+    from palm_ds.train.loop.profiler import ProfileSettings
 
     memory, all_ranks = args.profile_memory, args.profile_all_ranks
     if args.profile is None:

@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _same_bytes(args: argparse.Namespace) -> int:
     """Whether every file in the manifests of a folder is as it was written."""
-    from palm_ds.train.verify import verify_folder
+    from palm_ds.inference.verify import verify_folder
 
     options = ("eps", "config", "tokenizer", "tolerance")
     if given := [name for name in options if getattr(args, name) is not None]:

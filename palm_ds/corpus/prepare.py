@@ -33,11 +33,10 @@ from palm_ds.corpus.input.options import InputOptions, input_options
 from palm_ds.corpus.manifest import NAME as MANIFEST
 from palm_ds.corpus.manifest import Manifest, check_files, read_manifest
 from palm_ds.corpus.mine_phrases import all_sample_texts, mine_phrases
-from palm_ds.corpus.options import TextOptions
+from palm_ds.corpus.options import ScreenOptions, TextOptions
 from palm_ds.corpus.progress_bar import show_progress
 from palm_ds.corpus.rejected import gather_rejected, report
 from palm_ds.corpus.screening.fingerprints import import_rensa
-from palm_ds.corpus.screening.options import ScreenOptions
 from palm_ds.corpus.screening.quality import find_filter
 from palm_ds.corpus.screening.screen import COUNTS, screen
 from palm_ds.corpus.upload import check_writable, upload, work_folder

@@ -31,8 +31,7 @@ from palm_ds.common.json_files import write_json
 from palm_ds.corpus.input.discover import Input, InputSpan, WorkUnit
 from palm_ds.corpus.input.options import InputOptions, input_options
 from palm_ds.corpus.manifest import Shard
-from palm_ds.corpus.options import TextOptions
-from palm_ds.corpus.screening.options import ScreenOptions
+from palm_ds.corpus.options import ScreenOptions, TextOptions
 from palm_ds.corpus.writer import ShardSummary, load_lengths, save_lengths, shard_name
 
 NAME = "job.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from palm_ds.model.attention_tiles import TILE
+from palm_ds.model.attention.tiles import TILE
 
 _SHORT_ROWS = (64, TILE)
 

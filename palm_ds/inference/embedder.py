@@ -21,12 +21,12 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.data.example import build_input
-from palm_ds.data.packing import pack
+from palm_ds.data.stream.packing import pack
+from palm_ds.data.tasks.example import build_input
 from palm_ds.inference.batching import batch_tokens_for, even_parts, row_capacity
 from palm_ds.inference.predictor import DTYPES
-from palm_ds.model.batch import Batch, PackedText
-from palm_ds.model.encoder import Encoder, build_encoder
+from palm_ds.model.encoder.encoder import Encoder, build_encoder
+from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.kernels import choose_kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.packed_linear import prepare_to_predict
@@ -34,7 +34,7 @@ from palm_ds.tasks.shared.text_task import level
 from palm_ds.text.exported_tokenizer import normalizing_tokenizer
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.tokens import TokenSpan
-from palm_ds.train.finished_run import weights_of
+from palm_ds.train.setup.finished_run import weights_of
 from palm_ds.weights import weights_folder
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.huggingface.sentence_transformers import (

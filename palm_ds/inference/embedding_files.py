@@ -29,7 +29,7 @@ from palm_ds.common.json_files import write_json
 from palm_ds.common.version import __version__
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.inference.embedder import CHUNK, Embedder, Text
-from palm_ds.runtime.checkpoint import SINGLE_PROCESS, ProcessGroup
+from palm_ds.runtime.processes.process_group import SINGLE_PROCESS, ProcessGroup
 
 TYPES = ("float32", "float16", "int8")
 _SUFFIXES = (".npy", ".parquet")

@@ -20,15 +20,15 @@ from rich.text import Text
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.rng import derive_key, keyed_generator, permutation_at
-from palm_ds.data.corpus_source import CorpusSource
-from palm_ds.data.example import Example, collate
-from palm_ds.model.encoder import build_encoder
-from palm_ds.model.heads import MaskedLMHead
+from palm_ds.data.sources.corpus import CorpusSource
+from palm_ds.data.tasks.example import Example, collate
+from palm_ds.model.encoder.encoder import build_encoder
+from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.packed_linear import prepare_to_predict
 from palm_ds.text.display import LETTER, display_tokens
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
-from palm_ds.train.finished_run import weights_of
+from palm_ds.train.setup.finished_run import weights_of
 from palm_ds.weights import weights_folder
 from palm_ds.weights.formats.huggingface.names import MASKED_WORDS
 from palm_ds.weights.formats.open import open_checkpoint

@@ -15,7 +15,7 @@ from typing import Any
 
 from palm_ds.common.errors import UserError
 from palm_ds.tasks.shared.tag_schemes import of_chunks
-from palm_ds.train.recipe import Recipe, make_recipe
+from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo
 from palm_ds.weights.formats.huggingface.names import NEXT_SENTENCE, QUESTION_ANSWERING
 

@@ -18,18 +18,18 @@ import numpy as np
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.task import TableTask
-from palm_ds.data.text_generation import TextGenerator
+from palm_ds.data.tasks.task import TableTask
+from palm_ds.data.tasks.text_generation import TextGenerator
 from palm_ds.inference.predict_files import PredictionJob, open_inputs, predict_files
 from palm_ds.inference.predictor import Predictor, find_model, open_predictor
-from palm_ds.model.batch import Batch
-from palm_ds.model.crf import CRFHead, tag_log_probs
-from palm_ds.model.encoder import Encoder
-from palm_ds.model.meta import on_meta
+from palm_ds.model.config.meta import on_meta
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.crf import CRFHead, tag_log_probs
+from palm_ds.model.heads.outputs import HeadOutputs
+from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
-from palm_ds.train.export import outputs_of
+from palm_ds.train.setup.build import outputs_of
 from palm_ds.weights.convert.to_onnx import SOURCE, Scores
-from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.formats.onnx.description import FILES, FOLDER, TEXTS, OnnxDescription, OnnxHead
 from palm_ds.weights.formats.runnable import as_trained
 

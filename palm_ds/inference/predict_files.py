@@ -25,12 +25,12 @@ from palm_ds.common.json_files import nan_to_null, write_json
 from palm_ds.common.version import __version__
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.reader.options import FURTHER_LABEL
-from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import TableTask
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.task import TableTask
 from palm_ds.inference.prediction_files import ABOUT, SCORES, check_output, file_names, write_task
 from palm_ds.inference.predictor import Predictor
-from palm_ds.runtime.checkpoint import SINGLE_PROCESS, ProcessGroup
-from palm_ds.train.recipe import Recipe
+from palm_ds.runtime.processes.process_group import SINGLE_PROCESS, ProcessGroup
+from palm_ds.train.recipe.recipe import Recipe
 
 LABELS = ("label", "tags", "spans", "answers", "impossible", "target")
 """Column roles that hold labels, besides those that begin with `label_`."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.data.stages import tasks_of
-from palm_ds.data.task import TableTask, Task
-from palm_ds.data.text_generation import TextGenerator
-from palm_ds.train.recipe import Recipe
+from palm_ds.data.stream.stages import tasks_of
+from palm_ds.data.tasks.task import TableTask, Task
+from palm_ds.data.tasks.text_generation import TextGenerator
+from palm_ds.train.recipe.recipe import Recipe
 
 
 def arranger_of(recipe: Recipe, name: str) -> TableTask:

@@ -20,9 +20,9 @@ from typing import Any
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.reader import Table, TableSettings, open_table
-from palm_ds.data.stored_prediction import CELL, StoredPrediction
-from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import Task
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.stored_prediction import CELL, StoredPrediction
+from palm_ds.data.tasks.task import Task
 
 ABOUT, SCORES = "about.json", "scores.json"
 LINES = "predictions.json"

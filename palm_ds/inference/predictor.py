@@ -30,12 +30,11 @@ import torch
 from palm_ds.common.config import read_yaml
 from palm_ds.common.errors import UserError, suggest, suggest_path
 from palm_ds.common.rng import keyed_generator
-from palm_ds.data.decode import Decoded, decoded, gathered
-from palm_ds.data.packing import pack
 from palm_ds.data.reader import Table, TableSettings
-from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import TableTask, Task
-from palm_ds.data.task_group_dataset import (
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.stream.decode import Decoded, decoded, gathered
+from palm_ds.data.stream.packing import pack
+from palm_ds.data.stream.task_group_dataset import (
     BuiltExample,
     BuiltRow,
     ExampleRef,
@@ -43,18 +42,19 @@ from palm_ds.data.task_group_dataset import (
     collate_built,
     refs,
 )
-from palm_ds.data.text_generation import SourceRoom, TextGenerator, write_texts
+from palm_ds.data.tasks.task import TableTask, Task
+from palm_ds.data.tasks.text_generation import SourceRoom, TextGenerator, write_texts
 from palm_ds.inference.batching import batch_tokens_for, even_parts, row_capacity
 from palm_ds.inference.imported_heads import recipe_of
 from palm_ds.inference.predicted_tasks import arranger_of, asked_tasks
-from palm_ds.model.batch import Batch
+from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.packed_linear import prepare_to_predict
-from palm_ds.runtime.ds_config import DSConfig
+from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
-from palm_ds.train.build import DTYPES as DTYPES
-from palm_ds.train.build import build_model
-from palm_ds.train.recipe import Recipe, make_recipe
+from palm_ds.train.recipe.recipe import Recipe, make_recipe
+from palm_ds.train.setup.build import DTYPES as DTYPES
+from palm_ds.train.setup.build import build_model
 from palm_ds.weights import weights_folder
 from palm_ds.weights.formats import native
 from palm_ds.weights.formats.huggingface import read as huggingface

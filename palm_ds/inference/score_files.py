@@ -20,9 +20,9 @@ import yaml
 
 from palm_ds.common.errors import UserError, suggest, suggest_path
 from palm_ds.data.reader import Table, TableSettings, open_table
-from palm_ds.data.stored_prediction import StoredPrediction
-from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import Task, build, find, known_kinds
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.stored_prediction import StoredPrediction
+from palm_ds.data.tasks.task import Task, build, find, known_kinds
 from palm_ds.inference.prediction_files import ABOUT, conll_column, read_predictions
 
 _TASK = "task"  # its name in messages: tasks.task

@@ -2,7 +2,7 @@
 
     recipe.teacher ──rows of tables, or rows of every step──> OUTPUT.parts/part_000000.parquet
                                                                           │
-    OUTPUT (palm_ds/data/score_file.py), complete or absent <─────────────┘
+    OUTPUT (palm_ds/data/tasks/score_file.py), complete or absent <─────────────┘
 
 Tables are read row by row, with the teacher's tokenizer, so that its vocabulary may be another.
 Masked words, texts to write and corpora are read step by step, as the training will. A part that an
@@ -27,31 +27,31 @@ import torch
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
-from palm_ds.data.score_file import ScoreFileInfo, ids_column, with_info
-from palm_ds.data.table_source import TableSource
-from palm_ds.data.task_group_dataset import (
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.stream.task_group_dataset import (
     TaskGroupDataset,
     build_examples,
     collate_built,
     refs,
 )
-from palm_ds.data.text_generation import TextGenerator
-from palm_ds.model.batch import Batch
-from palm_ds.model.soft_labels import soft_name
-from palm_ds.model.soft_vocabulary_loss import TopScores
-from palm_ds.model.teacher import Teachers
-from palm_ds.runtime.ds_config import DSConfig
-from palm_ds.runtime.processes import Processes
+from palm_ds.data.tasks.score_file import ScoreFileInfo, ids_column, with_info
+from palm_ds.data.tasks.text_generation import TextGenerator
+from palm_ds.model.distillation.soft_labels import soft_name
+from palm_ds.model.distillation.soft_vocabulary_loss import TopScores
+from palm_ds.model.inputs.batch import Batch
+from palm_ds.runtime.deepspeed.ds_config import DSConfig
+from palm_ds.runtime.processes.processes import Processes
 from palm_ds.text.tokenizer import load_tokenizer
-from palm_ds.train.build import AnyStream, build_stream
-from palm_ds.train.finished_run import weights_of
-from palm_ds.train.lessons import Lessons, find_lessons
-from palm_ds.train.recipe import Recipe
-from palm_ds.train.resolve import resolve
-from palm_ds.train.run_folder import RunSpec
-from palm_ds.train.sources import Data, open_data
-from palm_ds.train.stored_scores import EXTENDED, stream_fingerprint
-from palm_ds.train.teacher import teachers_of_scores
+from palm_ds.train.recipe.recipe import Recipe
+from palm_ds.train.setup.build import AnyStream, build_stream
+from palm_ds.train.setup.finished_run import weights_of
+from palm_ds.train.setup.resolve import resolve
+from palm_ds.train.setup.run_folder import RunSpec
+from palm_ds.train.setup.sources import Data, open_data
+from palm_ds.train.teachers.build import teachers_of_scores
+from palm_ds.train.teachers.distillation_plan import Lessons, find_lessons
+from palm_ds.train.teachers.stored_scores import EXTENDED, stream_fingerprint
+from palm_ds.train.teachers.teachers import Teachers
 from palm_ds.weights import weights_folder
 
 _ROWS = 1024  # of a part of a table

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from palm_ds.model.batch import Batch
+from palm_ds.model.inputs.batch import Batch
 
 _SMALL = 1e-30
 

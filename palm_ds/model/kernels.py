@@ -28,11 +28,11 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.model import attention_choice
-from palm_ds.model.config import EncoderConfig
-from palm_ds.model.dropout import DropoutKeys, add_dropout
-from palm_ds.model.fused_norm import Drop, FusedLayerNorm
-from palm_ds.model.implementation import Environment, Implementation
+from palm_ds.model.attention import choice as attention_choice
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.ops.dropout import DropoutKeys, add_dropout
+from palm_ds.model.ops.fused_norm import Drop, FusedLayerNorm
+from palm_ds.model.ops.implementation import Environment, Implementation
 
 _TOLERANCE = 0.2  # half precision loses a hundredth, a broken kernel all
 
@@ -71,7 +71,7 @@ def choose_kernels(
     """The requested or fastest implementation of each operation ("auto": the fastest), and one log
     line per operation. `fixed_shapes`: all batches have the same number of rows and length.
     `partial_tasks`: tasks with texts whose tokens do not all attend to one another. `states_read`:
-    what layers compute inside is recorded (palm_ds/model/encoder_states.py).
+    what layers compute inside is recorded (palm_ds/model/encoder/states.py).
 
     Raises UserError for an unknown operation or implementation, and for one that cannot run here.
     """

@@ -6,7 +6,7 @@ Query, key and value are one matrix in the encoder and three in transformers, an
 has an A of its own. So `add_lora` first splits that matrix; `merged` adds B A to W and joins the
 three again: what is written to weights/ and hf/ has the names and shapes of any other model.
 
-The dropout of A's input is that of palm_ds/model/dropout.py: its masks depend on a token's place,
+The dropout of A's input is that of model/ops/dropout.py: its masks depend on a token's place,
 not on the process that computes it, nor on what was drawn before.
 """
 
@@ -22,10 +22,10 @@ from torch import nn
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.rng import derive_key
-from palm_ds.model.dropout import dropout
-from palm_ds.model.encoder import EncoderLayer
-from palm_ds.model.meta import on_meta
+from palm_ds.model.config.meta import on_meta
+from palm_ds.model.encoder.encoder import EncoderLayer
 from palm_ds.model.multi_task_model import Model
+from palm_ds.model.ops.dropout import dropout
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -15,15 +15,15 @@ from torch import nn
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.rng import derive_key
-from palm_ds.model.batch import Batch
-from palm_ds.model.distillation import Distillation
-from palm_ds.model.distillation_settings import LogitsSettings
-from palm_ds.model.dropout import dropout, dropout_keys
-from palm_ds.model.encoder import Encoder
-from palm_ds.model.encoder_states import WantedStates, recorded
-from palm_ds.model.heads import Head
-from palm_ds.model.soft_labels import soft_loss, soft_name
-from palm_ds.model.teacher_outputs import EncoderStates, TeacherOutputs
+from palm_ds.model.distillation.distillation import Distillation
+from palm_ds.model.distillation.settings import LogitsSettings
+from palm_ds.model.distillation.soft_labels import soft_loss, soft_name
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.states import WantedStates, recorded
+from palm_ds.model.heads.heads import Head
+from palm_ds.model.inputs.batch import Batch
+from palm_ds.model.inputs.teacher_outputs import EncoderStates, TeacherOutputs
+from palm_ds.model.ops.dropout import dropout, dropout_keys
 
 _FEW = 0.5  # share of a batch's positions above which gathering costs more than it saves
 

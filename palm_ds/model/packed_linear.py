@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from palm_ds.model.encoder import EncoderLayer
+from palm_ds.model.encoder.encoder import EncoderLayer
 from palm_ds.model.multi_task_model import Model
 
 _PACKED = ("qkv", "project", "expand", "contract")

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.corpus_source import CorpusSource
-from palm_ds.data.example import Example, build_input
-from palm_ds.data.layout import layouts
-from palm_ds.data.task import CorpusTask
+from palm_ds.data.sources.corpus import CorpusSource
+from palm_ds.data.tasks.example import Example, build_input
+from palm_ds.data.tasks.layout import layouts
+from palm_ds.data.tasks.task import CorpusTask
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from palm_ds.model.encoder import Encoder
+    from palm_ds.model.encoder.encoder import Encoder
 
 FAKE, REAL = range(2)
 
@@ -136,7 +136,7 @@ class DialogueLanguageModel(CorpusTask):
         return self.roles
 
     def head(self, backbone: Encoder) -> nn.Module:
-        from palm_ds.model.heads import ClassHead
+        from palm_ds.model.heads.heads import ClassHead
 
         return ClassHead(backbone.config.hidden_size, classes=2, pooled=True, truncated=True)
 

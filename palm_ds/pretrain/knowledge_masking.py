@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.corpus_source import CorpusSource
-from palm_ds.data.example import Example
-from palm_ds.data.masking import choose_units, shown
-from palm_ds.data.task import CorpusTask
+from palm_ds.data.sources.corpus import CorpusSource
+from palm_ds.data.tasks.example import Example
+from palm_ds.data.tasks.masking import choose_units, shown
+from palm_ds.data.tasks.task import CorpusTask
 from palm_ds.pretrain.shared.units import Unit, units_of
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from palm_ds.model.encoder import Encoder
+    from palm_ds.model.encoder.encoder import Encoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class KnowledgeMasking(CorpusTask):
         return self.whole == 1 or rng.random() < self.whole
 
     def head(self, backbone: Encoder) -> nn.Module:
-        from palm_ds.model.heads import MaskedLMHead
+        from palm_ds.model.heads.heads import MaskedLMHead
 
         return MaskedLMHead(backbone)
 

@@ -23,14 +23,14 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.corpus_source import CorpusSource
-from palm_ds.data.example import Example
-from palm_ds.data.task import CorpusTask
-from palm_ds.model.activations import ACTIVATIONS
-from palm_ds.model.encoder import Encoder, init_weights
-from palm_ds.model.heads import Head, HeadOutput, MaskedLMHead, save_tied_words_once
+from palm_ds.data.sources.corpus import CorpusSource
+from palm_ds.data.tasks.example import Example
+from palm_ds.data.tasks.task import CorpusTask
+from palm_ds.model.config.activations import ACTIVATIONS
+from palm_ds.model.encoder.encoder import Encoder, init_weights
+from palm_ds.model.heads.heads import Head, HeadOutput, MaskedLMHead, save_tied_words_once
 from palm_ds.model.kernels import layer_norm
-from palm_ds.weights.formats.huggingface.text_pooling import TextPooling
+from palm_ds.model.pooling import TextPooling
 
 TOKEN, POSITION, FIRST, SETS, CHOSEN = range(5)
 """Columns of the targets: a token; its position in its text; 1 at the first token of a text; the

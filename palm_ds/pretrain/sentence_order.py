@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.corpus_source import CorpusSource
-from palm_ds.data.example import Example, build_input
-from palm_ds.data.task import CorpusTask
+from palm_ds.data.sources.corpus import CorpusSource
+from palm_ds.data.tasks.example import Example, build_input
+from palm_ds.data.tasks.task import CorpusTask
 from palm_ds.pretrain.shared.paragraphs import lay_out, paragraphs, segments
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from palm_ds.model.encoder import Encoder
+    from palm_ds.model.encoder.encoder import Encoder
 
 SWAPPED, IN_ORDER = range(2)
 
@@ -61,7 +61,7 @@ class SentenceOrder(CorpusTask):
         return example
 
     def head(self, backbone: Encoder) -> nn.Module:
-        from palm_ds.model.heads import ClassHead
+        from palm_ds.model.heads.heads import ClassHead
 
         return ClassHead(backbone.config.hidden_size, classes=2, pooled=True, truncated=True)
 

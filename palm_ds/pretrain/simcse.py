@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.corpus_source import CorpusSource
-from palm_ds.data.example import Example, build_input, join, text_numbers
-from palm_ds.data.layout import layouts
-from palm_ds.data.task import CorpusTask
-from palm_ds.weights.formats.huggingface.text_pooling import TextPooling
+from palm_ds.data.sources.corpus import CorpusSource
+from palm_ds.data.tasks.example import Example, build_input, join, text_numbers
+from palm_ds.data.tasks.layout import layouts
+from palm_ds.data.tasks.task import CorpusTask
+from palm_ds.model.pooling import TextPooling
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from palm_ds.model.encoder import Encoder
+    from palm_ds.model.encoder.encoder import Encoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class Simcse(CorpusTask):
         return example
 
     def head(self, backbone: Encoder) -> nn.Module:
-        from palm_ds.model.embedding_heads import ContrastiveHead, VectorSettings
+        from palm_ds.model.heads.embedding import ContrastiveHead, VectorSettings
 
         vectors = VectorSettings(pooling=self.pooling)
         return ContrastiveHead(vectors, temperature=self.temperature)

@@ -14,7 +14,7 @@ words of the corpus. The paper takes n-grams of up to three words whose t-statis
 list; the phrases of a corpus are mined from it too, by normalised mutual information. A span ends
 where its fragment does.
 
-The flows, and where the paper and ERNIE's code differ: palm_ds/data/generation_flows.py. Baidu has
+The flows, and where the paper and ERNIE's code differ: data/tasks/generation_flows.py. Baidu has
 not released its pretraining code; the default lengths, their probabilities and the share have not
 been checked against the paper. Fragments here may begin and end within a word.
 """
@@ -27,11 +27,11 @@ from typing import ClassVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.corpus_source import CorpusSource, passages
-from palm_ds.data.example import Example, build_input, select_tokens
-from palm_ds.data.generation_flows import FlowOptions, same_head, unigram_baseline
-from palm_ds.data.layout import layouts
-from palm_ds.data.task import CorpusTask, Task
+from palm_ds.data.sources.corpus import CorpusSource, passages
+from palm_ds.data.tasks.example import Example, build_input, select_tokens
+from palm_ds.data.tasks.generation_flows import FlowOptions, same_head, unigram_baseline
+from palm_ds.data.tasks.layout import layouts
+from palm_ds.data.tasks.task import CorpusTask, Task
 from palm_ds.pretrain.shared.units import Unit, units_of
 
 SHORTEST = 8

@@ -20,15 +20,15 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_generator, permutation_at
-from palm_ds.data.baselines import class_prior_baseline
-from palm_ds.data.corpus_source import CorpusSource, passages, split_corpus
-from palm_ds.data.example import Example, build_input
-from palm_ds.data.task import CorpusTask
+from palm_ds.data.sources.corpus import CorpusSource, passages, split_corpus
+from palm_ds.data.tasks.baselines import class_prior_baseline
+from palm_ds.data.tasks.example import Example, build_input
+from palm_ds.data.tasks.task import CorpusTask
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from palm_ds.model.encoder import Encoder
+    from palm_ds.model.encoder.encoder import Encoder
 
 _SAMPLE, _SAMPLE_ROOM = 512, 256  # examples, and tokens per example, that measure the baseline
 
@@ -112,7 +112,7 @@ class TokenDocumentRelation(CorpusTask):
         return source.reference.cached(f"tokens above {self.frequent}", find)
 
     def head(self, backbone: Encoder) -> nn.Module:
-        from palm_ds.model.heads import ClassHead
+        from palm_ds.model.heads.heads import ClassHead
 
         return ClassHead(backbone.config.hidden_size, classes=2, truncated=True)
 

@@ -17,15 +17,15 @@ import numpy as np
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.decode import Decoded, gathered
-from palm_ds.data.example import Example
 from palm_ds.data.reader import Table
-from palm_ds.data.task import TableTask
+from palm_ds.data.stream.decode import Decoded, gathered
+from palm_ds.data.tasks.example import Example
+from palm_ds.data.tasks.task import TableTask
 from palm_ds.inference.embedder import EmbeddingSettings, Text
 from palm_ds.inference.fill_mask import Filled, Filler, MaskedText, as_record, best_guesses
 from palm_ds.inference.predict_files import without_labels
 from palm_ds.inference.predictor import EncoderPass
-from palm_ds.model.batch import PackedText
+from palm_ds.model.inputs.batch import PackedText
 from palm_ds.serve.forward import Scores, label_for_vector, vectors_task
 from palm_ds.serve.limits import RequestError, ServingLimits
 from palm_ds.serve.scheduler import Work

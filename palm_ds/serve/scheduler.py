@@ -22,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from palm_ds.data.example import Example
+from palm_ds.data.tasks.example import Example
 from palm_ds.serve.forward import Scores, scores_of
 from palm_ds.serve.served_model import ServedModel
 

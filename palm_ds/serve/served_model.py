@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.task import TableTask
-from palm_ds.data.text_generation import TextGenerator
+from palm_ds.data.tasks.task import TableTask
+from palm_ds.data.tasks.text_generation import TextGenerator
 from palm_ds.inference.batching import batch_tokens_for
 from palm_ds.inference.embedder import (
     POOLINGS,
@@ -37,14 +37,14 @@ from palm_ds.inference.predictor import (
     find_model,
     open_predictor,
 )
-from palm_ds.model.encoder import build_encoder
-from palm_ds.model.heads import MaskedLMHead
+from palm_ds.model.encoder.encoder import build_encoder
+from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.kernels import choose_kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.packed_linear import prepare_to_predict
 from palm_ds.serve.forward import with_vector_heads
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
-from palm_ds.train.finished_run import weights_of
+from palm_ds.train.setup.finished_run import weights_of
 from palm_ds.weights import weights_folder
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.open import open_checkpoint

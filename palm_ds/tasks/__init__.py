@@ -11,7 +11,7 @@ from typing import Any
 def __getattr__(name: str) -> Any:
     """The class of a task."""
     from palm_ds.common.errors import suggest
-    from palm_ds.data.task import find
+    from palm_ds.data.tasks.task import find
 
     kinds = {} if name.startswith("_") else _kinds()
     if name not in kinds:
@@ -25,7 +25,7 @@ def __dir__() -> list[str]:
 
 def _kinds() -> dict[str, str]:
     """{class name: kind} of every task here."""
-    from palm_ds.data.task import known_kinds
+    from palm_ds.data.tasks.task import known_kinds
 
     mine = [kind for kind, module in known_kinds().items() if module.startswith(f"{__name__}.")]
     return {"".join(part.title() for part in kind.split("_")): kind for kind in mine}

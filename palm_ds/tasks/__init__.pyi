@@ -4,8 +4,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from palm_ds.data.given_rows import Rows, Splits
-from palm_ds.data.task_with_data import TaskWithData
+from palm_ds.data.sources.row_inputs import Rows, Splits
+from palm_ds.data.tasks.task_with_data import TaskWithData
 from palm_ds.tasks.classification import Classification as _Classification
 from palm_ds.tasks.generation import Generation as _Generation
 from palm_ds.tasks.masked_words import MaskedWords as _MaskedWords
@@ -52,7 +52,7 @@ class Classification(_Classification):
     ) -> TaskWithData:
         """The task with rows to train and evaluate on, for palm.Trainer.
 
-        train, dev: files or rows (palm_ds/data/given_rows.py); a DatasetDict as `train` has
+        train, dev: files or rows (palm_ds/data/sources/row_inputs.py); a DatasetDict as `train` has
             both. Without `train` it reads the rows of the task it is blended with.
         columns: {role: column}; these and `read`, the other keys of a source's `read`, define
             how rows are read (docs/finetuning.md).
@@ -128,7 +128,7 @@ class Generation(_Generation):
     ) -> TaskWithData:
         """The task with rows to train and evaluate on, for palm.Trainer.
 
-        train, dev: files or rows (palm_ds/data/given_rows.py); a DatasetDict as `train` has
+        train, dev: files or rows (palm_ds/data/sources/row_inputs.py); a DatasetDict as `train` has
             both. Without `train` it reads the rows of the task it is blended with.
         columns: {role: column}; these and `read`, the other keys of a source's `read`, define
             how rows are read (docs/finetuning.md).
@@ -211,7 +211,7 @@ class MaskedWords(_MaskedWords):
     ) -> TaskWithData:
         """The task with rows to train and evaluate on, for palm.Trainer.
 
-        train, dev: files or rows (palm_ds/data/given_rows.py); a DatasetDict as `train` has
+        train, dev: files or rows (palm_ds/data/sources/row_inputs.py); a DatasetDict as `train` has
             both. Without `train` it reads the rows of the task it is blended with.
         columns: {role: column}; these and `read`, the other keys of a source's `read`, define
             how rows are read (docs/finetuning.md).
@@ -273,7 +273,7 @@ class Matching(_Matching):
     ) -> TaskWithData:
         """The task with rows to train and evaluate on, for palm.Trainer.
 
-        train, dev: files or rows (palm_ds/data/given_rows.py); a DatasetDict as `train` has
+        train, dev: files or rows (palm_ds/data/sources/row_inputs.py); a DatasetDict as `train` has
             both. Without `train` it reads the rows of the task it is blended with.
         columns: {role: column}; these and `read`, the other keys of a source's `read`, define
             how rows are read (docs/finetuning.md).
@@ -338,7 +338,7 @@ class MultiLabel(_MultiLabel):
     ) -> TaskWithData:
         """The task with rows to train and evaluate on, for palm.Trainer.
 
-        train, dev: files or rows (palm_ds/data/given_rows.py); a DatasetDict as `train` has
+        train, dev: files or rows (palm_ds/data/sources/row_inputs.py); a DatasetDict as `train` has
             both. Without `train` it reads the rows of the task it is blended with.
         columns: {role: column}; these and `read`, the other keys of a source's `read`, define
             how rows are read (docs/finetuning.md).
@@ -401,7 +401,7 @@ class MultipleChoice(_MultipleChoice):
     ) -> TaskWithData:
         """The task with rows to train and evaluate on, for palm.Trainer.
 
-        train, dev: files or rows (palm_ds/data/given_rows.py); a DatasetDict as `train` has
+        train, dev: files or rows (palm_ds/data/sources/row_inputs.py); a DatasetDict as `train` has
             both. Without `train` it reads the rows of the task it is blended with.
         columns: {role: column}; these and `read`, the other keys of a source's `read`, define
             how rows are read (docs/finetuning.md).
@@ -464,7 +464,7 @@ class Ranking(_Ranking):
     ) -> TaskWithData:
         """The task with rows to train and evaluate on, for palm.Trainer.
 
-        train, dev: files or rows (palm_ds/data/given_rows.py); a DatasetDict as `train` has
+        train, dev: files or rows (palm_ds/data/sources/row_inputs.py); a DatasetDict as `train` has
             both. Without `train` it reads the rows of the task it is blended with.
         columns: {role: column}; these and `read`, the other keys of a source's `read`, define
             how rows are read (docs/finetuning.md).
@@ -529,7 +529,7 @@ class Reading(_Reading):
     ) -> TaskWithData:
         """The task with rows to train and evaluate on, for palm.Trainer.
 
-        train, dev: files or rows (palm_ds/data/given_rows.py); a DatasetDict as `train` has
+        train, dev: files or rows (palm_ds/data/sources/row_inputs.py); a DatasetDict as `train` has
             both. Without `train` it reads the rows of the task it is blended with.
         columns: {role: column}; these and `read`, the other keys of a source's `read`, define
             how rows are read (docs/finetuning.md).
@@ -605,7 +605,7 @@ class Regression(_Regression):
     ) -> TaskWithData:
         """The task with rows to train and evaluate on, for palm.Trainer.
 
-        train, dev: files or rows (palm_ds/data/given_rows.py); a DatasetDict as `train` has
+        train, dev: files or rows (palm_ds/data/sources/row_inputs.py); a DatasetDict as `train` has
             both. Without `train` it reads the rows of the task it is blended with.
         columns: {role: column}; these and `read`, the other keys of a source's `read`, define
             how rows are read (docs/finetuning.md).
@@ -676,7 +676,7 @@ class Retrieval(_Retrieval):
     ) -> TaskWithData:
         """The task with rows to train and evaluate on, for palm.Trainer.
 
-        train, dev: files or rows (palm_ds/data/given_rows.py); a DatasetDict as `train` has
+        train, dev: files or rows (palm_ds/data/sources/row_inputs.py); a DatasetDict as `train` has
             both. Without `train` it reads the rows of the task it is blended with.
         columns: {role: column}; these and `read`, the other keys of a source's `read`, define
             how rows are read (docs/finetuning.md).
@@ -755,7 +755,7 @@ class Similarity(_Similarity):
     ) -> TaskWithData:
         """The task with rows to train and evaluate on, for palm.Trainer.
 
-        train, dev: files or rows (palm_ds/data/given_rows.py); a DatasetDict as `train` has
+        train, dev: files or rows (palm_ds/data/sources/row_inputs.py); a DatasetDict as `train` has
             both. Without `train` it reads the rows of the task it is blended with.
         columns: {role: column}; these and `read`, the other keys of a source's `read`, define
             how rows are read (docs/finetuning.md).
@@ -829,7 +829,7 @@ class Tagging(_Tagging):
     ) -> TaskWithData:
         """The task with rows to train and evaluate on, for palm.Trainer.
 
-        train, dev: files or rows (palm_ds/data/given_rows.py); a DatasetDict as `train` has
+        train, dev: files or rows (palm_ds/data/sources/row_inputs.py); a DatasetDict as `train` has
             both. Without `train` it reads the rows of the task it is blended with.
         columns: {role: column}; these and `read`, the other keys of a source's `read`, define
             how rows are read (docs/finetuning.md).

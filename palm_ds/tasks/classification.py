@@ -14,17 +14,17 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.data.baselines import class_prior_baseline
-from palm_ds.data.example import Example
-from palm_ds.data.stored_prediction import StoredPrediction
-from palm_ds.data.table_source import TableSource
-from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.baselines import class_prior_baseline
+from palm_ds.data.tasks.example import Example
+from palm_ds.data.tasks.stored_prediction import StoredPrediction
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.heads import ClassHead
+from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.tasks.metrics.classes import accuracy, f1, macro, matthews
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.probabilities import rounded, softmax
 from palm_ds.tasks.shared.text_task import ClassesTask, confusion_table
-from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,12 @@ With `max_turns` the target is a reply, and its source the turns of a dialogue, 
 
 Every token of the target, and the [SEP] that ends it, is predicted from an [ATTN] query that sees
 the source and the target before it, some of which is noise. The flows, and where the paper and
-ERNIE's code differ: palm_ds/data/generation_flows.py.
+ERNIE's code differ: palm_ds/data/tasks/generation_flows.py.
 
 As in ERNIE's code a target that is cut has no [SEP], so that the model does not learn to stop
 there. Several sources are cut as elsewhere, the longest first; ERNIE cuts the last one.
 
-    predictions {item: {"text", "score"}}       written by palm_ds/model/generate.py
+    predictions {item: {"text", "score"}}       written by palm_ds/model/generation/generate.py
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ import numpy as np
 
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Example, build_input
-from palm_ds.data.generation_flows import (
+from palm_ds.data.sources.source import unigram_frequencies
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.example import Example, build_input
+from palm_ds.data.tasks.generation_flows import (
     FlowOptions,
     random_spans,
     same_head,
     unigram_baseline,
 )
-from palm_ds.data.layout import layouts
-from palm_ds.data.source import unigram_frequencies
-from palm_ds.data.stored_prediction import StoredPrediction
-from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import Task
-from palm_ds.data.text_generation import SourceRoom, TextGenerator
-from palm_ds.model.batch import PackedText
-from palm_ds.model.generate import DecodingSettings
-from palm_ds.model.infilling_decoder import Prompt, TargetFormat
+from palm_ds.data.tasks.layout import layouts
+from palm_ds.data.tasks.stored_prediction import StoredPrediction
+from palm_ds.data.tasks.task import Task
+from palm_ds.data.tasks.text_generation import SourceRoom, TextGenerator
+from palm_ds.model.generation.generate import DecodingSettings
+from palm_ds.model.generation.infilling_decoder import Prompt, TargetFormat
+from palm_ds.model.inputs.batch import PackedText
 from palm_ds.tasks.shared.dialogue_turns import (
     TURNS,
     dialogue_example,

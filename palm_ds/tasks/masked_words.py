@@ -17,12 +17,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Example
-from palm_ds.data.masking import choose_units, shown
-from palm_ds.data.source import unigram_frequencies
-from palm_ds.data.table_source import TableSource
-from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import MaskedLMHead
+from palm_ds.data.sources.source import unigram_frequencies
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.example import Example
+from palm_ds.data.tasks.masking import choose_units, shown
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.tasks.shared.text_task import TextTask
 from palm_ds.text.tokenizer import CHINESE, Tokenizer
 

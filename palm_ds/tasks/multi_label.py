@@ -14,17 +14,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Example
-from palm_ds.data.stored_prediction import StoredPrediction
-from palm_ds.data.table_source import TableSource
-from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import MultiLabelHead
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.example import Example
+from palm_ds.data.tasks.stored_prediction import StoredPrediction
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.heads import MultiLabelHead
+from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.tasks.metrics.classes import exact_match, multilabel_macro, multilabel_micro
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.probabilities import rounded, sigmoid
 from palm_ds.tasks.shared.text_task import ClassesTask
-from palm_ds.weights.formats.contents import HeadOutputs
-from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 _SEPARATORS = (",", ";", "|")
 """Usual separators of class names."""

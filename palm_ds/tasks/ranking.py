@@ -15,19 +15,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.baselines import class_prior_baseline
-from palm_ds.data.example import Example
-from palm_ds.data.stored_prediction import StoredPrediction
-from palm_ds.data.table_source import TableSource
-from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.baselines import class_prior_baseline
+from palm_ds.data.tasks.example import Example
+from palm_ds.data.tasks.stored_prediction import StoredPrediction
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.heads import ClassHead
+from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.tasks.metrics.classes import f1
 from palm_ds.tasks.metrics.ranking import average_precision, mrr, ndcg, rank
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.probabilities import rounded, softmax
 from palm_ds.tasks.shared.text_task import TextTask, missing
-from palm_ds.weights.formats.contents import HeadOutputs
-from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 
 @dataclass(frozen=True, kw_only=True)

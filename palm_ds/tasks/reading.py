@@ -18,18 +18,17 @@ import numpy as np
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Example, build_input
-from palm_ds.data.layout import layouts
-from palm_ds.data.stored_prediction import StoredPrediction
-from palm_ds.data.table_source import TableSource, TokenizedColumn
-from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead, HeadOutput
+from palm_ds.data.sources.table import TableSource, TokenizedColumn
+from palm_ds.data.tasks.example import Example, build_input
+from palm_ds.data.tasks.layout import layouts
+from palm_ds.data.tasks.stored_prediction import StoredPrediction
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.heads import ClassHead, HeadOutput
+from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.tasks.metrics.answers import cmrc, squad_v1, squad_v2
 from palm_ds.tasks.shared.answer_spans import join_windows, trimmed
 from palm_ds.tasks.shared.reading_task import ReadingTask, impossible_rows
 from palm_ds.tasks.shared.sliding_windows import best_spans, cut, different, most_context
-from palm_ds.weights.formats.contents import HeadOutputs
-from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 _RULES = {"squad1": squad_v1, "squad2": squad_v2, "cmrc": cmrc}
 _WINDOW = ("item", "query", "first", "last", "size", "step")

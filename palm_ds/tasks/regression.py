@@ -16,17 +16,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Example
-from palm_ds.data.stored_prediction import StoredPrediction
-from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import Task
-from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import RegressionHead
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.example import Example
+from palm_ds.data.tasks.stored_prediction import StoredPrediction
+from palm_ds.data.tasks.task import Task
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.heads import RegressionHead
+from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.tasks.metrics.numbers import mse, pearson_and_spearman
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.text_task import TextTask
-from palm_ds.weights.formats.contents import HeadOutputs
-from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 
 @dataclass(frozen=True, kw_only=True)

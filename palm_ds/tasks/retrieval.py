@@ -17,10 +17,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Example, text_numbers
-from palm_ds.data.stored_prediction import StoredPrediction
-from palm_ds.data.table_source import TableSource
-from palm_ds.model.embedding_heads import (
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.example import Example, text_numbers
+from palm_ds.data.tasks.stored_prediction import StoredPrediction
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.embedding import (
     NEGATIVE,
     POSITIVE,
     QUERY,
@@ -29,7 +30,6 @@ from palm_ds.model.embedding_heads import (
     TEXT,
     ContrastiveHead,
 )
-from palm_ds.model.encoder import Encoder
 from palm_ds.tasks.metrics.retrieval import retrieval_metrics
 from palm_ds.tasks.shared.embedding_task import EmbeddingTask, need_text
 from palm_ds.tasks.shared.probabilities import rounded

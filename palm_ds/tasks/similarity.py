@@ -14,12 +14,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Example
-from palm_ds.data.stored_prediction import StoredPrediction
-from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import Task
-from palm_ds.model.embedding_heads import SimilarityHead
-from palm_ds.model.encoder import Encoder
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.example import Example
+from palm_ds.data.tasks.stored_prediction import StoredPrediction
+from palm_ds.data.tasks.task import Task
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.embedding import SimilarityHead
 from palm_ds.tasks.metrics.numbers import pearson, spearman
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.embedding_task import EmbeddingTask, need_text

@@ -6,7 +6,7 @@ long sentence is read in several windows; each word is predicted where it has th
 every word gets a tag, and all are trained on.
 
 PaddlePALM's and ERNIE's sequence labelling; with `crf: true` the tags of a sentence are scored
-jointly (palm_ds/model/crf.py). PaddlePALM trains the transitions with a learning rate of
+jointly (palm_ds/model/heads/crf.py). PaddlePALM trains the transitions with a learning rate of
 1e-3; here use `head_lr`.
 """
 
@@ -20,14 +20,15 @@ import numpy as np
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.baselines import class_prior_baseline
-from palm_ds.data.example import Example, build_input
-from palm_ds.data.layout import layouts
-from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import Task
-from palm_ds.model.crf import CRFHead, viterbi
-from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.baselines import class_prior_baseline
+from palm_ds.data.tasks.example import Example, build_input
+from palm_ds.data.tasks.layout import layouts
+from palm_ds.data.tasks.task import Task
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.crf import CRFHead, viterbi
+from palm_ds.model.heads.heads import ClassHead
+from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.tasks.metrics.chunks import chunks, convert
 from palm_ds.tasks.shared import tag_schemes
 from palm_ds.tasks.shared.tag_scoring import TagScoring
@@ -38,8 +39,6 @@ from palm_ds.tasks.shared.word_windows import (
     words_in_text,
     words_in_window,
 )
-from palm_ds.weights.formats.contents import HeadOutputs
-from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 _VITERBI_BATCH = 256  # sentences per Viterbi batch
 

@@ -19,29 +19,29 @@ import torch
 from safetensors.torch import load_file
 
 from palm_ds.common.version import __version__
-from palm_ds.data.hub_datasets import names_in
-from palm_ds.model.config import EncoderConfig
-from palm_ds.model.distillation import without_projections
-from palm_ds.model.heads import MaskedLMHead
+from palm_ds.data.sources.hub_datasets import names_in
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.distillation.distillation import without_projections
+from palm_ds.model.heads.heads import MaskedLMHead
+from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.model.lora import adapter_of, merged
 from palm_ds.model.multi_task_model import Model
+from palm_ds.model.pooling import TextPooling
 from palm_ds.text.exported_tokenizer import normalizing_tokenizer
 from palm_ds.text.tokenizer import Tokenizer
-from palm_ds.train.recipe import Recipe
+from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.report.metrics_file import FILE, read_metrics
 from palm_ds.train.report.run_log import RunLog
-from palm_ds.train.run_folder import RunSpec
-from palm_ds.train.sources import Data
+from palm_ds.train.setup.build import outputs_of
+from palm_ds.train.setup.run_folder import RunSpec
+from palm_ds.train.setup.sources import Data
 from palm_ds.weights import weights_folder
 from palm_ds.weights.convert.documents import read_documents
 from palm_ds.weights.convert.to_onnx import check_installed
 from palm_ds.weights.convert.try_onnx import AddedOnnx, try_onnx, why_no_onnx
 from palm_ds.weights.download.downloader import hub_name_of
-from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.formats.huggingface.families import served_family
 from palm_ds.weights.formats.huggingface.model_card import Provenance
-from palm_ds.weights.formats.huggingface.target import ExportedHead
-from palm_ds.weights.formats.huggingface.text_pooling import TextPooling
 from palm_ds.weights.formats.native import ADAPTER, WEIGHTS
 from palm_ds.weights.formats.onnx.description import FOLDER as ONNX
 from palm_ds.weights.formats.weights_info import WeightsInfo
@@ -66,12 +66,6 @@ def head_taken(recipe: Recipe, parameters: Collection[str]) -> ExportedHead | No
     return (
         replace(head, task_id=recipe.task_ids[tasks[0].name]) if parts == _HEAD_PARAMETERS else None
     )
-
-
-def outputs_of(recipe: Recipe, model: Model) -> dict[str, HeadOutputs]:
-    """{head: the meaning of its scores}, as given by the task that owns it."""
-    tasks = recipe.built_tasks
-    return {name: tasks[name].head_outputs() for name in model.heads if name in tasks}
 
 
 def info_of(recipe: Recipe, model: Model, *, steps: int) -> WeightsInfo:

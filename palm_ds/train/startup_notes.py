@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from palm_ds.runtime.processes import Processes, crowded_hosts
-from palm_ds.runtime.swap_folder import describe_swapping
-from palm_ds.runtime.tf32 import describe_tf32
-from palm_ds.train.lessons import Lessons
-from palm_ds.train.recipe_checks import idle_tasks
-from palm_ds.train.run_folder import RunSpec
-from palm_ds.train.sources import (
+from palm_ds.runtime.device.tf32 import describe_tf32
+from palm_ds.runtime.processes.processes import Processes, crowded_hosts
+from palm_ds.runtime.zero.swap_folder import describe_swapping
+from palm_ds.train.recipe.checks import idle_tasks
+from palm_ds.train.setup.run_folder import RunSpec
+from palm_ds.train.setup.sources import (
     Data,
     corpus_summaries,
     evaluation_notes,
     small_held_out_warnings,
     trained_on_warnings,
 )
+from palm_ds.train.teachers.distillation_plan import Lessons
 
 
 def startup_notes(run: RunSpec, data: Data, lessons: Lessons, processes: Processes) -> list[str]:

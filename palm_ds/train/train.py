@@ -14,50 +14,50 @@ import torch
 from rich.console import Console
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.corpus_source import CorpusSource
+from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.engine import Engine, start, stop
-from palm_ds.model.check_custom_encoder import check_custom_encoder
-from palm_ds.model.heads import MaskedLMHead
+from palm_ds.model.encoder.check_custom_encoder import check_custom_encoder
+from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.lora import add_lora
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.memory import host_memory
-from palm_ds.runtime.optimizer import optimizer_class
-from palm_ds.runtime.optimizer_wrappers import StepFreezing
-from palm_ds.runtime.param_groups import freeze
-from palm_ds.runtime.processes import Processes
-from palm_ds.runtime.run_lock import RunLock, lock_run_folder
-from palm_ds.runtime.signals import StopFlag, stop_signals
-from palm_ds.runtime.swap_folder import check_swap_room, prepare_swapping
-from palm_ds.train.build import AnyStream, build_held_out, build_model, build_stream
-from palm_ds.train.corpus_check import CorpusCheck
-from palm_ds.train.early_stopping import BestTracker
-from palm_ds.train.evaluate import HeldOutSet, evaluate
+from palm_ds.runtime.device.memory import host_memory
+from palm_ds.runtime.optimizer.optimizer import optimizer_class
+from palm_ds.runtime.optimizer.param_groups import freeze
+from palm_ds.runtime.optimizer.wrappers import StepFreezing
+from palm_ds.runtime.processes.processes import Processes
+from palm_ds.runtime.processes.run_lock import RunLock, lock_run_folder
+from palm_ds.runtime.processes.signals import StopFlag, stop_signals
+from palm_ds.runtime.zero.swap_folder import check_swap_room, prepare_swapping
+from palm_ds.train.evaluate.evaluate import HeldOutSet, evaluate
 from palm_ds.train.export import FinalWeights, best_weights, check_export, export, write_onnx
-from palm_ds.train.extend import ModelSignature
-from palm_ds.train.lessons import Lessons, find_lessons
-from palm_ds.train.loop import EventHandler, Loop
-from palm_ds.train.memory_check import check_memory
-from palm_ds.train.micro_batch import choose_micro_batch
+from palm_ds.train.loop.early_stopping import BestTracker
+from palm_ds.train.loop.loop import EventHandler, Loop
+from palm_ds.train.loop.profiler import ProfileSettings, attach_profiler
 from palm_ds.train.plan.cluster import Cluster
 from palm_ds.train.plan.work import size_of, work_of
-from palm_ds.train.preflight import compare_hosts, findings
-from palm_ds.train.profiler import ProfileSettings, attach_profiler
-from palm_ds.train.recipe import Recipe
+from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.report.html_report import write_report
 from palm_ds.train.report.run_log import RunLog
-from palm_ds.train.resolve import resolve
-from palm_ds.train.resume import StartingPoint, find_starting_point, signature_of
-from palm_ds.train.run_folder import (
+from palm_ds.train.setup.build import AnyStream, build_held_out, build_model, build_stream
+from palm_ds.train.setup.corpus_check import CorpusCheck
+from palm_ds.train.setup.extend import ModelSignature
+from palm_ds.train.setup.memory_check import check_memory
+from palm_ds.train.setup.micro_batch import choose_micro_batch
+from palm_ds.train.setup.preflight import compare_hosts, findings
+from palm_ds.train.setup.resolve import resolve
+from palm_ds.train.setup.resume import StartingPoint, find_starting_point, signature_of
+from palm_ds.train.setup.run_folder import (
     RunSpec,
     check_folder,
     overview,
     record_changes,
     write_folder,
 )
-from palm_ds.train.sources import Data, check_tables, check_units, open_data
-from palm_ds.train.space_check import check_space_together
+from palm_ds.train.setup.sources import Data, check_tables, check_units, open_data
+from palm_ds.train.setup.space_check import check_space_together
 from palm_ds.train.startup_notes import startup_notes
-from palm_ds.train.teacher import build_teachers, learn_from
+from palm_ds.train.teachers.build import build_teachers, learn_from
+from palm_ds.train.teachers.distillation_plan import Lessons, find_lessons
 
 Examples: TypeAlias = Callable[[Path, CorpusSource], Iterable[str]]
 """(weights folder, held-out source) -> lines for the log at the end of a run, such as masked words

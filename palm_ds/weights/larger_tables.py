@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from palm_ds.model.config import EncoderConfig
+from palm_ds.model.config.config import EncoderConfig
 
 _TASKS, _SEGMENTS = "backbone.task.weight", "backbone.segment.weight"
 

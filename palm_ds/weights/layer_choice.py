@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import EncoderConfig
-from palm_ds.model.encoder_kinds import is_custom
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.config.encoder_kinds import is_custom
 
 _LAYER = re.compile(r"backbone\.layers\.(\d+)\.(.+)")
 _WORDS, _TASKS = "backbone.word.weight", "backbone.task.weight"

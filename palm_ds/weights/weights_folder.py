@@ -21,19 +21,20 @@ from safetensors.torch import save_file
 
 from palm_ds.common.atomic import follow_umask, write_folder_atomically
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import EncoderConfig
-from palm_ds.model.crf import CRFHead
-from palm_ds.model.encoder_kinds import is_custom
-from palm_ds.model.heads import ClassHead, MaskedLMHead
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.config.encoder_kinds import is_custom
+from palm_ds.model.heads.crf import CRFHead
+from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
+from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.model.multi_task_model import Model
+from palm_ds.model.pooling import TextPooling
 from palm_ds.weights.formats import native
-from palm_ds.weights.formats.contents import OPTIMIZER, CheckpointContents, HeadOutputs, SavesFiles
+from palm_ds.weights.formats.contents import OPTIMIZER, CheckpointContents, SavesFiles
 from palm_ds.weights.formats.contents import HeadInfo as HeadInfo
 from palm_ds.weights.formats.huggingface.model_card import Provenance, model_card
 from palm_ds.weights.formats.huggingface.names import State, lost
 from palm_ds.weights.formats.huggingface.sentence_transformers import FOLDER as MODULES_FOLDER
-from palm_ds.weights.formats.huggingface.target import ExportedHead
-from palm_ds.weights.formats.huggingface.text_pooling import TextPooling
+from palm_ds.weights.formats.huggingface.text_pooling import write_pooling
 from palm_ds.weights.formats.huggingface.write import ExportOptions, plan, write
 from palm_ds.weights.formats.native import WEIGHTS
 from palm_ds.weights.formats.open import open_checkpoint, read_info
@@ -118,7 +119,9 @@ def save_weights(
             text_tokenizer.save(part / native.TEXT_TOKENIZER)
         if pooling is not None:
             sizes = {"hidden_size": info.backbone.hidden_size}
-            pooling.write(part / MODULES_FOLDER, max_length=info.backbone.max_length, **sizes)
+            write_pooling(
+                pooling, part / MODULES_FOLDER, max_length=info.backbone.max_length, **sizes
+            )
         if adapter:
             save_file(dict(adapter), part / native.ADAPTER, {"format": "pt"})
             follow_umask(part / native.ADAPTER)

@@ -22,12 +22,12 @@ from safetensors.torch import load_file
 
 import palm_ds as palm
 from palm_ds.common.errors import UserError
-from palm_ds.runtime import checkpoint
-from palm_ds.runtime.launched import is_single_process
+from palm_ds.runtime.checkpoint import checkpoint
+from palm_ds.runtime.processes.launched import is_single_process
 from palm_ds.tasks.multi_label import MultiLabel
-from palm_ds.train.recipe import make_recipe
+from palm_ds.train.recipe.recipe import make_recipe
 from palm_ds.train.report.metrics_file import read_metrics
-from palm_ds.train.run_folder import RunSpec
+from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.train import train
 from tests.helpers.own_encoder import PreNorm
 from tests.helpers.own_optimizer import Lion

@@ -13,19 +13,19 @@ import torch
 from tiny import LENGTH, LR, OPTIMIZER, SEED, WORDS, arguments, write
 
 from palm_ds.common.rng import derive_key
-from palm_ds.data.corpus_source import CorpusSource
-from palm_ds.data.example import Example, collate, join
+from palm_ds.data.sources.corpus import CorpusSource
+from palm_ds.data.tasks.example import Example, collate, join
 from palm_ds.engine import Engine
-from palm_ds.model.batch import Batch
-from palm_ds.model.embedding_heads import ContrastiveHead, SimilarityHead, VectorSettings
-from palm_ds.model.encoder import Encoder, EncoderConfig
-from palm_ds.model.heads import ClassHead
+from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.heads.embedding import ContrastiveHead, SimilarityHead, VectorSettings
+from palm_ds.model.heads.heads import ClassHead
+from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.pretrain.retromae import Retromae, RetromaeHead
-from palm_ds.runtime.ds_config import make_ds_config
-from palm_ds.runtime.param_groups import param_groups
-from palm_ds.runtime.processes import leave
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.runtime.optimizer.param_groups import param_groups
+from palm_ds.runtime.processes.processes import leave
 
 ROWS, STEPS = 16, 4
 RETROMAE = Retromae(name="retromae", source="text")

@@ -16,8 +16,8 @@ from typing import Any
 from tiny import arguments, make_engine, make_model, train, write
 
 from palm_ds.engine import Engine
-from palm_ds.runtime.processes import leave
-from palm_ds.train.extend import ModelSignature
+from palm_ds.runtime.processes.processes import leave
+from palm_ds.train.setup.extend import ModelSignature
 from palm_ds.weights.formats.weights_info import WeightsInfo, write_info
 
 ROWS, MICRO, FIRST, LAST = 12, 2, 3, 6  # rows that 1, 2 and 3 processes share evenly

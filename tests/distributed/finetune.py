@@ -24,16 +24,16 @@ from tiny import arguments
 from palm_ds.common import exit_codes
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.rng import derive_key
-from palm_ds.data.example_stream import ExampleStream
-from palm_ds.runtime.ds_config import make_ds_config
-from palm_ds.runtime.processes import start
-from palm_ds.train.build import build_model, build_stream
-from palm_ds.train.lessons import find_lessons
-from palm_ds.train.recipe import Recipe, make_recipe
-from palm_ds.train.resolve import resolve
-from palm_ds.train.run_folder import RunSpec
-from palm_ds.train.sources import open_data
-from palm_ds.train.teacher import build_teachers, learn_from
+from palm_ds.data.stream.example_stream import ExampleStream
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.runtime.processes.processes import start
+from palm_ds.train.recipe.recipe import Recipe, make_recipe
+from palm_ds.train.setup.build import build_model, build_stream
+from palm_ds.train.setup.resolve import resolve
+from palm_ds.train.setup.run_folder import RunSpec
+from palm_ds.train.setup.sources import open_data
+from palm_ds.train.teachers.build import build_teachers, learn_from
+from palm_ds.train.teachers.distillation_plan import find_lessons
 from palm_ds.train.train import TrainingRun, setup_run, train
 from tests.helpers.warm_python import free_port
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.engine import Engine
-from palm_ds.runtime import full_disk
-from palm_ds.train import saving
+from palm_ds.runtime.checkpoint import full_disk
+from palm_ds.train.loop import saving
 from tests.helpers.small_disk import empty, fill
 
 disk = Path(sys.argv[sys.argv.index("--run_dir") + 1]).parent

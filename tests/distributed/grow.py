@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from tiny import LENGTH, LR, OPTIMIZER, ROWS, WORDS, arguments, write
 
-from palm_ds.data.example import Example, collate
+from palm_ds.data.tasks.example import Example, collate
 from palm_ds.engine import Engine, start
-from palm_ds.model.batch import Batch
-from palm_ds.model.encoder import Encoder, EncoderConfig
-from palm_ds.model.heads import ClassHead, MaskedLMHead
+from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
+from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.ds_config import make_ds_config
-from palm_ds.runtime.param_groups import param_groups
-from palm_ds.runtime.processes import leave
-from palm_ds.train.extend import ModelSignature, warm_start
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.runtime.optimizer.param_groups import param_groups
+from palm_ds.runtime.processes.processes import leave
+from palm_ds.train.setup.extend import ModelSignature, warm_start
 
 OLD = {"words": 0, "order": 1}
 NEW = {"words": 0, "added": 1, "order": 2}  # the new task is between them, so rows move

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from tiny import arguments, write
 
-from palm_ds.runtime.ds_config import make_ds_config
-from palm_ds.runtime.processes import start
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.runtime.processes.processes import start
 
 options = arguments()
 processes = start(make_ds_config({"palm_ds": {"timeout_minutes": 0.05}}))

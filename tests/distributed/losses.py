@@ -2,7 +2,7 @@
 
 from tiny import arguments, make_engine, plain_loop, train, write
 
-from palm_ds.runtime.processes import leave
+from palm_ds.runtime.processes.processes import leave
 
 options = arguments(steps=8, runs="0:fp32:4", dropout=0.0)
 steps = range(options.steps)

@@ -11,9 +11,9 @@ from typing import Any
 from tiny import arguments, make_engine, share, write
 
 from palm_ds.engine import Engine
-from palm_ds.runtime import muon
-from palm_ds.runtime.optimizer import OptimizerConfig
-from palm_ds.runtime.processes import leave
+from palm_ds.runtime.optimizer import muon
+from palm_ds.runtime.optimizer.optimizer import OptimizerConfig
+from palm_ds.runtime.processes.processes import leave
 
 RATES = {"adamw": 1e-3, "lamb": 1e-2, "stable_adamw": 3e-3, "muon": 3e-3}
 

@@ -17,8 +17,8 @@ from tiny import LR, ROWS, arguments, make_engine, make_model, share, write
 
 from palm_ds.common.errors import UserError
 from palm_ds.engine import Engine
-from palm_ds.runtime.optimizer import OptimizerConfig
-from palm_ds.runtime.processes import leave
+from palm_ds.runtime.optimizer.optimizer import OptimizerConfig
+from palm_ds.runtime.processes.processes import leave
 from tests.helpers.own_optimizer import Lion
 
 CLIP, DECAY = 0.5, 0.1

@@ -5,7 +5,7 @@ import sys
 import time
 from typing import Any
 
-from palm_ds.train.loop import Loop
+from palm_ds.train.loop.loop import Loop
 
 train_step = Loop.train_step
 

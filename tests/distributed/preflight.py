@@ -4,9 +4,9 @@ from pathlib import Path
 
 from tiny import arguments, write
 
-from palm_ds.runtime import measure
-from palm_ds.runtime.ds_config import make_ds_config
-from palm_ds.runtime.processes import start, stop
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.runtime.processes import measure
+from palm_ds.runtime.processes.processes import start, stop
 
 options = arguments()
 processes = start(make_ds_config({}))

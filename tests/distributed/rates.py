@@ -15,11 +15,11 @@ import torch
 from tiny import LR, ROWS, arguments, make_engine, make_model, share, write
 
 from palm_ds.engine import Engine
-from palm_ds.model.batch import Batch
+from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.optimizer import OptimizerConfig
-from palm_ds.runtime.param_groups import param_groups
-from palm_ds.runtime.processes import leave
+from palm_ds.runtime.optimizer.optimizer import OptimizerConfig
+from palm_ds.runtime.optimizer.param_groups import param_groups
+from palm_ds.runtime.processes.processes import leave
 
 STEPS, SAVED = 6, 4
 FROZEN = ("backbone.word.weight", "backbone.layers.0.attention_norm.*")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tiny import arguments, make_engine, train, write
 
-from palm_ds.runtime.processes import leave
+from palm_ds.runtime.processes.processes import leave
 
 options = arguments(folder="", runs="", resume=0)
 results = {}

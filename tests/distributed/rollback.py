@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tiny import arguments, make_engine, train, write
 
-from palm_ds.runtime.processes import leave
+from palm_ds.runtime.processes.processes import leave
 
 options = arguments()
 results = {}

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from tiny import LENGTH, LR, arguments, make_engine, row, share, train, write
 
-from palm_ds.data.example import collate
+from palm_ds.data.tasks.example import collate
 from palm_ds.engine import Engine
-from palm_ds.model.batch import Batch
-from palm_ds.model.heads import HeadOutput
+from palm_ds.model.heads.heads import HeadOutput
+from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.processes import leave
+from palm_ds.runtime.processes.processes import leave
 
 ROWS = 8
 

@@ -6,8 +6,8 @@ from deepspeed.accelerator import get_accelerator
 from tiny import OPTIMIZER, ROWS, arguments, make_model, train, write
 
 from palm_ds.engine import Engine
-from palm_ds.runtime.ds_config import read_ds_config
-from palm_ds.runtime.processes import leave
+from palm_ds.runtime.deepspeed.ds_config import read_ds_config
+from palm_ds.runtime.processes.processes import leave
 
 options = arguments()
 get_accelerator().is_fp16_supported = lambda: True  # type: ignore[union-attr]

@@ -10,11 +10,11 @@ import torch
 from tiny import LENGTH, LR, OPTIMIZER, ROWS, SEED, WORDS, arguments, share, write
 
 from palm_ds.engine import Engine
-from palm_ds.model.encoder import Encoder, EncoderConfig
-from palm_ds.model.heads import ClassHead, MaskedLMHead
+from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.ds_config import make_ds_config
-from palm_ds.runtime.processes import start, stop
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.runtime.processes.processes import start, stop
 
 BUCKET = 1000
 

@@ -11,13 +11,13 @@ import torch
 from tiny import LENGTH, OPTIMIZER, ROWS, SEED, WORDS, arguments, train, write
 
 from palm_ds.engine import Engine
-from palm_ds.model.encoder import Encoder, EncoderConfig
-from palm_ds.model.heads import ClassHead, MaskedLMHead
+from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.ds_config import make_ds_config
-from palm_ds.runtime.processes import leave
-from palm_ds.runtime.swap_folder import prepare_swapping
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.runtime.processes.processes import leave
+from palm_ds.runtime.zero.swap_folder import prepare_swapping
 
 KINDS = {
     "fp32": replace(OPTIMIZER, ema=0.9),

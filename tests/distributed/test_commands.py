@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from palm_ds.common.exit_codes import STOPPED
-from palm_ds.runtime import checkpoint
+from palm_ds.runtime.checkpoint import checkpoint
 from tests.helpers import warm_python
 from tests.helpers.small_corpus import write_small_corpus
 from tests.helpers.warm_python import Program
@@ -292,11 +292,11 @@ def test_a_finished_run_has_all_its_files(uninterrupted) -> None:
     import torch
     from transformers import AutoModel, AutoTokenizer
 
-    from palm_ds.data.example import build_input, collate
-    from palm_ds.runtime.ds_config import read_ds_config
-    from palm_ds.train.build import build_model
-    from palm_ds.train.recipe import read_recipe
-    from palm_ds.train.sources import open_data
+    from palm_ds.data.tasks.example import build_input, collate
+    from palm_ds.runtime.deepspeed.ds_config import read_ds_config
+    from palm_ds.train.recipe.recipe import read_recipe
+    from palm_ds.train.setup.build import build_model
+    from palm_ds.train.setup.sources import open_data
     from palm_ds.weights.weights_folder import load_weights
 
     recipe_file, ds_config, run = uninterrupted
@@ -381,7 +381,7 @@ def test_a_non_finite_loss_stops_the_run_and_ruined_weights_are_not_saved(small,
 
 BOMB = """
 from dataclasses import dataclass
-from palm_ds.model.heads import MaskedLMHead
+from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.pretrain.knowledge_masking import KnowledgeMasking
 
 class Explosive(MaskedLMHead):

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from palm_ds.common.exit_codes import MISTAKE, NONFINITE, STOPPED
-from palm_ds.runtime import checkpoint
+from palm_ds.runtime.checkpoint import checkpoint
 from tests.distributed.random_spikes import ruin
 from tests.distributed.test_commands import (
     MASKS,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from palm_ds.runtime.ds_config import make_ds_config
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.train.plan.memory import state_bytes
 
 pytestmark = pytest.mark.distributed
@@ -187,7 +187,7 @@ WAITS: dict[str, list[str]] = {
     "1:bf16": [],
     "2:bf16": [],
     "1:bf16:fgm": [],
-    "0:fp32": ["palm_ds.runtime.optimizer_wrappers.step: _local_scalar_dense"],
+    "0:fp32": ["palm_ds.runtime.optimizer.wrappers.step: _local_scalar_dense"],
     "1:fp32": [
         "deepspeed.runtime.utils.is_invalid_grad_norm: _local_scalar_dense",
         "deepspeed.runtime.utils.mask_nan_or_inf_with_val_inplace: lift_fresh",
@@ -213,7 +213,7 @@ def test_what_waits_for_the_device_in_a_step_and_what_it_leaves_behind(run_distr
         for name, (lines, _) in run.result.items()
     }
     assert found == WAITS
-    # palm_ds.runtime.garbage relies on it; two steps leave 24 objects on Python 3.11.2, else none
+    # runtime/device/garbage.py relies on it; two steps leave 24 objects on Python 3.11.2, else none
     assert max(cycles for _, cycles in run.result.values()) <= 50
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from palm_ds.runtime import checkpoint
-from palm_ds.runtime.shard_files import ShardReader
+from palm_ds.runtime.checkpoint import checkpoint
+from palm_ds.runtime.checkpoint.shard_files import ShardReader
 from palm_ds.weights.formats.deepspeed import read as deepspeed
 from tests.helpers import warm_python
 

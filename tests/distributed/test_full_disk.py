@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from palm_ds.runtime import checkpoint
+from palm_ds.runtime.checkpoint import checkpoint
 from tests.distributed.test_commands import (
     MASKS,
     PRETRAIN,

@@ -16,18 +16,18 @@ import numpy as np
 import torch
 
 from palm_ds.common.rng import derive_key
-from palm_ds.data.example import Example, collate
+from palm_ds.data.tasks.example import Example, collate
 from palm_ds.engine import Engine
-from palm_ds.model.batch import Batch
-from palm_ds.model.encoder import Encoder, EncoderConfig
-from palm_ds.model.heads import ClassHead, MaskedLMHead
+from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
+from palm_ds.model.inputs.batch import Batch
+from palm_ds.model.inputs.visibility import multi_flow
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
-from palm_ds.model.visibility import multi_flow
-from palm_ds.runtime.ds_config import make_ds_config
-from palm_ds.runtime.optimizer import OptimizerConfig
-from palm_ds.runtime.param_groups import param_groups
-from palm_ds.runtime.step_result import StepResult
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.runtime.optimizer.optimizer import OptimizerConfig
+from palm_ds.runtime.optimizer.param_groups import param_groups
+from palm_ds.runtime.step.step_result import StepResult
 
 ROWS, LENGTH, WORDS, SEED = 16, 32, 101, 1
 LR = 1e-3

@@ -13,8 +13,8 @@ from unittest import mock
 from tiny import LR, OPTIMIZER, arguments, make_engine, share, write
 
 from palm_ds.engine import Engine
-from palm_ds.runtime.micro_steps import MicroSteps
-from palm_ds.runtime.processes import leave
+from palm_ds.runtime.processes.processes import leave
+from palm_ds.runtime.step.gradient_accumulation import MicroSteps
 from tests.helpers.waits import Waits
 
 

@@ -14,14 +14,14 @@ from tiny import LENGTH, LR, OPTIMIZER, ROWS, SEED, WORDS, arguments, share, wri
 
 from palm_ds.common.rng import derive_key
 from palm_ds.engine import Engine
-from palm_ds.model.batch import Batch
-from palm_ds.model.encoder import build_encoder
-from palm_ds.model.heads import ClassHead, MaskedLMHead
+from palm_ds.model.encoder.encoder import build_encoder
+from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
+from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.ds_config import make_ds_config
-from palm_ds.runtime.param_groups import param_groups
-from palm_ds.runtime.processes import leave
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.runtime.optimizer.param_groups import param_groups
+from palm_ds.runtime.processes.processes import leave
 from tests.helpers.word_encoders import config
 
 STEPS = range(8)

@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForTokenClassification
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.crf import CRFHead
-from palm_ds.model.encoder import Encoder
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.crf import CRFHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.convert import convert
 from palm_ds.weights.convert.convert import ConversionOptions

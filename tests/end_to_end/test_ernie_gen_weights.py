@@ -16,11 +16,11 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import BertForMaskedLM
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.batch import Batch, PackedText
-from palm_ds.model.encoder import build_encoder
-from palm_ds.model.heads import MaskedLMHead
-from palm_ds.model.infilling_decoder import InfillingDecoder, Prompt, TargetFormat
-from palm_ds.model.visibility import multi_flow
+from palm_ds.model.encoder.encoder import build_encoder
+from palm_ds.model.generation.infilling_decoder import InfillingDecoder, Prompt, TargetFormat
+from palm_ds.model.heads.heads import MaskedLMHead
+from palm_ds.model.inputs.batch import Batch, PackedText
+from palm_ds.model.inputs.visibility import multi_flow
 from palm_ds.weights.convert.convert import convert
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.open import open_checkpoint

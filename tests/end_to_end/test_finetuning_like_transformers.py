@@ -24,14 +24,14 @@ from transformers import (
     AutoTokenizer,
 )
 
-from palm_ds.data.example_stream import ExampleStream
-from palm_ds.runtime.ds_config import make_ds_config
-from palm_ds.train.build import build_model, build_stream
-from palm_ds.train.recipe import Recipe, make_recipe
+from palm_ds.data.stream.example_stream import ExampleStream
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.train.report.metrics_file import read_metrics
-from palm_ds.train.resolve import resolve
-from palm_ds.train.run_folder import RunSpec
-from palm_ds.train.sources import open_data
+from palm_ds.train.setup.build import build_model, build_stream
+from palm_ds.train.setup.resolve import resolve
+from palm_ds.train.setup.run_folder import RunSpec
+from palm_ds.train.setup.sources import open_data
 from palm_ds.train.train import train
 from palm_ds.weights.weights_folder import export_hf
 from tests.helpers.text_tables import small_tokenizer

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from palm_ds.data.reader import TableSettings, open_table
-from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import build
-from palm_ds.data.task_group_dataset import TaskGroupDataset
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.stream.task_group_dataset import TaskGroupDataset
+from palm_ds.data.tasks.task import build
 from palm_ds.text.tokenizer import load_tokenizer
 
 STS = {"header": False, "columns": {"text_a": 0, "text_b": 1, "label": 2}}

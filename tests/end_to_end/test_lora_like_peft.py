@@ -14,15 +14,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from palm_ds.data.example_stream import ExampleStream
+from palm_ds.data.stream.example_stream import ExampleStream
 from palm_ds.model.lora import add_lora
-from palm_ds.runtime.ds_config import make_ds_config
-from palm_ds.train.build import build_model, build_stream
-from palm_ds.train.recipe import Recipe, make_recipe
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.train.report.metrics_file import read_metrics
-from palm_ds.train.resolve import resolve
-from palm_ds.train.run_folder import RunSpec
-from palm_ds.train.sources import open_data
+from palm_ds.train.setup.build import build_model, build_stream
+from palm_ds.train.setup.resolve import resolve
+from palm_ds.train.setup.run_folder import RunSpec
+from palm_ds.train.setup.sources import open_data
 from palm_ds.train.train import train
 from palm_ds.weights.formats.native import open_contents
 from palm_ds.weights.peft_adapter import write_adapter

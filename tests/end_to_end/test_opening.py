@@ -24,15 +24,15 @@ from palm_ds.common.errors import UserError
 from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
 from palm_ds.inference.fill_mask import open_filler
 from palm_ds.inference.predictor import open_predictor
-from palm_ds.model.config import EncoderConfig
-from palm_ds.model.encoder import Encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.multi_task_model import Model
+from palm_ds.model.pooling import TextPooling
 from palm_ds.text.tokenizer import wordpiece
 from palm_ds.train.export import check_export, head_taken, info_of, write_hf, write_onnx
-from palm_ds.train.sources import open_data
+from palm_ds.train.setup.sources import open_data
 from palm_ds.weights import weights_folder
 from palm_ds.weights.convert.convert import ConversionOptions, convert
-from palm_ds.weights.formats.huggingface.text_pooling import TextPooling
 from tests.helpers.other_readers import TeiModel, as_old_vllm, as_tei, as_vllm, vllm_class
 from tests.helpers.saved_model import MORE_TASKS, TASKS, recipe_of, save_model
 from tests.helpers.text_tables import SPECIALS, WORDS, opened, small_tokenizer

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from palm_ds.corpus.store import Corpus
-from palm_ds.data.corpus_source import split_corpus
-from palm_ds.data.curriculum_spec import read_stages
-from palm_ds.data.packed_stream import PackedStream
-from palm_ds.data.stages import tasks_of
-from palm_ds.data.task import build
-from palm_ds.data.task_group_dataset import make_datasets
+from palm_ds.data.sources.corpus import split_corpus
+from palm_ds.data.stream.curriculum_spec import read_stages
+from palm_ds.data.stream.packed_stream import PackedStream
+from palm_ds.data.stream.stages import tasks_of
+from palm_ds.data.stream.task_group_dataset import make_datasets
+from palm_ds.data.tasks.task import build
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.corpus_source import CorpusSource, split_corpus
-from palm_ds.data.task import build
-from palm_ds.data.task_group_dataset import ExampleRef, TaskGroupDataset, extend_into_padding
+from palm_ds.data.sources.corpus import CorpusSource, split_corpus
+from palm_ds.data.stream.task_group_dataset import ExampleRef, TaskGroupDataset, extend_into_padding
+from palm_ds.data.tasks.task import build
 from tests.helpers.small_corpus import write_small_corpus
 
 LENGTH = 96

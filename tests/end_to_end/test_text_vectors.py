@@ -13,10 +13,10 @@ import pytest
 from palm_ds.data.reader import open_table
 from palm_ds.inference.embedder import open_embedder
 from palm_ds.inference.predictor import open_predictor
-from palm_ds.runtime.ds_config import make_ds_config
-from palm_ds.train.recipe import make_recipe
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.train.recipe.recipe import make_recipe
 from palm_ds.train.report.metrics_file import read_metrics
-from palm_ds.train.run_folder import RunSpec
+from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.train import train
 
 TOPICS = 20

@@ -14,7 +14,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from palm_ds.model import attention_triton, attention_triton_kernels
+from palm_ds.model.attention import triton as attention_triton
+from palm_ds.model.attention import triton_kernels as attention_triton_kernels
 
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 POINTERS = {"bounds": "*i32", "visibility": "*i32", "hashes": "*i64", "columns": "*i32"}

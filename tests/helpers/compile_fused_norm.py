@@ -14,8 +14,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from palm_ds.model import fused_norm, fused_norm_triton_kernels
-from palm_ds.model.dropout import DropoutKeys
+from palm_ds.model.ops import fused_norm, fused_norm_triton_kernels
+from palm_ds.model.ops.dropout import DropoutKeys
 
 KINDS = {name: "*fp32" for name in ("mean", "rstd", "d_weight", "d_bias")}
 KINDS |= {"hashes": "*i32", "columns": "*i32", "eps": "fp32", "rows": "i32"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from palm_ds.data.packing import pack
-from palm_ds.data.task_group_dataset import TaskGroupDataset, extend_into_padding, refs
+from palm_ds.data.stream.packing import pack
+from palm_ds.data.stream.task_group_dataset import TaskGroupDataset, extend_into_padding, refs
 
 
 def real_share(dataset: TaskGroupDataset) -> float:

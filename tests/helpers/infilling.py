@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from palm_ds.model.attention_dense import plain_attention
-from palm_ds.model.attention_plan import AttentionPlan
-from palm_ds.model.batch import Batch, PackedText
-from palm_ds.model.encoder import Encoder, EncoderConfig
-from palm_ds.model.heads import MaskedLMHead
-from palm_ds.model.infilling_decoder import Prompt, TargetFormat
+from palm_ds.model.attention.dense import plain_attention
+from palm_ds.model.attention.plan import AttentionPlan
+from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.generation.infilling_decoder import Prompt, TargetFormat
+from palm_ds.model.heads.heads import MaskedLMHead
+from palm_ds.model.inputs.batch import Batch, PackedText
 
 FORMAT = TargetFormat(begin=1, query=4, end=2, token_type=3)
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import palm_ds as palm
-from palm_ds.model.encoder import gather_positions
+from palm_ds.model.encoder.encoder import gather_positions
 
 
 class PreNormLayer(palm.EncoderLayer):

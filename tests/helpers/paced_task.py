@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from palm_ds.model.heads import HeadOutput, MaskedLMHead
+from palm_ds.model.heads.heads import HeadOutput, MaskedLMHead
 from palm_ds.pretrain.knowledge_masking import KnowledgeMasking
-from palm_ds.runtime.checkpoint import FileManifest
+from palm_ds.runtime.checkpoint.checkpoint import FileManifest
 
 if TYPE_CHECKING:
-    from palm_ds.model.encoder import Encoder
+    from palm_ds.model.encoder.encoder import Encoder
 
 
 class PacedHead(MaskedLMHead):

@@ -13,7 +13,7 @@ import numpy as np
 from palm_ds.corpus.manifest import read_manifest, write_manifest
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.corpus.writer import write_corpus
-from palm_ds.data.corpus_source import CorpusSource, split_corpus
+from palm_ds.data.sources.corpus import CorpusSource, split_corpus
 from palm_ds.pretrain.shared.discourse_markers import Marker
 from palm_ds.text.tokenizer import Tokenizer, wordpiece
 

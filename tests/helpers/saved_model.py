@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from palm_ds.runtime.ds_config import DSConfig
-from palm_ds.train.build import build_model
+from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.train.export import info_of
-from palm_ds.train.recipe import Recipe, make_recipe
-from palm_ds.train.resolve import resolve
-from palm_ds.train.sources import open_data
+from palm_ds.train.recipe.recipe import Recipe, make_recipe
+from palm_ds.train.setup.build import build_model
+from palm_ds.train.setup.resolve import resolve
+from palm_ds.train.setup.sources import open_data
 from palm_ds.weights import weights_folder
 from tests.helpers.text_tables import WORDS, small_tokenizer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from palm_ds.model.config import EncoderConfig
+from palm_ds.model.config.config import EncoderConfig
 from palm_ds.text.tokenizer import Tokenizer, wordpiece
 
 TINY = EncoderConfig(

@@ -13,19 +13,19 @@ import numpy as np
 import torch
 from transformers import BertConfig, BertModel
 
-from palm_ds.data.decode import decoded, gathered
 from palm_ds.data.reader import TableSettings, open_table
-from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import Task
-from palm_ds.data.task_group_dataset import (
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.stream.decode import decoded, gathered
+from palm_ds.data.stream.task_group_dataset import (
     BuiltRow,
     TaskGroupDataset,
     build_examples,
     collate_built,
     held_out_rows,
 )
-from palm_ds.model.batch import Batch
-from palm_ds.model.encoder import Encoder, EncoderConfig
+from palm_ds.data.tasks.task import Task
+from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import Tokenizer, wordpiece
 from palm_ds.weights.formats.huggingface.names import from_names

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from palm_ds.model.encoder import Encoder
+from palm_ds.model.encoder.encoder import Encoder
 
 
 @dataclass

@@ -3,7 +3,7 @@ until the device has computed it. On a CPU nothing waits, but the operators are 
 
     with Waits() as waits:
         head(rows, targets)
-    waits.found     # {"palm_ds.model.crf._padding: bincount", ...}
+    waits.found     # {"palm_ds.model.heads.crf._padding: bincount", ...}
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ def go(words: list[str]) -> None:
 def import_all() -> None:
     """All of palm_ds, and the modules that it and DeepSpeed import later."""
     import palm_ds
-    from palm_ds.runtime.deepspeed_import import import_deepspeed
+    from palm_ds.runtime.deepspeed.deepspeed_import import import_deepspeed
 
     import_deepspeed()
     names = [module.name for module in pkgutil.walk_packages(palm_ds.__path__, "palm_ds.")]

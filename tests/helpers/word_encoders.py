@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from palm_ds.model.batch import Batch, PackedText
-from palm_ds.model.config import EncoderConfig
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.inputs.batch import Batch, PackedText
 
 KINDS = ("bag_of_words", "cnn", "bilstm")
 

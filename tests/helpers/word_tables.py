@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from palm_ds.data.reader import TableSettings, open_table
-from palm_ds.data.table_source import TableSource, split_rows
+from palm_ds.data.sources.table import TableSource, split_rows
 from palm_ds.text.tokenizer import load_tokenizer
 
 WORDS = tuple(f"w{i}" for i in range(40))

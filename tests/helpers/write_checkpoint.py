@@ -6,15 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from palm_ds.runtime.checkpoint import (
+from palm_ds.runtime.checkpoint.checkpoint import (
     FileManifest,
-    ProcessGroup,
     Retention,
     SaveRequest,
     begin,
     delete_set_aside,
     publish,
 )
+from palm_ds.runtime.processes.process_group import ProcessGroup
 
 
 def write_checkpoint(

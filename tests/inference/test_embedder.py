@@ -17,8 +17,8 @@ from torch.nn import functional as F  # noqa: N812
 import palm_ds as palm
 from palm_ds.common.errors import UserError
 from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
-from palm_ds.model.config import EncoderConfig
-from palm_ds.model.encoder import Encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import SPECIALS, wordpiece
 from palm_ds.weights.formats.huggingface.sentence_transformers import read_modules

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.corpus_source import split_corpus
+from palm_ds.data.sources.corpus import split_corpus
 from palm_ds.inference.fill_mask import (
     MASK,
     Filler,
@@ -23,9 +23,9 @@ from palm_ds.inference.fill_mask import (
     masked_word_heads,
     open_filler,
 )
-from palm_ds.model.config import EncoderConfig
-from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead, MaskedLMHead
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import SPECIALS, Tokenizer, wordpiece
 from palm_ds.text.train_tokenizer import train_tokenizer

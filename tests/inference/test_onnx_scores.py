@@ -15,8 +15,8 @@ from palm_ds.cli.convert import COMMAND
 from palm_ds.inference.onnx_scores import OnnxTasks, allowed_transitions
 from palm_ds.inference.predict_files import PredictionJob, predict_files
 from palm_ds.inference.predictor import open_predictor
-from palm_ds.model.crf import CRFHead
-from palm_ds.train.export import outputs_of
+from palm_ds.model.heads.crf import CRFHead
+from palm_ds.train.setup.build import outputs_of
 from palm_ds.weights.formats.onnx.description import read_description
 from palm_ds.weights.formats.onnx.run import OnnxModel
 from tests.helpers.saved_model import TASKS, pairs, questions, save_model, texts, write_rows

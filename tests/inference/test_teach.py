@@ -13,16 +13,16 @@ import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.inference.teach import TeachSummary, teach
-from palm_ds.runtime.ds_config import DSConfig, make_ds_config
-from palm_ds.runtime.processes import start
+from palm_ds.runtime.deepspeed.ds_config import DSConfig, make_ds_config
+from palm_ds.runtime.processes.processes import start
 from palm_ds.text.tokenizer import wordpiece
-from palm_ds.train.lessons import find_lessons
-from palm_ds.train.recipe import Recipe, make_recipe
+from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.train.report.metrics_file import FILE, read_metrics
-from palm_ds.train.resolve import resolve
-from palm_ds.train.run_folder import RunSpec
-from palm_ds.train.sources import open_data
-from palm_ds.train.stored_scores import StepScores
+from palm_ds.train.setup.resolve import resolve
+from palm_ds.train.setup.run_folder import RunSpec
+from palm_ds.train.setup.sources import open_data
+from palm_ds.train.teachers.distillation_plan import find_lessons
+from palm_ds.train.teachers.stored_scores import StepScores
 from palm_ds.train.train import train
 from tests.helpers.saved_model import TITLE, recipe_of, save_model
 from tests.helpers.text_tables import SPECIALS, WORDS

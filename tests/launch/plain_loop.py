@@ -13,10 +13,10 @@ from dataclasses import replace
 import torch
 
 from palm_ds.common.rng import derive_key
-from palm_ds.runtime.ds_config import make_ds_config
-from palm_ds.train.build import build_model, build_stream
-from palm_ds.train.recipe import read_recipe
-from palm_ds.train.sources import open_data
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.train.recipe.recipe import read_recipe
+from palm_ds.train.setup.build import build_model, build_stream
+from palm_ds.train.setup.sources import open_data
 
 recipe_file, out, *overrides = sys.argv[1:]
 recipe = read_recipe(recipe_file, overrides)

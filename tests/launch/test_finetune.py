@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from palm_ds.train.build import build_stream
-from palm_ds.train.inspect_stream import open_held_out, open_step
-from palm_ds.train.recipe import make_recipe
-from palm_ds.train.resolve import resolve
-from palm_ds.train.run_folder import table_summaries
-from palm_ds.train.sources import open_data
+from palm_ds.inference.inspect_stream import open_held_out, open_step
+from palm_ds.train.recipe.recipe import make_recipe
+from palm_ds.train.setup.build import build_stream
+from palm_ds.train.setup.resolve import resolve
+from palm_ds.train.setup.run_folder import table_summaries
+from palm_ds.train.setup.sources import open_data
 from tests.helpers.word_tables import write_table, write_texts, write_vocabulary
 
 

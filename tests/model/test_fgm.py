@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from palm_ds.data.example import Example, collate
-from palm_ds.model.batch import Batch
-from palm_ds.model.encoder import Encoder, EncoderConfig
+from palm_ds.data.tasks.example import Example, collate
+from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
 from palm_ds.model.fgm import FGM, perturbation
-from palm_ds.model.heads import ClassHead
+from palm_ds.model.heads.heads import ClassHead
+from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
 
 LENGTH, WIDTH = 12, 8

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.model import attention_choice, attention_trial
-from palm_ds.model.encoder import EncoderConfig
+from palm_ds.model.attention import choice as attention_choice
+from palm_ds.model.attention import trial as attention_trial
+from palm_ds.model.encoder.encoder import EncoderConfig
 from palm_ds.model.kernels import (
     IMPLEMENTATIONS,
     Environment,

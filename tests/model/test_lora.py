@@ -14,10 +14,10 @@ import torch
 
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Example, collate
-from palm_ds.model.batch import Batch
-from palm_ds.model.encoder import Encoder, EncoderConfig
-from palm_ds.model.heads import ClassHead
+from palm_ds.data.tasks.example import Example, collate
+from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.heads.heads import ClassHead
+from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.lora import TARGETS, LoraSettings, add_lora, merged, merged_parts
 from palm_ds.model.multi_task_model import Model

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Example, collate
-from palm_ds.model.batch import Batch
-from palm_ds.model.encoder import Encoder, EncoderConfig
-from palm_ds.model.heads import ClassHead, MaskedLMHead
+from palm_ds.data.tasks.example import Example, collate
+from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
+from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model, TaskOutput
 from tests.helpers.fake_gpu import fake_gpu, parameters_to_fake_gpu, to_fake_gpu

@@ -3,8 +3,8 @@ import copy
 import pytest
 import torch
 
-from palm_ds.model.batch import Batch, PackedText
-from palm_ds.model.encoder import Encoder, EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.packed_linear import PackedLinear, can_pack, prepare_to_predict
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import open_corpus
 from palm_ds.corpus.writer import write_corpus
-from palm_ds.data.corpus_source import CorpusSource, split_corpus
-from palm_ds.data.task import build
-from palm_ds.data.task_group_dataset import TaskGroupDataset
+from palm_ds.data.sources.corpus import CorpusSource, split_corpus
+from palm_ds.data.stream.task_group_dataset import TaskGroupDataset
+from palm_ds.data.tasks.task import build
 from palm_ds.pretrain.dialogue_language_model import DialogueLanguageModel, cut_longest
 from palm_ds.text.tokenizer import wordpiece
 from tests.helpers.small_corpus import SPECIALS

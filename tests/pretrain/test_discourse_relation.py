@@ -9,14 +9,14 @@ import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import Corpus
-from palm_ds.data.corpus_source import CorpusSource, split_corpus
-from palm_ds.data.task import build
-from palm_ds.data.task_group_dataset import (
+from palm_ds.data.sources.corpus import CorpusSource, split_corpus
+from palm_ds.data.stream.task_group_dataset import (
     ExampleRef,
     TaskGroupDataset,
     extend_into_padding,
     held_out_rows,
 )
+from palm_ds.data.tasks.task import build
 from palm_ds.pretrain.discourse_relation import DiscourseRelation
 from palm_ds.pretrain.shared.discourse_markers import read_markers
 from tests.helpers.full_rows import real_share

@@ -10,10 +10,10 @@ import pytest
 from palm_ds.cli.prepare import COMMAND as PREPARE
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.store import Corpus, open_corpus
-from palm_ds.data.corpus_source import CorpusSource, split_corpus
-from palm_ds.data.example import Example
-from palm_ds.data.task import build
-from palm_ds.data.task_group_dataset import ExampleRef, TaskGroupDataset, extend_into_padding
+from palm_ds.data.sources.corpus import CorpusSource, split_corpus
+from palm_ds.data.stream.task_group_dataset import ExampleRef, TaskGroupDataset, extend_into_padding
+from palm_ds.data.tasks.example import Example
+from palm_ds.data.tasks.task import build
 from palm_ds.pretrain.ir_relevance import IrRelevance
 from tests.helpers.full_rows import real_share
 from tests.helpers.pair_corpus import tokenizer_of, whole, write_sentences

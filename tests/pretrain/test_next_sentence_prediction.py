@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.corpus_source import CorpusSource, split_corpus
-from palm_ds.data.task import build
-from palm_ds.data.task_group_dataset import ExampleRef, TaskGroupDataset, extend_into_padding
+from palm_ds.data.sources.corpus import CorpusSource, split_corpus
+from palm_ds.data.stream.task_group_dataset import ExampleRef, TaskGroupDataset, extend_into_padding
+from palm_ds.data.tasks.task import build
 from palm_ds.pretrain.next_sentence_prediction import NextSentencePrediction
 from palm_ds.pretrain.shared.sentence_pairs import elsewhere
 from tests.helpers.pair_corpus import tokenizer_of, whole, write_sentences

@@ -14,11 +14,11 @@ from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_generator
-from palm_ds.data.corpus_source import CorpusSource, split_corpus
-from palm_ds.data.task import build
-from palm_ds.data.task_group_dataset import TaskGroupDataset, build_rows, refs
-from palm_ds.model.batch import Batch
-from palm_ds.model.encoder import Encoder, EncoderConfig
+from palm_ds.data.sources.corpus import CorpusSource, split_corpus
+from palm_ds.data.stream.task_group_dataset import TaskGroupDataset, build_rows, refs
+from palm_ds.data.tasks.task import build
+from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.pretrain.retromae import FIRST, NUM_SETS, Retromae, RetromaeHead

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.corpus_source import CorpusSource, split_corpus
-from palm_ds.data.task_group_dataset import TaskGroupDataset, build_rows, refs
-from palm_ds.model.config import EncoderConfig
-from palm_ds.model.encoder import Encoder
+from palm_ds.data.sources.corpus import CorpusSource, split_corpus
+from palm_ds.data.stream.task_group_dataset import TaskGroupDataset, build_rows, refs
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.pretrain.simcse import Simcse

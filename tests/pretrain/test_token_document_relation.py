@@ -12,10 +12,10 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.rng import keyed_generator
 from palm_ds.corpus.store import open_corpus
 from palm_ds.corpus.writer import write_corpus
-from palm_ds.data.corpus_source import CorpusSource, split_corpus
-from palm_ds.data.example import Example, build_input
-from palm_ds.data.task import build
-from palm_ds.data.task_group_dataset import ExampleRef, TaskGroupDataset, extend_into_padding
+from palm_ds.data.sources.corpus import CorpusSource, split_corpus
+from palm_ds.data.stream.task_group_dataset import ExampleRef, TaskGroupDataset, extend_into_padding
+from palm_ds.data.tasks.example import Example, build_input
+from palm_ds.data.tasks.task import build
 from palm_ds.pretrain.token_document_relation import TokenDocumentRelation
 from palm_ds.text.tokenizer import wordpiece
 from tests.helpers.small_corpus import SPECIALS, write_small_corpus

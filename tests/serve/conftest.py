@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from palm_ds.model.config import EncoderConfig
-from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import MaskedLMHead
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.weights_folder import WeightsInfo, save_weights
 from tests.helpers.saved_model import TASKS, save_model

@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 from transformers import BertForSequenceClassification
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.task import build
+from palm_ds.data.tasks.task import build
 from palm_ds.tasks.classification import Classification
 from tests.helpers.text_tables import (
     bert_config,

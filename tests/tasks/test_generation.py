@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import build
-from palm_ds.data.text_generation import SourceRoom, write_texts
-from palm_ds.model.generate import DecodingSettings
-from palm_ds.model.generation_head import GenerationHead
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.task import build
+from palm_ds.data.tasks.text_generation import SourceRoom, write_texts
+from palm_ds.model.generation.generate import DecodingSettings
+from palm_ds.model.heads.generation import GenerationHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.tasks.generation import Generation
 from tests.helpers.text_tables import (

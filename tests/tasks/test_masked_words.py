@@ -14,7 +14,7 @@ from tokenizers import models, pre_tokenizers
 from transformers import BertForMaskedLM
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.task import Task, build
+from palm_ds.data.tasks.task import Task, build
 from palm_ds.tasks.masked_words import MaskedWords
 from palm_ds.text.tokenizer import SPECIALS, Tokenizer
 from palm_ds.weights.formats.huggingface.names import from_names

@@ -12,7 +12,7 @@ from sklearn.metrics import f1_score
 from transformers import BertForSequenceClassification
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.task import build
+from palm_ds.data.tasks.task import build
 from palm_ds.tasks.multi_label import MultiLabel
 from tests.helpers.text_tables import (
     bert_config,

@@ -13,7 +13,7 @@ from sklearn.metrics import average_precision_score, f1_score, ndcg_score
 from transformers import BertForSequenceClassification
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.task import build
+from palm_ds.data.tasks.task import build
 from palm_ds.tasks.ranking import Ranking
 from tests.helpers.text_tables import (
     bert_config,

@@ -21,10 +21,10 @@ from transformers import BertForQuestionAnswering
 from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Example
 from palm_ds.data.reader import TableSettings, open_table
-from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import build
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.example import Example
+from palm_ds.data.tasks.task import build
 from palm_ds.model.multi_task_model import Model
 from palm_ds.tasks.classification import Classification
 from palm_ds.tasks.metrics.answers import normalised

@@ -13,7 +13,7 @@ from scipy.stats import pearsonr, spearmanr
 from transformers import BertForSequenceClassification
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.task import build
+from palm_ds.data.tasks.task import build
 from palm_ds.tasks.regression import Regression
 from tests.helpers.text_tables import (
     bert_config,

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import text_numbers
-from palm_ds.data.task import build
+from palm_ds.data.tasks.example import text_numbers
+from palm_ds.data.tasks.task import build
 from palm_ds.tasks.retrieval import Retrieval
 from tests.helpers.text_tables import (
     built_of,

@@ -13,15 +13,20 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.decode import decoded, gathered
-from palm_ds.data.example import Example
 from palm_ds.data.reader import TableSettings, open_table
-from palm_ds.data.table_source import TableSource, split_rows
-from palm_ds.data.task_group_dataset import TaskGroupDataset, build_examples, collate_built, refs
-from palm_ds.model.config import EncoderConfig
-from palm_ds.model.crf import CRFHead
-from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead
+from palm_ds.data.sources.table import TableSource, split_rows
+from palm_ds.data.stream.decode import decoded, gathered
+from palm_ds.data.stream.task_group_dataset import (
+    TaskGroupDataset,
+    build_examples,
+    collate_built,
+    refs,
+)
+from palm_ds.data.tasks.example import Example
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.crf import CRFHead
+from palm_ds.model.heads.heads import ClassHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.tasks.classification import Classification
 from palm_ds.tasks.metrics.chunks import SCHEMES, check_scheme, chunks, convert

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from palm_ds.model.config import EncoderConfig
-from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead, MaskedLMHead
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import wordpiece
 from palm_ds.weights.weights_folder import WeightsInfo, save_weights

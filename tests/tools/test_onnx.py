@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from palm_ds.inference.embedder import open_embedder
-from palm_ds.model.crf import CRFHead
-from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.crf import CRFHead
+from palm_ds.model.heads.heads import ClassHead
+from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.weights.convert.to_onnx import convert_to_onnx
-from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.formats.onnx.description import read_description
 from palm_ds.weights.formats.onnx.run import OnnxModel
 from palm_ds.weights.formats.weights_info import WeightsInfo

@@ -13,11 +13,11 @@ import torch
 import transformers
 
 from palm_ds.inference.predictor import Predictor, open_predictor
+from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.train.export import head_taken, text_tokenizer
-from palm_ds.train.sources import open_data
+from palm_ds.train.setup.sources import open_data
 from palm_ds.weights import weights_folder
 from palm_ds.weights.convert.convert import ConversionOptions, convert
-from palm_ds.weights.formats.huggingface.target import ExportedHead
 from tests.helpers.saved_model import TASKS, recipe_of, save_model
 from tests.helpers.text_tables import source_of
 

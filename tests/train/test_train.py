@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from palm_ds.runtime.ds_config import make_ds_config
-from palm_ds.train.build import build_model
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.train.export import FinalWeights, export, exported_tokenizer
-from palm_ds.train.recipe import Recipe, make_recipe
-from palm_ds.train.run_folder import RunSpec
-from palm_ds.train.sources import open_data
+from palm_ds.train.recipe.recipe import Recipe, make_recipe
+from palm_ds.train.setup.build import build_model
+from palm_ds.train.setup.run_folder import RunSpec
+from palm_ds.train.setup.sources import open_data
 from palm_ds.weights.weights_folder import read_info
 from tests.helpers.small_corpus import write_small_corpus
 

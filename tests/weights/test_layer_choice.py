@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import EncoderConfig
-from palm_ds.model.encoder import build_encoder
-from palm_ds.model.heads import ClassHead, MaskedLMHead
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import build_encoder
+from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
-from palm_ds.train.recipe import make_recipe
+from palm_ds.train.recipe.recipe import make_recipe
 from palm_ds.weights.formats.weights_info import WeightsInfo
 from palm_ds.weights.weights_folder import load_weights, save_weights
 from tests.helpers.small_configs import SMALL

@@ -27,12 +27,12 @@ from transformers import (
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.sealed_json import SEAL
-from palm_ds.model.encoder import Encoder, EncoderConfig
-from palm_ds.model.generation_head import GenerationHead
-from palm_ds.model.heads import ClassHead, MaskedLMHead
+from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.heads.generation import GenerationHead
+from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
+from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import load_tokenizer, wordpiece
-from palm_ds.weights.formats.contents import HeadOutputs
 from palm_ds.weights.weights_folder import (
     LoadReport,
     WeightsInfo,
@@ -194,7 +194,7 @@ def test_an_older_folder_is_replaced_completely(tmp_path: Path) -> None:
 
 
 def packed_hidden(net: Model, ids: torch.Tensor, segment: int, task: int) -> torch.Tensor:
-    from palm_ds.data.example import Example, collate
+    from palm_ds.data.tasks.example import Example, collate
 
     row = ids[0].numpy()
     text = Example(

@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 
 from palm_ds.common.rng import derive_key, keyed_uniform
-from palm_ds.data.corpus_source import CorpusSource
-from palm_ds.data.layout import layouts
+from palm_ds.data.sources.corpus import CorpusSource
+from palm_ds.data.tasks.layout import layouts
 
 
 def paragraphs(source: CorpusSource, size: int, shortest: float) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from palm_ds.data.example import Example
+from palm_ds.data.tasks.example import Example
 
 Unit = Literal["token", "word", "phrase", "entity"]
 

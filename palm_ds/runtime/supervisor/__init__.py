@@ -5,5 +5,5 @@ supervise.py ── one Attempt after another ──> attempt.py ── an agent
 command_line.py: what each host starts                      └── JSON lines, both ways ───┘
 
 None of it imports torch. What the training processes say of themselves is in
-palm_ds/runtime/rank_status.py.
+palm_ds/runtime/processes/rank_status.py.
 """

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common import exit_codes
-from palm_ds.runtime.rank_status import RankStatus
+from palm_ds.runtime.processes.rank_status import RankStatus
 from palm_ds.runtime.supervisor.command_line import Place, RunCommand, variables_for_other_hosts
 from palm_ds.runtime.supervisor.messages import MessageReader, TimeLimits, send
 

@@ -15,7 +15,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from palm_ds.data.table_source import spans_in
+from palm_ds.data.sources.table import spans_in
 from palm_ds.tasks.metrics.counts import mean
 
 Words = Sequence[str]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.table_source import TableSource
+from palm_ds.data.sources.table import TableSource
 from palm_ds.tasks.shared.sliding_windows import different
 
 

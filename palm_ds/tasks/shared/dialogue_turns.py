@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from palm_ds.data.example import Example, build_input, select_tokens
-from palm_ds.data.table_source import TableSource
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.example import Example, build_input, select_tokens
 from palm_ds.text.tokens import TokenSpan
 
 TURNS = "turns"

@@ -16,15 +16,15 @@ from typing import ClassVar, Literal, TypeVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Example, build_input, join
-from palm_ds.data.layout import layouts
-from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import Task
-from palm_ds.model.embedding_heads import VectorSettings
-from palm_ds.model.encoder import Encoder
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.example import Example, build_input, join
+from palm_ds.data.tasks.layout import layouts
+from palm_ds.data.tasks.task import Task
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.embedding import VectorSettings
+from palm_ds.model.pooling import TextPooling
 from palm_ds.tasks.shared.several_texts import RowTexts, tokenise
 from palm_ds.tasks.shared.text_task import TextTask
-from palm_ds.weights.formats.huggingface.text_pooling import TextPooling
 
 AnyEmbeddingTask = TypeVar("AnyEmbeddingTask", bound="EmbeddingTask")
 

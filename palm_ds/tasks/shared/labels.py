@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.stored_prediction import StoredPrediction
-from palm_ds.data.table_source import TableSource
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.stored_prediction import StoredPrediction
 from palm_ds.tasks.metrics.classes import auc
 from palm_ds.tasks.shared.text_task import ClassesTask, TextTask
 

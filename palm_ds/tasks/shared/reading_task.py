@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, TypeVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.table_source import TableSource
+from palm_ds.data.sources.table import TableSource
 from palm_ds.tasks.shared.answer_spans import Answers, find_answers
 from palm_ds.tasks.shared.text_task import TextTask, missing
 from palm_ds.text.tokenizer import CHINESE

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.table_source import TableSource, TokenizedColumn, encode
+from palm_ds.data.sources.table import TableSource, TokenizedColumn, encode
 from palm_ds.tasks.shared.text_task import SHORTEST, level
 
 

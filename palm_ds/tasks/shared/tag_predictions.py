@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.stored_prediction import StoredPrediction
-from palm_ds.data.table_source import TableSource
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.stored_prediction import StoredPrediction
 from palm_ds.tasks.metrics.counts import MatchCounts
 
 

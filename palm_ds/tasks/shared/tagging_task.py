@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.data.table_source import UNITS, TableSource, TokenizedWords, chinese_share
-from palm_ds.data.task import Task
+from palm_ds.data.sources.table import UNITS, TableSource, TokenizedWords, chinese_share
+from palm_ds.data.tasks.task import Task
 from palm_ds.tasks.metrics.chunks import Chunk, check_scheme, chunks, convert, tags_of
 from palm_ds.tasks.shared import tag_schemes
 from palm_ds.tasks.shared.label_notes import alike_notes

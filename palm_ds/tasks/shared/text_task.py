@@ -13,15 +13,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.data.example import Example, build_input
-from palm_ds.data.layout import layouts
-from palm_ds.data.stored_prediction import StoredPrediction
-from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import TableTask, Task
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.example import Example, build_input
+from palm_ds.data.tasks.layout import layouts
+from palm_ds.data.tasks.stored_prediction import StoredPrediction
+from palm_ds.data.tasks.task import TableTask, Task
+from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.tasks.metrics.classes import confusion
 from palm_ds.tasks.shared.label_notes import label_notes
-from palm_ds.weights.formats.contents import HeadOutputs
-from palm_ds.weights.formats.huggingface.target import ExportedHead
 
 MOST_LABELS = 10_000
 """With more distinct labels than this, the label column is probably wrong."""

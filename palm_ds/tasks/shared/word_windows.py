@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from palm_ds.data.example import Example
-from palm_ds.data.table_source import TokenizedColumn, TokenizedWords
+from palm_ds.data.sources.table import TokenizedColumn, TokenizedWords
+from palm_ds.data.tasks.example import Example
 
 
 class WindowWords(NamedTuple):

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from palm_ds.common.errors import UserError
-from palm_ds.runtime.cards import Card, card_named
+from palm_ds.runtime.device.gpu_specs import Card, card_named
 
 EFFICIENCY = 0.30
 """Share of a card's peak that the layers reach, unless the plan says another: an assumption. Open

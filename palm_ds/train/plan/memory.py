@@ -18,14 +18,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from palm_ds.model.config import EncoderConfig
-from palm_ds.runtime.ds_config import DSConfig
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.train.plan.work import ModelSize, StepWork
 
 BUCKET, PREFETCH = 500_000_000, 50_000_000
 """DeepSpeed's defaults, in elements."""
 LOGIT_ROWS = 4096
-"""Rows of logits at a time (model/masked_lm_loss.py)."""
+"""Rows of logits at a time (model/ops/masked_lm_loss.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass
 
 from palm_ds.common.errors import UserError
-from palm_ds.runtime.ds_config import DSConfig
+from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.train.plan.cluster import Cluster
 from palm_ds.train.plan.work import ModelSize, StepWork
 

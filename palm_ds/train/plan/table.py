@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from palm_ds.common.errors import UserError
-from palm_ds.runtime.ds_config import DSConfig
+from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.train.plan.cluster import Cluster
 from palm_ds.train.plan.memory import MemoryPlan, plan_memory
 from palm_ds.train.plan.step_time import TimePlan, plan_step_time

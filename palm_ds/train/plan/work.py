@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from palm_ds.model.batch import Batch
-from palm_ds.model.config import EncoderConfig
-from palm_ds.model.flops import attention_flops, head_flops, layer_flops, sequence_sums
-from palm_ds.model.heads import predicts_tokens
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.flops import attention_flops, head_flops, layer_flops, sequence_sums
+from palm_ds.model.heads.heads import predicts_tokens
+from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from palm_ds.data.stages import Curriculum
+from palm_ds.data.stream.stages import Curriculum
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

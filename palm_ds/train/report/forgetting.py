@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from palm_ds.common.json_files import nan_to_null
-from palm_ds.data.stages import Curriculum, tasks_of
+from palm_ds.data.stream.stages import Curriculum, tasks_of
 from palm_ds.train.report.metrics_file import Metrics, task_of
 
 Measure = Literal["accuracy", "loss"]

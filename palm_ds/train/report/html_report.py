@@ -18,8 +18,8 @@ import yaml
 
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.errors import UserError
-from palm_ds.data.curriculum_spec import read_stages
-from palm_ds.data.stages import Curriculum
+from palm_ds.data.stream.curriculum_spec import read_stages
+from palm_ds.data.stream.stages import Curriculum
 from palm_ds.train.report.charts import figure, metrics_panel, run_panel, series, task_panel
 from palm_ds.train.report.forgetting import Measure, change_cell, lines, stage_ends, value_cell
 from palm_ds.train.report.metrics_file import FILE, Metrics, read_metrics, task_of

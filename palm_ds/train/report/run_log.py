@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from palm_ds.common.json_files import nan_to_null
-from palm_ds.data.stages import Curriculum
+from palm_ds.data.stream.stages import Curriculum
 from palm_ds.train.report.board import open_board
 from palm_ds.train.report.forgetting import stage_ends, tables
 from palm_ds.train.report.metrics_file import FILE, read_metrics, task_of, truncate_after

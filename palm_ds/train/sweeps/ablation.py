@@ -20,15 +20,15 @@ import yaml
 from palm_ds.common import exit_codes
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.json_files import write_json
-from palm_ds.data.budgets import read_budget
-from palm_ds.data.stages import CURRICULUM_KINDS, tasks_of
-from palm_ds.runtime.ds_config import DSConfig
-from palm_ds.train.recipe import Recipe, make_recipe, read_values
+from palm_ds.data.stream.budgets import read_budget
+from palm_ds.data.stream.stages import CURRICULUM_KINDS, tasks_of
+from palm_ds.runtime.deepspeed.ds_config import DSConfig
+from palm_ds.train.recipe.recipe import Recipe, make_recipe, read_values
 from palm_ds.train.report.metrics_file import FILE, read_metrics
 from palm_ds.train.report.score_tables import number as shown
-from palm_ds.train.resolve import resolve
-from palm_ds.train.run_folder import RunSpec, check_folder
-from palm_ds.train.sources import open_data
+from palm_ds.train.setup.resolve import resolve
+from palm_ds.train.setup.run_folder import RunSpec, check_folder
+from palm_ds.train.setup.sources import open_data
 from palm_ds.train.sweeps.subprocesses import run_and_wait
 
 log = logging.getLogger(__name__)

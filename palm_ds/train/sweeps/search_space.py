@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from palm_ds.common.config import check_keys, override, parse, read_yaml, shorten
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.train.recipe import Recipe, make_recipe, read_values
+from palm_ds.train.recipe.recipe import Recipe, make_recipe, read_values
 
 _RANGE = ("low", "high", "log", "step")
 _LESS_IS_BETTER = ("loss", "mse", "perplexity")

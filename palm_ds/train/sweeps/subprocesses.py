@@ -19,7 +19,7 @@ import psutil
 
 import palm_ds
 from palm_ds.common.errors import UserError
-from palm_ds.runtime.rank_status import FOLDER
+from palm_ds.runtime.processes.rank_status import FOLDER
 
 _GRACE_SECONDS = 120
 """Time for an interrupted run to save and exit; then it is killed."""

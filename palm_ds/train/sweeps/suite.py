@@ -25,7 +25,7 @@ import yaml
 from palm_ds.common import exit_codes
 from palm_ds.common.config import differences, parse, read_yaml
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.train.recipe import make_recipe, read_values
+from palm_ds.train.recipe.recipe import make_recipe, read_values
 from palm_ds.train.report.metrics_file import FILE, read_metrics
 from palm_ds.train.sweeps.subprocesses import failure_in, interrupt_all, spawn
 

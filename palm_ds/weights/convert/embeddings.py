@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.model.config import EncoderConfig
+from palm_ds.model.config.config import EncoderConfig
 
 State = Mapping[str, torch.Tensor]
 

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.crf import FORBIDDEN, viterbi
+from palm_ds.model.heads.crf import FORBIDDEN, viterbi
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.weights.convert import parity
 from palm_ds.weights.convert.convert import as_runnable

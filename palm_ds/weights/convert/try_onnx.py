@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
-from palm_ds.runtime.memory import free_host_memory
+from palm_ds.runtime.device.memory import free_host_memory
 from palm_ds.weights.convert.to_onnx import OnnxFile, add_onnx, check_installed
 from palm_ds.weights.formats.onnx.description import FOLDER
 from palm_ds.weights.formats.open import open_checkpoint

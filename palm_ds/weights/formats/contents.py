@@ -9,17 +9,17 @@ with the reason.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.errors import UserError
 from palm_ds.common.printable import printable
-from palm_ds.model.config import EncoderConfig
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.heads.outputs import HeadOutputs
 
 OPTIMIZER = "optimizer state"
 """Why moments, step counts and learning rates are skipped."""
@@ -43,50 +43,8 @@ class TensorEntry:
     """How the source tensors are transformed: `transposed`, `three in one`, ...; may be empty."""
 
 
-PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
-"""transformers' `problem_type`, which selects the function that its pipelines apply to scores."""
 NEXT_SENTENCE_CLASSES = ("another text", "the next")
 """The classes of palm_ds's next-sentence task, in order; BERT's head has the opposite order."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadOutputs:
-    """The meaning of a classification head's scores."""
-
-    labels: tuple[str, ...] = ()
-    """Class names, if known."""
-    problem_type: str = ""
-    """One of PROBLEM_TYPES; empty: transformers infers it from the number of classes."""
-    head_class: str = ""
-    """The ending of the equivalent transformers class (`ForMultipleChoice`); empty: chosen by its
-    shape."""
-    mean: float = 0.0
-    deviation: float = 1.0
-    """A predicted number is `score * deviation + mean`."""
-    relevance: bool = False
-    """Whether only the second of two scores minus the first counts. Other programs get this one
-    number; its sigmoid is the second class's probability."""
-
-    def __post_init__(self) -> None:
-        if self.problem_type and self.problem_type not in PROBLEM_TYPES:
-            near = suggest(self.problem_type, PROBLEM_TYPES)
-            raise UserError(f'problem_type: no "{self.problem_type}"{near}')
-        if not (math.isfinite(self.mean) and math.isfinite(self.deviation) and self.deviation):
-            raise UserError(
-                f"mean {self.mean}, deviation {self.deviation}: both must be finite numbers, the "
-                "deviation not 0"
-            )
-
-    @property
-    def scaled(self) -> bool:
-        """Whether predictions differ from the scores."""
-        return (self.mean, self.deviation) != (0.0, 1.0)
-
-    def record(self) -> dict[str, Any]:
-        """Plain values for JSON; defaults are left out."""
-        plain = {**asdict(self), "labels": list(self.labels)}
-        default = {**asdict(HeadOutputs()), "labels": []}
-        return {key: value for key, value in plain.items() if value != default[key]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +56,7 @@ class HeadInfo:
     classes: int = 0
     pooled: bool = True
     transitions: bool = False
-    """Whether a CRF is on top of it (palm_ds/model/crf.py)."""
+    """Whether a CRF is on top of it (palm_ds/model/heads/crf.py)."""
     outputs: HeadOutputs = HeadOutputs()
     task_id: int | None = None
     """The row of the task embedding that its texts had, if known."""

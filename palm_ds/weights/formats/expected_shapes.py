@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from torch import nn
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import EncoderConfig
-from palm_ds.model.crf import CRFHead
-from palm_ds.model.encoder import Encoder, build_encoder
-from palm_ds.model.encoder_kinds import is_custom
-from palm_ds.model.heads import ClassHead, MaskedLMHead
-from palm_ds.model.meta import on_meta
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.config.encoder_kinds import is_custom
+from palm_ds.model.config.meta import on_meta
+from palm_ds.model.encoder.encoder import Encoder, build_encoder
+from palm_ds.model.heads.crf import CRFHead
+from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo, check_names
 
 Shape = tuple[int, ...]

@@ -22,18 +22,19 @@ from safetensors import SafetensorError
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.version import __version__
-from palm_ds.model.config import EncoderConfig
-from palm_ds.model.distillation import PREFIX as DISTILLATION
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.distillation.distillation import PREFIX as DISTILLATION
+from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.lora import merged_parts, merged_values
-from palm_ds.runtime import checkpoint
-from palm_ds.runtime.shard_files import ShardReader
+from palm_ds.runtime.checkpoint import checkpoint
+from palm_ds.runtime.checkpoint.shard_files import ShardReader
+from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.formats.contents import (
     OPTIMIZER,
     CheckpointContents,
     Extras,
     HeadInfo,
-    HeadOutputs,
     SavesFiles,
     TensorEntry,
     with_eps,
@@ -101,7 +102,7 @@ def _opened(path: Path, tokenizer: Path | None) -> CheckpointContents:
         return _opened(within, tokenizer)
     # Leftovers of an interrupted save do not matter here; a bad checkpoint does.
     said: list[str] = []
-    found = checkpoint.latest_good(within, group=checkpoint.SINGLE_PROCESS, warn=said.append)
+    found = checkpoint.latest_good(within, group=SINGLE_PROCESS, warn=said.append)
     assert found is not None, "there was a checkpoint a moment ago"
     opened = _from_checkpoint(found, tokenizer)
     return replace(opened, notes=(*opened.notes, *said))

@@ -14,16 +14,13 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.batch import Batch, PackedText
-from palm_ds.model.encoder import PLAIN, Encoder, build_encoder
-from palm_ds.model.heads import MaskedLMHead
+from palm_ds.model.config.meta import on_meta
+from palm_ds.model.encoder.encoder import PLAIN, Encoder, build_encoder
+from palm_ds.model.heads.heads import MaskedLMHead
+from palm_ds.model.heads.outputs import HeadOutputs
+from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.kernels import Kernels
-from palm_ds.model.meta import on_meta
-from palm_ds.weights.formats.contents import (
-    NEXT_SENTENCE_CLASSES,
-    CheckpointContents,
-    HeadOutputs,
-)
+from palm_ds.weights.formats.contents import NEXT_SENTENCE_CLASSES, CheckpointContents
 
 _MASKED_AT = 24
 Outputs = dict[str, torch.Tensor]

@@ -16,9 +16,9 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.file_hash import sha256_of_file
 from palm_ds.common.printable import printable
 from palm_ds.common.sealed_json import seal_problem, write_sealed_json
-from palm_ds.model.config import EncoderConfig
-from palm_ds.runtime.checkpoint import check_file
-from palm_ds.weights.formats.contents import HeadOutputs
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.heads.outputs import HeadOutputs
+from palm_ds.runtime.checkpoint.checkpoint import check_file
 from palm_ds.weights.formats.tensor_files import read_json
 
 INFO = "weights.json"

@@ -20,7 +20,7 @@ import torch
 
 from palm_ds.data.reader.options import TableSettings
 from palm_ds.data.reader.table import open_table
-from palm_ds.model.config import EncoderConfig
+from palm_ds.model.config.config import EncoderConfig
 from palm_ds.text.tokenizer import SPECIALS, load_tokenizer, wordpiece
 from palm_ds.weights.convert.convert import ConversionOptions, convert
 from palm_ds.weights.formats.tensor_files import open_tensors

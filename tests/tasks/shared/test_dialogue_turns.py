@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.task import build
-from palm_ds.data.text_generation import SourceRoom
+from palm_ds.data.tasks.task import build
+from palm_ds.data.tasks.text_generation import SourceRoom
 from palm_ds.tasks.generation import Generation
 from tests.helpers.text_tables import (
     dataset_of,

@@ -12,15 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.table_source import TableSource
-from palm_ds.data.task import build
-from palm_ds.data.task_group_dataset import make_datasets
-from palm_ds.runtime.ds_config import make_ds_config
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.stream.task_group_dataset import make_datasets
+from palm_ds.data.tasks.task import build
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.tasks.shared.text_task import level
-from palm_ds.train.build import build_model
-from palm_ds.train.recipe import Recipe, make_recipe
-from palm_ds.train.resolve import resolve
-from palm_ds.train.sources import check_tables, open_data
+from palm_ds.train.recipe.recipe import Recipe, make_recipe
+from palm_ds.train.setup.build import build_model
+from palm_ds.train.setup.resolve import resolve
+from palm_ds.train.setup.sources import check_tables, open_data
 from tests.helpers.word_tables import open_source, write_table, write_texts, write_vocabulary
 
 

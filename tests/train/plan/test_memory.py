@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from palm_ds.data.example import Example, collate
-from palm_ds.model.batch import Batch
-from palm_ds.model.config import EncoderConfig
-from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import MaskedLMHead
+from palm_ds.data.tasks.example import Example, collate
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.heads import MaskedLMHead
+from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.ds_config import DSConfig, make_ds_config
+from palm_ds.runtime.deepspeed.ds_config import DSConfig, make_ds_config
 from palm_ds.train.plan.memory import (
     activation_bytes,
     buffer_bytes,

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import EncoderConfig
-from palm_ds.runtime.ds_config import DSConfig, make_ds_config
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.runtime.deepspeed.ds_config import DSConfig, make_ds_config
 from palm_ds.train.plan.cluster import parse_clusters
 from palm_ds.train.plan.step_time import LINK_SHARE, plan_step_time
 from palm_ds.train.plan.work import ModelSize, StepWork

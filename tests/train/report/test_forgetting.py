@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from palm_ds.data.curriculum_spec import read_stages
+from palm_ds.data.stream.curriculum_spec import read_stages
 from palm_ds.train.report.forgetting import change_cell, lines, stage_ends, tables, value_cell
 from palm_ds.train.report.metrics_file import Metrics, read_metrics
 from palm_ds.train.report.run_log import RunLog

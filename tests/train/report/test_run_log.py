@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from palm_ds.data.curriculum_spec import read_stages
+from palm_ds.data.stream.curriculum_spec import read_stages
 from palm_ds.train.report.metrics_file import read_metrics, truncate_after
 from palm_ds.train.report.run_log import RunLog, _short, clock
 

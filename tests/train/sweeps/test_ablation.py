@@ -16,11 +16,11 @@ import pytest
 import yaml
 
 from palm_ds.common.errors import UserError
-from palm_ds.runtime.ds_config import make_ds_config
-from palm_ds.train.recipe import read_recipe
-from palm_ds.train.resolve import resolve
-from palm_ds.train.run_folder import write_folder
-from palm_ds.train.sources import open_data
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.train.recipe.recipe import read_recipe
+from palm_ds.train.setup.resolve import resolve
+from palm_ds.train.setup.run_folder import write_folder
+from palm_ds.train.setup.sources import open_data
 from palm_ds.train.sweeps.ablation import (
     Ablation,
     Variant,

@@ -17,7 +17,7 @@ import pytest
 
 from palm_ds.common.config import read_yaml
 from palm_ds.common.errors import UserError
-from palm_ds.train.recipe import make_recipe
+from palm_ds.train.recipe.recipe import make_recipe
 from palm_ds.train.sweeps.search import Search, Trial
 from palm_ds.train.sweeps.search_space import read_sweep, search_space
 from palm_ds.train.sweeps.search_table import report

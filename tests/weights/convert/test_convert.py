@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import EncoderConfig
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.heads.outputs import PROBLEM_TYPES, HeadOutputs
 from palm_ds.model.multi_task_model import Model
 from palm_ds.pretrain.next_sentence_prediction import NextSentencePrediction
 from palm_ds.text.tokenizer import wordpiece
@@ -25,13 +26,7 @@ from palm_ds.weights.convert import convert
 from palm_ds.weights.convert import mapping_report as account
 from palm_ds.weights.convert.convert import ConversionOptions
 from palm_ds.weights.convert.resize import ResizeOptions, resize_checkpoint
-from palm_ds.weights.formats.contents import (
-    BUFFER,
-    NEXT_SENTENCE_CLASSES,
-    OPTIMIZER,
-    PROBLEM_TYPES,
-    HeadOutputs,
-)
+from palm_ds.weights.formats.contents import BUFFER, NEXT_SENTENCE_CLASSES, OPTIMIZER
 from palm_ds.weights.formats.format import Format
 from palm_ds.weights.formats.open import FORMATS, open_checkpoint
 from palm_ds.weights.formats.paddle import write as paddle_writer

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.example import Example, collate
-from palm_ds.model.encoder import Encoder, EncoderConfig
-from palm_ds.model.heads import ClassHead, MaskedLMHead
+from palm_ds.data.tasks.example import Example, collate
+from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.convert.embeddings import (
     POSITIONS,

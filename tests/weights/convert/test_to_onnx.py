@@ -16,16 +16,17 @@ from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
 from palm_ds.inference.embedder import open_embedder
-from palm_ds.model.batch import Batch, PackedText
-from palm_ds.model.crf import CRFHead, viterbi
-from palm_ds.model.encoder import Encoder, build_encoder
-from palm_ds.model.heads import ClassHead, MaskedLMHead
+from palm_ds.model.encoder.encoder import Encoder, build_encoder
+from palm_ds.model.heads.crf import CRFHead, viterbi
+from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
+from palm_ds.model.heads.outputs import HeadOutputs
+from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.convert import onnx_parity
 from palm_ds.weights.convert.convert import convert
 from palm_ds.weights.convert.to_onnx import OnnxOptions, OnnxResult, convert_to_onnx
-from palm_ds.weights.formats.contents import NEXT_SENTENCE_CLASSES, HeadOutputs
+from palm_ds.weights.formats.contents import NEXT_SENTENCE_CLASSES
 from palm_ds.weights.formats.onnx import write
 from palm_ds.weights.formats.onnx.description import read_description
 from palm_ds.weights.formats.onnx.run import OnnxModel

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 import transformers
 
-from palm_ds.data.example import Example, collate
-from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead, MaskedLMHead
+from palm_ds.data.tasks.example import Example, collate
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.formats.contents import CheckpointContents
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import EncoderConfig
-from palm_ds.model.crf import CRFHead
-from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead, MaskedLMHead
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.crf import CRFHead
+from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo, TensorEntry
 from palm_ds.weights.formats.expected_shapes import checked, expected_shapes
 

@@ -15,21 +15,21 @@ from torch import nn
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.sealed_json import SEAL
-from palm_ds.model.crf import CRFHead
-from palm_ds.model.distillation import Distillation
-from palm_ds.model.distillation_settings import (
+from palm_ds.model.distillation.distillation import Distillation
+from palm_ds.model.distillation.settings import (
     EmbeddingsSettings,
     LogitsSettings,
     TeacherSettings,
 )
-from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead, Head, MaskedLMHead
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.crf import CRFHead
+from palm_ds.model.heads.heads import ClassHead, Head, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime import checkpoint
-from palm_ds.runtime.checkpoint import FileManifest, Layout
-from palm_ds.runtime.shard_files import ParamShard, write_shards
+from palm_ds.runtime.checkpoint.checkpoint import FileManifest, Layout
+from palm_ds.runtime.checkpoint.shard_files import ParamShard, write_shards
+from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
 from palm_ds.text.tokenizer import wordpiece
-from palm_ds.train.extend import ModelSignature
+from palm_ds.train.setup.extend import ModelSignature
 from palm_ds.weights.formats import native
 from palm_ds.weights.formats.contents import OPTIMIZER
 from palm_ds.weights.formats.weights_info import INFO, WeightsInfo
@@ -120,7 +120,7 @@ def save(
         parameters={name: step for name, _ in net.named_parameters()},
         engine={},
         state={"signature": signature(net).record()} if state is None else state,
-        group=checkpoint.SINGLE_PROCESS,
+        group=SINGLE_PROCESS,
         keep=3,
     )
 
@@ -354,7 +354,7 @@ def test_missing_values_are_detected(tmp_path: Path) -> None:
         parameters={},
         engine={},
         state={"signature": record},
-        group=checkpoint.SINGLE_PROCESS,
+        group=SINGLE_PROCESS,
         keep=1,
     )
     with pytest.raises(UserError, match="incomplete|the configuration expects|are missing"):

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import EncoderConfig
+from palm_ds.model.config.config import EncoderConfig
 from palm_ds.text.tokenizer import TOKENIZER_FILES
 from palm_ds.weights.formats import native
 from palm_ds.weights.formats.contents import CheckpointContents, Extras, TensorEntry, with_eps

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from palm_ds.model.config import EncoderConfig
+from palm_ds.model.config.config import EncoderConfig
 
 _BERT_HEAD = {
     "dense": "cls.predictions.transform.dense",

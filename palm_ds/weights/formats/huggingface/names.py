@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.model.config import EncoderConfig
+from palm_ds.model.config.config import EncoderConfig
 from palm_ds.weights.formats.contents import BUFFER, COPY, HeadInfo, TensorEntry
 from palm_ds.weights.formats.huggingface.families import FAMILIES
 from palm_ds.weights.formats.tensor_files import TORCH_DTYPES, in_memory_entry

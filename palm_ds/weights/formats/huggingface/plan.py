@@ -16,14 +16,10 @@ from typing import Any
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import EncoderConfig
-from palm_ds.weights.formats.contents import (
-    NEXT_SENTENCE_CLASSES,
-    Extras,
-    HeadInfo,
-    HeadOutputs,
-    TensorEntry,
-)
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.heads.outputs import HeadOutputs
+from palm_ds.model.pooling import TextPooling
+from palm_ds.weights.formats.contents import NEXT_SENTENCE_CLASSES, Extras, HeadInfo, TensorEntry
 from palm_ds.weights.formats.expected_shapes import TRANSITIONS
 from palm_ds.weights.formats.huggingface.families import FAMILIES, other_masked_lm
 from palm_ds.weights.formats.huggingface.names import (
@@ -44,7 +40,6 @@ from palm_ds.weights.formats.huggingface.target import (
     reads_another,
     resolve_export,
 )
-from palm_ds.weights.formats.huggingface.text_pooling import TextPooling
 from palm_ds.weights.formats.tensor_files import TORCH_DTYPES, TensorGroup
 
 

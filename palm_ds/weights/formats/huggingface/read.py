@@ -14,18 +14,18 @@ from typing import Any
 from palm_ds.common.config import shorten
 from palm_ds.common.errors import UserError
 from palm_ds.common.printable import printable
-from palm_ds.model.config import FOREIGN_KEYS, EncoderConfig
-from palm_ds.model.foreign_config import check_foreign_values
+from palm_ds.model.config.config import FOREIGN_KEYS, EncoderConfig
+from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.text.tokenizer import TOKENIZER_FILES
 from palm_ds.weights.formats.contents import (
     CheckpointContents,
     Extras,
     HeadInfo,
-    HeadOutputs,
     TensorEntry,
     with_eps,
 )
 from palm_ds.weights.formats.expected_shapes import checked
+from palm_ds.weights.formats.huggingface.check_config import check_foreign_values
 from palm_ds.weights.formats.huggingface.families import FAMILIES, FAMILY_NAMES
 from palm_ds.weights.formats.huggingface.names import (
     CLASSIFIER,

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.model.config import EncoderConfig
-from palm_ds.weights.formats.contents import HeadInfo, HeadOutputs, TensorEntry
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.pooling import TextPooling
+from palm_ds.weights.formats.contents import HeadInfo, TensorEntry
 from palm_ds.weights.formats.expected_shapes import expected_shapes
 from palm_ds.weights.formats.huggingface.families import FAMILIES, family_of
 from palm_ds.weights.formats.huggingface.names import (
@@ -16,7 +17,6 @@ from palm_ds.weights.formats.huggingface.names import (
     NEXT_SENTENCE,
     QUESTION_ANSWERING,
 )
-from palm_ds.weights.formats.huggingface.text_pooling import TextPooling
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -42,17 +42,6 @@ HEAD_CLASSES = {
     "ForQuestionAnswering": HeadClass(name=QUESTION_ANSWERING, pooled=False, classes=2),
     "ForNextSentencePrediction": HeadClass(name=NEXT_SENTENCE, pooled=True, classes=2),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportedHead:
-    """A task's head, as exported to a Hugging Face folder."""
-
-    name: str
-    """The head's name in the model."""
-    task_id: int = 0
-    """The row of the task embedding for its texts."""
-    outputs: HeadOutputs = HeadOutputs()
 
 
 @dataclass(frozen=True, kw_only=True)

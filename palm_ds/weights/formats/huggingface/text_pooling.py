@@ -12,12 +12,11 @@ The classes have the names of sentence-transformers 2 to 5, which all versions a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.json_files import write_json
+from palm_ds.model.pooling import TextPooling
 
 FLAGS = {
     "cls": "pooling_mode_cls_token",
@@ -28,63 +27,42 @@ FLAGS = {
     "lasttoken": "pooling_mode_lasttoken",
 }
 """{pooling in sentence-transformers 6: its flag in earlier versions}"""
-POOLINGS = ("mean", "cls", "max")
 _PREFIX = "sentence_transformers.models."
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextPooling:
-    """How texts become vectors."""
-
-    pooling: str = "mean"
-    """mean, cls or max over the tokens of a text, special ones included."""
-    normalize: bool = False
-    """Scale vectors to length 1."""
-    similarity: str = "cosine"
-    """How two vectors are compared: cosine or dot."""
-    max_length: int = 0
-    """Tokens after which texts are truncated; 0: what the encoder reads."""
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    """{name: what is put before a text}, such as `query` and `document`."""
-    trained: bool = False
-    """Whether the model was trained to give such vectors."""
-
-    def __post_init__(self) -> None:
-        if self.pooling not in POOLINGS:
-            raise UserError(f"pooling: {self.pooling!r}{suggest(self.pooling, POOLINGS)}")
-
-    def files(self, hidden_size: int, max_length: int) -> dict[str, Any]:
-        """{path: JSON content} for an encoder that reads up to `max_length` tokens."""
-        kinds = ["Transformer", "Pooling", *(["Normalize"] if self.normalize else [])]
-        modules = [
-            {
-                "idx": i,
-                "name": str(i),
-                "path": f"{i}_{kind}" if i else "",
-                "type": f"{_PREFIX}{kind}",
-            }
-            for i, kind in enumerate(kinds)
-        ]
-        length = min(self.max_length or max_length, max_length)
-        return {
-            "modules.json": modules,
-            "1_Pooling/config.json": in_both_dialects(
-                {"word_embedding_dimension": hidden_size, "pooling_mode": self.pooling}
-            ),
-            "sentence_bert_config.json": {"max_seq_length": length, "do_lower_case": False},
-            "config_sentence_transformers.json": {
-                "model_type": "SentenceTransformer",
-                "prompts": dict(self.prompts),
-                "default_prompt_name": None,
-                "similarity_fn_name": self.similarity,
-            },
+def pooling_files(pooling: TextPooling, hidden_size: int, max_length: int) -> dict[str, Any]:
+    """{path: JSON content} for an encoder that reads up to `max_length` tokens."""
+    kinds = ["Transformer", "Pooling", *(["Normalize"] if pooling.normalize else [])]
+    modules = [
+        {
+            "idx": i,
+            "name": str(i),
+            "path": f"{i}_{kind}" if i else "",
+            "type": f"{_PREFIX}{kind}",
         }
+        for i, kind in enumerate(kinds)
+    ]
+    length = min(pooling.max_length or max_length, max_length)
+    return {
+        "modules.json": modules,
+        "1_Pooling/config.json": in_both_dialects(
+            {"word_embedding_dimension": hidden_size, "pooling_mode": pooling.pooling}
+        ),
+        "sentence_bert_config.json": {"max_seq_length": length, "do_lower_case": False},
+        "config_sentence_transformers.json": {
+            "model_type": "SentenceTransformer",
+            "prompts": dict(pooling.prompts),
+            "default_prompt_name": None,
+            "similarity_fn_name": pooling.similarity,
+        },
+    }
 
-    def write(self, folder: Path, *, hidden_size: int, max_length: int) -> None:
-        """Write the files into a folder."""
-        for name, content in self.files(hidden_size, max_length).items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            write_json(folder / name, content)
+
+def write_pooling(pooling: TextPooling, folder: Path, *, hidden_size: int, max_length: int) -> None:
+    """Write the files into a folder."""
+    for name, content in pooling_files(pooling, hidden_size, max_length).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_json(folder / name, content)
 
 
 def in_both_dialects(settings: Mapping[str, Any]) -> dict[str, Any]:

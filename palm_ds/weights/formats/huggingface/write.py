@@ -13,12 +13,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from palm_ds.common.json_files import write_json
-from palm_ds.model.config import EncoderConfig
+from palm_ds.model.config.config import EncoderConfig
 from palm_ds.weights.formats.contents import SavesFiles
 from palm_ds.weights.formats.huggingface.plan import ExportPlan, plan
 from palm_ds.weights.formats.huggingface.read import CONFIG
 from palm_ds.weights.formats.huggingface.sentence_transformers import write_modules
 from palm_ds.weights.formats.huggingface.target import ExportOptions
+from palm_ds.weights.formats.huggingface.text_pooling import write_pooling
 from palm_ds.weights.formats.tensor_files import read_json, write_safetensors
 
 __all__ = ["CARD", "ExportOptions", "ExportPlan", "plan", "write"]
@@ -38,7 +39,7 @@ def write(
     write_safetensors(folder, plan.groups, plan.dtype, plan.max_shard_bytes)
     length = plan.config.max_length
     if plan.pooling is not None:
-        plan.pooling.write(folder, hidden_size=plan.config.hidden_size, max_length=length)
+        write_pooling(plan.pooling, folder, hidden_size=plan.config.hidden_size, max_length=length)
     write_modules(plan.extras.files, folder, max_length=length, dtype=plan.dtype)
     if tokenizer is not None:
         tokenizer.save(folder)

@@ -69,7 +69,7 @@ viterbi (float[batch, length, tags] emissions, int64[batch, length] word_mask)
 
 
 def viterbi_graph(transitions: np.ndarray, opset: int) -> onnx.ModelProto:
-    """(emissions, word_mask) -> tags. `transitions` (tags + 2, tags): see palm_ds/model/crf.py."""
+    """(emissions, word_mask) -> tags. `transitions` (tags + 2, tags): see model/heads/crf.py."""
     graph = parser.parse_model(_VITERBI % {"opset": opset})
     start, end, step = np.split(transitions.astype(np.float32), [1, 2])
     values: dict[str, np.ndarray] = {"start": start, "end": end, "step": step[None]}

@@ -20,14 +20,10 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.model.batch import Batch
+from palm_ds.model.heads.outputs import HeadOutputs
+from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
-from palm_ds.weights.formats.contents import (
-    NEXT_SENTENCE_CLASSES,
-    CheckpointContents,
-    HeadInfo,
-    HeadOutputs,
-)
+from palm_ds.weights.formats.contents import NEXT_SENTENCE_CLASSES, CheckpointContents, HeadInfo
 from palm_ds.weights.formats.huggingface.sentence_transformers import (
     embedding_length,
     read_modules,

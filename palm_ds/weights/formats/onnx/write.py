@@ -19,7 +19,7 @@ import onnx
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.crf import FORBIDDEN
+from palm_ds.model.heads.crf import FORBIDDEN
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.expected_shapes import TRANSITIONS
 from palm_ds.weights.formats.onnx.crf import add_viterbi

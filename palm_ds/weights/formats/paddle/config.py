@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import FOREIGN_KEYS, EncoderConfig
-from palm_ds.model.foreign_config import check_foreign_values
+from palm_ds.model.config.config import FOREIGN_KEYS, EncoderConfig
+from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.text.tokenizer import load_tokenizer
-from palm_ds.weights.formats.contents import HeadOutputs, TensorEntry
+from palm_ds.weights.formats.contents import TensorEntry
+from palm_ds.weights.formats.huggingface.check_config import check_foreign_values
 from palm_ds.weights.formats.huggingface.families import FAMILIES
 from palm_ds.weights.formats.paddle.names import PADDLENLP, STATIC, NamingScheme
 from palm_ds.weights.formats.tensor_files import read_json

@@ -19,12 +19,12 @@ from pathlib import Path
 import torch
 
 from palm_ds.common.errors import UserError
+from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.weights.formats.contents import (
     COPY,
     OPTIMIZER,
     CheckpointContents,
     HeadInfo,
-    HeadOutputs,
     TensorEntry,
 )
 from palm_ds.weights.formats.expected_shapes import TRANSITIONS, checked

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer as Backend
 from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
-from palm_ds.model.config import EncoderConfig
+from palm_ds.model.config.config import EncoderConfig
 from palm_ds.text.byte_level_bpe import is_roberta_bpe, write_byte_level_bpe
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.weights.formats.contents import HeadInfo, SavesFiles, TensorEntry

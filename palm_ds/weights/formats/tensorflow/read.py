@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import FOREIGN_KEYS, EncoderConfig
-from palm_ds.model.foreign_config import check_foreign_values
+from palm_ds.model.config.config import FOREIGN_KEYS, EncoderConfig
 from palm_ds.weights.formats.contents import OPTIMIZER, CheckpointContents, TensorEntry
 from palm_ds.weights.formats.expected_shapes import checked
+from palm_ds.weights.formats.huggingface.check_config import check_foreign_values
 from palm_ds.weights.formats.huggingface.names import (
     CLASSIFIER,
     NEXT_SENTENCE,

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import EncoderConfig
-from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead, MaskedLMHead
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.formats.contents import OPTIMIZER
 from palm_ds.weights.formats.deepspeed import read as deepspeed

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import transformers
 
-from palm_ds.model.config import EncoderConfig
+from palm_ds.model.config.config import EncoderConfig
 from palm_ds.weights.formats.huggingface.families import FAMILIES, family_of, is_known_class
 
 CONFIG = EncoderConfig(

@@ -10,7 +10,7 @@ import onnxruntime
 import pytest
 import torch
 
-from palm_ds.model.crf import viterbi
+from palm_ds.model.heads.crf import viterbi
 from palm_ds.weights.formats.onnx.crf import viterbi_graph
 
 RNG = np.random.default_rng(3)

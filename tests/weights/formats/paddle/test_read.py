@@ -19,11 +19,11 @@ import torch
 from safetensors.numpy import save_file
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.batch import Batch
-from palm_ds.model.config import EncoderConfig
-from palm_ds.model.crf import CRFHead
-from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead, MaskedLMHead
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.crf import CRFHead
+from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
+from palm_ds.model.inputs.batch import Batch
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.formats.contents import COPY, OPTIMIZER, CheckpointContents, HeadInfo
 from palm_ds.weights.formats.paddle import read as paddle

@@ -17,11 +17,12 @@ import torch
 from transformers import AutoTokenizer
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config import EncoderConfig
-from palm_ds.model.encoder import Encoder
-from palm_ds.model.heads import ClassHead, MaskedLMHead
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
+from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.text.tokenizer import load_tokenizer
-from palm_ds.weights.formats.contents import COPY, HeadInfo, HeadOutputs
+from palm_ds.weights.formats.contents import COPY, HeadInfo
 from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.paddle import read as paddle
 from palm_ds.weights.formats.paddle.pdparams import NAME_TABLE, read_pickle

@@ -1,0 +1,1 @@
+"""Sources of items: corpora, tables, mixtures, rows handed over by Python."""

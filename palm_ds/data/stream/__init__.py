@@ -1,0 +1,1 @@
+"""Items to packed rows: orders, counts, packing, stages and the curriculum."""

@@ -1,0 +1,259 @@
+"""Reads a recipe's `stages`: which task groups, in which stages, with which budgets.
+
+stages of a recipe ──parse_stages──> CurriculumSpec (budgets in any unit)
+                   ──resolve──> Curriculum (steps)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.data.stream.budgets import (
+    Budget,
+    DatasetSizes,
+    MixRatio,
+    Sampler,
+    SizeSampler,
+    of_task_groups,
+    read_budget,
+    read_sampler,
+    sampled,
+)
+from palm_ds.data.stream.stages import CURRICULUM_KINDS, Curriculum, Mix, Stage, tasks_of
+
+_MOST_STEPS = 10**9  # a byte of memory for each in stages of `mix: step`
+_KEYS = (*CURRICULUM_KINDS, "explicit", "steps", "sampler", "mix", "always")
+
+
+@dataclass(frozen=True)
+class CurriculumSpec:
+    """A recipe's `stages`, checked as far as possible without a corpus."""
+
+    kind: str
+    """A key of SHAPES, or `explicit`."""
+    task_groups: tuple[str, ...]
+    """In order of first appearance; each has a budget."""
+    budgets: tuple[Mapping[str, Budget], ...]
+    """Explicit: one per stage; else one with the budget of each task group (empty with a
+    sampler)."""
+    mixes: tuple[Mix, ...]
+    """Explicit: one per stage; else one for all."""
+    sampler: Sampler | None = None
+    total: Budget | None = None
+    """The total that the sampler distributes."""
+
+    @property
+    def resolved(self) -> bool:
+        """Whether every amount is in steps."""
+        return self.sampler is None and {a.unit for row in self.budgets for a in row.values()} <= {
+            "steps"
+        }
+
+    @property
+    def needs_corpus(self) -> bool:
+        """Whether the steps depend on the number or the length of examples."""
+        budgets = [budget for row in self.budgets for budget in row.values()]
+        units = {a.unit for a in [*budgets, *filter(None, [self.total])]}
+        by_example = not units <= {"steps", "tokens"}
+        return by_example or isinstance(self.sampler, (SizeSampler, MixRatio))
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether some amount is in tokens."""
+        budgets = [budget for row in self.budgets for budget in row.values()]
+        return any(a.unit == "tokens" for a in [*budgets, *filter(None, [self.total])])
+
+    @property
+    def mix_of(self) -> dict[str, str]:
+        """{group: how its steps are mixed}; `batch` if any of its stages uses it."""
+        if self.kind != "explicit":
+            return dict.fromkeys(self.task_groups, self.mixes[0])
+        found = [(b, mix) for row, mix in zip(self.budgets, self.mixes, strict=True) for b in row]
+        return {b: min(mix for other, mix in found if other == b) for b, _ in found}
+
+    def resolve(self, step_tokens: int = 0, sizes: DatasetSizes | None = None) -> Curriculum:
+        """The plan in steps of `step_tokens`. Raises UserError if it needs `sizes` of the task
+        groups (`needs_corpus`) and there are none."""
+        if self.sampler is not None:
+            rows = [sampled(self.sampler, self.total, step_tokens, sizes)]
+        else:
+            rows = [self._steps(row, step_tokens, sizes) for row in self.budgets]
+        if self.kind != "explicit":
+            rows = CURRICULUM_KINDS[self.kind](rows[0])
+        mixes = self.mixes if self.kind == "explicit" else self.mixes * len(rows)
+        stages, first = [], 0
+        for row, mix in zip(rows, mixes, strict=True):
+            kept = tuple((task_group, steps) for task_group, steps in row.items() if steps)
+            stages.append(Stage(steps_of=kept, mix=mix, first=first))
+            first += stages[-1].steps
+        if first > _MOST_STEPS:
+            raise UserError(f"stages: {first:,} steps in all; at most {_MOST_STEPS:,}")
+        return Curriculum(tuple(stage for stage in stages if stage.steps))
+
+    def _steps(
+        self, row: Mapping[str, Budget], step_tokens: int, sizes: DatasetSizes | None
+    ) -> dict[str, int]:
+        return {
+            task_group: budget.steps(
+                step_tokens, sizes[task_group] if sizes else None, f"stages: {task_group}"
+            )
+            for task_group, budget in row.items()
+        }
+
+
+def read_stages(
+    values: object, tasks: Sequence[str], *, step_tokens: int = 0, sizes: DatasetSizes | None = None
+) -> Curriculum:
+    """The plan of a recipe's `stages`; for `step_tokens` and `sizes` see CurriculumSpec.resolve."""
+    return parse_stages(values, tasks).resolve(step_tokens, sizes)
+
+
+def parse_stages(values: object, tasks: Sequence[str]) -> CurriculumSpec:
+    """A recipe's `stages`:
+
+    {continual: [group, ...], steps: B}   B steps of each task group, added one after another
+    {joint: [group, ...], steps: B}       B steps of each task group, all from the start
+    {alternate: [group, ...], steps: B}   the same, one task group per step, in a seeded order
+    {sequential: [group, ...], steps: B}  one task group after another
+    [{group: steps, ...}, ...]            explicit stages; in a mapping: {explicit: [...]}
+
+    `steps` is a number, `20_000_000 tokens`, `300_000 sequences` (examples) or `3 epochs`, rounded
+    up to whole steps; for all task groups, or {group: steps, ...}.
+    sampler: how to split `steps`, which is then the total of all task groups
+        uniform | proportional            evenly, or by the tokens of each task group's epoch
+        {temperature: T}                  by these tokens to the power 1/T
+        {weights: {group: w, ...}}        by these weights
+        {mix_ratio: {group: r, ...}, reference: group, epochs: E}
+                                          as in PaddlePALM, replaces `steps`: E * r * the steps of
+                                          an epoch of the reference (default: the first)
+    mix: batch | step                     a step has all task groups, or one; also per stage
+    always: task [+ task ...]             tasks added to every task group that lacks them
+    """
+    if isinstance(values, list):
+        values = {"explicit": values}
+    if not isinstance(values, Mapping):
+        raise UserError(
+            f"stages: expected a list of stages or one of {', '.join(CURRICULUM_KINDS)}, "
+            f"got {values!r}"
+        )
+    for name in values:
+        if name not in _KEYS:
+            raise UserError(f"stages.{name}: unknown key{suggest(str(name), _KEYS)}")
+    kinds = [kind for kind in (*CURRICULUM_KINDS, "explicit") if kind in values]
+    if len(kinds) != 1:
+        raise UserError(
+            f"stages: name exactly one of {', '.join(CURRICULUM_KINDS)}, or list the stages"
+        )
+    normalize = _normalizer(tasks, values.get("always"))
+    spec = (_explicit if kinds == ["explicit"] else _shaped)(values, kinds[0], normalize)
+    if not spec.task_groups or (spec.total and not spec.total.number):
+        raise UserError("stages: no task group has any steps; give at least one task group some")
+    return spec
+
+
+def _normalizer(tasks: Sequence[str], always: object) -> Callable[[str], str]:
+    """A function from a task group as written to its name: checked, normalised, with the tasks of
+    `always`."""
+    added = tasks_of(str(always)) if always is not None else ()
+    for name in added:
+        if name not in tasks:
+            raise UserError(f"stages.always: no task {name!r} in `tasks`{suggest(name, tasks)}")
+
+    def normalize(task_group: str) -> str:
+        names = tasks_of(str(task_group))
+        for name in names:
+            if name not in tasks:
+                raise UserError(f"stages: no task {name!r} in `tasks`{suggest(name, tasks)}")
+        if len(set(names)) < len(names):
+            raise UserError(f"stages: {task_group!r} names a task twice")
+        return " + ".join([*names, *(name for name in added if name not in names)])
+
+    return normalize
+
+
+def _mix(value: object, where: str) -> Mix:
+    if value not in ("batch", "step"):
+        raise UserError(f"{where}: {value!r} is neither batch nor step")
+    return value
+
+
+def _explicit(
+    values: Mapping[str, Any], kind: str, normalize: Callable[[str], str]
+) -> CurriculumSpec:
+    listed = values[kind]
+    for key in ("steps", "sampler"):
+        if key in values:
+            raise UserError(f"stages.{key}: explicit stages have their own steps; remove this")
+    if not isinstance(listed, list):
+        raise UserError(f"stages.{kind}: expected a list of stages, got {listed!r}")
+    rows, mixes = [], []
+    for number, stage in enumerate(listed):
+        where = f"stages.{number}"
+        if not isinstance(stage, Mapping):
+            raise UserError(f"{where}: expected `task group: steps`, got {stage!r}")
+        mixes.append(_mix(stage.get("mix", values.get("mix", "batch")), f"{where}.mix"))
+        written = {
+            task_group: budget for task_group, budget in stage.items() if task_group != "mix"
+        }
+        named = of_task_groups(
+            written, [normalize(task_group) for task_group in written], normalize, where
+        )
+        rows.append({b: read_budget(budget, f"{where}.{b}") for b, budget in named.items()})
+    return CurriculumSpec(kind, _with_steps(rows), tuple(rows), tuple(mixes))
+
+
+def _with_steps(rows: Sequence[Mapping[str, Budget]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(b for row in rows for b, budget in row.items() if budget.number))
+
+
+def _shaped(
+    values: Mapping[str, Any], kind: str, normalize: Callable[[str], str]
+) -> CurriculumSpec:
+    written = values[kind]
+    if not isinstance(written, list) or not all(isinstance(b, str) for b in written) or not written:
+        raise UserError(f"stages.{kind}: expected a list of task groups, got {written!r}")
+    task_groups = [normalize(task_group) for task_group in written]
+    if len(set(task_groups)) < len(task_groups):
+        raise UserError(f"stages.{kind}: duplicate task group; list each once")
+    one = kind == "alternate"
+    mix = _mix(values.get("mix", "step" if one else "batch"), "stages.mix")
+    if one and mix != "step":
+        raise UserError("stages.mix: `alternate` is `joint` with `mix: step`; use joint")
+    if "sampler" in values:
+        sampler, total = _sampler(values, task_groups, normalize)
+        return CurriculumSpec(kind, tuple(task_groups), (), (mix,), sampler, total)
+    budgets = _budgets(values.get("steps"), task_groups, normalize)
+    return CurriculumSpec(kind, _with_steps([budgets]), (budgets,), (mix,))
+
+
+def _sampler(
+    values: Mapping[str, Any], task_groups: Sequence[str], normalize: Callable[[str], str]
+) -> tuple[Sampler, Budget | None]:
+    sampler = read_sampler(values["sampler"], task_groups, normalize)
+    if isinstance(sampler, MixRatio):
+        if "steps" in values:
+            raise UserError("stages.steps: mix_ratio defines the steps; remove `steps`")
+        return sampler, None
+    if isinstance(values.get("steps"), Mapping):
+        raise UserError(
+            "stages.steps: with a sampler, give one number: the total of all task groups"
+        )
+    return sampler, read_budget(values.get("steps"), "stages.steps")
+
+
+def _budgets(
+    value: object, task_groups: Sequence[str], normalize: Callable[[str], str]
+) -> dict[str, Budget]:
+    """`steps` of every task group, in order."""
+    if not isinstance(value, Mapping):
+        return dict.fromkeys(task_groups, read_budget(value, "stages.steps"))
+    named = of_task_groups(value, task_groups, normalize, "stages.steps")
+    if missing := [task_group for task_group in task_groups if task_group not in named]:
+        raise UserError(f"stages.steps: missing for {missing[0]!r}; give every task group some")
+    return {
+        task_group: read_budget(named[task_group], f"stages.steps.{task_group}")
+        for task_group in task_groups
+    }

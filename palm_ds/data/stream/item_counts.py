@@ -1,0 +1,148 @@
+"""How many items a task has in every block of a large corpus: counted once, kept on disk.
+
+    <corpus>/index/items/<hash>.npy    (segments + blocks,) int64: items of each segment, each block
+
+The hash covers the corpus, its split into blocks, the task's settings and code. Where the corpus
+cannot be written to, the file is in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import io
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from palm_ds.common.atomic import write_file_atomically
+from palm_ds.common.cache_folder import cache_folder
+from palm_ds.corpus.executors import open_executor
+
+if TYPE_CHECKING:
+    from palm_ds.data.sources.corpus import CorpusSplit
+    from palm_ds.data.tasks.task import CorpusTask
+
+log = logging.getLogger(__name__)
+_VERSION = 1
+_FEWEST_SEGMENTS = 16
+"""With fewer, starting worker processes takes longer than counting."""
+
+
+@dataclass(frozen=True)
+class ItemCounts:
+    """The counts of one task; memory-mapped."""
+
+    of_segments: np.ndarray  # (segments,) int64
+    of_blocks: np.ndarray  # (blocks,) int64
+
+
+def item_counts(task: CorpusTask, split: CorpusSplit, max_length: int) -> ItemCounts:
+    """The counts of a task's items: read, or counted if no process has done so before. Processes
+    wait for the one that counts."""
+    name = f"{_hash_of(task, split, max_length)}.npy"
+    segments = len(split.blocks.segments) - 1
+    for folder in _folders(split):
+        if (found := _read(folder / name, segments + len(split.blocks))) is not None:
+            return ItemCounts(found[:segments], found[segments:])
+    file = _writable(_folders(split)) / name
+    with _locked(file.with_suffix(".lock")):
+        if (found := _read(file, segments + len(split.blocks))) is None:
+            _write(file, _count(task, split, max_length))
+            found = _read(file, segments + len(split.blocks))
+    assert found is not None
+    return ItemCounts(found[:segments], found[segments:])
+
+
+def _hash_of(task: CorpusTask, split: CorpusSplit, max_length: int) -> str:
+    files = {name: entry["sha256"] for name, entry in split.corpus.manifest.files.items()}
+    text = json.dumps([_VERSION, files, split.describe(), task.arrangement_key(), max_length])
+    return hashlib.sha256((text + _source_code(type(task))).encode()).hexdigest()[:32]
+
+
+def _source_code(kind: type) -> str:
+    """The code of the modules that define a task, so that counts do not outlive its rules."""
+    modules = {base.__module__ for base in kind.__mro__} - {"builtins", "abc", "typing"}
+    return "".join(_source_of(name) for name in sorted(modules))
+
+
+def _source_of(module: str) -> str:
+    """The code of a module; "" if there is none, as for a notebook."""
+    try:
+        return inspect.getsource(sys.modules[module])
+    except (KeyError, OSError, TypeError):
+        return ""
+
+
+def _folders(split: CorpusSplit) -> list[Path]:
+    return [split.corpus.folder.local / "index" / "items", cache_folder() / "items"]
+
+
+def _writable(folders: list[Path]) -> Path:
+    """The first folder that can be written to."""
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    return folders[-1]  # writing there fails with the reason
+
+
+def _read(file: Path, entries: int) -> np.ndarray | None:
+    """The counts in a file; None if it is absent or damaged."""
+    try:
+        found = np.load(file, mmap_mode="r")
+    except (OSError, ValueError, EOFError):
+        return None
+    return found if found.shape == (entries,) and found.dtype == np.int64 else None
+
+
+def _write(file: Path, counts: np.ndarray) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, counts)
+    write_file_atomically(file, buffer.getvalue())
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    import fcntl
+
+    with file.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _count(task: CorpusTask, split: CorpusSplit, max_length: int) -> np.ndarray:
+    """(segments + blocks,) int64."""
+    bounds = split.blocks.segments
+    started, where = time.monotonic(), f"{task.name}: {split.corpus.path}"
+    log.info("%s: counting the items of %d blocks, once", where, len(split.blocks))
+    workers = (os.cpu_count() or 1) if len(bounds) > _FEWEST_SEGMENTS else 1
+    count = partial(_count_segment, task, split, max_length)
+    with open_executor(workers=workers, mpi=False) as run:
+        of_blocks = list(run(count, range(len(bounds) - 1)))
+    of_segments = [part.sum() for part in of_blocks]
+    log.info("%s: %d items (%.0f s)", where, sum(of_segments), time.monotonic() - started)
+    return np.concatenate([np.array(of_segments, np.int64), *of_blocks])
+
+
+def _count_segment(
+    task: CorpusTask, split: CorpusSplit, max_length: int, segment: int
+) -> np.ndarray:
+    """(blocks,) int64: the items of each block of one segment."""
+    first, last = split.blocks.segments[segment : segment + 2]
+    windows = (split.window(np.array([block])) for block in range(first, last))
+    counts = (len(task.items(window, max_length)) if len(window) else 0 for window in windows)
+    return np.fromiter(counts, np.int64, last - first)

@@ -1,0 +1,347 @@
+"""The packed rows a run trains on: a pure function of (recipe, corpus, seed, row number).
+
+    dataset  one task group over one corpus: its n-th example, for any n
+    mixture  the rows of a stage, window by window; each window packs a fixed number of examples
+             of the mixture's datasets, in proportion, and shuffles the rows
+    stream   step -> rows -> micro-batches of a process
+
+A stage with `mix: batch` has one mixture, a stage with `mix: step` one mixture per task group. The
+last window of a mixture takes exactly as many examples as its last rows hold, so that a stage
+consumes a contiguous range of every dataset and the next stage continues where it stopped.
+
+Rows do not depend on the processes; only `batches` slices them. The state in a checkpoint makes
+seeking to step 1,000,000 as cheap as to step 0; without it the lengths of everything before are
+packed again (some hundred thousand examples per second).
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from palm_ds.common.errors import UserError
+from palm_ds.common.rng import derive_key, keyed_generator
+from palm_ds.data.stream.packing import pack
+from palm_ds.data.stream.stages import Curriculum, order_of
+from palm_ds.data.stream.task_group_dataset import (
+    ExampleRef,
+    PackedRow,
+    TaskGroupDataset,
+    build_rows,
+    extend_into_padding,
+    refs,
+)
+from palm_ds.model.inputs.batch import Batch
+
+WINDOW_ROWS = 512
+"""Approximate rows of a window: enough that its last, partly filled row wastes little."""
+
+
+@dataclass
+class PackingWindow:
+    """Packed rows, the number of the first one within its mixture, and the examples it consumed."""
+
+    first: int
+    rows: list[PackedRow]
+    consumed: np.ndarray  # (datasets,)
+
+
+@dataclass
+class PackedMixture:
+    """`total` rows of some datasets in proportion."""
+
+    datasets: Sequence[TaskGroupDataset]
+    dataset_indices: tuple[int, ...]  # the datasets used, as indices
+    examples_per_window: np.ndarray  # (which,) examples per window
+    consumed_first: np.ndarray  # (datasets,) examples consumed before the mixture
+    total: int
+    max_length: int
+    key: int
+    window_rows: int = WINDOW_ROWS
+    first_rows: list[int] = field(default_factory=lambda: [0])
+    """First row of each window packed so far, and of the next one."""
+    first_window: int = 0
+    """Number of the window of `first_rows[0]`; a restored state starts in the middle."""
+    cached: dict[int, PackingWindow] = field(default_factory=dict)
+
+    def row(self, number: int) -> PackedRow:
+        """A row of the mixture, 0 <= number < total."""
+        window = self.window(self._window_of(number))
+        return window.rows[number - window.first]
+
+    def _window_of(self, number: int) -> int:
+        if number < self.first_rows[0]:
+            self.first_rows, self.first_window = [0], 0
+        while number >= self.first_rows[-1]:
+            self.window(self.first_window + len(self.first_rows) - 1)
+        return self.first_window + bisect.bisect_right(self.first_rows, number) - 1
+
+    def window(self, number: int) -> PackingWindow:
+        """A window, packed on first use; the previous one is kept too."""
+        first = self.first_rows[number - self.first_window]
+        if number not in self.cached:
+            newest = list(self.cached.items())[-1:]
+            self.cached = dict(newest) | {number: self._pack(number, first)}
+        if number - self.first_window == len(self.first_rows) - 1:
+            self.first_rows.append(first + len(self.cached[number].rows))
+        return self.cached[number]
+
+    def _pack(self, number: int, first: int) -> PackingWindow:
+        entries, lengths, order = self._entries(number)
+        left = self.total - first
+        rows = pack(lengths, self.max_length)
+        taken = len(entries)
+        if len(rows) > left:
+            # The mixture ends here: take as many examples as fit its last rows.
+            taken = _most(lambda most: len(pack(lengths[:most], self.max_length)) <= left, taken)
+            rows = pack(lengths[:taken], self.max_length)
+            rows += [[] for _ in range(left - len(rows))]
+        shuffled = keyed_generator(self.key, number).permutation(len(rows))
+        return PackingWindow(
+            first=first,
+            rows=[
+                extend_into_padding([entries[i] for i in rows[r]], self.max_length)
+                for r in shuffled
+            ],
+            consumed=np.bincount(order[:taken], minlength=len(self.datasets)),
+        )
+
+    def _entries(self, number: int) -> tuple[list[ExampleRef], np.ndarray, np.ndarray]:
+        """The examples of a window, the datasets evenly interleaved; their lengths and datasets."""
+        start = np.floor(number * self.examples_per_window + 1e-9).astype(np.int64)
+        count = np.floor((number + 1) * self.examples_per_window + 1e-9).astype(np.int64) - start
+        entries: list[ExampleRef] = []
+        lengths = []
+        for dataset, skip, many in zip(self.dataset_indices, start, count, strict=True):
+            n = self.consumed_first[dataset] + skip + np.arange(many)
+            layouts = self.datasets[dataset].layouts(n)
+            entries += refs(dataset, n, layouts)
+            lengths.append(layouts["length"])
+        place = np.concatenate([(np.arange(many) + 0.5) / max(many, 1) for many in count])
+        order = np.argsort(place, kind="stable")
+        return (
+            [entries[i] for i in order],
+            np.concatenate(lengths)[order],
+            np.repeat(self.dataset_indices, count)[order],
+        )
+
+    def consumed_before(self, number: int) -> np.ndarray:
+        """(datasets,) examples that the windows before this one consumed."""
+        out = np.zeros(len(self.datasets), np.int64)
+        out[list(self.dataset_indices)] = np.floor(number * self.examples_per_window + 1e-9).astype(
+            np.int64
+        )
+        return out
+
+    def consumed_to(self, row: int) -> np.ndarray:
+        """(datasets,) examples of all windows that contain a row before this one."""
+        if row >= self.total:
+            return self.consumed()
+        window = self._window_of(row)
+        is_first = row == self.first_rows[window - self.first_window]
+        return self.consumed_before(window if is_first else window + 1)
+
+    def consumed(self) -> np.ndarray:
+        """(datasets,) examples of the whole mixture."""
+        if not self.total:
+            return np.zeros(len(self.datasets), np.int64)
+        last = self._window_of(self.total - 1)
+        return self.consumed_before(last) + self.window(last).consumed
+
+
+def _most(fits: Callable[[int], bool], upper: int) -> int:
+    """The largest number from 0 to `upper` that fits."""
+    low, high = 0, upper
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+@dataclass
+class PackedStream:
+    """step -> this process's micro-batches.
+
+    `mixtures[task_group]` lists the datasets of a task group with their shares, one dataset per
+    corpus."""
+
+    curriculum: Curriculum
+    datasets: Sequence[TaskGroupDataset]
+    mixtures: Mapping[str, Sequence[tuple[int, float]]]
+    rows: int
+    """Rows per step, over all processes."""
+    length: int
+    seed: int
+    pad: int
+    window_rows: int = WINDOW_ROWS
+    already_read: dict[str, int] = field(default_factory=dict)
+    """{dataset: examples} consumed before the first step, by the run that this one extends."""
+    _stages: dict[int, OpenStage] = field(default_factory=dict, repr=False)
+
+    def step_rows(self, step: int) -> list[PackedRow]:
+        """The rows of a step, in global order."""
+        number = self.curriculum.stage_at(step)
+        stage = self._stage(number)
+        mixture, first = stage.place(step - self.curriculum.stages[number].first, self.rows)
+        return [stage.mixtures[mixture].row(first + i) for i in range(self.rows)]
+
+    def batches(self, step: int, rank: int, world: int, micro_rows: int) -> list[Batch]:
+        """The micro-batches of one process: its contiguous share of the step's rows."""
+        share = self.rows // world
+        first = rank * share
+        rows = self.step_rows(step)[first : first + share]
+        return [
+            self.build(rows[i : i + micro_rows], first + i) for i in range(0, share, micro_rows)
+        ]
+
+    def build(self, rows: Sequence[PackedRow], first_row: int = 0) -> Batch:
+        """One micro-batch of rows."""
+        batch = build_rows(self.datasets, rows, self.length, self.pad)
+        return replace(batch, first_row=first_row)
+
+    def state_dict(self, step: int) -> dict[str, Any]:
+        """The position of a step, as JSON; `seek` restores it without packing earlier rows."""
+        if step >= self.curriculum.steps:
+            return {}
+        number = self.curriculum.stage_at(step)
+        stage = self._stage(number)
+        mixtures = []
+        places = stage.places(step - self._first(number), self.rows)
+        for mixture, first in zip(stage.mixtures, places, strict=True):
+            window = mixture._window_of(first) if first < mixture.total else None
+            at = (
+                None
+                if window is None
+                else [window, mixture.first_rows[window - mixture.first_window]]
+            )
+            mixtures.append(at)
+        return {
+            "stage": number,
+            "already_read": stage.consumed_first.tolist(),
+            "tracks": mixtures,
+            "windowed": self._windowed(),
+        }
+
+    def _windowed(self) -> list[str]:
+        """The datasets over large corpora, whose items are shuffled in windows."""
+        return [dataset.name for dataset in self.datasets if dataset.windowed]
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a cursor of the same recipe and corpus. Raises UserError if it numbers the
+        items in another order."""
+        if not state:
+            return
+        if changed := set(state.get("windowed", ())) ^ set(self._windowed()):
+            raise UserError(
+                f"task group {min(changed)!r}: the run began with a version of palm_ds that "
+                "shuffles large corpora in another way, and would read texts twice; continue it "
+                "with that version, or begin a new run (init_from: its weights)"
+            )
+        stage = self._open(state["stage"], np.array(state["already_read"], np.int64))
+        for mixture, at in zip(stage.mixtures, state["tracks"], strict=True):
+            if at is not None:
+                mixture.first_window, mixture.first_rows = at[0], [at[1]]
+        self._stages[state["stage"]] = stage
+
+    def consumed(self, step: int | None = None) -> dict[str, int]:
+        """{dataset: examples} consumed by the first `step` steps (by default all). A started window
+        counts as a whole, so that a run that continues from there sees no example twice."""
+        step = self.curriculum.steps if step is None else step
+        number = self.curriculum.stage_at(max(step - 1, 0))
+        stage = self._stage(number)
+        total = stage.consumed_first.copy()
+        places = stage.places(step - self._first(number), self.rows)
+        for mixture, place in zip(stage.mixtures, places, strict=True):
+            total += mixture.consumed_to(place)
+        return {dataset.name: int(n) for dataset, n in zip(self.datasets, total, strict=True)}
+
+    def _first(self, stage: int) -> int:
+        return self.curriculum.stages[stage].first
+
+    def _stage(self, number: int) -> OpenStage:
+        if number not in self._stages:
+            if number == 0:
+                first = np.array(
+                    [self.already_read.get(dataset.name, 0) for dataset in self.datasets], np.int64
+                )
+            else:
+                before = self._stage(number - 1)
+                first = before.consumed_first + before.consumed()
+            self._stages[number] = self._open(number, first)
+        return self._stages[number]
+
+    def _open(self, number: int, consumed_first: np.ndarray) -> OpenStage:
+        stage = self.curriculum.stages[number]
+        if stage.mix == "batch":
+            groups, order = [stage.steps_of], None
+        else:
+            groups = [(task_group,) for task_group in stage.steps_of]
+            order = order_of(stage, number, self.seed)
+        mixtures = [
+            self._mixture(group, f"{number}.{i}", consumed_first) for i, group in enumerate(groups)
+        ]
+        return OpenStage(mixtures=mixtures, consumed_first=consumed_first, order=order)
+
+    def _mixture(
+        self, group: Sequence[tuple[str, int]], name: str, consumed_first: np.ndarray
+    ) -> PackedMixture:
+        steps = sum(n for _, n in group)
+        tokens: dict[int, float] = {}
+        for task_group, blend_steps in group:
+            for dataset, share in self.mixtures[task_group]:
+                tokens[dataset] = tokens.get(dataset, 0.0) + share * blend_steps / steps
+        window_tokens = self.window_rows * self.length
+        rates = [
+            share * window_tokens / float(self.datasets[f].mean_tokens)
+            for f, share in tokens.items()
+        ]
+        return PackedMixture(
+            datasets=self.datasets,
+            dataset_indices=tuple(tokens),
+            examples_per_window=np.array(rates),
+            consumed_first=consumed_first,
+            total=steps * self.rows,
+            max_length=self.length,
+            key=derive_key(self.seed, "rows", name),
+            window_rows=self.window_rows,
+        )
+
+
+@dataclass
+class OpenStage:
+    """The mixtures of a stage, and the mixture of each step."""
+
+    mixtures: list[PackedMixture]
+    consumed_first: np.ndarray  # (datasets,) examples consumed before the stage
+    order: np.ndarray | None  # (steps,) the mixture of each step; None: there is only one
+
+    @cached_property
+    def _nth(self) -> np.ndarray:
+        """(steps,) number of earlier steps of the stage with the same mixture."""
+        assert self.order is not None
+        nth = np.empty(len(self.order), np.int32)
+        for mixture in range(len(self.mixtures)):
+            here = self.order == mixture
+            nth[here] = np.arange(here.sum())
+        return nth
+
+    def place(self, step: int, rows: int) -> tuple[int, int]:
+        """(mixture, first row within it) of a step of the stage."""
+        if self.order is None:
+            return 0, step * rows
+        return int(self.order[step]), int(self._nth[step]) * rows
+
+    def places(self, step: int, rows: int) -> list[int]:
+        """The first unused row of every mixture at the start of a step."""
+        if self.order is None:
+            return [step * rows]
+        done = np.bincount(self.order[:step], minlength=len(self.mixtures))
+        return [int(n) * rows for n in done]
+
+    def consumed(self) -> np.ndarray:
+        return np.sum([mixture.consumed() for mixture in self.mixtures], axis=0)

@@ -1,0 +1,211 @@
+"""The curriculum: the steps of each task group in each stage, exact counts in a seeded order.
+
+A task group is a group of tasks that share examples: `sentence_reordering + knowledge_masking`. The
+first builds the text, all of them label it. With N task groups and a budget of B steps each,
+continual multi-task learning (ERNIE 2.0, section 3.1) gives stage s (s+1)u steps to the s-th task
+group and u to each earlier one, u = B/(N+1). For N = 4 and B = 50k: 20 | 10+30 | 10+10+40 |
+10+10+10+50 thousand.
+
+    stages of a recipe ──parse_stages──> CurriculumSpec (budgets in any unit)
+                       ──resolve──> Curriculum (steps)       (data/stream/curriculum_spec.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from palm_ds.common.errors import UserError
+from palm_ds.common.rng import derive_key, keyed_generator
+
+Mix = Literal["batch", "step"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Steps of each task group. `batch` mixes the task groups within every step, in proportion;
+    with `step` each step belongs to one task group."""
+
+    steps_of: tuple[tuple[str, int], ...]
+    mix: Mix
+    first: int
+    """The first step of the stage, counted over the run."""
+
+    @property
+    def steps(self) -> int:
+        return sum(steps for _, steps in self.steps_of)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepInfo:
+    """The place of a step in the curriculum."""
+
+    step: int
+    """0-based, over the run."""
+    stage: int
+    """0-based number of its stage."""
+    first: int
+    """The first step of the stage."""
+    stage_steps: int
+    """Steps of the stage."""
+    task_groups: tuple[str, ...]
+    """What the step trains on: one with `mix: step`, all of the stage with `mix: batch`."""
+
+    @property
+    def starts_stage(self) -> bool:
+        return self.step == self.first
+
+    @property
+    def ends_stage(self) -> bool:
+        return self.step == self.first + self.stage_steps - 1
+
+
+@dataclass(frozen=True)
+class Curriculum:
+    """All stages of a run, in order."""
+
+    stages: tuple[Stage, ...]
+
+    @property
+    def steps(self) -> int:
+        return sum(stage.steps for stage in self.stages)
+
+    @cached_property
+    def task_groups(self) -> tuple[str, ...]:
+        """All task groups, in order of first appearance."""
+        return tuple(dict.fromkeys(b for stage in self.stages for b, _ in stage.steps_of))
+
+    def started(self, done: int) -> frozenset[str]:
+        """The tasks of the stages that have started after `done` steps."""
+        groups = [b for stage in self.stages if stage.first < done for b, _ in stage.steps_of]
+        return frozenset(task for task_group in groups for task in tasks_of(task_group))
+
+    def stage_at(self, step: int) -> int:
+        """The stage number (0-based) of a step (0-based)."""
+        firsts = [stage.first for stage in self.stages]
+        return int(np.searchsorted(firsts, step, side="right")) - 1
+
+    def at(self, step: int, seed: int) -> StepInfo:
+        """The stage of a step (0-based) and what the step trains on."""
+        number = self.stage_at(step)
+        stage = self.stages[number]
+        task_groups = [task_group for task_group, _ in stage.steps_of]
+        if stage.mix == "step":
+            task_groups = [task_groups[self._order(number, seed)[step - stage.first]]]
+        return StepInfo(
+            step=step,
+            stage=number,
+            first=stage.first,
+            stage_steps=stage.steps,
+            task_groups=tuple(task_groups),
+        )
+
+    def _order(self, number: int, seed: int) -> np.ndarray:
+        if (number, seed) not in self._orders:
+            self._orders[number, seed] = order_of(self.stages[number], number, seed)
+        return self._orders[number, seed]
+
+    @cached_property
+    def _orders(self) -> dict[tuple[int, int], np.ndarray]:
+        return {}
+
+    def total_of(self, task_group: str) -> int:
+        """Steps of a task group over all stages."""
+        return sum(dict(stage.steps_of).get(task_group, 0) for stage in self.stages)
+
+    def explicit(self) -> list[dict[str, Any]]:
+        """The plan as a recipe's list of stages."""
+        return [
+            dict(stage.steps_of) | ({"mix": stage.mix} if stage.mix != "batch" else {})
+            for stage in self.stages
+        ]
+
+    def table(self, *, step_tokens: int = 0, warmups: Sequence[int] = ()) -> str:
+        """A text table: one row per task group, one column per stage. `step_tokens` adds the tokens
+        of each task group; `warmups` (steps per stage) adds a row."""
+        rows = [
+            [task_group, *(dict(stage.steps_of).get(task_group, 0) for stage in self.stages)]
+            + [self.total_of(task_group)]
+            for task_group in self.task_groups
+        ]
+        rows.append(["steps", *(stage.steps for stage in self.stages), self.steps])
+        if step_tokens:
+            rows = [[*row, row[-1] * step_tokens] for row in rows]
+        if any(warmups):
+            rows.append(["warm-up", *warmups])
+        if any(stage.mix == "step" for stage in self.stages):
+            rows.append(["mix", *(stage.mix for stage in self.stages)])
+        heads = ["", *(f"stage {i + 1}" for i in range(len(self.stages))), "all"]
+        return _columns([[*heads, *(["tokens"] if step_tokens else [])], *rows])
+
+
+def _columns(rows: Sequence[Sequence[str | int]]) -> str:
+    """Aligned cells: the first column to the left, the others to the right."""
+    cells = [[f"{c:,}" if isinstance(c, int) and c else str(c or "-") for c in r] for r in rows]
+    cells[0][0] = ""
+    widths = [
+        max(len(row[i]) for row in cells if i < len(row)) for i in range(max(map(len, cells)))
+    ]
+    lines = [
+        row[0].ljust(widths[0])
+        + "".join(c.rjust(max(w + 2, 10)) for c, w in zip(row[1:], widths[1:], strict=False))
+        for row in cells
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def tasks_of(task_group: str) -> tuple[str, ...]:
+    """The tasks of a task group; the first one builds the text."""
+    return tuple(part.strip() for part in task_group.split("+"))
+
+
+# Kinds: budgets (total steps per task group) to stages ----------------------------------------
+
+
+def continual(budgets: Mapping[str, int]) -> list[dict[str, int]]:
+    """One stage per task group. Each task group gives one unit, budget / (task groups + 1), to
+    every later stage and the rest to its own, so that its steps add up to its budget exactly."""
+    task_groups, number = list(budgets), len(budgets)
+    for task_group, budget in list(budgets.items())[:-1]:
+        if 0 < budget <= number:
+            raise UserError(
+                f"stages.steps: {budget} of {task_group!r} are too few for continual: of {number} "
+                f"task groups each needs at least {number + 1}, as it is trained in every later "
+                "stage too; give more, or use sequential"
+            )
+    unit = {task_group: budget // (number + 1) for task_group, budget in budgets.items()}
+    rows: list[dict[str, int]] = []
+    for s, task_group in enumerate(task_groups):
+        later = number - 1 - s  # stages after this one
+        earlier = {before: unit[before] for before in task_groups[:s]}
+        rows.append(earlier | {task_group: budgets[task_group] - later * unit[task_group]})
+    return rows
+
+
+def joint(budgets: Mapping[str, int]) -> list[dict[str, int]]:
+    """One stage with all task groups."""
+    return [dict(budgets)]
+
+
+def sequential(budgets: Mapping[str, int]) -> list[dict[str, int]]:
+    """One stage per task group, each alone."""
+    return [{task_group: budget} for task_group, budget in budgets.items()]
+
+
+CURRICULUM_KINDS: dict[str, Callable[[Mapping[str, int]], list[dict[str, int]]]] = {
+    "continual": continual,
+    "joint": joint,
+    "alternate": joint,
+    "sequential": sequential,
+}
+
+
+def order_of(stage: Stage, number: int, seed: int) -> np.ndarray:
+    """(steps,) the task group of each step of a `mix: step` stage: exact counts, shuffled."""
+    counts = [steps for _, steps in stage.steps_of]
+    task_groups = np.repeat(np.arange(len(counts), dtype=np.uint8), counts)
+    return keyed_generator(derive_key(seed, "order"), number).permutation(task_groups)

@@ -1,0 +1,247 @@
+"""Numbered examples of a task group over one source, and packed rows of them.
+
+A dataset is one task group over one source: its n-th example is a pure function of (seed, n), for
+any n."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from types import MappingProxyType
+from typing import Generic, NamedTuple, TypeAlias
+
+import numpy as np
+
+from palm_ds.common.errors import UserError
+from palm_ds.common.rng import derive_key, keyed_generator, keyed_uniform
+from palm_ds.data.sources.corpus import CorpusSource
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.stream.item_order import ItemOrder, item_order
+from palm_ds.data.stream.packing import pack
+from palm_ds.data.stream.stages import tasks_of
+from palm_ds.data.tasks.example import Example, collate
+from palm_ds.data.tasks.layout import lengthened
+from palm_ds.data.tasks.soft_labels import SoftTasks, add_soft_labels
+from palm_ds.data.tasks.task import SourceT, Task
+from palm_ds.model.inputs.batch import Batch
+
+_SAMPLE = 4096
+
+
+@dataclass(frozen=True)
+class TaskGroupDataset(Generic[SourceT]):
+    """The examples of one task group over one source: the n-th is a pure function of (seed, n)."""
+
+    name: str
+    tasks: tuple[Task[SourceT], ...]
+    task_id: int
+    source: SourceT
+    """What it reads; of a large corpus, a sample of it."""
+    seed: int
+    max_length: int
+    fixed: bool = False
+    """Held-out data: the items in order, the same in every epoch."""
+    segments: int = 0
+    """Number of segments of the encoder, 0 for no limit; further segments get the last one."""
+    soft: SoftTasks = field(default_factory=dict)
+    """The tasks that a teacher labels, with its scores of the rows if they are known."""
+
+    @cached_property
+    def key(self) -> int:
+        return derive_key(self.seed, self.name)
+
+    @cached_property
+    def order(self) -> ItemOrder[SourceT]:
+        """The items of the first task, in the order in which they are read."""
+        return item_order(self.tasks[0], self.source, self.max_length, self.key, self.fixed)
+
+    @property
+    def windowed(self) -> bool:
+        """Whether its corpus is so large that it is read in windows."""
+        return isinstance(self.source, CorpusSource) and self.source.split is not None
+
+    @property
+    def num_items(self) -> int:
+        """Items of an epoch."""
+        return len(self.order)
+
+    def describe(self) -> str:
+        """A line for the start of a run; may be empty."""
+        tasks = self.tasks if self.tasks[0].reads == "table" else self.tasks[:1]
+        return "\n".join(filter(None, (task.describe(self.source) for task in tasks)))
+
+    def layouts(self, n: np.ndarray) -> np.ndarray:
+        """(len(n),) the layouts of these examples (palm_ds/data/tasks/layout.py)."""
+        if not len(n):
+            return self.layouts(np.zeros(1, np.int64))[:0]
+        task = self.tasks[0]
+        uniform = (
+            keyed_uniform(self.key, n, task.num_uniforms)
+            if task.num_uniforms
+            else np.empty((len(n), 0))
+        )
+        parts = [
+            (
+                part.places,
+                task.layout(part.items, uniform[part.places], part.source, self.max_length),
+            )
+            for part in self.order.look_up(n)
+        ]
+        found = np.empty(len(n), parts[0][1].dtype)
+        for places, part in parts:
+            found[places] = part
+        longest = int(found["length"].max(initial=0))
+        if longest > self.max_length:
+            raise UserError(
+                f"tasks.{task.name}: layout() returned an example of {longest} tokens; rows have "
+                f"{self.max_length}"
+            )
+        return found
+
+    def example(self, n: int, layout: np.void) -> Example:
+        """The n-th example, built by the first task of the task group and labelled by all."""
+        first, source = self.tasks[0], self.order.source_of(n)
+        example = first.example(layout, source, self._generator(first, "example", n))
+        if len(example) != layout["length"]:
+            raise UserError(
+                f"tasks.{first.name}: example() returned {len(example)} tokens, but layout() "
+                f"promised {layout['length']}; the two must agree"
+            )
+        for task in self.tasks:
+            task.label(example, source, self._generator(task, "label", n))
+            if task.name in self.soft:
+                add_soft_labels(example, task, source, self.soft[task.name])
+        if self.segments:
+            np.minimum(example.token_type_ids, self.segments - 1, out=example.token_type_ids)
+        return example
+
+    def _generator(self, task: Task[SourceT], use: str, n: int) -> np.random.Generator:
+        return keyed_generator(derive_key(self.key, task.name, use), n)
+
+    @cached_property
+    def mean_tokens(self) -> Fraction:
+        """Mean number of row tokens per example: its own tokens, those it grows by to fill the row,
+        and padding. Measured on the first few thousand; it converts tokens to examples."""
+        lengths = self.layouts(np.arange(self.order.up_to(_SAMPLE)))["length"]
+        return Fraction(len(pack(lengths, self.max_length)) * self.max_length, len(lengths))
+
+
+class ExampleRef(NamedTuple):
+    """An example that is not built yet."""
+
+    dataset: int
+    """The index of its dataset."""
+    number: int
+    """Its number within the dataset."""
+    layout: np.void
+
+    @property
+    def length(self) -> int:
+        """Its tokens."""
+        return int(self.layout["length"])
+
+
+PackedRow: TypeAlias = list[ExampleRef]
+"""The examples of a row, in order."""
+
+
+def refs(dataset: int, numbers: np.ndarray, layouts: np.ndarray) -> list[ExampleRef]:
+    """Examples of one dataset, given their numbers and layouts."""
+    pairs = zip(numbers.tolist(), layouts, strict=True)
+    return [ExampleRef(dataset, number, layout) for number, layout in pairs]
+
+
+def extend_into_padding(row: PackedRow, max_length: int) -> PackedRow:
+    """Gives the free space of a row to the examples in it that can grow."""
+    free = max_length - sum(ref.length for ref in row)
+    for k, ref in enumerate(row):
+        more = min(free, int(ref.layout["spare"]))
+        if more > 0:
+            row[k] = ref._replace(layout=lengthened(ref.layout, more))
+            free -= more
+    return row
+
+
+class BuiltExample(NamedTuple):
+    """An example with the reference it was built from."""
+
+    ref: ExampleRef
+    example: Example
+
+
+BuiltRow: TypeAlias = list[BuiltExample]
+
+
+def build_examples(
+    datasets: Sequence[TaskGroupDataset], rows: Sequence[PackedRow]
+) -> list[BuiltRow]:
+    """The examples of rows."""
+    return [
+        [BuiltExample(ref, datasets[ref.dataset].example(ref.number, ref.layout)) for ref in row]
+        for row in rows
+    ]
+
+
+def collate_built(
+    datasets: Sequence[TaskGroupDataset], built: Sequence[BuiltRow], length: int, pad: int
+) -> Batch:
+    """Built examples as one batch."""
+    rows = [[(each.example, datasets[each.ref.dataset].task_id) for each in row] for row in built]
+    return collate(rows, length=length, pad=pad)
+
+
+def build_rows(
+    datasets: Sequence[TaskGroupDataset], rows: Sequence[PackedRow], length: int, pad: int
+) -> Batch:
+    """The examples of rows, built and collated."""
+    return collate_built(datasets, build_examples(datasets, rows), length, pad)
+
+
+def held_out_rows(dataset: TaskGroupDataset, dataset_index: int, most: int) -> list[PackedRow]:
+    """The first `most` held-out examples of a dataset, packed: the same at every evaluation."""
+    n = np.arange(dataset.order.up_to(most))
+    layouts = dataset.layouts(n)
+    every = refs(dataset_index, n, layouts)
+    return [[every[i] for i in row] for row in pack(layouts["length"], dataset.max_length)]
+
+
+def make_datasets(
+    task_groups: Sequence[str],
+    tasks: Mapping[str, Task],
+    task_ids: Mapping[str, int],
+    sources: Mapping[str, Sequence[tuple[str, CorpusSource | TableSource, float]]],
+    *,
+    seed: int,
+    length: int,
+    fixed: bool = False,
+    segments: int = 0,
+    soft: SoftTasks = MappingProxyType({}),
+) -> tuple[list[TaskGroupDataset], dict[str, list[tuple[int, float]]]]:
+    """The datasets of every task group, and {group: (dataset, share) pairs}.
+
+    `sources[name]` are the (corpus or table, documents or rows, weight) of a recipe's source."""
+    datasets: list[TaskGroupDataset] = []
+    mixtures: dict[str, list[tuple[int, float]]] = {}
+    for task_group in task_groups:
+        parts = tuple(tasks[name] for name in tasks_of(task_group))
+        corpora = sources[parts[0].source]
+        total = sum(weight for _, _, weight in corpora)
+        for corpus_name, source, weight in corpora:
+            name = task_group if len(corpora) == 1 else f"{task_group} @ {corpus_name}"
+            mixtures.setdefault(task_group, []).append((len(datasets), weight / total))
+            datasets.append(
+                TaskGroupDataset(
+                    name=name,
+                    tasks=parts,
+                    task_id=task_ids[parts[0].name],
+                    source=source,
+                    seed=seed,
+                    max_length=length,
+                    fixed=fixed,
+                    segments=segments,
+                    soft={x.name: soft[x.name] for x in parts if x.name in soft},
+                )
+            )
+    return datasets, mixtures

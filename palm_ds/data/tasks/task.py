@@ -1,0 +1,434 @@
+"""The interface of pretraining and fine-tuning tasks.
+
+    source ──items──> table of items ──layout──> which tokens, how long ──example──> Example
+                                                       |                                |
+           (from the index alone, vectorised)           labels <──label (each of the group)
+
+A task is one file in palm_ds/pretrain or palm_ds/tasks, named in recipes by its file name, or a
+user-defined class named `module.Class`. There is no registry. Tasks derive from CorpusTask or
+TableTask, depending on what they read.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+
+import numpy as np
+from torch import nn
+
+from palm_ds.common.arguments import checks_arguments
+from palm_ds.common.config import parse
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.keywords import documents_own_fields
+from palm_ds.common.plugins import import_class, name_of
+from palm_ds.data.sources.corpus import CorpusSource, passages
+from palm_ds.data.sources.row_inputs import COLUMNS, TUPLE_ROLES, Rows, Splits, train_and_dev
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.example import Example, build_input
+from palm_ds.data.tasks.layout import layouts
+from palm_ds.data.tasks.stored_prediction import StoredPrediction
+from palm_ds.data.tasks.task_with_data import PADDLEPALM, TaskWithData
+from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
+from palm_ds.model.pooling import TextPooling
+
+if TYPE_CHECKING:
+    from palm_ds.model.encoder.encoder import Encoder
+
+SourceT = TypeVar("SourceT", bound=CorpusSource | TableSource)
+
+_PACKAGES = ("palm_ds.pretrain", "palm_ds.tasks")
+_LONGEST_NAME = 80  # of a task
+_TASK_NAME = re.compile(rf"\w[\w -]{{0,{_LONGEST_NAME - 1}}}(?<! )")
+_NOT_ARRANGING = (
+    *("name", "source", "weight", "share", "task_id", "head_lr", "freeze"),
+    *("new_head", "batch", "auxiliary"),
+)
+"""Settings that never affect which examples a task makes of a row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task(ABC, Generic[SourceT]):
+    """Turns items of a source into examples, labels them, and owns a head.
+
+    The n-th example of a task is a pure function of the seed, the task and n: `layout` gets its
+    uniform draws, `example` and `label` a generator keyed by n. `layout` decides everything the
+    length depends on, so that rows can be packed before any example is built."""
+
+    name: str
+    source: str
+    """The entry of the recipe's `sources` that the task reads."""
+    weight: float = 1.0
+    """Weight of the task's loss in the total loss."""
+    share: str = ""
+    """Use the head and the task embedding of this other task, for example the same masked words
+    chosen by another strategy in another stage, or one head for the data of two domains."""
+    task_id: int = -1
+    """Row of the task embedding for its texts. -1: corpus tasks get one each, in the recipe's
+    order; table tasks get the row of `init_from`'s `export_task`, or 0."""
+    head_lr: float = 0.0
+    """Peak learning rate of its head; 0: the optimizer's `lr`."""
+    freeze: tuple[str, ...] = ()
+    """Patterns of parameters that this task's steps do not update (`backbone.layers.0.*`); its
+    stages need `mix: step`."""
+    new_head: bool = False
+    """Initialise its head newly even if `init_from` has one with its name."""
+    batch: int = 0
+    """Examples per step, where the recipe's `batch` counts examples; 0: the recipe's number."""
+    auxiliary: bool = False
+    """Only supports the other tasks: its scores do not select the final weights."""
+
+    reads: ClassVar[Literal["corpus", "table"]]
+    """The kind of its source."""
+    segments: ClassVar[int] = 1
+    """Number of texts of an example that get segment embeddings of their own."""
+    class_names: ClassVar[Sequence[str]] = ()
+    """Names of its classes, if they have any."""
+    num_uniforms: ClassVar[int] = 0
+    """Number of uniform draws per item that `layout` needs."""
+    edits_text: ClassVar[bool] = False
+    """Whether `label` changes the tokens of an example. When predicting, such a task gets its own
+    pass of the encoder, and runs only if it is requested by name or nothing else can predict."""
+    attends_partially: ClassVar[bool] = False
+    """Whether its examples have a `visibility`, which not every attention kernel can take."""
+    head_settings: ClassVar[Sequence[str]] = ()
+    """Settings of a corpus task that its head depends on; equal for tasks that share one."""
+    prediction_key: ClassVar[str] = ""
+    """Main entry of a prediction (`label`, `value`, `text`), the content of a one-column file."""
+
+    unwritten: ClassVar[Sequence[str]] = ()
+    """Entries of a prediction that only `metrics` reads."""
+    tuple_roles: ClassVar[Sequence[str]] = TUPLE_ROLES
+    """The roles of the elements of rows that are tuples (row_inputs.py)."""
+
+    # ---- examples ----
+
+    def longest_text(self, length: int) -> int:
+        """Most tokens of a sequence, in rows of `length` tokens."""
+        return length
+
+    @abstractmethod
+    def items(self, source: SourceT, max_length: int) -> np.ndarray:
+        """(items, any) int64: one row per item; `max_length` is the maximum of an example.
+
+        Large corpora are read in windows, each of which is a source: the items of a document must
+        not depend on the other documents, and rows must not refer to places in the source."""
+
+    def training_items(self, source: SourceT, max_length: int) -> np.ndarray:
+        """The subset of `items` to train on; by default all of them. Evaluation and prediction
+        read every item."""
+        return self.items(source, max_length)
+
+    @abstractmethod
+    def layout(
+        self, items: np.ndarray, uniform: np.ndarray, source: SourceT, max_length: int
+    ) -> np.ndarray:
+        """(n,) layouts (data/tasks/layout.py) of n items, given (n, num_uniforms) numbers in [0,
+        1): the exact `length` of each example, by how many tokens it could be longer (`spare`), and
+        whatever `example` needs.
+
+        Free space at the end of a row is given to examples with `spare` tokens. The layout that
+        `example` gets has grown accordingly, and the example must have exactly its length."""
+
+    @abstractmethod
+    def example(self, layout: np.void, source: SourceT, rng: np.random.Generator) -> Example:
+        """Build the example of one layout. Called only for the first task of a task group."""
+
+    def label(self, example: Example, source: SourceT, rng: np.random.Generator) -> None:
+        """Add `example.labels[self.name]`; may edit the ids. Called for every task of a task group
+        in order, after `example` of the first."""
+        return
+
+    @abstractmethod
+    def head(self, backbone: Encoder) -> nn.Module:
+        """The module that maps encoder outputs to losses and scores (model/heads/heads.py)."""
+
+    @classmethod
+    def labels_others(cls) -> bool:
+        """Whether it labels examples that another task of its task group built. By default it does
+        if it defines `label`; a task whose `label` needs its own `example` returns False."""
+        return cls.label is not Task.label
+
+    # ---- training and evaluation ----
+
+    def baseline(self, targets: np.ndarray, source: SourceT) -> tuple[np.ndarray, np.ndarray]:
+        """Loss and accuracy per target of a baseline that ignores the text, which the report calls
+        chance. NaN if the task has no such baseline."""
+        nothing = np.full(len(targets), np.nan)
+        return nothing, nothing
+
+    def describe(self, source: SourceT) -> str:
+        """A line for the start of a run about what the task found in its source; may be empty."""
+        return ""
+
+    def resolved(self, source: SourceT) -> Task[SourceT]:
+        """The task with all it infers from its training data, such as class names, to be stored."""
+        return self
+
+    def with_head_of(self, origin: Task) -> Task[SourceT]:
+        """The task with the settings it adopts from the resolved task whose head it shares
+        (`share`). Raises UserError if it cannot use that head: by default, unless both are of one
+        kind, or one is derived from the other, with the same `head_settings`."""
+        where, own = f"tasks.{self.name}.share", type(self)
+        if not (isinstance(self, type(origin)) or isinstance(origin, own)):
+            raise UserError(
+                f"{where}: {origin.name!r} is another kind of task ({type(origin).__name__}, not "
+                f"{own.__name__})"
+            )
+        for key in self.head_settings:
+            if (here := getattr(self, key)) != (there := getattr(origin, key, None)):
+                raise UserError(
+                    f"tasks.{self.name}.{key}: {here!r}, but the head is that of "
+                    f"tasks.{origin.name}, whose {key} is {there!r}; they must be equal"
+                )
+        return self
+
+    def decode(self, scores: np.ndarray, example: Example, source: SourceT) -> dict[str, Any]:
+        """The prediction for one example, as JSON, from its head's scores (labels, any) float32."""
+        raise UserError(f"tasks.{self.name}: this task has no predictions to decode")
+
+    def gather(
+        self, pieces: Mapping[int, Sequence[dict[str, Any]]], source: SourceT
+    ) -> dict[int, dict[str, Any]]:
+        """{item: prediction} from {item: decoded predictions of its examples, in order}."""
+        return {item: dict(found[0]) for item, found in pieces.items()}
+
+    def metrics(
+        self, predictions: Mapping[int, dict[str, Any]], source: SourceT
+    ) -> dict[str, float]:
+        """{metric: value} of predictions and the source's labels, main one first; may be empty."""
+        return {}
+
+    def tables(
+        self, predictions: Mapping[int, dict[str, Any]], source: SourceT
+    ) -> dict[str, list[list[Any]]]:
+        """{title: rows of cells, header first}: more for the report, such as a confusion matrix."""
+        return {}
+
+    def class_name(self, label: int) -> str:
+        """The display name of a class (palm-ds inspect)."""
+        return self.class_names[label] if self.class_names else str(label)
+
+    @documents_own_fields(without=("name", "source"), aliases=PADDLEPALM)
+    @classmethod
+    @checks_arguments(columns=COLUMNS, read='{key: value}, such as {"delimiter": ";"}')
+    def on(
+        cls,
+        *,
+        train: Rows | Splits | None = None,
+        dev: Rows | None = None,
+        name: str = "",
+        columns: Mapping[str, Any] | None = None,
+        read: Mapping[str, Any] | None = None,
+        mix_ratio: float = 1.0,
+        **settings: Any,
+    ) -> TaskWithData:
+        """The task with rows to train and evaluate on, for palm.Trainer.
+
+        train, dev: files or rows (palm_ds/data/sources/row_inputs.py); a DatasetDict as `train` has
+            both. Without `train` it reads the rows of the task it is blended with.
+        columns: {role: column}; these and `read`, the other keys of a source's `read`, define
+            how rows are read (docs/finetuning.md).
+        mix_ratio: steps of this task per step of the reference task."""
+        kind, rows = kind_of(cls), train_and_dev(train, dev)
+        name = name or kind.rpartition(".")[2].lower()
+        check_task_name(name, f"{cls.__name__}.on: name")
+        return TaskWithData(
+            kind=kind,
+            name=name,
+            train=rows[0],
+            dev=rows[1],
+            read={**(read or {}), **({"columns": dict(columns)} if columns else {})},
+            tuple_roles=cls.tuple_roles,
+            mix_ratio=mix_ratio,
+            settings={PADDLEPALM.get(key, key): value for key, value in settings.items()},
+        )
+
+    # ---- predictions in files and other programs ----
+
+    def arrangement_key(self) -> str:
+        """Equal for tasks that build the same examples from a row: when predicting, they share one
+        pass of the encoder."""
+        settings = {k: v for k, v in asdict(self).items() if k not in _NOT_ARRANGING}
+        return repr((type(self), settings))
+
+    def submission_value(self, prediction: Mapping[str, Any]) -> str:
+        """A prediction as the text of one cell: its `prediction_key`, or "" if it has none."""
+        value = prediction.get(self.prediction_key, "")
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        return " ".join(text.split())
+
+    def prediction_files(
+        self, predictions: Mapping[int, dict[str, Any]], source: SourceT
+    ) -> dict[str, Any]:
+        """{suffix: content} of files to write next to the predictions: texts, or JSON."""
+        return {}
+
+    def score_rows(
+        self, source: SourceT, predictions: Sequence[StoredPrediction]
+    ) -> dict[str, float]:
+        """`metrics` of predictions read from a file, one per row of `source`, which has no
+        tokenizer. Raises UserError."""
+        return self.metrics(dict(enumerate(map(self.read_prediction, predictions))), source)
+
+    def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
+        """A stored prediction in the form `metrics` takes. Raises UserError."""
+        if not self.prediction_key:
+            return dict(stored.values)
+        return {**stored.values, self.prediction_key: stored.value(self.prediction_key)}
+
+    def head_outputs(self) -> HeadOutputs:
+        """The meaning of its head's scores, stored with the weights."""
+        return HeadOutputs(labels=tuple(self.class_names))
+
+    def hf_export(self) -> ExportedHead | None:
+        """The transformers head equivalent to this task's head; None means there is none."""
+        return None
+
+    def text_pooling(self) -> TextPooling | None:
+        """How texts become the vectors that this task trains; None: it trains none."""
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusTask(Task[CorpusSource]):
+    """A task over running text. By default its examples are passages."""
+
+    reads: ClassVar[Literal["corpus", "table"]] = "corpus"
+    columns: ClassVar[Mapping[str, Callable[..., Any]]] = {}
+    """Annotations the corpus must have: {name: function(document) -> one value per token}. The
+    function lets `palm-ds corpus annotate` add the annotation."""
+
+    def annotations(self) -> tuple[str, ...]:
+        """The annotations of the corpus that examples carry."""
+        return tuple(self.columns)
+
+    def required_units(self) -> tuple[str, ...]:
+        """Annotations of which the corpus must have at least one unit; the recipe names them in
+        `units`."""
+        return ()
+
+    def check(self, source: CorpusSource, max_length: int) -> None:
+        """Raises UserError if the source lacks what the task needs, such as a second document."""
+
+    def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
+        """Passages that fill the room: consecutive tokens of one document, [CLS] and [SEP]
+        included; the last passage of a document is shorter."""
+        return passages(source, max_length - 2)
+
+    def layout(
+        self, items: np.ndarray, uniform: np.ndarray, source: CorpusSource, max_length: int
+    ) -> np.ndarray:
+        start, end, document = items.T
+        length = end - start + 2
+        return layouts(length, np.minimum(max_length - length, start - document), end=end)
+
+    def example(self, layout: np.void, source: CorpusSource, rng: np.random.Generator) -> Example:
+        """A passage; with more room it starts earlier in its document."""
+        end = layout["end"]
+        return build_input([source.read(end - layout["length"] + 2, end)], source.vocabulary)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableTask(Task[TableSource]):
+    """A task over rows of a table."""
+
+    reads: ClassVar[Literal["corpus", "table"]] = "table"
+
+    def check(self, source: TableSource, *, labelled: bool) -> None:
+        """Raises UserError, with the row's place, if a row of its table cannot be used; with
+        `labelled` (training, evaluation) every row must have a label."""
+
+    def labelled(self, source: TableSource) -> np.ndarray:
+        """(rows,) bool: which rows have a label. A teacher alone labels the others."""
+        return np.ones(len(source), bool)
+
+    def check_step(self, source: TableSource, examples: int) -> None:
+        """Raises UserError if steps of that many examples of its rows teach nothing."""
+
+    def label_roles(self) -> tuple[str, ...]:
+        """The table columns that hold its labels."""
+        return ()
+
+    def describe_rows(self, source: TableSource, max_length: int) -> str:
+        """A line about a table for the start of a run; an example has at most `max_length`."""
+        return f"{self.name}: {len(source):,} rows"
+
+    def cut_rows(self, source: TableSource, max_length: int) -> int:
+        """How many rows are truncated because they are too long."""
+        return 0
+
+
+def build(name: str, values: Mapping[str, Any]) -> Task:
+    """The task of an entry of the recipe's `tasks`: `kind` (by default the name) and the task's own
+    keys."""
+    where = f"tasks.{name}"
+    if not isinstance(values, Mapping):
+        raise UserError(f"{where}: expected keys such as `source: ...`, got {values!r}")
+    check_task_name(name, "tasks")
+    kind = values.get("kind", name)
+    fields = {key: value for key, value in values.items() if key != "kind"}
+    if "name" in fields:
+        raise UserError(f"{where}.name: the task's name is its key in `tasks`; remove this")
+    return parse(find(kind, where), {"name": name, **fields}, where)
+
+
+def check_task_name(name: object, where: str) -> None:
+    """Raises UserError for a name that cannot be part of a task group, of the names of a model's
+    parameters, or of a file's name."""
+    if not isinstance(name, str) or not _TASK_NAME.fullmatch(name):
+        raise UserError(
+            f"{where}: {str(name)[:60]!r}: a task's name has up to {_LONGEST_NAME} letters, "
+            "digits, spaces, _ and -"
+        )
+    if hasattr(nn.ModuleDict(), name):
+        raise UserError(f"{where}: {name!r}: torch's modules have this name; choose another")
+
+
+def find(kind: str, where: str = "kind") -> type[Task]:
+    """The task class of a kind: a file of palm_ds/pretrain or palm_ds/tasks, or `module.Class`."""
+    if not isinstance(kind, str):
+        raise UserError(f"{where}.kind: expected a task's name, got {kind!r}")
+    known = known_kinds()
+    if kind in known:
+        return _task_class(importlib.import_module(known[kind]))
+    if "." not in kind:
+        raise UserError(f"{where}.kind: no task {kind!r}{suggest(kind, known)} (or module.Class)")
+    found = import_class(kind, Task, f"{where}.kind")
+    if lacking := ", ".join(sorted(found.__abstractmethods__)):
+        raise UserError(
+            f"{where}.kind: {kind!r} lacks {lacking}; derive it from palm.CorpusTask or "
+            "palm.TextTask and define these methods"
+        )
+    return found
+
+
+def kind_of(task: type[Task]) -> str:
+    """The name of a task class in recipes. Raises UserError if a recipe could not find it."""
+    kinds = {module: kind for kind, module in known_kinds().items()}
+    return kinds.get(task.__module__) or name_of(task)
+
+
+def known_kinds() -> dict[str, str]:
+    """{kind: module} of every task that comes with palm_ds."""
+    found = {}
+    for package_name in _PACKAGES:
+        package = importlib.import_module(package_name)
+        for module in pkgutil.iter_modules(package.__path__):
+            if not module.ispkg:  # `shared` and `metrics` are not tasks
+                found[module.name] = f"{package_name}.{module.name}"
+    return found
+
+
+def _task_class(module: ModuleType) -> type[Task]:
+    for value in vars(module).values():
+        own = isinstance(value, type) and value.__module__ == module.__name__
+        if own and issubclass(value, Task):
+            return value
+    raise AssertionError(f"{module.__name__} defines no Task")

@@ -1,0 +1,109 @@
+"""A task together with its data, as defined in Python.
+
+    palm.tasks.Classification.on(train="train.tsv", dev="dev.tsv", columns={"text_a": "sentence"})
+    MyTask.on(train=my_rows, smoothing=0.1)
+
+It becomes an entry of a recipe's `tasks` and one of its `sources`. Rows may be files, or whatever
+palm_ds/data/sources/row_inputs.py reads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from palm_ds.common.atomic import write_file_atomically
+from palm_ds.common.errors import UserError
+from palm_ds.common.summary import Summary
+from palm_ds.data.reader.memory_rows import memory_rows, plain
+from palm_ds.data.sources.hub_datasets import names_of
+from palm_ds.data.sources.row_inputs import TUPLE_ROLES, Rows, listed
+
+PADDLEPALM = {"reuse_head_with": "share", "set_as_aux": "auxiliary"}
+"""PaddlePALM's names of task settings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedRows:
+    """Rows in memory, by the name of the argument that messages refer to."""
+
+    name: str
+    rows: tuple[Any, ...]
+
+
+@dataclass(kw_only=True, repr=False)
+class TaskWithData(Summary):
+    """A task and the rows it learns from, as `Task.on` makes it."""
+
+    kind: str
+    """As in a recipe: the name of a file of palm_ds/tasks, or `module.Class`."""
+    name: str
+    train: Rows | None = None
+    """None: it reads the rows of the task it is blended with."""
+    dev: Rows | None = None
+    read: Mapping[str, Any] = field(default_factory=dict)
+    """How files are read, as in a source's `read`."""
+    tuple_roles: Sequence[str] = TUPLE_ROLES
+    """The roles of the elements of rows that are tuples."""
+    mix_ratio: float = 1.0
+    settings: dict[str, Any] = field(default_factory=dict)
+    """The task's keys."""
+    datasets: set[str] = field(default_factory=set, init=False)
+    """Data sets on the hub that its rows are from, as far as they say so."""
+    in_memory: dict[str, NamedRows] = field(default_factory=dict, init=False, repr=False)
+    """{file that rows in memory were written to: the rows}."""
+
+    def facts(self) -> dict[str, object]:
+        given = {"train": self.train, "dev": self.dev}
+        rows = {name: _shown(x) for name, x in given.items() if x is not None}
+        return {"kind": self.kind, "name": self.name, **rows, **self.settings}
+
+    @property
+    def auxiliary(self) -> bool:
+        """Whether it only supports the other tasks."""
+        return bool(self.settings.get("auxiliary"))
+
+    def entry(self, source: str) -> dict[str, Any]:
+        """The task's entry in a recipe's `tasks`."""
+        return {"kind": self.kind, "source": source, **self.settings}
+
+    def source(self, folder: Path) -> dict[str, Any]:
+        """Its entry in a recipe's `sources`; rows in memory are written to files in `folder`."""
+        if self.train is None:
+            raise UserError(f"{self.name}: no rows to train on; give it `train`")
+        self.train = _kept(self.train)
+        values: dict[str, Any] = {"table": self._files(self.train, folder, "train")}
+        if self.dev is not None:
+            self.dev = _kept(self.dev)
+            values["validation"] = self._files(self.dev, folder, "dev")
+        return values | ({"read": dict(self.read)} if self.read else {})
+
+    def _files(self, rows: Rows, folder: Path, argument: str) -> str | list[str]:
+        """Rows as a recipe refers to them."""
+        self.datasets |= names_of(rows)
+        found = listed(rows, argument, self.tuple_roles)
+        if not isinstance(found, tuple):
+            return found
+        path = folder / f"{self.name}.{argument}.jsonl"
+        self.in_memory[str(path)] = NamedRows(name=argument, rows=found)
+        memory_rows(argument, found)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = (json.dumps(plain(row), ensure_ascii=False) for row in found)
+        # every process of a run writes this file
+        write_file_atomically(path, "".join(f"{line}\n" for line in lines))
+        return str(path)
+
+
+def _shown(rows: object) -> str:
+    """Rows in a few words: their files or their number."""
+    if isinstance(rows, str | Path):
+        return str(rows)
+    return f"{len(rows):,} rows" if isinstance(rows, Sized) else type(rows).__name__
+
+
+def _kept(rows: Rows) -> Rows:
+    """The rows themselves, or those of an iterator, which can be read only once."""
+    return tuple(rows) if isinstance(rows, Iterator) else rows  # type: ignore[return-value]

@@ -1,0 +1,1 @@
+"""Attention over packed rows: its interface, its implementations, and their choice."""

@@ -1,0 +1,88 @@
+"""Attention within the sequences of packed rows: one definition, and faster forms of it.
+
+    varlen       torch's FlashAttention 2: half precision, compute capability 8.0 and above
+    varlen_fa3, varlen_fa4   FlashAttention 3 and 4, where they are installed
+    efficient    torch's memory-efficient kernels: fp32, and fp16 on older cards
+    triton       our own kernel, with the masks of `dropout: counter`
+    tiles        CPU: neighbouring sequences joined up to 128 tokens, one tile at a time; replaced
+                 by sdpa where no gradients are needed and a row is at most 128 tokens long
+    sdpa         torch's scaled_dot_product_attention with a mask
+    plain        the definition: softmax(Q K^T / sqrt(head size), within the sequence) V
+
+`plan_attention` prepares what an implementation needs of a batch, once per forward for all layers.
+`plain` and `sdpa` hold a mask of (length x length) per row; the others none. With dropout keys,
+`triton`, `tiles` and `plain` drop the same weights; the others take none.
+
+Texts whose tokens do not all attend to one another (palm_ds/model/inputs/visibility.py) go through
+`triton`, `tiles`, `sdpa` and `plain`; `choose_kernels` leaves out the others.
+
+A `window` is how many tokens a token attends to on each side. `efficient` has none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from palm_ds.common.errors import UserError
+from palm_ds.model.attention.dense import plain_attention, sdpa
+from palm_ds.model.attention.plan import AttentionPlan
+from palm_ds.model.attention.tiles import TILE, plan_tiles
+from palm_ds.model.attention.varlen import plan_varlen, varlen_attention
+from palm_ds.model.inputs.batch import Batch
+from palm_ds.model.inputs.visibility import visible
+from palm_ds.model.ops.dropout import DropoutKeys
+
+_DENSE = {"plain": plain_attention, "sdpa": sdpa}
+
+
+def plan_attention(
+    batch: Batch, kernel: str, *, compiled: bool = False, keys: DropoutKeys | None = None
+) -> AttentionPlan:
+    """Padding counts as a sequence that attends to itself, so that no row of a softmax is empty.
+    `compiled` means that the layers go through torch.compile."""
+    short = batch.input_ids.shape[1] <= TILE
+    if kernel == "tiles" and short and keys is None and not torch.is_grad_enabled():
+        kernel = "sdpa"  # faster there
+    plan = _plan(batch, kernel, compiled=compiled)
+    return replace(plan, keys=keys, partial=batch.visibility is not None)
+
+
+def attend(
+    qkv: torch.Tensor,
+    plan: AttentionPlan,
+    *,
+    num_heads: int,
+    dropout: float = 0.0,
+    window: int | None = None,
+) -> torch.Tensor:
+    """Attention of every token over its sequence: (rows, length, 3 hidden) -> (..., hidden)."""
+    if window is not None and plan.partial:
+        raise UserError(
+            "windows of attention: a generation task has texts whose tokens stand far from what "
+            "they attend to; use an encoder without windows"
+        )
+    return plan.compute(qkv, plan, num_heads, dropout, window)
+
+
+def _plan(batch: Batch, kernel: str, *, compiled: bool) -> AttentionPlan:
+    """Without the dropout keys. An implementation that defines operators is imported here."""
+    if kernel == "tiles":
+        return plan_tiles(batch, compiled=compiled)
+    if kernel == "triton":
+        from palm_ds.model.attention.triton import plan_triton
+
+        return plan_triton(batch)
+    if kernel in _DENSE:
+        ids = batch.sequence_ids
+        mask = ids[:, :, None] == ids[:, None, :]
+        if batch.visibility is not None:
+            mask &= visible(batch.visibility)
+        return AttentionPlan(kernel=kernel, compute=_DENSE[kernel], mask=mask[:, None])
+    assert batch.visibility is None, "choose_kernels says so"
+    if kernel == "efficient":
+        from palm_ds.model.attention.efficient import efficient_attention
+
+        return plan_varlen(batch, kernel, efficient_attention, compiled=compiled)
+    return plan_varlen(batch, kernel, varlen_attention, compiled=compiled)

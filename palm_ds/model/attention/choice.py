@@ -1,0 +1,152 @@
+"""Which implementations of attention can run where, for `choose_kernels`.
+
+The order on GPUs has not been measured. It prefers what many others run: torch's FlashAttention,
+then its memory-efficient kernels, then our own. `dropout: counter` leaves only our own, as the
+others draw their own masks. FlashAttention 3 and 4 are beta versions, so they run on request. A
+dense mask comes last: it costs memory and time in proportion to the square of a row.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+
+import torch
+from torch.nn import attention as flash
+
+from palm_ds.model.ops.implementation import Environment
+
+_HALF = (torch.float16, torch.bfloat16)
+_MAX_FLASH_HEAD_SIZE = 256
+_MAX_TRITON_HEAD_SIZE = 128  # a block of larger heads does not fit the registers
+
+
+def unavailable(name: str, environment: Environment) -> str | None:
+    """Why an implementation for GPUs cannot run. It is run once, if nothing else objects."""
+    if environment.device.type != "cuda":
+        return "needs CUDA"
+    if reason := FOR_GPUS[name](environment):
+        return reason
+    from palm_ds.model.attention.trial import attention_failure
+
+    return attention_failure(name, environment)
+
+
+def not_preferred(name: str, _: Environment) -> str | None:
+    return "a beta version; on request" if name in ("varlen_fa3", "varlen_fa4") else None
+
+
+def draws_own_masks(environment: Environment) -> str | None:
+    """The objection to an implementation whose dropout masks come from torch's generator."""
+    if environment.dropout == "plain" or not environment.config.attention_dropout:
+        return None
+    rate = environment.config.attention_dropout
+    return f'does not take the masks of dropout: "counter"; attention_dropout is {rate}'
+
+
+def dense(environment: Environment) -> str | None:
+    """What the log says of an implementation with a dense mask on a GPU."""
+    return None if environment.device.type == "cpu" else "holds a mask of length x length per row"
+
+
+def _hides_nothing(environment: Environment) -> str | None:
+    """The objection to an implementation in which all tokens of a text attend to one another."""
+    if not environment.partial_tasks:
+        return None
+    tasks = ", ".join(f"tasks.{name}" for name in environment.partial_tasks)
+    return f"cannot hide tokens of a text from one another, which {tasks} needs"
+
+
+def _varlen(environment: Environment) -> str | None:
+    return (
+        _hides_nothing(environment)
+        or _needs_capability(environment, (8, 0))
+        or _needs_half(environment)
+        or _head_size(environment, most=_MAX_FLASH_HEAD_SIZE, multiple=8)
+        or draws_own_masks(environment)
+    )
+
+
+def _flash_3(environment: Environment) -> str | None:
+    if reason := _hides_nothing(environment):
+        return reason
+    if torch.cuda.get_device_capability(environment.device)[0] != 9:
+        return "needs Hopper (compute capability 9.0)"
+    return _from_registry(environment, "FA3", "flash_attn_interface")
+
+
+def _flash_4(environment: Environment) -> str | None:
+    if reason := _hides_nothing(environment):
+        return reason
+    if torch.cuda.get_device_capability(environment.device)[0] not in (9, 10):
+        return "needs Hopper or Blackwell (compute capability 9.0 or 10.0)"
+    return _from_registry(environment, "FA4", "flash_attn.cute")
+
+
+def _from_registry(environment: Environment, name: str, package: str) -> str | None:
+    if rate := environment.config.attention_dropout:
+        return f"does not support dropout; attention_dropout is {rate}"
+    if not hasattr(flash, "restore_flash_attention_impl"):
+        return f"torch {torch.__version__} cannot choose among implementations of FlashAttention"
+    if name not in flash.list_flash_attention_impls():
+        return f"torch {torch.__version__} does not know {name}"
+    if not _installed(package):
+        return f"{package} is not installed"
+    return _needs_half(environment) or _head_size(
+        environment, most=_MAX_FLASH_HEAD_SIZE, multiple=8
+    )
+
+
+def _efficient(environment: Environment) -> str | None:
+    if reason := _hides_nothing(environment):
+        return reason
+    if environment.dtype == torch.bfloat16 and (reason := _needs_capability(environment, (8, 0))):
+        return f"{reason} for bf16"
+    return draws_own_masks(environment)
+
+
+def _triton(environment: Environment) -> str | None:
+    if not _installed("triton"):
+        return "triton is not installed"
+    if environment.config.attention_dropout and environment.dropout != "counter":
+        return 'its masks are those of dropout: "counter"'
+    if environment.dtype not in (*_HALF, torch.float32):
+        return "needs fp32, fp16 or bf16"
+    return _needs_capability(environment, (8, 0)) or _head_size(
+        environment, most=_MAX_TRITON_HEAD_SIZE
+    )
+
+
+def _needs_capability(environment: Environment, least: tuple[int, int]) -> str | None:
+    if torch.cuda.get_device_capability(environment.device) >= least:
+        return None
+    return f"needs compute capability {least[0]}.{least[1]}"
+
+
+def _needs_half(environment: Environment) -> str | None:
+    return None if environment.dtype in _HALF else "needs fp16 or bf16"
+
+
+def _head_size(environment: Environment, *, most: int, multiple: int = 1) -> str | None:
+    size = environment.config.hidden_size // environment.config.num_heads
+    if size <= most and size % multiple == 0:
+        return None
+    multiples = f", a multiple of {multiple}" if multiple > 1 else ""
+    return f"needs a head size of at most {most}{multiples}; it is {size}"
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that it is in
+        return False
+
+
+FOR_GPUS: Mapping[str, Callable[[Environment], str | None]] = {
+    "varlen": _varlen,
+    "efficient": _efficient,
+    "triton": _triton,
+    "varlen_fa3": _flash_3,
+    "varlen_fa4": _flash_4,
+}
+"""The implementations for GPUs in order of preference, and what may object to each."""

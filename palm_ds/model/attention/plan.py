@@ -1,0 +1,67 @@
+"""What an attention implementation needs of a batch, computed once per forward for all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from palm_ds.model.ops.dropout import DropoutKeys
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Neighbouring sequences that attention computes together."""
+
+    tokens: int
+    bias: torch.Tensor | None
+    """(1, tokens, tokens), -inf where a token does not attend to another; None: all do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionPlan:
+    """What an implementation needs of a batch. Nothing in it but tensors changes from batch to
+    batch, the tiles of CPUs excepted, so that compiled layers are compiled once."""
+
+    kernel: str
+    compute: Callable[..., torch.Tensor]
+    """The implementation: (qkv, plan, num_heads, dropout, window) -> (rows, length, hidden)."""
+    mask: torch.Tensor | None = None
+    """(rows, 1, length, length) bool: whether token i attends to token j."""
+    tiles: tuple[Tile, ...] = ()
+    cu_seqlens: torch.Tensor | None = None
+    """(sequences + 1,) int32. Sequences at its end may be empty."""
+    max_seqlen: int = 0
+    """No sequence is longer: the length of the rows."""
+    bounds: torch.Tensor | None = None
+    """(2, rows * length) int32: where the sequence of each token begins and where it has ended."""
+    visibility: torch.Tensor | None = None
+    """(2, rows * length) int32: the order and the limit of each token, where the mask or the tiles
+    do not have them."""
+    partial: bool = False
+    """Whether the batch has texts whose tokens do not all attend to one another."""
+    keys: DropoutKeys | None = None
+    """What dropout masks are computed from; None: torch draws them."""
+
+    def for_layer(self, number: int) -> AttentionPlan:
+        """The same with the dropout keys of a layer."""
+        return self if self.keys is None else replace(self, keys=self.keys.site(number))
+
+
+def split_heads(qkv: torch.Tensor, num_heads: int) -> tuple[torch.Tensor, ...]:
+    """Query, key and value of (rows, length, 3 hidden), each (rows, length, heads, head size)."""
+    rows, length, tripled = qkv.shape
+    return qkv.view(rows, length, 3, num_heads, tripled // 3 // num_heads).unbind(2)
+
+
+def softmax(scores: torch.Tensor) -> torch.Tensor:
+    """Computed in fp32 at least, returned in the dtype of the scores."""
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    return scores.softmax(-1, dtype=wide).to(scores.dtype)
+
+
+def distant(length: int, window: int, device: torch.device) -> torch.Tensor:
+    """(length, length) bool: whether two positions are more than `window` tokens apart."""
+    at = torch.arange(length, device=device)
+    return (at[:, None] - at).abs() > window

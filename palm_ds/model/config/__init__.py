@@ -1,0 +1,1 @@
+"""An encoder's configuration, activations and kinds; modules without memory."""

@@ -1,0 +1,1 @@
+"""Losses of a student: soft labels, hidden states, relations, the vocabulary."""

@@ -1,0 +1,1 @@
+"""Encoders, the states they compute, and what they cost."""

@@ -1,0 +1,85 @@
+"""What an encoder computes inside: its embeddings, the output of its layers, their queries, keys
+and values.
+
+    with recorded(encoder, wanted) as states:
+        encoder(batch)
+    states.hidden[3]      # (rows, length, hidden): the output of the third layer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from palm_ds.common.errors import UserError
+from palm_ds.model.encoder.encoder import Encoder, EncoderLayer
+from palm_ds.model.inputs.teacher_outputs import EncoderStates
+
+
+@dataclass(frozen=True, kw_only=True)
+class WantedStates:
+    """What to record; layers are numbered from 1."""
+
+    embeddings: bool = False
+    hidden: tuple[int, ...] = ()
+    qkv: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.embeddings or self.hidden or self.qkv)
+
+    def check(self, encoder: Encoder, where: str) -> None:
+        """Raises UserError, starting with `where`, if the encoder has no such states."""
+        layers: list[Any] = list(getattr(encoder, "layers", ()))
+        for number in (*self.hidden, *self.qkv):
+            if not 1 <= number <= len(layers):
+                raise UserError(f"{where}: there is no layer {number}; it has {len(layers)}")
+        if self.embeddings and not layers:
+            raise UserError(f"{where}: has no layers, and so no embeddings below them")
+        for number in self.qkv:
+            if not isinstance(layers[number - 1], EncoderLayer):
+                raise UserError(f"{where}: layer {number} has no queries, keys and values")
+
+
+@contextmanager
+def recorded(encoder: Encoder, wanted: WantedStates) -> Iterator[EncoderStates]:
+    """Record the states of the forward passes inside.
+
+    The hooks are new in each pass: they then come after those of ZeRO 3 and of adapters, whose
+    modules replace the encoder's, and are gone when the backward pass computes layers again."""
+    states = EncoderStates()
+    with ExitStack() as hooks:
+        for handle in _hooks(encoder, wanted, states) if wanted else ():
+            hooks.callback(handle.remove)
+        yield states
+
+
+def _hooks(
+    encoder: Encoder, wanted: WantedStates, states: EncoderStates
+) -> Iterator[RemovableHandle]:
+    layers: list[Any] = list(encoder.layers)
+    if wanted.embeddings:
+        yield layers[0].register_forward_pre_hook(_keep_input(states))
+    for number in wanted.hidden:
+        yield layers[number - 1].register_forward_hook(_keep_output(states.hidden, number))
+    for number in wanted.qkv:
+        yield layers[number - 1].qkv.register_forward_hook(_keep_output(states.qkv, number))
+
+
+def _keep_input(states: EncoderStates) -> Any:
+    def hook(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        states.embeddings = arguments[0]
+
+    return hook
+
+
+def _keep_output(kept: dict[int, torch.Tensor], number: int) -> Any:
+    def hook(module: nn.Module, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
+        kept[number] = output
+
+    return hook

@@ -1,0 +1,1 @@
+"""Search for the next tokens, and the decoder with its KV cache."""

@@ -1,0 +1,1 @@
+"""Heads and their losses: classes, tokens, tags, numbers, vectors, texts."""

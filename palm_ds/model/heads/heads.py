@@ -1,0 +1,337 @@
+"""Heads: small modules over rows of the encoder's output, each with its loss.
+
+    ClassHead        one of several classes
+    MaskedLMHead     the token at a masked position
+    MultiLabelHead   any number of classes: a sigmoid each                  reads pooled rows
+    RegressionHead   a number: squared error                                reads pooled rows
+    PairHead         a better and a worse text: hinge on their difference   reads pooled rows
+    ChoiceHead       one of an example's texts: softmax over them           reads pooled rows
+    EmbeddingHead    vectors of texts: palm_ds/model/heads/embedding.py
+
+A head gets only the rows that carry a label, after dropout. `forward` returns the sum of their
+losses (the engine divides by the count over the whole step) and the number of correct predictions;
+`logits` returns the scores.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from palm_ds.model.config.activations import ACTIVATIONS
+from palm_ds.model.encoder.encoder import Encoder, init_weights
+from palm_ds.model.kernels import layer_norm
+from palm_ds.model.ops.compiled import CompiledRegion
+from palm_ds.model.ops.masked_lm_loss import (
+    CrossEntropy,
+    cross_entropy_of_padded,
+    masked_lm_loss,
+)
+
+SoftKind: TypeAlias = Literal["", "classes", "labels", "groups", "number", "tokens"]
+"""What a head's scores (n, any) are, as far as a student learns from them:
+
+    classes   a softmax over each row
+    labels    a sigmoid each
+    groups    a softmax over the rows of each group, in each column
+    number    values: always squared error
+    tokens    a softmax over the vocabulary (soft_vocabulary_loss.py)
+    ""        nothing that can be learned
+"""
+
+
+class HeadOutput(NamedTuple):
+    """The summed loss of the labelled rows (an fp32 scalar) and how many were predicted correctly
+    (NaN where a prediction is neither right nor wrong)."""
+
+    loss_sum: torch.Tensor
+    correct: torch.Tensor
+
+
+class Head(nn.Module):
+    """The interface of a head: `forward(rows, targets)` returns a HeadOutput, `logits(rows)` the
+    scores of the rows, (n, any). Both also get `groups` if `grouped`."""
+
+    pooled = False
+    """Whether it reads rows that went through the encoder's pooler (heads of whole texts do)."""
+    averaged = False
+    """Whether it reads the mean over the tokens of the sequence that a labelled position is in."""
+    whole_step = False
+    """Whether its loss compares the texts of a whole step, whatever micro-batch and process they
+    are in, as in-batch negatives do. Such a head is an `EmbeddingHead`
+    (palm_ds/model/heads/embedding.py)."""
+    grouped = False
+    """Whether the labels of an example count as one. Such a head gets `groups`, (n,) int64,
+    ascending from 0: the example that each row belongs to."""
+    predicts_tokens = False
+    """Whether its targets, or their first numbers, are tokens of the whole vocabulary."""
+    input_dropout = 0.0
+    """Dropout rate of the rows in training; the model applies it, since masks depend on where a row
+    is in the batch."""
+
+    soft: SoftKind = ""
+    """What its scores are for a student that learns them."""
+
+    def dummy_target(self, device: torch.device) -> torch.Tensor:
+        """A valid target (1, ...), for a batch without labels."""
+        return torch.zeros(1, dtype=torch.int64, device=device)
+
+
+def predicts_tokens(head: nn.Module) -> bool:
+    """Whether a head predicts tokens; a user's may be any module."""
+    return getattr(head, "predicts_tokens", False)
+
+
+def class_loss(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    smoothing: float = 0.0,
+    weights: Sequence[float] = (),
+) -> HeadOutput:
+    """Summed cross-entropy in fp32. `smoothing` is the share of a target spread over all classes;
+    `weights` are the classes' weights, all 1 if empty."""
+    # One by one, since `new_tensor` would wait for the device.
+    each = [logits.new_full((), value, dtype=torch.float32) for value in weights]
+    weight = torch.stack(each) if each else None
+    loss = F.cross_entropy(
+        logits.float(), targets, weight, reduction="sum", label_smoothing=smoothing
+    )
+    return HeadOutput(loss, (logits.detach().argmax(-1) == targets).sum())
+
+
+class ClassHead(Head):
+    """One of `classes`: a linear map. Smoothing and class weights apply to training
+    only."""
+
+    soft = "classes"
+
+    def __init__(
+        self,
+        hidden_size: int,
+        classes: int,
+        *,
+        pooled: bool = False,
+        init_range: float = 0.02,
+        truncated: bool = False,
+        dropout: float = 0.0,
+        smoothing: float = 0.0,
+        weights: Sequence[float] = (),
+    ):
+        """`truncated`: the initial weights are those of a pretraining head (`init_weights`)."""
+        super().__init__()
+        self.pooled, self.classes = pooled, classes
+        self.input_dropout, self.smoothing, self.weights = dropout, smoothing, tuple(weights)
+        self.out = nn.Linear(hidden_size, classes)
+        init_weights(self, init_range, truncated=truncated)
+
+    def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
+        if not self.training:
+            return class_loss(self.logits(rows), targets)
+        return class_loss(self.logits(rows), targets, self.smoothing, self.weights)
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.out(rows)  # (n, classes)
+
+
+class MaskedLMHead(Head):
+    """Predicts masked tokens: dense, activation, LayerNorm, then a product with the output
+    embeddings.
+
+    These are the encoder's token embeddings, `tied_words`, registered here too so that ZeRO 3
+    gathers them for this module; a state_dict has them once, under the encoder's name. Without
+    `tie_word_embeddings` they are the head's own `decoder`.
+    """
+
+    predicts_tokens = True
+    soft = "tokens"
+
+    def __init__(self, backbone: Encoder):
+        super().__init__()
+        config, kernels = backbone.config, backbone.kernels
+        self.activation = ACTIVATIONS[config.head_activation or config.activation]
+        self.loss_kernel = kernels.masked_lm_loss
+        self.compiled: CrossEntropy | None = None
+        if kernels.compile == "on":
+            self.compiled = CompiledRegion("masked-LM loss").wrap(cross_entropy_of_padded)
+        self.classes = backbone.word.num_embeddings
+        width = backbone.word.embedding_dim
+        self.dense = nn.Linear(config.hidden_size, width)
+        self.norm = layer_norm(width, config.layer_norm_eps, kernels.layer_norm)
+        self.bias = nn.Parameter(torch.zeros(self.classes))
+        init_weights(self, config.init_range)
+        self.tied = config.tie_word_embeddings
+        if self.tied:
+            self.tied_words = backbone.word.weight
+            save_tied_words_once(self)
+        else:
+            self.decoder = nn.Parameter(torch.empty(self.classes, width))
+            deviation = config.init_range
+            nn.init.trunc_normal_(self.decoder, std=deviation, a=-2 * deviation, b=2 * deviation)
+
+    @property
+    def output_embeddings(self) -> torch.Tensor:
+        """(vocabulary, width of the token embeddings)"""
+        return self.tied_words if self.tied else self.decoder
+
+    def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
+        rows = self.transform(rows)
+        embeddings, bias = self.output_embeddings, self.bias
+        loss = masked_lm_loss(rows, embeddings, bias, targets, self.loss_kernel, self.compiled)
+        return HeadOutput(*loss)
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        return F.linear(self.transform(rows), self.output_embeddings, self.bias)  # (n, vocabulary)
+
+    def transform(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.activation(self.dense(rows)))
+
+
+def save_tied_words_once(module: nn.Module) -> None:
+    """Leave its `tied_words`, the encoder's token embeddings, out of its state_dict."""
+    module.register_state_dict_post_hook(_omit_tied_embeddings)
+    module.register_load_state_dict_post_hook(_expect_no_tied_embeddings)
+
+
+def _omit_tied_embeddings(module: nn.Module, state: dict, prefix: str, _metadata: object) -> None:
+    state.pop(prefix + "tied_words", None)
+
+
+def _expect_no_tied_embeddings(_module: nn.Module, keys: object) -> None:
+    missing = keys.missing_keys  # type: ignore[attr-defined]
+    missing[:] = [name for name in missing if name.rpartition(".")[2] != "tied_words"]
+
+
+class PooledHead(Head):
+    """Base of heads that read whole texts: a linear map of the pooled row."""
+
+    pooled = True
+
+    def __init__(
+        self, hidden_size: int, outputs: int = 1, *, dropout: float = 0.0, init_range: float = 0.02
+    ):
+        super().__init__()
+        self.input_dropout = dropout
+        self.out = nn.Linear(hidden_size, outputs)
+        init_weights(self, init_range, truncated=False)
+
+    def scores(self, rows: torch.Tensor) -> torch.Tensor:
+        """Scores (n, outputs) of rows (n, hidden)."""
+        return self.out(rows)
+
+
+class MultiLabelHead(PooledHead):
+    """Any number of `outputs` classes. A text's loss is the mean over its classes (as in
+    `BertForSequenceClassification`); a text is correct if all its classes are."""
+
+    soft = "labels"
+
+    def __init__(
+        self,
+        hidden_size: int,
+        outputs: int,
+        *,
+        threshold: float = 0.5,
+        dropout: float = 0.0,
+        init_range: float = 0.02,
+    ):
+        super().__init__(hidden_size, outputs, dropout=dropout, init_range=init_range)
+        self.limit = math.log(threshold / (1 - threshold))  # the threshold before the sigmoid
+
+    def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
+        """`targets` (n, outputs) float, 0 or 1."""
+        scores = self.scores(rows).float()
+        loss = F.binary_cross_entropy_with_logits(scores, targets.float(), reduction="none")
+        right = ((scores.detach() >= self.limit) == (targets > 0.5)).all(-1)
+        return HeadOutput(loss.mean(-1).sum(), right.sum())
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.scores(rows)
+
+    def dummy_target(self, device: torch.device) -> torch.Tensor:
+        return torch.zeros(1, self.out.out_features, device=device)
+
+
+class RegressionHead(PooledHead):
+    """Predicts a number; `correct` is NaN."""
+
+    soft = "number"
+
+    def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
+        """`targets` (n,) float."""
+        scores = self.scores(rows)[:, 0].float()
+        loss = F.mse_loss(scores, targets.float(), reduction="sum")
+        return HeadOutput(loss, torch.full_like(loss.detach(), math.nan))
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.scores(rows)
+
+    def dummy_target(self, device: torch.device) -> torch.Tensor:
+        return torch.zeros(1, device=device)
+
+
+class PairHead(PooledHead):
+    """How well two texts match: the sigmoid of a score. Of the two rows of an example, the one with
+    target 1 should score higher than the one with target 0 by `margin` (PaddlePALM's Match, trained
+    pairwise). An example with one row has no loss."""
+
+    grouped = True
+    soft = "labels"
+
+    def __init__(
+        self,
+        hidden_size: int,
+        *,
+        margin: float = 0.5,
+        dropout: float = 0.0,
+        init_range: float = 0.02,
+    ):
+        super().__init__(hidden_size, dropout=dropout, init_range=init_range)
+        self.margin = margin
+
+    def forward(
+        self, rows: torch.Tensor, targets: torch.Tensor, groups: torch.Tensor
+    ) -> HeadOutput:
+        """`targets` and `groups` (n,) int64. Tensors over groups have n entries as well: reading
+        the number of groups would synchronise with the device."""
+        probabilities = torch.sigmoid(self.scores(rows)[:, 0].float())
+        zeros = torch.zeros_like(probabilities)
+        lead = zeros.index_add(0, groups, probabilities * (2 * targets - 1))
+        pairs = zeros.index_add(0, groups, torch.ones_like(probabilities)) == 2
+        loss = (F.relu(self.margin - lead) * pairs).sum()
+        return HeadOutput(loss, ((lead.detach() > 0) & pairs).sum())
+
+    def logits(self, rows: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+        return self.scores(rows)
+
+
+class ChoiceHead(PooledHead):
+    """Which of an example's texts has target 1: one score each, and a softmax over those of the
+    example, whatever their number (as in `BertForMultipleChoice`)."""
+
+    grouped = True
+    soft = "groups"
+
+    def forward(
+        self, rows: torch.Tensor, targets: torch.Tensor, groups: torch.Tensor
+    ) -> HeadOutput:
+        """`targets` and `groups` (n,) int64; each group has one target of 1. Tensors over groups
+        have n entries, as in PairHead; those beyond the last group are unused."""
+        scores = self.scores(rows)[:, 0].float()
+        n = len(scores)
+        best = torch.full_like(scores, -math.inf).scatter_reduce(
+            0, groups, scores.detach(), "amax"
+        )[groups]
+        total = torch.zeros_like(scores).index_add(0, groups, (scores - best).exp())[groups]
+        loss = ((best + total.log() - scores) * targets).sum()
+        row = torch.arange(n, device=scores.device)
+        candidates = torch.where(scores.detach() == best, row, n)
+        predicted = torch.full_like(row, n).scatter_reduce(0, groups, candidates, "amin")[groups]
+        return HeadOutput(loss, (targets * (row == predicted)).sum())
+
+    def logits(self, rows: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+        return self.scores(rows)

@@ -1,0 +1,1 @@
+"""The tensors that a model is called with."""

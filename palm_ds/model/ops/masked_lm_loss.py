@@ -1,0 +1,235 @@
+"""The masked-LM loss: a product with the token embeddings, then cross-entropy.
+
+    plain                   all logits together; defines the result
+    chunked                 some rows at a time, together with their gradient
+    linear_cross_entropy    torch's own, from 2.13
+    liger                   Liger-Kernel's, on CUDA
+
+The last three compute the gradient in the forward pass, before fp16's loss is scaled. `chunked`
+therefore keeps it in fp32, and enlarges the only fp16 tensor on the way, softmax - one-hot: what
+is above 2e-12 there survives. In bf16, too, the chunks add up in fp32. Where the model is compiled,
+what lies between the two products is too, for chunks of few sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from palm_ds.model.ops.compiled import padded_rows
+
+CrossEntropy: TypeAlias = Callable[..., tuple[torch.Tensor, ...]]
+
+_CHUNK_ON_CPU = 128  # rows of logits at a time: they stay in the cache
+_CHUNK = 4096
+FP16_SCALE = 2.0**15  # of numbers from -1 to 1; fp16 ends at 65,504
+
+
+def masked_lm_loss(
+    rows: torch.Tensor,
+    embeddings: torch.Tensor,
+    bias: torch.Tensor,
+    targets: torch.Tensor,
+    kernel: str,
+    compiled: CrossEntropy | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The summed cross-entropy of rows @ embeddings.T + bias in fp32, and the number of correct
+    predictions.
+
+    rows (n, hidden), embeddings (vocabulary, hidden), bias (vocabulary,), targets (n,).
+    `compiled`: `cross_entropy_of_padded`, compiled, for `chunked`.
+    """
+    if kernel == "chunked" and compiled:
+        return chunked_loss(rows, embeddings, bias, targets, compiled, padded=True)
+    return _KERNELS[kernel](rows, embeddings, bias, targets)
+
+
+def _plain(rows, embeddings, bias, targets):
+    logits = F.linear(rows, embeddings, bias)  # (n, vocabulary)
+    loss = F.cross_entropy(logits.float(), targets, reduction="sum")
+    return loss, (logits.detach().argmax(-1) == targets).sum()
+
+
+def _chunked(rows, embeddings, bias, targets):
+    return chunked_loss(rows, embeddings, bias, targets, _cross_entropy)
+
+
+def chunked_loss(
+    rows: torch.Tensor,
+    embeddings: torch.Tensor,
+    bias: torch.Tensor,
+    targets: torch.Tensor,
+    cross_entropy: CrossEntropy,
+    *,
+    padded: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`masked_lm_loss` with this cross-entropy of a chunk of rows. `padded`: the chunks are of few
+    sizes, and the targets (n,) or (n, k) of rows without one are -1."""
+    if not padded:
+        chunk = chunk_size(rows.device, rows.dtype)
+        return _apply(rows, embeddings, bias, targets, chunk, cross_entropy)
+    chunk = padded_rows(len(rows))
+    missing = -len(rows) % chunk
+    rows, columns = F.pad(rows, (0, 0, 0, missing)), targets.view(len(rows), -1)
+    targets = F.pad(columns, (0, 0, 0, missing), value=-1)
+    return _apply(rows, embeddings, bias, targets, chunk, cross_entropy)
+
+
+def chunk_size(device: torch.device, dtype: torch.dtype) -> int:
+    """How many rows of logits are computed together."""
+    on_cpu = device.type == "cpu" and dtype == torch.float32
+    return _CHUNK_ON_CPU if on_cpu else _CHUNK
+
+
+def _apply(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return cast("tuple[torch.Tensor, torch.Tensor]", _ChunkedLoss.apply(*arguments))
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """Computes the logits of some rows, turns them into their gradient in place, multiplies, and
+    frees them. backward() only scales, in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, rows, embeddings, bias, targets, chunk, cross_entropy):
+        needs_grad = any(ctx.needs_input_grad[:3])
+        scale = FP16_SCALE if rows.dtype == torch.float16 else 1.0
+        loss = torch.zeros((), dtype=torch.float32, device=rows.device)
+        correct = torch.zeros((), dtype=torch.int64, device=rows.device)
+        grads = zero_gradients(rows, embeddings, bias) if needs_grad else []
+        for start in range(0, len(rows), chunk):
+            inside = slice(start, start + chunk)
+            piece = rows[inside]
+            target = targets[inside].view(len(piece), -1)
+            logits = torch.addmm(bias, piece, embeddings.t())
+            loss, hits, *errors = cross_entropy(logits, target, loss, scale, needs_grad)
+            correct += hits
+            if needs_grad:
+                error, bias_grad = errors
+                add_gradients(grads, error, bias_grad, piece, embeddings, inside)
+        ctx.save_for_backward(*grads)
+        ctx.mark_non_differentiable(correct)
+        ctx.scale, ctx.dtype = scale, rows.dtype
+        return loss, correct
+
+    @staticmethod
+    def backward(ctx: Any, *grads):
+        incoming = grads[0] / ctx.scale
+        results = ((x * incoming.to(x.dtype)).to(ctx.dtype) for x in ctx.saved_tensors)
+        return (*results, None, None, None)
+
+
+def zero_gradients(*inputs: torch.Tensor) -> list[torch.Tensor]:
+    """Zeros for the gradients of the inputs, in fp32 at least."""
+    wide = torch.promote_types(inputs[0].dtype, torch.float32)
+    return [torch.zeros_like(x, dtype=wide) for x in inputs]
+
+
+def _cross_entropy(
+    logits: torch.Tensor, target: torch.Tensor, loss: torch.Tensor, scale: float, needs_grad: bool
+) -> tuple[torch.Tensor, ...]:
+    """`loss` with that of some rows added, and the number of correct predictions; with
+    `needs_grad` also softmax - one-hot times `scale` in the dtype of the logits
+    (rows, vocabulary), and its sum over the rows in fp32. `target` (rows, 1)."""
+    dtype, logits = logits.dtype, logits.float()
+    best, predicted = logits.max(-1, keepdim=True)
+    loss = loss + (best - logits.gather(1, target)).sum()
+    total = logits.sub_(best).exp_().sum(-1, keepdim=True)
+    loss = loss + total.log().sum()
+    hits = (predicted == target).sum()
+    if not needs_grad:
+        return loss, hits
+    logits.div_(total).scatter_add_(1, target, -torch.ones_like(total))
+    error = logits if scale == 1.0 else logits.mul_(scale)
+    return loss, hits, error.to(dtype), error.sum(0)
+
+
+def cross_entropy_of_padded(
+    logits: torch.Tensor, target: torch.Tensor, loss: torch.Tensor, scale: float, needs_grad: bool
+) -> tuple[torch.Tensor, ...]:
+    """The same without writing in place, for torch.compile; rows with target -1 do not count."""
+    dtype, logits = logits.dtype, logits.float()
+    real = target >= 0
+    best, predicted = logits.max(-1, keepdim=True)
+    shifted = logits - best
+    powers = shifted.exp()
+    total = powers.sum(-1, keepdim=True)
+    chosen = torch.arange(logits.shape[1], device=logits.device) == target
+    of_target = torch.where(chosen, shifted, 0.0).sum(-1, keepdim=True)
+    loss = loss + torch.where(real, total.log() - of_target, 0.0).sum()
+    hits = ((predicted == target) & real).sum()
+    if not needs_grad:
+        return loss, hits
+    error = torch.where(real, powers / total - chosen.float(), 0.0) * scale
+    return loss, hits, error.to(dtype), error.sum(0)
+
+
+def add_gradients(
+    grads: list[torch.Tensor],
+    error: torch.Tensor,
+    bias_grad: torch.Tensor,
+    piece: torch.Tensor,
+    embeddings: torch.Tensor,
+    inside: slice,
+) -> None:
+    """Add the gradient of some rows to those of rows, embeddings and bias."""
+    grads[0][inside] = _product(error, embeddings)
+    if error.dtype == grads[1].dtype:
+        grads[1].addmm_(error.t(), piece)
+    else:
+        grads[1].add_(_product(error.t(), piece))
+    grads[2].add_(bias_grad)
+
+
+def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """left @ right in fp32 at least, whatever their dtype: a sum over thousands of rows would
+    overflow fp16, and loses digits in bf16."""
+    wide = torch.promote_types(left.dtype, torch.float32)
+    if left.dtype == wide:
+        return left @ right
+    if left.device.type == "cuda":
+        return torch.mm(left, right, out_dtype=wide)
+    return left.to(wide) @ right.to(wide)
+
+
+def _linear_cross_entropy(rows, embeddings, bias, targets):
+    loss = F.linear_cross_entropy(
+        rows,
+        embeddings,
+        targets,
+        linear_bias=bias,
+        reduction="sum",
+        options=nn.LinearCrossEntropyOptions(),
+    )
+    return loss.float(), _correct(rows, embeddings, bias, targets)
+
+
+def _liger(rows, embeddings, bias, targets):
+    from liger_kernel.ops.fused_linear_cross_entropy import (  # type: ignore[import-not-found]
+        LigerFusedLinearCrossEntropyFunction,
+    )
+
+    arguments = (None, -100, 0.0, 0.0, "sum")  # no class weights, no target ignored, no smoothing
+    result = LigerFusedLinearCrossEntropyFunction.apply(rows, embeddings, targets, bias, *arguments)
+    loss = result[0] if isinstance(result, tuple) else result
+    return loss.float(), _correct(rows, embeddings, bias, targets)
+
+
+@torch.no_grad()
+def _correct(rows, embeddings, bias, targets):
+    """The number of correct predictions, for kernels that do not return their logits: a second
+    product, a chunk of rows at a time."""
+    pairs = zip(rows.split(_CHUNK), targets.split(_CHUNK), strict=True)
+    counts = [(F.linear(x, embeddings, bias).argmax(-1) == y).sum() for x, y in pairs]
+    return torch.stack(counts).sum()
+
+
+_KERNELS = {
+    "plain": _plain,
+    "chunked": _chunked,
+    "linear_cross_entropy": _linear_cross_entropy,
+    "liger": _liger,
+}

@@ -1,0 +1,1 @@
+"""Checkpoints: complete or absent, hashed, independent of the number of processes."""

@@ -1,0 +1,152 @@
+"""The state of a running engine: weights and moments by name, counters; saved and restored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from palm_ds.runtime.checkpoint import checkpoint, sharded_state
+from palm_ds.runtime.checkpoint.checkpoint import Retention
+from palm_ds.runtime.checkpoint.shard_files import WEIGHT, ResizedTable, ShardReader
+from palm_ds.runtime.checkpoint.writer import CheckpointWriter, SavedCheckpoint
+from palm_ds.runtime.processes.processes import Processes
+from palm_ds.runtime.zero.engine_counters import read_counters, restore_counters
+
+
+@dataclass(kw_only=True)
+class EngineState:
+    """What checkpoints hold of an engine. All processes make the same calls."""
+
+    engine: Any
+    """DeepSpeed's."""
+    optimizer: torch.optim.Optimizer
+    """The one that computes the update."""
+    frozen: Mapping[str, sharded_state.FrozenShard]
+    layout: checkpoint.Layout
+    processes: Processes
+    averages: bool = False
+    """Whether the optimizer keeps running averages of the weights."""
+    swapped: bool = False
+    """Whether the model holds them now."""
+    invalid: tuple[int, ...] = ()
+    """Steps of checkpoints that the next save deletes."""
+
+    def __post_init__(self) -> None:
+        self.writer = CheckpointWriter(self.processes, self.processes.device)
+
+    def local(self) -> sharded_state.LocalShards:
+        """This process's shards."""
+        return sharded_state.LocalShards(
+            parameters=dict(self.engine.module.named_parameters()),
+            base=self.optimizer,
+            zero=self.engine.optimizer if self.layout.stage else None,
+            stage=self.layout.stage,
+            rank=self.processes.rank,
+            world=self.processes.world,
+            frozen=self.frozen,
+        )
+
+    def start_save(
+        self,
+        folder: Path,
+        state: Mapping[str, Any],
+        *,
+        step: int,
+        keep: Retention,
+        background: bool,
+    ) -> bool:
+        """Write the state of now, perhaps in the background; returns whether it is."""
+        local = self.local()
+        background = background and not local.swapped  # copies would need the memory that it saves
+        request = checkpoint.SaveRequest(
+            folder=folder,
+            step=step,
+            layout=self.layout,
+            parameters=local.update_counts(),
+            engine=read_counters(self.engine, fp16=self._fp16),
+            state=state,
+            keep=keep,
+            invalid=self.invalid,
+        )
+        return self.writer.start(request, local.shards_to_write(), background=background)
+
+    def finish_save(self) -> SavedCheckpoint:
+        """Publish what was started."""
+        saved = self.writer.finish()
+        self.invalid = ()
+        self.processes.saved(saved.step)
+        return saved
+
+    def load(
+        self,
+        folder: Path,
+        *,
+        warn: Callable[[str], None],
+        at_most: int | None,
+        valid: int | None = None,
+    ) -> dict[str, Any] | None:
+        """Continue from the newest good checkpoint of a folder, up to step `at_most`; its state."""
+        assert not self.writer.busy, "a checkpoint is being written: finish_save comes first"
+        self.writer.wait_for_deletion()
+        found = checkpoint.latest_good(
+            folder, group=self.processes, warn=warn, at_most=at_most, valid=valid
+        )
+        if found is None:
+            return None
+        self.restore(found)
+        return found.state
+
+    def restore(self, found: checkpoint.VerifiedCheckpoint) -> None:
+        """Continue from a checkpoint."""
+        sharded_state.restore(self.local(), ShardReader(found.files), found.parameters)
+        restore_counters(self.engine, found.engine, fp16=self._fp16)
+        self.invalid = found.invalid
+        self.processes.reached(found.step)
+        self.processes.saved(found.step)
+
+    def nonfinite_weights(self) -> list[str]:
+        """The parameters with values that are not finite, in fp32. Collective."""
+        mine = [
+            shard.name
+            for shard in self.local().shards()
+            if not bool(torch.isfinite(shard.tensors[WEIGHT]).all())
+        ]
+        return sorted({name for names in self.processes.gather(mine) for name in names})
+
+    def warm_start(
+        self,
+        found: checkpoint.VerifiedCheckpoint,
+        resized: Mapping[str, ResizedTable],
+        fresh: Iterable[str],
+    ) -> None:
+        """Take the weights and moments of another run."""
+        stored, counts = ShardReader(found.files), found.parameters
+        sharded_state.restore(self.local(), stored, counts, resized=resized, fresh=fresh)
+
+    @contextmanager
+    def ema_weights(self) -> Iterator[None]:
+        """A context in which the model holds the averaged weights, if there are any."""
+        if not self.averages:
+            yield
+            return
+        assert not self.swapped
+        with self.local().ema_swapped():
+            self.swapped = True
+            try:
+                yield
+            finally:
+                self.swapped = False
+
+    def release(self) -> None:
+        """Forget the engine; a checkpoint that is being written is given up."""
+        self.writer.cancel()
+        del self.engine, self.optimizer
+
+    @property
+    def _fp16(self) -> bool:
+        return self.layout.precision == "fp16"

@@ -1,0 +1,73 @@
+"""What can be done about a full or read-only disk or a used-up quota: wait and try again.
+
+    problem = retried(write, group=processes, say=print, stop=lambda: flag.stop_requested)
+
+Nothing is lost while training continues, since it needs no disk; what must be written (the last
+checkpoint, the final weights) is tried again until somebody has freed some space.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+
+from safetensors import SafetensorError
+
+from palm_ds.common.errors import UserError
+from palm_ds.runtime.processes.process_group import ProcessGroup
+
+_WORDS = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS))
+RETRY_SECONDS = 30.0
+PATIENCE_SECONDS = 1800.0
+"""How long a finished run waits for space."""
+STOPPING_SECONDS = 20.0
+"""How long a run that was asked to stop waits: it is killed soon after."""
+
+
+def is_full(problem: str) -> bool:
+    """Whether a problem is that of a full, used-up or read-only disk, and may pass."""
+    return any(words in problem for words in _WORDS)
+
+
+def at_rank0(group: ProcessGroup, write: Callable[[], None]) -> str:
+    """Call `write` on rank 0. Returns why it failed, on every process, or nothing. Collective."""
+    problem = ""
+    if group.rank == 0:
+        try:
+            write()
+        except OSError as error:
+            where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
+            problem = f"{where}{error.strerror or error}"
+        except (SafetensorError, UserError) as error:
+            problem = str(error).splitlines()[0]
+    return group.gather(problem)[0]
+
+
+def retried(
+    attempt: Callable[[], str],
+    *,
+    group: ProcessGroup,
+    say: Callable[[str], None],
+    stop: Callable[[], bool] = lambda: False,
+    patience: float = PATIENCE_SECONDS,
+    pause: float = RETRY_SECONDS,
+) -> str:
+    """Repeat `attempt` while the disk is full, for up to `patience` seconds or until `stop()` on
+    some process. Returns why the last one failed, or nothing. `attempt` returns the same on all
+    processes, as `at_rank0` does. Collective."""
+    pause = min(pause, patience)
+    left = round(patience / pause) if pause else 0
+    said = ""
+    while (problem := attempt()) and is_full(problem) and left and not _any(group, stop):
+        if problem != said:
+            say(f"{problem}; tries again every {pause:g} s for {left * pause / 60:.3g} minutes")
+            said = problem
+        time.sleep(pause)
+        left -= 1
+    return problem
+
+
+def _any(group: ProcessGroup, stop: Callable[[], bool]) -> bool:
+    return any(group.gather(stop()))

@@ -1,0 +1,1 @@
+"""DeepSpeed's import and its configuration file."""

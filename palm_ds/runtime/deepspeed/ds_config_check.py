@@ -1,0 +1,112 @@
+"""Lets DeepSpeed validate a configuration before a run: the keys it knows and its first error.
+
+    ask(config, sections) -> Answer(asked={"zero_optimization", "fp16", ...}, problem="")
+
+DeepSpeed reads the keys it knows from a mapping. A mapping that records which keys were read
+therefore yields the keys of the installed version; no other copy of the schema exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from palm_ds.common.config import shorten
+from palm_ds.common.errors import suggest
+from palm_ds.runtime.deepspeed.deepspeed_import import import_deepspeed
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigVerdict:
+    """The top-level keys that DeepSpeed reads, and its first error, if any."""
+
+    keys_read: set[str]
+    problem: str = ""
+    named: bool = True
+    """Whether the problem names the key."""
+
+
+def validate_with_deepspeed(
+    config: Mapping[str, Any], sections: Mapping[str, Any]
+) -> ConfigVerdict:
+    """Let DeepSpeed read a whole configuration; `sections` are those from the user's file."""
+    import_deepspeed()
+    from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
+    from pydantic import ValidationError
+
+    recorder = _Recorder(config)
+    try:
+        DeepSpeedConfig(recorder)
+    except ValidationError as error:
+        return ConfigVerdict(keys_read=recorder.asked, problem=_first(error, sections))
+    except DeepSpeedConfigError as error:
+        return ConfigVerdict(keys_read=recorder.asked, problem=reason(error))
+    except (AssertionError, ValueError, TypeError, AttributeError) as error:
+        problem = f"DeepSpeed cannot read it ({reason(error)})"
+        return ConfigVerdict(keys_read=recorder.asked, problem=problem, named=False)
+    return ConfigVerdict(keys_read=recorder.asked)
+
+
+def processes_now() -> int:
+    """The number of processes of the run; 1 before it has started."""
+    import torch.distributed as dist
+
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+class _Recorder(dict[str, Any]):
+    """A mapping that records which keys were read."""
+
+    def __init__(self, values: Mapping[str, Any]):
+        super().__init__(values)
+        self.asked: set[str] = set()
+
+    def get(self, key: str, default: object = None) -> Any:  # type: ignore[override]
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self.asked.add(str(key))
+        return super().__contains__(key)
+
+    def keys(self) -> _Recorder:  # type: ignore[override]  # DeepSpeed writes `x in config.keys()`
+        return self
+
+    def __copy__(self) -> _Recorder:  # DeepSpeed reads from a copy
+        return self
+
+
+def _first(error: ValidationError, sections: Mapping[str, Any]) -> str:
+    """The first of pydantic's errors, with the section that it is about."""
+    detail = error.errors()[0]
+    location = [str(part) for part in detail["loc"]]
+    name = ".".join([*_section_of(location, sections), *location])
+    if detail["type"] == "extra_forbidden":
+        near = suggest(location[-1], _fields_of(error.title)) if len(location) == 1 else ""
+        return f"{name}: unknown key{near}"
+    message = detail["msg"].removeprefix("Value error, ")
+    return f"{name}: {message[0].lower() + message[1:]}, got {shorten(detail.get('input'))}"
+
+
+def _section_of(location: list[str], sections: Mapping[str, Any]) -> list[str]:
+    holders = [k for k, v in sections.items() if isinstance(v, Mapping) and location[0] in v]
+    return holders[:1]
+
+
+def _fields_of(model: str) -> list[str]:
+    """Field names of one of DeepSpeed's configuration models."""
+    from deepspeed.runtime.config_utils import DeepSpeedConfigModel
+
+    models = {cls.__name__: cls for cls in DeepSpeedConfigModel.__subclasses__()}
+    return list(models[model].model_fields) if model in models else []
+
+
+def reason(error: Exception) -> str:
+    """An exception in one line."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return " ".join(str(error).split()) or type(error).__name__

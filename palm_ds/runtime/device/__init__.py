@@ -1,0 +1,1 @@
+"""The device: its memory, its peak figures, caches of compiled kernels."""

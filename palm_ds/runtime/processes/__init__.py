@@ -1,0 +1,1 @@
+"""Processes: how they are launched, meet, notice one another and end."""

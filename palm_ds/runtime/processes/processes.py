@@ -1,0 +1,314 @@
+"""The processes of a run: joining, exchanging small messages, leaving.
+
+The same program runs under `deepspeed`, `torchrun`, `mpirun` (with mpi4py), `srun` and as a single
+process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from palm_ds.common import exit_codes
+from palm_ds.common.errors import UserError
+from palm_ds.common.messages import only_warnings
+from palm_ds.runtime.deepspeed.deepspeed_import import import_deepspeed
+from palm_ds.runtime.deepspeed.ds_config import DSConfig
+from palm_ds.runtime.device.compile_cache import use_compile_cache
+from palm_ds.runtime.processes import launched, liveness, rank_status, rendezvous
+from palm_ds.runtime.processes.this_process import host_name
+
+T = TypeVar("T")
+_LETTING_GO = 0.2  # seconds
+
+
+def accelerator() -> Any:
+    """DeepSpeed's accelerator: cpu, cuda, ..."""
+    import_deepspeed()
+    from deepspeed.accelerator import get_accelerator
+
+    return get_accelerator()
+
+
+def device_named(name: str) -> torch.device:
+    """The device with this name. Raises UserError if it does not exist or cannot be used."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).tolist()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        gpus = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+        known = ", ".join(["cpu", *gpus])
+        why = "not a device" if "device string" in str(error) else "cannot be used here"
+        raise UserError(f"device: {name!r}: {why}; there are: {known}") from None
+    return device
+
+
+class Processes:
+    """The process group of the run: this `rank` of `world`, and its device."""
+
+    def __init__(self) -> None:
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.device = torch.device(accelerator().device_name(self.local_rank))
+        # Small CPU messages go over gloo, so they never wait for the device.
+        group = None if self.device.type == "cpu" else dist.new_group(backend="gloo")
+        assert not isinstance(group, int), "every rank is a member"
+        self._host_group = group
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks (anything that pickles), in order, on every rank."""
+        if self.world == 1:
+            return [value]
+        values = [value] * self.world
+        dist.all_gather_object(values, value, group=self._host_group)
+        return values
+
+    def sum(self, numbers: Sequence[int]) -> list[int]:
+        """Element-wise sums over all processes."""
+        if self.world == 1:
+            return list(numbers)
+        tensor = torch.tensor(numbers, dtype=torch.int64)
+        dist.all_reduce(tensor, group=self._host_group)
+        return tensor.tolist()
+
+    def sum_scalars(self, values: Mapping[str, torch.Tensor | float]) -> dict[str, float]:
+        """Sums of scalars over all processes, on the device, in float64."""
+        stacked = torch.stack(
+            [torch.as_tensor(v, dtype=torch.float64, device=self.device) for v in values.values()]
+        )
+        if self.world > 1:
+            dist.all_reduce(stacked)
+        return dict(zip(values, stacked.tolist(), strict=True))
+
+    def gather_rows(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """The rows (n, ...) of all ranks, in order, on every rank; n may differ."""
+        counts = self.gather(len(rows))
+        if self.world == 1:
+            return [rows]
+        padded = rows.new_zeros(max(counts), *rows.shape[1:])
+        padded[: len(rows)] = rows
+        found = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(found, padded)
+        return [part[:count] for part, count in zip(found, counts, strict=True)]
+
+    def barrier(self) -> None:
+        dist.barrier(group=self._host_group)
+
+    def reached(self, step: int) -> None:
+        """Tell the other processes and `palm-ds run` that `step` steps are completed."""
+        liveness.reached(step)
+        rank_status.report(self.rank, step=step)
+
+    def saved(self, step: int) -> None:
+        """Tell `palm-ds run` that there is a checkpoint of `step`."""
+        rank_status.report(self.rank, saved=step)
+
+
+def start(ds_config: DSConfig) -> Processes:
+    """Join the processes of the run. Later calls have no effect but return the same group."""
+    import_deepspeed()
+    import deepspeed
+
+    meeting = None
+    if not dist.is_initialized():
+        _check_device()
+        use_compile_cache()
+        _choose_cpu_collectives(ds_config)
+        timeout = timedelta(minutes=ds_config.timeout_minutes)
+        _set_timeouts(timeout)
+        launched.check_ranks_are_known()
+        launched.adapt_to_open_mpi()
+        if launched.is_single_process():
+            os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it
+            _set_device()
+            store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]  # no port
+            hook = sys.excepthook
+            dist.init_process_group(_backend(), store=store, rank=0, world_size=1, timeout=timeout)
+            sys.excepthook = hook  # torch's puts [rank0] before every line of a traceback
+        else:
+            place = _place()
+            rank_status.report(place.rank)
+            seconds = ds_config.peer_seconds
+            meeting = rendezvous.meet(place, peer_seconds=seconds, timeout=timeout)
+            deepspeed.init_distributed(timeout=timeout, auto_mpi_discovery=False, verbose=False)
+    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+    processes = Processes()
+    if meeting is not None:
+        processes.barrier()
+        meeting.close()
+    elif processes.world > 1:  # the program has connected them itself
+        address = os.environ.get("MASTER_ADDR", "127.0.0.1")
+        here = launched.LaunchedProcess(
+            rank=processes.rank, world=processes.world, address=address, port=0
+        )
+        store = dist.distributed_c10d._get_default_store()
+        liveness.start(here, ds_config.peer_seconds, store)
+    rank_status.report(processes.rank)
+    if processes.rank > 0:
+        only_warnings()
+    return processes
+
+
+def _check_device() -> None:
+    """Raises UserError if DS_ACCELERATOR, or a GPU of each process, is not here."""
+    try:
+        count, name = accelerator().device_count(), accelerator().device_name()
+    except (ValueError, RuntimeError, AssertionError) as error:
+        raise UserError(f"DS_ACCELERATOR: {str(error).splitlines()[0]}") from None
+    local = os.environ.get("LOCAL_RANK", "0")
+    if name != "cpu" and local.isdecimal() and int(local) >= count:
+        raise UserError(
+            f"this process needs {name}:{local}, but there {'is' if count == 1 else 'are'} {count} "
+            f"here; start fewer processes, or set DS_ACCELERATOR=cpu"
+        )
+
+
+def _place() -> launched.LaunchedProcess:
+    """This process among those of the run, whatever launcher started it. Raises UserError."""
+    if launched.under_srun():
+        os.environ |= launched.ranks_of_srun()
+    elif not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        _find_mpi_ranks()
+    return launched.place()
+
+
+def crowded_hosts(processes: Processes) -> list[str]:
+    """A line for each host whose processes outnumber the cores that they may use: launchers and
+    batch systems bind them. Collective."""
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
+    found = processes.gather((host_name(), cores))
+    lines = []
+    for host in dict.fromkeys(host for host, _ in found):
+        each = [used for name, used in found if name == host]
+        shared = set[int]().union(*each)
+        if 0 < len(shared) < len(each):
+            cores_word = "core" if len(shared) == 1 else "cores"
+            lines.append(
+                f"{host}: its {len(each)} processes may use {len(shared)} {cores_word} only: ask "
+                "the batch system for more (Slurm: --exclusive, --cpus-per-task), or bind less"
+            )
+    return lines
+
+
+def stop() -> None:
+    """Leave the run cleanly; `start` can join again. Without it, DeepSpeed's stage 3 sometimes
+    aborts at exit."""
+    if dist.is_initialized():
+        dist.barrier()
+        liveness.end(exit_codes.FINISHED)
+        _forget()
+
+
+def leave_at_exit() -> None:
+    """Leave when the interpreter exits, without waiting for the others, with the program's own
+    exit code. Can be called repeatedly."""
+    atexit.unregister(_forget)
+    atexit.register(_forget)
+
+
+def _forget() -> None:
+    """Destroy the groups through DeepSpeed, which would otherwise reuse its own cached ones."""
+    import deepspeed.comm
+
+    if dist.is_initialized():
+        several = dist.get_world_size() > 1
+        deepspeed.comm.destroy_process_group()
+        if several:
+            end_without_destructors()
+
+
+def end_without_destructors() -> None:
+    """End the process as soon as Python is done, with the same exit code but without C++'s static
+    destructors: once in about 50 times they abort a finished process of several, and the launcher
+    counts its run as failed. So does a thread of gloo that lets go of a tensor, some time after it
+    was reduced, while Python ends: it gets a moment before. Without glibc there is no more."""
+    time.sleep(_LETTING_GO)
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):
+        libc.fflush(None)
+        libc.on_exit(libc._exit, None)  # called with the exit code
+
+
+def leave(code: int) -> NoReturn:
+    """End this process immediately; everything must be written. Remaining threads of DeepSpeed and
+    the process groups occasionally abort a regular interpreter shutdown, and a finished run would
+    count as failed."""
+    liveness.end(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _find_mpi_ranks() -> None:
+    """Set torchrun's variables from MPI. MPI is ended again: it is only used to find the ranks, and
+    each killed run would leave a file of MPICH in /dev/shm. Raises UserError."""
+    from deepspeed.comm.comm import mpi_discovery
+
+    used_before = "mpi4py.MPI" in sys.modules
+    expected = launched.launched_processes()
+    port = int(os.environ.get("MASTER_PORT", "29500"))  # mpirun chooses none
+    try:
+        mpi_discovery(distributed_port=port, verbose=False)
+    except (ImportError, RuntimeError) as error:
+        why = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"mpirun: mpi4py cannot load MPI's library ({why}); install this mpirun's libmpi.so, "
+            "or use torchrun or deepspeed"
+        ) from None
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if mpi and not used_before:
+        mpi.Finalize()
+    launched.check_mpi_agrees(expected)
+
+
+def _backend() -> str:
+    return accelerator().communication_backend_name()
+
+
+def _set_device() -> None:
+    if accelerator().device_name() != "cpu":
+        accelerator().set_device(0)
+
+
+def _choose_cpu_collectives(ds_config: DSConfig) -> None:
+    """Disable DeepSpeed's shared-memory all-reduce on CPU unless requested. Its compilation at
+    start needs a compiler; it leaves 138 MB in /dev/shm per run and, if killed, a lock that blocks
+    later runs."""
+    import deepspeed.ops
+
+    if accelerator().device_name() == "cpu" and not ds_config.comms.shm_all_reduce:
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def _set_timeouts(timeout: timedelta) -> None:
+    """Change torch's default timeout, since DeepSpeed creates groups without passing one."""
+    from torch.distributed import constants, distributed_c10d
+
+    for module in (constants, distributed_c10d):
+        for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
+            if getattr(module, name, None) is not None:
+                setattr(module, name, timeout)
+
+
+def check_precision(ds_config: DSConfig, device: torch.device) -> None:
+    """Raises UserError if this accelerator cannot train in the configured precision."""
+    supported = {
+        "fp32": lambda: True,
+        "bf16": accelerator().is_bf16_supported,
+        "fp16": accelerator().is_fp16_supported,
+    }
+    if not supported[ds_config.precision]():
+        alternatives = [name for name in ("bf16", "fp32") if supported[name]()]
+        raise UserError(
+            f"{ds_config.path}: {ds_config.precision}: this machine ({device.type}) cannot train "
+            f"in it; use {' or '.join(alternatives)}"
+        )

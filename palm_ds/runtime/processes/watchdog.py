@@ -1,0 +1,78 @@
+"""Ends a process whose steps no longer finish, so that a launcher can restart the run.
+
+By default the limit follows from the step times measured: a step may take 20 times as long as the
+slowest of the last 100, and 10 minutes in any case. The first steps, which compile, and whatever
+is no step (evaluating, saving, exporting) have an hour.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from palm_ds.common import exit_codes
+from palm_ds.runtime.processes import rank_status
+
+_FLOOR, _OTHERWISE = 600.0, 3600.0
+"""Seconds: the least limit of a step, and the limit of everything else."""
+_FACTOR = 20
+_UNTIMED, _FEWEST, _RECENT = 2, 5, 100
+"""First steps that say nothing, fewest steps that say something, steps remembered."""
+
+
+class Watchdog:
+    """`stepped` after each training step, `beat` before and during anything else. `seconds`: a
+    fixed limit; 0: never; None: from the step times, at least `floor`."""
+
+    def __init__(self, seconds: float | None = None, *, floor: float = _FLOOR):
+        self._fixed, self._floor = seconds, floor
+        self._times: deque[float] = deque(maxlen=_RECENT)
+        self._steps, self._stepping = 0, False
+        self._last = time.monotonic()
+        self._closed = threading.Event()
+        if seconds != 0:
+            threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
+
+    @property
+    def limit(self) -> float:
+        """Seconds until the next sign of progress."""
+        if self._fixed is not None:
+            return self._fixed
+        if not self._stepping or len(self._times) < _FEWEST:
+            return _OTHERWISE
+        return max(self._floor, _FACTOR * max(self._times))
+
+    def stepped(self) -> None:
+        now = time.monotonic()
+        self._steps += 1
+        if self._stepping and self._steps > _UNTIMED:
+            self._times.append(now - self._last)
+        self._last, self._stepping = now, True
+
+    def beat(self) -> None:
+        self._last, self._stepping = time.monotonic(), False
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """A context for what takes its time, but is no step."""
+        self.beat()
+        yield
+        self.beat()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _watch(self) -> None:
+        while not self._closed.wait(min(self.limit / 10, 5.0)):
+            if time.monotonic() - self._last > self.limit:
+                code = exit_codes.WATCHDOG
+                why = f"no step for {self.limit / 60:g} minutes"
+                # not logged: a hanging thread may hold the logger's lock
+                print(f"error: {why}; giving up (exit code {code})", file=sys.stderr, flush=True)
+                rank_status.report(code=code, why=why)
+                os._exit(code)

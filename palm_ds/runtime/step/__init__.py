@@ -1,0 +1,1 @@
+"""Parts of a step: gradient accumulation, gradient caching, prefetching, its result."""

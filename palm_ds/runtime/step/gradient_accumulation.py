@@ -1,0 +1,171 @@
+"""The micro-batches of a step: forward, backward, and DeepSpeed's step after the last of them.
+
+With an adversarial attack (FGM) each micro-batch makes two passes: as it is, and with perturbed
+embeddings. If a task's loss is over the whole step, all micro-batches make two
+(palm_ds/runtime/step/grad_cache.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from palm_ds.common.rng import derive_key
+from palm_ds.runtime.processes.processes import Processes
+from palm_ds.runtime.step.device_prefetch import Copyable, CopyAhead
+from palm_ds.runtime.step.forward_timer import ForwardTimer
+from palm_ds.runtime.step.grad_cache import (
+    CachedGradients,
+    LabelledBatch,
+    StepVectors,
+    WholeStepLoss,
+)
+from palm_ds.runtime.step.step_result import LossSums
+
+B = TypeVar("B", bound="MicroBatch")
+B_contra = TypeVar("B_contra", bound="MicroBatch", contravariant=True)
+
+
+class MicroBatch(Copyable, LabelledBatch, Protocol):
+    """A micro-batch, as far as it is handled here."""
+
+    def with_dropout_key(self: B, key: int) -> B: ...
+
+
+class Attack(Protocol[B_contra]):
+    """Perturbs the second pass of a micro-batch, as `palm_ds.model.fgm.FGM` does."""
+
+    def begin(self, batch: B_contra) -> None: ...
+
+    def attack(self) -> None: ...
+
+    def restore(self) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroSteps(Generic[B]):
+    """Trains the micro-batches of one process."""
+
+    engine: Any
+    """DeepSpeed's."""
+    tasks: tuple[str, ...]
+    """Everything that has a loss."""
+    processes: Processes
+    seed: int
+    timer: ForwardTimer
+    copies: CopyAhead
+    attack: Attack[B] | None = None
+    whole_step: Mapping[str, WholeStepLoss] = field(default_factory=dict)
+    """The tasks whose loss is over the whole step."""
+    teacher: Callable[[B, int], B] | None = None
+    """Adds what teachers make of a micro-batch of a step."""
+
+    def run(
+        self,
+        batches: Sequence[B],
+        *,
+        step: int,
+        counts: Mapping[str, int],
+        weights: Mapping[str, float],
+    ) -> LossSums:
+        """Train on them. `counts`: the labels of each task in the whole step, over all processes;
+        `weights`: the weight of each task's loss (default 1)."""
+        # What draws from torch's generator depends on (seed, step, rank) alone, so checkpoints need
+        # no random state.
+        torch.manual_seed(derive_key(self.seed, "dropout", step, self.processes.rank))
+        # The average of gradients over processes undoes the factor `world`.
+        scales = {
+            task: weights.get(task, 1.0) * self.processes.world / max(counts[task], 1)
+            for task in self.tasks
+        }
+        sums = LossSums()
+        self.engine.train()
+        whole = [task for task in self.whole_step if counts[task]]
+        cached = self._cached_gradients(batches, whole, step) if whole else {}
+        for number, batch in enumerate(self.copies.copied(batches)):
+            if whole:
+                self._repeat_draws(step, number)
+            if self.teacher:
+                batch = self.teacher(batch, step)
+            sums.add(self._micro_step(batch, scales, step, number, cached))
+        sums.add(cached)
+        return sums
+
+    def losses_again(self, batches: Sequence[B], tasks: Collection[str]) -> dict[str, torch.Tensor]:
+        """The loss sums of micro-batches without dropout, attacks and teachers; `tasks`: those that
+        have labels on some process. Trains nothing. Collective."""
+        whole = {task: loss for task, loss in self.whole_step.items() if task in tasks}
+        sums, found = LossSums(), [StepVectors[B](task, loss) for task, loss in whole.items()]
+        self.engine.eval()
+        try:
+            with torch.no_grad():
+                for batch in self.copies.copied(batches):
+                    outputs = self.engine(batch)
+                    sums.add(outputs)
+                    for each in found:
+                        each.add(batch, outputs[each.task].scores)
+        finally:
+            self.engine.train()
+        sums.add({each.task: each.finish(self.processes) for each in found})
+        return {task: loss for task, loss in sums.loss.items() if task in tasks}
+
+    def _cached_gradients(
+        self, batches: Sequence[B], tasks: Sequence[str], step: int
+    ) -> dict[str, CachedGradients]:
+        """The loss of each task over all micro-batches of all processes. Collective."""
+        found: list[StepVectors[B]] = [StepVectors(task, self.whole_step[task]) for task in tasks]
+        for number, batch in enumerate(self.copies.copied(batches)):
+            self._repeat_draws(step, number)
+            with torch.no_grad(), self.timer.measure():
+                outputs = self.engine(self._with_dropout(batch, step))
+            for each in found:
+                each.add(batch, outputs[each.task].scores)
+        return {each.task: each.finish(self.processes) for each in found}
+
+    def _repeat_draws(self, step: int, number: int) -> None:
+        """Let both passes of a micro-batch draw the same from torch's generator: dropout that is
+        not `counter` does."""
+        key = derive_key(self.seed, "dropout", step, self.processes.rank, number)
+        torch.manual_seed(key)
+
+    def _micro_step(
+        self,
+        batch: B,
+        scales: Mapping[str, float],
+        step: int,
+        number: int,
+        cached: Mapping[str, CachedGradients],
+    ) -> dict[str, Any]:
+        batch = self._with_dropout(batch, step)
+        if not self.attack:
+            return self._pass(batch, scales, number, cached)
+        self.attack.begin(batch)
+        outputs = self._pass(batch, scales)
+        self.attack.attack()
+        self._pass(self._with_dropout(batch, step, "attack"), scales)
+        self.attack.restore()
+        return outputs
+
+    def _with_dropout(self, batch: B, step: int, *more: str) -> B:
+        """The batch with its masks' key: the same on all processes."""
+        return batch.with_dropout_key(derive_key(self.seed, "dropout", step, *more) >> 1)
+
+    def _pass(
+        self,
+        batch: B,
+        scales: Mapping[str, float],
+        number: int = 0,
+        cached: Mapping[str, CachedGradients] = MappingProxyType({}),
+    ) -> dict[str, Any]:
+        with self.timer.measure():
+            outputs = self.engine(batch)
+        total = sum(outputs[task].loss_sum * scales[task] for task in self.tasks)
+        for task, each in cached.items():
+            total = total + each.surrogate(number, outputs[task].scores) * scales[task]
+        self.engine.backward(total, scale_wrt_gas=False)
+        self.engine.step()
+        return outputs

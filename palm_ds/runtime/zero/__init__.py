@@ -1,0 +1,1 @@
+"""ZeRO: sharded modules, counters, optimizer state in files."""

@@ -1,0 +1,50 @@
+"""A step under ZeRO 1 or 2 in bf16 that does not wait for the device.
+
+DeepSpeed decides on the host whether a step is applied. It asks whether the gradients are finite,
+whether their norm is, and that again for every parameter group: the host waits until the backward
+pass has ended, and the device then waits for the host. In bf16 nothing on the host depends on the
+answer (in fp16 the next loss scale does), so it stays on the device: the optimizer's kernels divide
+the gradients by `grad_scale`, and leave all as it is if `found_inf` is not 0.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from palm_ds.runtime.deepspeed.ds_config import DSConfig
+from palm_ds.runtime.optimizer.grad_norm import total_norm
+from palm_ds.runtime.optimizer.wrappers import takes_found_inf
+
+_CLIP_EPS = 1e-6
+
+
+def decide_on_device(zero: Any, ds_config: DSConfig) -> None:
+    """Let DeepSpeed's ZeRO optimizer `zero` clip and skip on the device if all else allows it.
+    `zero.skipped` counts the skipped steps."""
+    if ds_config.precision != "bf16" or ds_config.stage not in (1, 2) or ds_config.offloads:
+        return
+    if not takes_found_inf(zero.optimizer):
+        return
+    zero.skipped = torch.zeros((), device=zero.device)
+    zero.check_grad_overflow = False
+    itself = weakref.proxy(zero)  # no cycle: its memory is free when it is released
+    zero.scaled_global_norm = lambda: _measure(itself)
+    zero.unscale_and_clip_grads = lambda gradients, norm: None  # the kernels divide
+
+
+def _measure(zero: Any) -> torch.Tensor:
+    """The global norm of the gradients. Tells the optimizer what to do about it."""
+    gradients = [each for group in zero.averaged_gradients.values() for each in group]
+    squares = total_norm(gradients, torch.float32).square().to(zero.device)
+    dist.all_reduce(squares, group=zero.dp_process_group)
+    norm = squares.sqrt()
+    finite = norm.isfinite()
+    scale = ((norm + _CLIP_EPS) / zero.clip_grad).clamp(min=1.0) if zero.clip_grad else 1.0
+    zero.optimizer.found_inf = (~finite).float()
+    zero.optimizer.grad_scale = torch.where(finite, scale, 1.0).float()
+    zero.skipped = zero.skipped + zero.optimizer.found_inf
+    return norm.float()

@@ -1,0 +1,209 @@
+"""Evaluates every task on held-out data: loss, perplexity, accuracy, and a baseline that ignores
+the text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+
+from palm_ds.data.stream.decode import Decoded, decoded, gathered
+from palm_ds.data.stream.task_group_dataset import (
+    BuiltRow,
+    PackedRow,
+    TaskGroupDataset,
+    build_examples,
+    collate_built,
+    held_out_rows,
+)
+from palm_ds.data.tasks.task import Task
+from palm_ds.data.tasks.text_generation import TextGenerator
+from palm_ds.train.evaluate.generation_eval import written_rows
+from palm_ds.train.evaluate.global_batch import ExampleVectors, example_vectors, whole_step_losses
+from palm_ds.train.recipe.custom_metrics import Metric, OwnMetrics, own_scores
+from palm_ds.train.report.metrics_file import set_title
+
+if TYPE_CHECKING:
+    from palm_ds.engine import Engine
+    from palm_ds.model.inputs.batch import Batch
+
+
+_NONE: OwnMetrics = MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskScore:
+    """Evaluation result of one task over `count` labels. The baseline ignores the text: see the
+    task's `baseline`."""
+
+    count: int
+    loss: float
+    accuracy: float
+    baseline_loss: float
+    baseline_accuracy: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """The task's own metrics; the first is the primary one."""
+    tables: Mapping[str, list[list[Any]]] = field(default_factory=dict)
+    """Tables for the report, such as a confusion matrix: {title: rows of cells, header first}."""
+
+    @property
+    def value(self) -> float:
+        """The primary metric: the task's first one, else the accuracy."""
+        return next(iter(self.metrics.values()), self.accuracy)
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.loss, 700.0))
+
+    @property
+    def standard_error(self) -> float:
+        """Standard error of the accuracy, assuming independent labels."""
+        return math.sqrt(max(self.accuracy * (1 - self.accuracy), 0.0) / max(self.count, 1))
+
+    @property
+    def standard_errors_above(self) -> float:
+        """Distance of the accuracy from the baseline's, in standard errors (the baseline's own if
+        the accuracy is 0 or 1)."""
+        baseline = self.baseline_accuracy
+        error = self.standard_error or math.sqrt(max(baseline * (1 - baseline), 0.0) / self.count)
+        return (self.accuracy - baseline) / error if error else 0.0
+
+    def record(self) -> dict[str, Any]:
+        """As plain values for metrics.jsonl."""
+        return asdict(self) | {
+            "perplexity": self.perplexity,
+            "standard_error": self.standard_error,
+            "standard_errors_above": self.standard_errors_above,
+        }
+
+
+@dataclass(frozen=True)
+class HeldOutSet:
+    """The held-out examples of every task group, packed once: every evaluation uses the same
+    rows."""
+
+    datasets: Sequence[TaskGroupDataset]
+    rows: Sequence[PackedRow]
+    length: int
+    pad: int
+    sets: Mapping[str, HeldOutSet] = field(default_factory=dict)
+    """The rows of further evaluation sets, by name."""
+
+    def first_rows_of(self, task: str, rows: int) -> HeldOutSet:
+        """Only the first `rows` rows that contain a task."""
+        having = {
+            n for n, dataset in enumerate(self.datasets) if task in [t.name for t in dataset.tasks]
+        }
+        return replace(self, rows=[row for row in self.rows if row[0].dataset in having][:rows])
+
+    def batches(
+        self, rank: int, world: int, micro_rows: int
+    ) -> Iterator[tuple[list[BuiltRow], Batch]]:
+        """This process's micro-batches, with their examples. All processes get equally many; the
+        last ones may contain empty rows."""
+        count = -(-len(self.rows) // (world * micro_rows))
+        padded = [*self.rows, *([[]] * (count * world * micro_rows - len(self.rows)))]
+        own = padded[rank::world]
+        for i in range(0, len(own), micro_rows):
+            built = build_examples(self.datasets, own[i : i + micro_rows])
+            yield built, collate_built(self.datasets, built, self.length, self.pad)
+
+
+def held_out_set(
+    datasets: Sequence[TaskGroupDataset], examples: int, length: int, pad: int
+) -> HeldOutSet:
+    """Pack the first `examples` held-out examples of every dataset over a corpus, and all of every
+    dataset over a table."""
+    rows = []
+    for number, dataset in enumerate(datasets):
+        most = dataset.num_items if dataset.tasks[0].reads == "table" else examples
+        rows += held_out_rows(dataset, number, most)
+    return HeldOutSet(datasets, rows, length, pad)
+
+
+def evaluate(
+    engine: Engine, data: HeldOutSet, tasks: Mapping[str, Task], own: OwnMetrics = _NONE
+) -> dict[str, TaskScore]:
+    """Evaluate every task that has labels in the held-out rows; `own`: metrics besides the task's.
+    Collective: all processes call it and get the same result."""
+    sums: dict[str, torch.Tensor | float] = {}
+    sources: list[Any] = [dataset.source for dataset in data.datasets]
+    source_of = {task.name: dataset.source for dataset in data.datasets for task in dataset.tasks}
+    scored = [name for name in source_of if tasks[name].reads == "table"]
+    scored = [name for name in scored if not isinstance(tasks[name], TextGenerator)]
+    pieces: list[Decoded] = []
+    whole_step = [name for name in engine.whole_step if name in source_of]
+    vectors: list[ExampleVectors] = []
+
+    def add(task: str, name: str, value: torch.Tensor | float) -> None:
+        sums[f"{name} {task}"] = sums.get(f"{name} {task}", 0.0) + value
+
+    for built, batch in data.batches(engine.rank, engine.world, engine.micro_rows):
+        outputs = engine.evaluate(batch, scored)
+        scores = {name: outputs[name].scores for name in scored}
+        scores = {name: found for name, found in scores.items() if found is not None}
+        vectors += example_vectors(whole_step, built, batch, outputs)
+        pieces += decoded(built, scores, tasks, sources)
+        for name, source in source_of.items():
+            targets = batch.labels[name][1].numpy() if name in batch.labels else np.empty(0, int)
+            base_loss, base_right = tasks[name].baseline(targets, cast(Any, source))
+            add(name, "loss", outputs[name].loss_sum)
+            add(name, "right", outputs[name].correct)
+            add(name, "base loss", float(base_loss.sum()))
+            add(name, "base right", float(base_right.sum()))
+            add(name, "count", float(batch.count(name)))
+    totals = engine.reduce(sums)
+    if whole_step:
+        losses = {name: engine.whole_step[name] for name in whole_step}
+        for name, found in whole_step_losses(losses, vectors, engine.processes).items():
+            parts = {"count": found.examples, "loss": found.loss, "right": found.correct}
+            totals |= {f"{part} {name}": value for part, value in parts.items()}
+    all_pieces = [piece for part in engine.processes.gather(pieces) for piece in part]
+    predictions = gathered(all_pieces, tasks, sources) | written_rows(engine, data.datasets, tasks)
+    return {
+        name: TaskScore(
+            count=int(count),
+            loss=totals[f"loss {name}"] / count,
+            accuracy=totals[f"right {name}"] / count,
+            baseline_loss=totals[f"base loss {name}"] / count,
+            baseline_accuracy=totals[f"base right {name}"] / count,
+            **(
+                _scored(tasks[name], *predictions[name], sources, own.get(name, ()))
+                if name in predictions
+                else {}
+            ),
+        )
+        for name in source_of
+        if (count := totals[f"count {name}"])
+    }
+
+
+def evaluate_sets(
+    engine: Engine, data: HeldOutSet, tasks: Mapping[str, Task], own: OwnMetrics = _NONE
+) -> dict[str, TaskScore]:
+    """{"task (set)": score} on every further evaluation set. Collective."""
+    return {
+        set_title(task, name): score
+        for name, rows in data.sets.items()
+        for task, score in evaluate(engine, rows, tasks, own).items()
+    }
+
+
+def _scored(
+    task: Task,
+    dataset: int,
+    predictions: Mapping[int, dict[str, Any]],
+    sources: list[Any],
+    own: Sequence[Metric],
+) -> dict[str, Any]:
+    """Metrics and report tables from the predictions of all processes."""
+    source = sources[dataset]
+    return {
+        "metrics": task.metrics(predictions, source) | own_scores(own, task, predictions, source),
+        "tables": task.tables(predictions, sources[dataset]),
+    }

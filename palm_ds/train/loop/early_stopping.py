@@ -1,0 +1,102 @@
+"""Tracks the best evaluation and decides on early stopping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.data.tasks.task import Task
+from palm_ds.train.evaluate.evaluate import TaskScore
+from palm_ds.train.recipe.sections import EvaluateSettings
+
+
+@dataclass
+class BestTracker:
+    """The best evaluation so far: `value` (higher is better; a loss is negated) at `step`."""
+
+    settings: EvaluateSettings
+    tasks: Mapping[str, Task]
+    value: float = -math.inf
+    step: int = -1
+    evals_since_best: int = 0
+
+    def __post_init__(self) -> None:
+        name = self.settings.best.partition(".")[0]
+        if self.settings.best and name != "mean" and name not in self.tasks:
+            raise UserError(
+                f"evaluate.best: {self.settings.best!r} is neither `mean` nor `task.metric` of a "
+                f"task{suggest(name, self.tasks)}"
+            )
+
+    def check(self, scored: Collection[str]) -> None:
+        """Raises UserError if `evaluate.best` needs tasks that are not evaluated. `scored`: the
+        tasks that have rows to evaluate on."""
+        name = self.settings.best.partition(".")[0]
+        if name == "mean" and not any(not self.tasks[task].auxiliary for task in scored):
+            raise UserError(
+                "evaluate.best: no non-auxiliary task has rows to evaluate on; give a source "
+                "`validation`, or set held_out"
+            )
+        if name and name != "mean" and name not in scored:
+            raise UserError(
+                f"evaluate.best: no rows to evaluate {name!r} on; give its source `validation`, or "
+                "set held_out"
+            )
+
+    @property
+    def named_task(self) -> str:
+        """The task of a `task.metric`, else empty. Its metrics are known once it is evaluated."""
+        name, _, metric = self.settings.best.partition(".")
+        return name if metric else ""
+
+    def __str__(self) -> str:
+        return f"{self.settings.best} {abs(self.value):.4f}"  # a loss is stored negated
+
+    @property
+    def enabled(self) -> bool:
+        return bool(self.settings.best)
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether `patience` evaluations have passed without improvement."""
+        return bool(self.settings.patience) and self.evals_since_best >= self.settings.patience
+
+    def update(self, step: int, scores: Mapping[str, TaskScore]) -> bool:
+        """Record an evaluation; returns whether it is the best so far. A tie is not better."""
+        value = self._value(scores)
+        if math.isfinite(value) and value > self.value:
+            self.value, self.step, self.evals_since_best = value, step, 0
+            return True
+        self.evals_since_best += 1
+        return False
+
+    def _value(self, scores: Mapping[str, TaskScore]) -> float:
+        if self.settings.best == "mean":
+            targets = [s.value for t, s in scores.items() if not self.tasks[t].auxiliary]
+            return sum(targets) / len(targets) if targets else math.nan
+        self.check(scores)
+        name, _, metric = self.settings.best.partition(".")
+        return self.metric(scores[name]) if metric else scores[name].value
+
+    def metric(self, score: TaskScore) -> float:
+        """The value of the named metric. Raises UserError if the task has no such metric."""
+        name, _, metric = self.settings.best.partition(".")
+        known = {**score.metrics, "accuracy": score.accuracy, "loss": -score.loss}
+        if metric not in known:
+            raise UserError(f"evaluate.best: {name} has no {metric!r}{suggest(metric, known)}")
+        return known[metric]
+
+    def record(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        value = self.value if math.isfinite(self.value) else None
+        return {"value": value, "step": self.step, "since": self.evals_since_best}
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Restore the state from a checkpoint's `record()`."""
+        if record:
+            value = record["value"]
+            self.value = -math.inf if value is None else value
+            self.step, self.evals_since_best = record["step"], record["since"]

@@ -1,0 +1,292 @@
+"""The training loop: steps, logging, evaluation, checkpoints, graceful stops."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+
+from palm_ds.common import exit_codes
+from palm_ds.common.errors import UserError
+from palm_ds.data.stream.stages import StepInfo
+from palm_ds.engine import Engine
+from palm_ds.model.encoder.flops import training_flops
+from palm_ds.model.inputs.batch import Batch
+from palm_ds.model.multi_task_model import Model
+from palm_ds.runtime.device.garbage import collecting_between
+from palm_ds.runtime.processes.signals import StopFlag
+from palm_ds.runtime.processes.this_process import host_name
+from palm_ds.runtime.step.step_result import StepResult
+from palm_ds.train.evaluate.evaluate import HeldOutSet, TaskScore, evaluate, evaluate_sets
+from palm_ds.train.export import FinalWeights, write_weights
+from palm_ds.train.loop.early_stopping import BestTracker
+from palm_ds.train.loop.label_watch import LabelWatch
+from palm_ds.train.loop.prefetch import prefetched
+from palm_ds.train.loop.recovery import Recovery
+from palm_ds.train.loop.saving import Saver
+from palm_ds.train.loop.slow_ranks import RankTime, SlowRanks
+from palm_ds.train.loop.step_meter import StepMeter
+from palm_ds.train.plan.work import vocab_tasks
+from palm_ds.train.recipe.recipe import Recipe
+from palm_ds.train.report.run_log import RunLog
+from palm_ds.train.setup.build import AnyStream
+from palm_ds.train.setup.corpus_check import CorpusCheck
+from palm_ds.train.setup.extend import ModelSignature
+from palm_ds.train.setup.run_folder import RunSpec
+from palm_ds.train.setup.sources import Data
+
+EventHandler = Callable[[str, Mapping[str, Any]], None]
+
+
+@dataclass
+class Loop:
+    """The training loop of one process; rank 0 has the log."""
+
+    run: RunSpec
+    engine: Engine
+    model: Model
+    stream: AnyStream
+    validation: HeldOutSet
+    log: RunLog | None
+    signature: ModelSignature
+    on_event: EventHandler
+    best: BestTracker
+    data: Data
+    corpus_check: CorpusCheck
+    done: bool = False
+    scores: dict[str, TaskScore] = field(default_factory=dict)
+    end_requested: bool = False
+    """Whether to end the run after this step, as if the curriculum ended there."""
+    ended_at: int = 0  # steps done when that happened
+    evaluated: int = -1
+    """Steps done at the last evaluation."""
+    started_before: frozenset[str] = frozenset()
+    """Tasks that were trained before the first step, in the run that this one extends."""
+    _meter: StepMeter = field(default_factory=StepMeter)
+    _slow_ranks: SlowRanks = field(default_factory=SlowRanks)
+
+    def __post_init__(self) -> None:
+        self.saver = Saver(self.run, self.engine, self._event)
+        self.recovery = Recovery(
+            recipe=self.recipe,
+            engine=self.engine,
+            checkpoints=self.run.checkpoints,
+            save=partial(self._save, now=True),
+            finish_save=self.saver.finish,
+            event=self._event,
+        )
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.run.recipe
+
+    def run_steps(self, first: int, flag: StopFlag) -> int:
+        """Train from step `first` to the end of the curriculum or until a stop is requested.
+        Returns the exit code."""
+        self.saver.flag = flag
+        self.begin(first)
+        steps = range(first, self.recipe.curriculum.steps)
+        batches_of = self.batches(steps)
+        for step in collecting_between(steps):
+            if self.done:
+                break
+            started = time.monotonic()
+            batches = next(batches_of)
+            waited = time.monotonic() - started
+            exit_code = self.train_step(step, batches, stop=flag.stop_requested, waited=waited)
+            if exit_code is not None:
+                return exit_code
+        self.done = True
+        return 0
+
+    def begin(self, first: int) -> None:
+        """Evaluate if necessary before the first step, and reset the meter."""
+        self._event("begin", step=first)
+        if self.recipe.extend and not first and self.validation.rows:
+            self._evaluate(0)  # the scores of the run that it extends
+        if first and self.evaluated < first and self._evaluation_due(first):
+            self._evaluate(first)  # a run that was stopped saved, but did not evaluate
+        self.done = self.best.should_stop
+        self._meter = StepMeter()
+
+    def batches(self, steps: range) -> Iterator[list[Batch]]:
+        """This process's micro-batches of each step."""
+        return prefetched(self.stream, self.engine, steps, self.run.ds_config.data_workers)
+
+    def train_step(
+        self, step: int, batches: list[Batch], *, stop: bool = False, waited: float = 0.0
+    ) -> int | None:
+        """Train one step, then log, evaluate and save as scheduled. Returns the exit code if the
+        run ends here; a run that has converged sets `done` instead."""
+        at = self.recipe.curriculum.at(step, self.recipe.seed)
+        if at.starts_stage:
+            self._event("stage", step=step, stage=at.stage + 1)
+        self.on_event("next", {"step": step})
+        lr = self.recipe.optimizer.lr * self.recipe.lr_scale(at)
+        frozen = self.recipe.frozen_in(at)
+        result = self.engine.step(batches, lr, step, self._task_weights, stop, frozen)
+        self._meter.add(result, self._flops(batches), waited)
+        for task in self._label_watch.add(at, result.counts):
+            text = self._label_watch.describe(task)
+            self._event("unlabelled", text, step=step + 1, task=task)
+        self.recovery.add(at, result, batches)
+        self.on_event("step", {"step": step + 1, "result": result, "lr": lr})
+        if result.checkpoint_written:
+            self.untimed(partial(self.saver.finish, step + 1))
+        if logs := self._log_due(step, result):
+            self._log_step(at, lr)
+        last = step + 1 == self.recipe.curriculum.steps
+        if (logs or self.saver.due(step + 1)) and not self.recovery.check(step, last=last):
+            return exit_codes.NONFINITE
+        if result.stop:
+            return self._stopped(step + 1)
+        return self._evaluate_and_save(step + 1)
+
+    def _stopped(self, done: int) -> int:
+        """Save because a stop was requested; returns the exit code."""
+        self._save(done, stopping=True)
+        if self.saver.saved != done:
+            return exit_codes.FAILED
+        text = f"stopped; step {done} is saved; run the same command again to continue"
+        self._event("stopped", text)
+        return exit_codes.STOPPED
+
+    @cached_property
+    def _label_watch(self) -> LabelWatch:
+        return LabelWatch(self.recipe.curriculum)
+
+    @cached_property
+    def _task_weights(self) -> dict[str, float]:
+        tasks = {name: task.weight for name, task in self.recipe.built_tasks.items()}
+        return tasks | self.model.teacher_weights
+
+    def _evaluate_and_save(self, done: int) -> int | None:
+        """Do what is scheduled after `done` steps. Returns the exit code if the run must stop."""
+        self.untimed(partial(self._after, done))
+        if self.best.should_stop:
+            self._event("patience", f"no improvement since step {self.best.step}; done")
+        elif self.end_requested and done < self.recipe.curriculum.steps:
+            self._event("ended", f"ended after step {done}, as requested")
+            self.ended_at = done
+        else:
+            return None
+        if not self.recovery.check(done - 1, last=True):
+            return exit_codes.NONFINITE
+        self._save(done, ends=True)
+        self.done = True
+        return None
+
+    def untimed(self, work: Callable[[], None]) -> None:
+        """Do what is not training time."""
+        started = time.monotonic()
+        work()
+        self._meter.began += time.monotonic() - started
+
+    def _after(self, done: int) -> None:
+        """Evaluate and save if scheduled after `done` steps."""
+        if self._evaluation_due(done):
+            self._evaluate(done)
+        if self.saver.due(done):
+            self.saver.finish(done)  # before an error, which would lose it
+            self.corpus_check.collect()
+            self._save(done)
+
+    def _evaluation_due(self, done: int) -> bool:
+        every = self.recipe.evaluate.every
+        ends = any(done == stage.first + stage.steps for stage in self.recipe.curriculum.stages)
+        return bool(self.validation.rows) and (ends or bool(every) and done % every == 0)
+
+    def _flops(self, batches: list[Batch]) -> torch.Tensor | float:
+        config = self.model.backbone.config
+        return sum(training_flops(config, batch, self._vocab_tasks) for batch in batches)
+
+    @cached_property
+    def _vocab_tasks(self) -> list[str]:
+        return vocab_tasks(self.model)
+
+    def _log_due(self, step: int, result: StepResult) -> bool:
+        last = step + 1 == self.recipe.curriculum.steps
+        return (step + 1) % self.recipe.log.every == 0 or last or result.stop
+
+    def _log_step(self, at: StepInfo, lr: float) -> None:
+        """Log the steps since the last logged one."""
+        record = self._meter.read(self.engine) | {
+            "step": at.step + 1,
+            "stage": at.stage + 1,
+            "lr": lr,
+            "grad_norm": self.engine.grad_norm,
+            "loss_scale": self.engine.loss_scale,
+            "skipped": self.engine.skipped_steps,
+        }
+        if self.log:
+            self.log.step(record)
+        self._name_slow_ranks()
+        self._meter = StepMeter()
+
+    def _name_slow_ranks(self) -> None:
+        """Log processes that all others have waited for since some records. Collective."""
+        mine = RankTime(
+            host=host_name(),
+            forward=self.engine.take_forward_seconds(),
+            waited=self._meter.waited,
+        )
+        passed = time.monotonic() - self._meter.began
+        for line in self._slow_ranks.add(self.engine.processes.gather(mine), passed):
+            self._event("slow rank", line)
+
+    def _evaluate(self, done: int) -> None:
+        tasks = self.recipe.built_tasks
+        with self.engine.ema_weights():
+            own = self.recipe.own_metrics
+            self.scores = evaluate(self.engine, self.validation, tasks, own)
+            self.evaluated = done
+            better = self.best.enabled and done > 0 and self.best.update(done, self.scores)
+            self.scores |= evaluate_sets(self.engine, self.validation, tasks, own)
+            if better:
+                self._keep_best(done)
+        records = {name: score.record() for name, score in self.scores.items()}
+        if self.log:
+            stage = self.recipe.curriculum.stage_at(done - 1) + 1 if done else 0
+            started = sorted(self.started_before | self.recipe.curriculum.started(done))
+            self.log.evaluation(done, records, stage=stage, started=started)
+        if better:
+            self._event("best", f"best so far: {self.best}", step=done)
+        self.on_event("evaluation", {"step": done, "scores": self.scores})
+
+    def _keep_best(self, done: int) -> None:
+        """Write the current weights to the run folder's best/. All processes take part."""
+        state = self.engine.full_state_dict()
+
+        def write() -> None:
+            best = FinalWeights.of(state, self.recipe, done)
+            write_weights(
+                self.run.best, self.recipe, self.model, best, self.data, keep_adapter=True
+            )
+
+        if problem := self.saver.write_at_rank0(write):
+            self.saver.finish(done)
+            raise UserError(f"{self.run.best}: the best weights cannot be written: {problem}")
+
+    def _save(self, done: int, **how: bool) -> None:
+        """Save after `done` steps; `how`: as in `Saver.save`."""
+        state = {
+            "step": done,
+            "cursor": self.stream.state_dict(done),
+            "already_read": self.stream.already_read,
+            "consumed": self.stream.consumed(done),
+            "signature": self.signature.record(),
+            "best": self.best.record(),
+            "evaluated": self.evaluated,
+            "started_before": sorted(self.started_before),
+            "recovery": self.recovery.record(),
+        }
+        self.saver.save(state, done, keep=self.recovery.retention(done), **how)
+
+    def _event(self, name: str, message: str = "", **facts: object) -> None:
+        if self.log:
+            self.log.event(name, message, **facts)
+        self.on_event(name, facts)

@@ -1,0 +1,53 @@
+"""Builds micro-batches ahead of their step, in worker processes, and pins them for GPUs."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from palm_ds.engine import Engine
+from palm_ds.model.inputs.batch import Batch
+from palm_ds.train.setup.build import AnyStream
+
+
+def prefetched(
+    stream: AnyStream, engine: Engine, steps: range, workers: int
+) -> Iterator[list[Batch]]:
+    """This process's micro-batches of each step, built ahead by `workers` processes."""
+    dataset = _StepBatches(stream, engine.rank, engine.world, engine.micro_rows)
+    loader = torch.utils.data.DataLoader(
+        dataset,
+        batch_size=None,
+        sampler=steps,
+        num_workers=workers,
+        prefetch_factor=2 if workers else None,
+        collate_fn=_identity,
+        pin_memory=engine.device.type == "cuda",
+        worker_init_fn=_ignore_signals,
+    )
+    return iter(loader)
+
+
+@dataclass
+class _StepBatches(torch.utils.data.Dataset):
+    stream: AnyStream
+    rank: int
+    world: int
+    micro_rows: int
+
+    def __getitem__(self, step: int) -> list[Batch]:
+        return self.stream.batches(step, self.rank, self.world, self.micro_rows)
+
+
+def _ignore_signals(_worker: int) -> None:
+    """Launchers signal every process of a run, but the training process still needs its workers
+    for the step after which it saves; it ends them itself."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _identity(batches: list[Batch]) -> list[Batch]:
+    return batches

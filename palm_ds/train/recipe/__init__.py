@@ -1,0 +1,1 @@
+"""The recipe: its sections, checks, learning rate schedule and metrics."""

@@ -1,0 +1,185 @@
+"""Checks of a recipe across its sections: tasks against sources, stages and the encoder.
+
+All raise UserError. They need neither data nor processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.data.stream.curriculum_spec import CurriculumSpec
+from palm_ds.data.stream.stages import tasks_of
+from palm_ds.data.tasks.task import Task
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.train.recipe.sections import MOST_EXAMPLES, BatchSize, SourceSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskChecks:
+    """The parts of a recipe that its tasks have to agree with."""
+
+    tasks: Mapping[str, Task]
+    sources: Mapping[str, SourceSettings]
+    spec: CurriculumSpec
+    encoder: EncoderConfig
+    batch: BatchSize
+    taught: bool = False
+    """Whether a teacher labels texts, too."""
+
+    def check_tasks(self) -> None:
+        """Every task agrees with the source, head, batch, stages and encoder that it uses."""
+        for name, task in self.tasks.items():
+            self._check_task(name, task)
+
+    def _check_task(self, name: str, task: Task) -> None:
+        _check_ranges(name, task)
+        self._check_references(name, task)
+        if task.batch and self.batch.unit != "examples":
+            raise UserError(f"tasks.{name}.batch: needs the recipe's `batch` in examples as well")
+        mixes = {mix for b, mix in self.spec.mix_of.items() if name in tasks_of(b)}
+        if task.freeze and mixes != {"step"}:
+            raise UserError(f"tasks.{name}.freeze: its stages need `mix: step`")
+        slots = self.encoder.task_types
+        if task.task_id >= max(slots, 1):
+            raise UserError(
+                f"tasks.{name}.task_id: {task.task_id}, but the task embedding has {slots} rows"
+            )
+
+    def _check_references(self, name: str, task: Task) -> None:
+        """The source that a task reads, and the task whose head it shares."""
+        if task.source not in self.sources:
+            known = suggest(task.source, self.sources)
+            raise UserError(f"tasks.{name}.source: no {task.source!r} in `sources`{known}")
+        if task.share and task.share not in self.tasks:
+            known = suggest(task.share, self.tasks)
+            raise UserError(f"tasks.{name}.share: no {task.share!r} in `tasks`{known}")
+        if task.share and task.reads == "corpus":  # that of a table depends on its rows
+            task.with_head_of(self.tasks[task.share])
+        if task.share and task.head_lr:
+            raise UserError(
+                f"tasks.{name}.head_lr: its head belongs to tasks.{task.share}; set it there"
+            )
+        if (found := self.sources[task.source].reads) != task.reads:
+            raise UserError(
+                f"tasks.{name}: reads a {task.reads}, but sources.{task.source} is a {found}"
+            )
+
+    def check_blends(self) -> None:
+        """The tasks of a task group read one source, and the encoder has enough token types for
+        it."""
+        for task_group in self.spec.task_groups:
+            shared = {self.tasks[name].source for name in tasks_of(task_group)}
+            if len(shared) > 1:
+                raise UserError(
+                    f"stages: the tasks of {task_group!r} read different sources "
+                    f"({', '.join(sorted(shared))}); the tasks of a task group label the same text"
+                )
+            first = self.tasks[tasks_of(task_group)[0]]
+            if first.segments > self.encoder.token_types:
+                raise UserError(
+                    f"tasks.{first.name}: its texts have {first.segments} segments, but "
+                    f"backbone.token_types is {self.encoder.token_types}"
+                )
+            self._check_labelled(task_group)
+            self._check_weighted(task_group)
+
+    def _check_labelled(self, task_group: str) -> None:
+        """Every task but the first can label examples that another one built."""
+        names = tasks_of(task_group)
+        builders = [name for name in names if not self.tasks[name].labels_others()]
+        if set(builders) <= {names[0]}:
+            return
+        labelling = [name for name in names if name not in builders]
+        right = [" + ".join([name, *labelling]) for name in builders]
+        raise UserError(
+            f"stages: {task_group!r}: {(builders if len(builders) == 1 else builders[1:])[0]} "
+            "labels only examples that it builds itself, and the first task of a group builds "
+            f"them; write {' and '.join(map(repr, right))}"
+        )
+
+    def _check_weighted(self, task_group: str) -> None:
+        """A task group learns something."""
+        if not self.taught and not any(self.tasks[x].weight for x in tasks_of(task_group)):
+            raise UserError(
+                f"stages: {task_group!r} would train nothing: the `weight` of its tasks is 0; "
+                "raise it, or remove the task group"
+            )
+
+
+def idle_tasks(
+    tasks: Mapping[str, Task], task_groups: Collection[str], taught: Collection[str] = ()
+) -> list[str]:
+    """One line for each task of a recipe that its stages do not train; `taught`: by a teacher."""
+    trained = {name for task_group in task_groups for name in tasks_of(task_group)}
+    owners = {tasks[name].share for name in trained}
+    idle = {name: "it is in no stage" for name in tasks if name not in trained | owners}
+    idle |= {name: "its weight is 0" for name in trained - {*taught} if not tasks[name].weight}
+    return [f"note: tasks.{name} is not trained: {why}" for name, why in sorted(idle.items())]
+
+
+def _check_ranges(name: str, task: Task) -> None:
+    """The numbers that every task has, and the dropout that many have."""
+    for key in ("weight", "head_lr"):
+        if getattr(task, key) < 0:
+            raise UserError(f"tasks.{name}.{key}: {getattr(task, key)} is negative")
+    if not 0 <= task.batch <= MOST_EXAMPLES:
+        raise UserError(
+            f"tasks.{name}.batch: {task.batch:,} examples; expected 0 (the recipe's number) to "
+            f"{MOST_EXAMPLES:,}"
+        )
+    dropout = getattr(task, "dropout", 0.0)
+    if not 0 <= dropout < 1:
+        raise UserError(f"tasks.{name}.dropout: {dropout} is not from 0 to below 1")
+
+
+def check_export_task(name: str, tasks: Collection[str], encoder: EncoderConfig) -> None:
+    """`export_task` names a task, and the encoder has a task embedding."""
+    if name and name not in tasks:
+        raise UserError(f"export_task: no {name!r} in `tasks`{suggest(name, tasks)}")
+    if name and not encoder.task_types:
+        raise UserError("export_task: backbone.task_types is 0, there are no task embeddings")
+
+
+def check_lora(init_from: str, extend: str, encoder: EncoderConfig) -> None:
+    """There are weights to adapt, and they are those of the built-in encoder."""
+    if extend:
+        raise UserError(
+            "lora, extend: LoRA adapts weights that stay fixed; start from that run's weights with "
+            "`init_from`"
+        )
+    if not init_from:
+        raise UserError("lora: needs `init_from`, the weights that it adapts")
+    if encoder.kind:
+        raise UserError(f"lora: only for the built-in encoder; backbone.kind is {encoder.kind}")
+
+
+def assign_task_ids(tasks: Mapping[str, Task], slots: int) -> dict[str, int]:
+    """The row of the task embedding that each task uses: its own `task_id`; otherwise rows are
+    numbered in the recipe's order, and tasks over tables get row 0. Tasks that share a head share
+    its row. All are 0 if the encoder has no task embedding (`slots` is 0)."""
+    ids: dict[str, int] = {}
+    for name, task in tasks.items():
+        if not task.share:
+            given = task.task_id if task.task_id >= 0 or task.reads == "corpus" else 0
+            ids[name] = (given if given >= 0 else len(ids)) if slots else 0
+    if slots and max(ids.values(), default=0) >= slots:
+        raise UserError(f"tasks: {len(ids)} tasks, but backbone.task_types is {slots}")
+    for name, task in tasks.items():
+        if task.share and task.share not in ids:
+            raise UserError(f"tasks.{name}.share: {_owner_instead(name, tasks)}")
+    shared = {name: ids[task.share] for name, task in tasks.items() if task.share}
+    return ids | shared
+
+
+def _owner_instead(name: str, tasks: Mapping[str, Task]) -> str:
+    """What is wrong with the `share` of a task, as it names one without a head of its own."""
+    chain = [name]
+    while (following := tasks[chain[-1]].share) and following not in chain:
+        chain.append(following)
+    if following == name and len(chain) == 1:
+        return "names the task itself; remove it, and the task has a head of its own"
+    if following:
+        return f"{' -> '.join([*chain, following])}: none of them has a head; remove one `share`"
+    return f"{chain[1]!r} uses the head of {chain[-1]!r}; write {chain[-1]!r}"

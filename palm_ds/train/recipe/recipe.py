@@ -1,0 +1,324 @@
+"""A recipe: one YAML file with everything that decides what a run learns.
+
+recipe.yaml + a.b=c overrides ──read_recipe──> Recipe ──resolved──> plain mapping (recipe.yaml of
+                                                                    the run folder; --print_config)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from palm_ds.common.config import override, parse, parse_override, read_yaml
+from palm_ds.common.errors import UserError
+from palm_ds.data.stream.curriculum_spec import CurriculumSpec, parse_stages
+from palm_ds.data.stream.stages import Curriculum, StepInfo, tasks_of
+from palm_ds.data.tasks.task import Task, build
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.config.encoder_kinds import known_kinds
+from palm_ds.model.distillation.settings import TeacherSettings
+from palm_ds.model.encoder.encoder import encoder_class
+from palm_ds.model.lora import LoraSettings
+from palm_ds.runtime.optimizer.optimizer import OptimizerConfig
+from palm_ds.train.recipe.checks import (
+    TaskChecks,
+    assign_task_ids,
+    check_export_task,
+    check_lora,
+)
+from palm_ds.train.recipe.custom_metrics import OwnMetrics, import_metrics
+from palm_ds.train.recipe.lr_schedule import LRSchedule
+from palm_ds.train.recipe.sections import (
+    BatchSize,
+    EvaluateSettings,
+    LogSettings,
+    SaveSettings,
+    SourceSettings,
+    SpikeSettings,
+)
+from palm_ds.train.report.tracker_clients import TrackSettings
+from palm_ds.weights.formats.open import read_info
+
+_RATES = {"dropout", "attention_dropout", "init_range"}
+_OVER_INIT_FROM = {"kind", "options", "task_types", "token_types", *_RATES}
+"""Keys of `backbone` that may stand alone: all others are then those of `init_from`."""
+_EXPORTED = ("export_task", "export_family", "export_onnx", "datasets")
+NOT_LEARNED = ("evaluate", "save", "log", "track", *_EXPORTED)
+"""Keys that do not affect what is learned; a run may be resumed with other values of them."""
+CHANGEABLE = ("optimizer.lr", "optimizer.clip", "nonfinite", "loss_spike", "failure_limit")
+"""Keys that a run that has not finished may be resumed with other values of; that is recorded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that decides what is learned. How it is computed (ZeRO, precision, micro-batches)
+    is in a DeepSpeed file; no setting is in both."""
+
+    seed: int = 1
+    """Determines initial weights, data order, masks and dropout."""
+    backbone: dict[str, Any] = field(default_factory=dict)
+    """The encoder: `preset: NAME` and any hyperparameters (the keys of `backbone`, below). Empty:
+    that of `init_from`, which `task_types`, `token_types` and dropout alone change."""
+    length: int = 512
+    """Tokens of a packed row."""
+    batch: str
+    """Size of a step over all processes: `393216 tokens` or `768 rows`; or `32 examples` of each
+    task group, packed into as few rows as possible."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """How weights are updated."""
+    lora: LoraSettings | None = None
+    """Train low-rank changes of the encoder's matrices, which stay as `init_from` has them, and the
+    heads: `{rank: 8, alpha: 16, targets: [query, value]}`. Needs peft. Empty: train all weights."""
+    schedule: LRSchedule = LRSchedule()
+    """How the learning rate changes over the run."""
+    sources: dict[str, SourceSettings]
+    """{name: {corpus: FOLDER} or {table: FILE}}: the texts, by the names that tasks refer to."""
+    held_out: float = 0.01
+    """Fraction of every corpus's documents, and every table's rows, that is held out from training
+    for evaluation."""
+    tasks: dict[str, dict[str, Any]]
+    """{name: {kind, source, ...}}: the tasks. `kind` is a file of palm_ds/pretrain or palm_ds/tasks
+    (default: the task's name) or `module.Class`; the other keys are the settings of that kind."""
+    stages: Any
+    """Steps of each task group in each stage: {continual | joint | alternate | sequential: [group,
+    ...], steps: B} or a list of {group: steps}; more under `stages`, below."""
+    nonfinite: Literal["stop", "skip", "rollback"] = "stop"
+    """What to do about a non-finite loss or gradient (it never reaches the weights): stop the run,
+    skip the step, or return to the last checkpoint from before the losses rose and leave out the
+    steps since then."""
+    loss_spike: SpikeSettings = SpikeSettings()
+    """What to do when a loss jumps."""
+    failure_limit: int = 5
+    """The run stops after more than this many non-finite steps (`nonfinite: skip`) or rollbacks in
+    a row."""
+    teacher: TeacherSettings | None = None
+    """Distillation: what larger models make of the same texts is learned too, as in `{path: RUN}`
+    (docs/distillation.md)."""
+    init_from: str = ""
+    """A folder of weights to start from (weights only; the schedule starts at step 0)."""
+    init_layers: list[int] | None = None
+    """Of the layers of `init_from`, those that this encoder's layers start from, in order: `[0, 5,
+    11]`; `num_layers` is then their number. `[]`: the embeddings alone."""
+    extend: str = ""
+    """A run folder to start from: weights, optimizer state and position in the data of its newest
+    checkpoint. For a recipe that adds a task or a corpus (`--extend`)."""
+    export_task: str = ""
+    """The task whose task embedding is used for texts that name none: the one in `hf/`, and the
+    default of fine-tuning. Default: the task that trains vectors of texts, or else the first
+    masked-word task."""
+    export_family: Literal["bert", "ernie"] = "bert"
+    """What `hf/` is if the encoder has task embeddings: bert, with the row of `export_task` (or of
+    the exported head's task) added to the token type embeddings, which every program opens; or
+    ernie, with all rows. Without task embeddings it is a Bert or Roberta model."""
+    export_onnx: tuple[Literal["fp32", "fp16", "int8"], ...] | None = None
+    """Files of `hf/onnx/`: model.onnx (fp32) always, and the others that are named; needs
+    palm_ds[onnx]. Default: fp32 where that is installed, for weights below 2 GB. `[]`: none."""
+    datasets: tuple[str, ...] = ()
+    """`owner/name` of data sets on the hub, for the model card of `hf/`, which lists those of
+    hf:// sources and of rows loaded by `datasets` too."""
+    evaluate: EvaluateSettings = EvaluateSettings()
+    """Evaluation on held-out data."""
+    save: SaveSettings = SaveSettings()
+    """Checkpoints."""
+    log: LogSettings = LogSettings()
+    """What is shown and recorded."""
+    track: TrackSettings = TrackSettings()
+    """Experiment trackers: `{wandb: {project: mine}}`, `{mlflow: {experiment: mine}}`,
+    `{trackio: {project: mine}}`."""
+
+    def __post_init__(self) -> None:
+        if self.length < 8:
+            raise UserError(f"length: rows of {self.length} tokens; expected at least 8")
+        if not 0 <= self.held_out < 1:
+            raise UserError(f"held_out: {self.held_out} is not a fraction from 0 to below 1")
+        if self.failure_limit < 0:
+            raise UserError(f"failure_limit: {self.failure_limit} is negative")
+        if not self.tasks:
+            raise UserError("tasks: empty; name at least one")
+        if self.init_layers is not None and not self.init_from:
+            raise UserError("init_layers: needs `init_from`, the weights they are of")
+        if self.extend and self.init_from:
+            raise UserError("extend, init_from: a run starts from one of the two; leave one out")
+        _ = self.batch_size, self.curriculum_spec.task_groups  # these check themselves
+        encoder_class(self.backbone_config)
+        if self.lora:
+            check_lora(self.init_from, self.extend, self.backbone_config)
+        checks = TaskChecks(
+            tasks=self.built_tasks,
+            sources=self.sources,
+            spec=self.curriculum_spec,
+            encoder=self.backbone_config,
+            batch=self.batch_size,
+            taught=self.teacher is not None,
+        )
+        checks.check_tasks()
+        check_export_task(self.export_task, self.tasks, self.backbone_config)
+        if self.examples and self.curriculum_spec.counts_tokens:
+            raise UserError(
+                "stages: counted in tokens, but `batch` is in examples; use steps, sequences or "
+                "epochs"
+            )
+        checks.check_blends()
+
+    @cached_property
+    def batch_size(self) -> BatchSize:
+        """`batch` as a number of rows or examples."""
+        return BatchSize.parse(self.batch, self.length)
+
+    @property
+    def rows(self) -> int:
+        """Rows of a step, over all processes; 0 if `batch` counts examples."""
+        return self.batch_size.number if self.batch_size.unit == "rows" else 0
+
+    @property
+    def examples(self) -> int:
+        """Examples of each task group in a step; 0 if `batch` counts rows."""
+        return self.batch_size.number if self.batch_size.unit == "examples" else 0
+
+    def examples_of(self, task_group: str) -> int:
+        """Examples of this task group in a step: its first task's `batch`, or the recipe's."""
+        return self.built_tasks[tasks_of(task_group)[0]].batch or self.examples
+
+    @property
+    def head_lr_scales(self) -> dict[str, float]:
+        """{parameter pattern: multiplier of the learning rate} for tasks with a `head_lr`."""
+        return {
+            f"heads.{name}.*": task.head_lr / self.optimizer.lr
+            for name, task in self.built_tasks.items()
+            if task.head_lr
+        }
+
+    def lr_scale(self, at: StepInfo) -> float:
+        """The multiplier of `optimizer.lr` at a step."""
+        return self.schedule.scale(at, self.curriculum.steps)
+
+    def frozen_in(self, at: StepInfo) -> tuple[str, ...]:
+        """Parameter patterns that the tasks of a step freeze. Such a step trains one task group."""
+        if len(at.task_groups) != 1:
+            return ()
+        names = tasks_of(at.task_groups[0])
+        return tuple(dict.fromkeys(p for name in names for p in self.built_tasks[name].freeze))
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of a step, over all processes; 1 if `batch` counts examples."""
+        return self.rows * self.length or 1
+
+    @cached_property
+    def curriculum_spec(self) -> CurriculumSpec:
+        """The stages as written, validated."""
+        return parse_stages(self.stages, list(self.tasks))
+
+    @cached_property
+    def curriculum(self) -> Curriculum:
+        """The stages in steps. Raises UserError if that needs the data: see
+        train.resolve.resolve."""
+        return self.curriculum_spec.resolve(self.step_tokens)
+
+    def plan_table(self) -> str:
+        """The plan as a table, with tokens and warm-up steps."""
+        tokens = self.step_tokens if self.rows else 0
+        return self.curriculum.table(
+            step_tokens=tokens, warmups=self.schedule.warmups(self.curriculum)
+        )
+
+    @cached_property
+    def built_tasks(self) -> dict[str, Task]:
+        return {name: build(name, values) for name, values in self.tasks.items()}
+
+    @cached_property
+    def own_metrics(self) -> OwnMetrics:
+        """The functions of `evaluate.metrics`. Raises UserError for one that cannot be imported."""
+        return import_metrics(self.evaluate.metrics, self.built_tasks)
+
+    @cached_property
+    def backbone_config(self) -> EncoderConfig:
+        """The encoder's hyperparameters; `vocab_size` is open if the corpus determines it."""
+        config = EncoderConfig.from_dict(self.backbone)
+        for name, task in self.built_tasks.items():
+            if (longest := task.longest_text(self.length)) > config.max_length:
+                what = f"length: rows of {longest} tokens"
+                if longest != self.length:
+                    what = f"tasks.{name}.max_length: {longest}"
+                raise UserError(
+                    f"{what}, but backbone.max_positions allows only {config.max_length}"
+                )
+        return config
+
+    @cached_property
+    def task_ids(self) -> dict[str, int]:
+        """The row of the task embedding that each task uses."""
+        return assign_task_ids(self.built_tasks, self.backbone_config.task_types)
+
+    def resolved(self) -> dict[str, Any]:
+        """The recipe as a plain mapping with all defaults filled in."""
+        plain = asdict(self)
+        plain["backbone"] = asdict(self.backbone_config)
+        plain["tasks"] = {
+            name: {"kind": self.tasks[name].get("kind", name)}
+            | {k: v for k, v in asdict(task).items() if k != "name"}
+            for name, task in self.built_tasks.items()
+        }
+        return json.loads(json.dumps(plain, default=list))
+
+    def learned(self) -> dict[str, Any]:
+        """The part of the resolved recipe that determines the loss curve."""
+        return {k: v for k, v in self.resolved().items() if k not in NOT_LEARNED}
+
+    @property
+    def fingerprint(self) -> str:
+        text = json.dumps(self.learned(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe file with `a.b=c` overrides; the only reader of recipes. Raises UserError with
+    the file and the key."""
+    return make_recipe(read_values(path, overrides), str(path))
+
+
+def read_values(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The contents of a recipe file with the overrides applied."""
+    values = read_yaml(path)
+    for text in overrides:
+        key, value = parse_override(text)
+        override(values, key, value)
+    return values
+
+
+def make_recipe(values: Mapping[str, Any], where: str = "recipe") -> Recipe:
+    """Make a recipe from a mapping; `where` names its file in errors. If it has no encoder of its
+    own, it gets that of `init_from`."""
+    try:
+        recipe = parse(Recipe, _with_encoder(values), "")
+        _ = recipe.task_ids  # checks itself
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    return recipe
+
+
+def _with_encoder(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The mapping with the encoder of `init_from`, if it has none, or only a class, dropout, task
+    or token types for it, or sizes of one with some of its layers."""
+    given, chosen = values.get("backbone") or {}, values.get("init_layers")
+    start = values.get("init_from")
+    if not start or not isinstance(given, Mapping) or "preset" in given:
+        return values
+    if not given.keys() <= _OVER_INIT_FROM and chosen is None:
+        return values
+    if chosen is not None and given.get("kind") in known_kinds():
+        return values
+    try:
+        config = read_info(str(start)).backbone
+    except UserError as error:
+        raise UserError(f"init_from: {error}") from None
+    kind = given.get("kind", config.kind)
+    if kind != config.kind and kind in known_kinds():
+        return values
+    sizes = {"num_layers": len(chosen)} if isinstance(chosen, list) and chosen else {}
+    return {**values, "backbone": {**asdict(config), **sizes, **given}}

@@ -1,0 +1,209 @@
+"""Sections of a recipe: sources, evaluation, checkpoints, logging, and the batch size."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.reader import TableSettings
+
+MOST_EXAMPLES = 10**7
+"""Of a step: more than any machine can hold."""
+SPIKE_MARGIN = 10
+"""Steps between a checkpoint and a spike that it is free of: weights are bad before the loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSet:
+    """A table to evaluate on in addition to the validation rows."""
+
+    table: str | list[str]
+    """As a source's `table`."""
+    read: TableSettings | None = None
+    """How to read it. Default: as the source's rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSettings:
+    """Where a source's text comes from: one prepared corpus, a mixture of corpora, ERNIE 1.0's own
+    data files, or a table of rows."""
+
+    corpus: str = ""
+    """Folder of a corpus made by palm-ds prepare, or its URL (s3://, gs://, hf://, https://)."""
+    mix: dict[str, float] = field(default_factory=dict)
+    """{folder or URL: weight}: several corpora, sampled by weight in tokens."""
+    ernie: str = ""
+    """A list of ERNIE 1.0's pretraining files. They are converted to a corpus next to the list,
+    FILE.corpus, on first use."""
+    table: str | list[str] = ""
+    """A file of rows, several files, a pattern such as `data/*.tsv`, or a folder saved by
+    `datasets` (docs/finetuning.md)."""
+    read: TableSettings = TableSettings()
+    """With `table`: how to read it."""
+    tokenizer: str = ""
+    """With `ernie`: the vocab.txt of its token ids. With `table`: the vocabulary that tokenizes its
+    texts (default: that of `init_from`)."""
+    validation: str | list[str] = ""
+    """Another corpus (with `ernie`: another list; with `table`: another table) to evaluate on.
+    Nothing of the source itself is held out then."""
+    evaluation_sets: dict[str, EvaluationSet] = field(default_factory=dict)
+    """With `table`: {name: {table: FILE}}: more tables to evaluate on, such as `test`. Each is
+    reported separately, as `task (name)`; only `validation` decides which weights are best."""
+
+    def __post_init__(self) -> None:
+        if sum(map(bool, (self.corpus, self.mix, self.ernie, self.table))) != 1:
+            raise UserError(
+                "give one of `corpus: FOLDER`, `mix: {FOLDER: weight, ...}`, `ernie: FILELIST` and "
+                "`table: FILE`"
+            )
+        if not self.table and bool(self.ernie) != bool(self.tokenizer):
+            raise UserError("`ernie: FILELIST` and `tokenizer: vocab.txt` go together")
+        if self.evaluation_sets and not (self.table and self.validation):
+            raise UserError(
+                "evaluation_sets: tables in addition to `validation`; give `table` and `validation`"
+            )
+        for folder, weight in self.mix.items():
+            if weight <= 0:
+                raise UserError(f"mix.{folder}: the weight {weight} is not positive")
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """{folder: weight} of the corpora. The corpus of `ernie` is made when it is opened."""
+        return self.mix or {self.corpus or f"{self.ernie}.corpus": 1.0}
+
+    @property
+    def validation_folder(self) -> str:
+        """The corpus to evaluate on; empty if documents of the source are held out instead."""
+        if not isinstance(self.validation, str):
+            raise UserError("validation: a corpus has one validation folder, not several")
+        return f"{self.validation}.corpus" if self.ernie and self.validation else self.validation
+
+    @property
+    def reads(self) -> Literal["table", "corpus"]:
+        """The kind of source that tasks get."""
+        return "table" if self.table else "corpus"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateSettings:
+    """Evaluation on held-out data: loss, perplexity and accuracy of every task."""
+
+    every: int = 0
+    """Steps between evaluations; 0: only at the end of each stage."""
+    examples: int | None = None
+    """Held-out examples of each task group over a corpus (default: 1,000), and at most that many
+    rows of each table (default: all), a sample of them that is always the same."""
+    best: str = ""
+    """Metric that selects the final weights: `task.metric`, or `mean` over the first metric of each
+    non-auxiliary task. Empty: use the last step. For `loss`, lower is better."""
+    patience: int = 0
+    """With `best`: stop after this many evaluations without improvement; 0: never."""
+
+    metrics: dict[str, list[str]] = field(default_factory=dict)
+    """{task: [module.function, ...]}: metrics of your own, reported after the task's. A function
+    gets the predictions and the labels of the rows, two lists, and returns a number or {metric:
+    number}."""
+
+    def __post_init__(self) -> None:
+        _check_not_negative("evaluate", every=self.every, examples=self.of_corpus)
+        _check_not_negative("evaluate", patience=self.patience)
+        if self.patience and not self.best:
+            raise UserError("evaluate.patience: needs `best`, the metric to improve")
+
+    @property
+    def of_corpus(self) -> int:
+        """Held-out examples of each task group over a corpus."""
+        return 1000 if self.examples is None else self.examples
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveSettings:
+    """Checkpoints."""
+
+    every: int = 1000
+    """Steps between checkpoints; 0: only at the end."""
+    keep: int = 3
+    """Number of most recent checkpoints to keep. Those less than 10 steps older than the newest do
+    not count. While a loss spike lasts, nothing from before it is deleted."""
+    keep_every: int = 10000
+    """Keep the first checkpoint of each such number of steps for good; 0: none."""
+    background: bool = True
+    """Write checkpoints while training continues, from a copy in host memory. Where there is too
+    little memory for it, training waits, as with false."""
+
+    def __post_init__(self) -> None:
+        _check_not_negative("save", every=self.every, keep=self.keep, keep_every=self.keep_every)
+        if self.keep < 1:
+            raise UserError("save.keep: must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogSettings:
+    """What is shown and recorded during training."""
+
+    every: int = 10
+    """Steps between log lines, which average the steps in between."""
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise UserError(f"log.every: {self.every} is not a positive number of steps")
+
+
+@dataclass(frozen=True)
+class BatchSize:
+    """The size of a step over all processes: packed rows, or examples of each task group."""
+
+    number: int
+    unit: Literal["rows", "examples"]
+
+    @classmethod
+    def parse(cls, text: str, length: int) -> BatchSize:
+        """Read `393216 tokens`, `768 rows` or `32 examples`; `length`: tokens of a row."""
+        match = re.fullmatch(r"([\d_]+)\s*(tokens|rows|examples)", str(text).strip())
+        if not match:
+            raise UserError(
+                f"batch: {text!r} is not like `393216 tokens`, `768 rows` or `32 examples`"
+            )
+        number, unit = int(match[1].replace("_", "")), match[2]
+        if unit == "tokens" and number % length:
+            near = max(round(number / length), 1) * length
+            raise UserError(
+                f"batch: {number} tokens is not a multiple of `length` ({length}); use {near} "
+                "tokens"
+            )
+        number = number // length if unit == "tokens" else number
+        if number < 1:
+            raise UserError(f"batch: {text!r} is smaller than one row of {length} tokens")
+        if number > MOST_EXAMPLES:
+            raise UserError(f"batch: {number:,} {unit} in a step; at most {MOST_EXAMPLES:,}")
+        return cls(number, "examples" if unit == "examples" else "rows")
+
+
+def _check_not_negative(section: str, **values: int) -> None:
+    for name, value in values.items():
+        if value < 0:
+            raise UserError(f"{section}.{name}: {value} is negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpikeSettings:
+    """What to do when the loss of a task jumps."""
+
+    action: Literal["warn", "stop", "rollback"] = "warn"
+    """Log it, stop the run, or return to the last checkpoint from before it and leave out the steps
+    since then. Whatever it is, weights that are ruined at the end, or when a spike has lasted for
+    `window` steps, end the run with exit code 3 (or a rollback)."""
+    zscore: float = 20.0
+    """Robust z-score (distance from the median, in median absolute deviations as standard
+    deviations) above which a loss is a spike; 0: none is."""
+    window: int = 100
+    """Steps of the same stage that a loss is compared with."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.zscore < math.inf:
+            raise UserError(f"loss_spike.zscore: must be at least 0, got {self.zscore}")
+        if self.window < 2:
+            raise UserError(f"loss_spike.window: must be at least 2 steps, got {self.window}")

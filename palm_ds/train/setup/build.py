@@ -1,0 +1,188 @@
+"""Builds the stream, the held-out set and the model of a recipe."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TypeAlias
+
+import torch
+from torch import nn
+
+from palm_ds.common.errors import UserError
+from palm_ds.common.rng import derive_key
+from palm_ds.data.stream.example_stream import ExampleStream
+from palm_ds.data.stream.packed_stream import PackedStream
+from palm_ds.data.stream.stages import tasks_of
+from palm_ds.data.stream.task_group_dataset import TaskGroupDataset
+from palm_ds.data.tasks.soft_labels import SoftTasks
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder, Pooler, build_encoder, init_weights
+from palm_ds.model.heads.outputs import HeadOutputs
+from palm_ds.model.kernels import choose_kernels
+from palm_ds.model.multi_task_model import Model
+from palm_ds.runtime.deepspeed.ds_config import DSConfig
+from palm_ds.text.tokens import SpecialTokens
+from palm_ds.train.evaluate.evaluate import HeldOutSet, held_out_set
+from palm_ds.train.recipe.recipe import Recipe
+from palm_ds.train.setup.sources import Data, datasets_of
+
+log = logging.getLogger(__name__)
+
+AnyStream: TypeAlias = PackedStream | ExampleStream
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def build_stream(
+    recipe: Recipe,
+    data: Data,
+    round_up_rows: Callable[[int], int] = lambda rows: rows,
+    soft: SoftTasks = MappingProxyType({}),
+) -> AnyStream:
+    """The training rows of a recipe. With a batch in examples, `round_up_rows` rounds the rows of
+    the largest step up to what processes and micro-batches divide. `soft`: the tasks that a teacher
+    labels."""
+    datasets, mixtures = datasets_of(
+        recipe, recipe.curriculum.task_groups, data.train, seed=recipe.seed, soft=soft
+    )
+    if recipe.examples:
+        stream = ExampleStream(
+            curriculum=recipe.curriculum,
+            datasets=datasets,
+            mixtures=mixtures,
+            examples={
+                task_group: recipe.examples_of(task_group)
+                for task_group in recipe.curriculum.task_groups
+            },
+            length=recipe.length,
+            seed=recipe.seed,
+            pad=data.vocabulary.pad,
+        )
+        stream.rows = round_up_rows(stream.most_rows())
+        return stream
+    return PackedStream(
+        curriculum=recipe.curriculum,
+        datasets=datasets,
+        mixtures=mixtures,
+        rows=recipe.rows,
+        length=recipe.length,
+        seed=recipe.seed,
+        pad=data.vocabulary.pad,
+    )
+
+
+def build_held_out(recipe: Recipe, data: Data) -> HeldOutSet:
+    """The held-out rows of a recipe; independent of its seed."""
+    datasets, _ = datasets_of(
+        recipe, recipe.curriculum.task_groups, data.held_out, seed=0, fixed=True
+    )
+    datasets = [dataset for dataset in datasets if len(dataset.source)]
+    for dataset in datasets:
+        _check_held_out(recipe, data, dataset)
+    rows = held_out_set(datasets, recipe.evaluate.of_corpus, recipe.length, data.vocabulary.pad)
+    return replace(rows, sets=_evaluation_sets(recipe, data))
+
+
+def _evaluation_sets(recipe: Recipe, data: Data) -> dict[str, HeldOutSet]:
+    """The rows of each further evaluation set, for tasks whose source has one."""
+    found = {}
+    for name, side in data.evaluation_sets.items():
+        tasks = recipe.built_tasks
+        task_groups = [
+            b for b in recipe.curriculum.task_groups if tasks[tasks_of(b)[0]].source in side
+        ]
+        datasets, _ = datasets_of(recipe, task_groups, side, seed=0, fixed=True)
+        found[name] = held_out_set(datasets, 0, recipe.length, data.vocabulary.pad)
+    return found
+
+
+def _check_held_out(recipe: Recipe, data: Data, dataset: TaskGroupDataset) -> None:
+    """Raises UserError that names `held_out` if it leaves a task too little to read."""
+    name = dataset.tasks[0].source
+    try:
+        dataset.order.up_to(1)
+    except UserError as error:
+        if recipe.sources[name].validation:
+            raise
+        held = sum(len(source) for _, source, _ in data.held_out[name])
+        count = held + sum(len(source) for _, source, _ in data.train[name])
+        of = "rows" if recipe.sources[name].table else "documents"
+        raise UserError(
+            f"held_out: {recipe.held_out:g} of {count} {of} of sources.{name} holds out {held}, "
+            f"too few to evaluate on ({error}); increase it, or give sources.{name}.validation"
+        ) from None
+
+
+def build_model(
+    recipe: Recipe,
+    ds_config: DSConfig,
+    vocabulary: SpecialTokens,
+    *,
+    device: torch.device,
+    training: bool = False,
+    level: int = logging.DEBUG,
+) -> Model:
+    """Encoder and heads with initial weights; those of the encoder and of each head depend only on
+    the seed and its name. The chosen kernels, with reasons, are logged at `level`. Only `training`
+    is worth compiling for: predictions have rows of any length."""
+    config = full_config(recipe.backbone_config, vocabulary)
+    kernels, lines = choose_kernels(
+        ds_config.kernels,
+        device=device,
+        dtype=DTYPES[ds_config.precision],
+        config=config,
+        zero_stage=ds_config.stage,
+        fixed_shapes=training and _fixed_shapes(recipe),
+        partial_tasks=[n for n, task in recipe.built_tasks.items() if task.attends_partially],
+        states_read=bool(training and recipe.teacher and recipe.teacher.weights),
+    )
+    for line in lines:
+        log.log(level, "%s", line)
+    torch.manual_seed(derive_key(recipe.seed, "backbone") >> 1)
+    try:
+        backbone = build_encoder(config, kernels, recompute=ds_config.activation_checkpointing)
+    except RuntimeError as error:
+        if "allocate memory" not in str(error):
+            raise
+        sizes = f"hidden_size {config.hidden_size:,}, num_layers {config.num_layers:,}"
+        raise UserError(f"backbone: {sizes}: does not fit into memory") from None
+    if all(task.reads == "table" for task in recipe.built_tasks.values()):
+        _init_pooler(backbone, recipe.seed)
+    heads: dict[str, nn.Module] = {}
+    head_of = {name: task.share or name for name, task in recipe.built_tasks.items()}
+    for name, task in recipe.built_tasks.items():
+        if not task.share:
+            torch.manual_seed(derive_key(recipe.seed, "head", name) >> 1)
+            heads[name] = task.head(backbone)
+    return Model(backbone, heads, head_of)
+
+
+def _fixed_shapes(recipe: Recipe) -> bool:
+    """Whether rows have one length, so that layers are worth compiling."""
+    return any(task.reads != "table" for task in recipe.built_tasks.values())
+
+
+def _init_pooler(backbone: Encoder, seed: int) -> None:
+    """Initialise the pooler for fine-tuning, for checkpoints without one: like transformers, and
+    like new heads (`init_weights`). A custom encoder's own pooler keeps its weights."""
+    if type(backbone.pooler) is Pooler:
+        torch.manual_seed(derive_key(seed, "pooler") >> 1)
+        init_weights(backbone.pooler, backbone.config.init_range, truncated=False)
+
+
+def full_config(config: EncoderConfig, vocabulary: SpecialTokens) -> EncoderConfig:
+    """The encoder config with the vocabulary size filled in."""
+    size = config.vocab_size or vocabulary.size
+    if size < vocabulary.size:
+        raise UserError(
+            f"backbone.vocab_size: {size} rows, but the corpus's tokenizer has {vocabulary.size}"
+        )
+    return replace(config, vocab_size=size, pad=vocabulary.pad)
+
+
+def outputs_of(recipe: Recipe, model: Model) -> dict[str, HeadOutputs]:
+    """{head: the meaning of its scores}, as given by the task that owns it."""
+    tasks = recipe.built_tasks
+    return {name: tasks[name].head_outputs() for name in model.heads if name in tasks}

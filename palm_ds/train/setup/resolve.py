@@ -1,0 +1,101 @@
+"""Fills in what depends on the data: stage lengths in steps, class names from the training rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from fractions import Fraction
+from pathlib import Path
+
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.stream.budgets import DatasetSize
+from palm_ds.data.stream.task_group_dataset import TaskGroupDataset
+from palm_ds.data.tasks.task import Task
+from palm_ds.tasks.shared.text_task import TextTask
+from palm_ds.train.recipe.recipe import Recipe
+from palm_ds.train.setup.sources import Data, datasets_of, open_data
+from palm_ds.weights import weights_folder
+
+
+def resolve(recipe: Recipe, data: Data | None = None) -> Recipe:
+    """Fill in everything that depends on the data: convert stage lengths (tokens, sequences,
+    epochs, a sampler) to steps of each task group, and infer the class names of tasks from their
+    training rows. Returns the recipe unchanged if nothing is open. `data`: the recipe's data if
+    they are open already; otherwise they are opened if needed."""
+    reading = [task for task in recipe.built_tasks.values() if task.reads == "table"]
+    spec = recipe.curriculum_spec
+    if spec.resolved and not reading:
+        return recipe
+    sizes = None
+    if spec.needs_corpus or reading:
+        data = data if data is not None else open_data(recipe)
+        recipe = _with_resolved_tasks(recipe, data)
+    if spec.needs_corpus and data is not None:
+        sizes = size(recipe, data)
+    return replace(recipe, stages=spec.resolve(recipe.step_tokens, sizes).explicit())
+
+
+def _with_resolved_tasks(recipe: Recipe, data: Data) -> Recipe:
+    values, resolved = dict(recipe.tasks), dict(recipe.built_tasks)
+    row = _default_task_row(recipe)
+    for name in sorted(
+        resolved, key=lambda name: bool(resolved[name].share)
+    ):  # heads' owners first
+        task = resolved[name]
+        if task.reads == "corpus":
+            continue
+        if task.share:
+            task = task.with_head_of(resolved[task.share])
+        for _, source, _ in data.train[task.source]:
+            task = task.resolved(source)
+        task = _with_texts(task, [source for _, source, _ in data.train[task.source]])
+        if task.task_id < 0:
+            task = replace(task, task_id=row)
+        resolved[name] = task
+        fields = {k: v for k, v in asdict(task).items() if k != "name"}
+        values[name] = {"kind": recipe.tasks[name].get("kind", name)} | fields
+    return replace(recipe, tasks=values)
+
+
+def _with_texts(task: Task, sources: Sequence[TableSource]) -> Task:
+    """With the text columns of the training rows, if the recipe names none: rows to predict may
+    have other columns."""
+    if not isinstance(task, TextTask) or task.texts:
+        return task
+    if type(task).columns_of is not TextTask.columns_of:
+        return task
+    found = {task.columns_of(source) for source in sources}
+    return replace(task, texts=found.pop()) if len(found) == 1 else task
+
+
+def _default_task_row(recipe: Recipe) -> int:
+    """The row of the task embedding for texts of fine-tuning tasks: that of `export_task`."""
+    if not recipe.init_from or not recipe.backbone_config.task_types:
+        return 0
+    return weights_folder.read_info(Path(recipe.init_from)).task_id
+
+
+def size(recipe: Recipe, data: Data) -> dict[str, DatasetSize]:
+    """The size of the training data of each task group; independent of the seed."""
+    datasets, mixtures = datasets_of(recipe, recipe.curriculum_spec.task_groups, data.train, seed=0)
+    return {
+        task_group: _counted(recipe, task_group, [datasets[number] for number, _ in mixture])
+        if recipe.examples
+        else _measure([(datasets[number], share) for number, share in mixture])
+        for task_group, mixture in mixtures.items()
+    }
+
+
+def _counted(recipe: Recipe, task_group: str, datasets: Sequence[TaskGroupDataset]) -> DatasetSize:
+    """With a batch in examples, sizes are counted in steps."""
+    items, each = sum(dataset.num_items for dataset in datasets), recipe.examples_of(task_group)
+    return DatasetSize(tokens=Fraction(items, each), mean_length=Fraction(1, each))
+
+
+def _measure(mixture: Sequence[tuple[TaskGroupDataset, float]]) -> DatasetSize:
+    """The size of a mixture of datasets, each with its share of the tokens."""
+    taken = [(dataset, share, dataset.mean_tokens) for dataset, share in mixture]
+    return DatasetSize(
+        tokens=float(sum(dataset.num_items * each for dataset, _, each in taken)),
+        mean_length=float(1 / sum(Fraction(share) / each for _, share, each in taken)),
+    )

@@ -1,0 +1,119 @@
+"""Where a run starts: its own checkpoint, the run it extends, `init_from`, or new weights."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.tasks.task import kind_of
+from palm_ds.engine import Engine
+from palm_ds.model.multi_task_model import Model
+from palm_ds.runtime.checkpoint import checkpoint
+from palm_ds.runtime.processes.processes import Processes
+from palm_ds.train.setup.build import AnyStream, outputs_of
+from palm_ds.train.setup.extend import ModelSignature, WarmStart, warm_start
+from palm_ds.train.setup.run_folder import RunSpec
+from palm_ds.train.setup.sources import Data
+from palm_ds.weights import weights_folder
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartingPoint:
+    """What a run starts from: its own last good checkpoint or the run that it extends. Neither if
+    the model already has its weights (new, or from `init_from`)."""
+
+    found: checkpoint.VerifiedCheckpoint | None = None
+    warm_start: WarmStart | None = None
+
+    @property
+    def update_counts(self) -> dict[str, int] | None:
+        """Updates that each parameter has had."""
+        if self.found:
+            return self.found.parameters
+        return self.warm_start.update_counts if self.warm_start else None
+
+    def started_before(self, head_of: Mapping[str, str]) -> frozenset[str]:
+        """The tasks that the extended run has trained: those whose head it has (`head_of`)."""
+        if self.found:
+            return frozenset(self.found.state.get("started_before", ()))
+        if not self.warm_start:
+            return frozenset()
+        new = {".".join(name.split(".")[:2]) for name in self.warm_start.new}
+        return frozenset(task for task, head in head_of.items() if f"heads.{head}" not in new)
+
+    def restore(self, engine: Engine, stream: AnyStream) -> int:
+        """Restore engine and stream; returns the next step."""
+        if self.found:
+            engine.restore(self.found)
+            why = "remove this folder to resume from an older one"
+            _check_finite(engine, self.found.path, why)
+            if self.found.layout != engine.layout:
+                log.info("resumes with %s; saved with %s", engine.layout, self.found.layout)
+            stream.already_read = dict(self.found.state["already_read"])
+            stream.load_state_dict(self.found.state["cursor"])
+            return self.found.state["step"]
+        if old := self.warm_start:
+            engine.warm_start(old.found, grown=old.grown, fresh=old.new)
+            _check_finite(engine, old.found.path, "extend another run")
+            stream.already_read = dict(old.consumed)
+        return 0
+
+
+def _check_finite(engine: Engine, path: Path, cure: str) -> None:
+    """Raises UserError if restored weights are not finite. Collective."""
+    if names := engine.nonfinite_weights():
+        raise UserError(
+            f"{path}: {names[0]} has values that are not finite (NaN or infinity); {cure}"
+        )
+
+
+def find_starting_point(
+    run: RunSpec,
+    model: Model,
+    signature: ModelSignature,
+    stream: AnyStream,
+    processes: Processes,
+) -> StartingPoint:
+    """The run's own last good checkpoint, else the run to extend, else `init_from` (whose weights
+    are loaded here), else new weights."""
+    recipe = run.recipe
+    found = checkpoint.latest_good(run.checkpoints, group=processes, warn=log.warning)
+    if found:
+        return StartingPoint(found=found)
+    if recipe.extend:
+        datasets = [dataset.name for dataset in stream.datasets]
+        old = Path(recipe.extend)
+        taken = warm_start(old, model, signature, datasets, group=processes, warn=log.warning)
+        log.info("%s", "\n".join(taken.lines()))
+        return StartingPoint(warm_start=taken)
+    if recipe.init_from:
+        tasks = recipe.built_tasks.items()
+        loaded = weights_folder.load_weights(
+            Path(recipe.init_from),
+            model,
+            labels={name: getattr(task, "labels", ()) for name, task in tasks},
+            new_heads=[name for name, task in tasks if task.new_head],
+            layers=recipe.init_layers,
+        )
+        log.info("%s", "\n".join(loaded.lines()))
+    return StartingPoint()
+
+
+def signature_of(run: RunSpec, model: Model, data: Data) -> ModelSignature:
+    """What the run's weights belong to, for the runs that extend it."""
+    return ModelSignature(
+        backbone=model.backbone.config,
+        task_ids=run.recipe.task_ids,
+        tokenizer=data.tokenizer.fingerprint,
+        token_heads=weights_folder.token_heads_of(model),
+        heads=outputs_of(run.recipe, model),
+        optimizer=run.recipe.optimizer.kind,
+        kinds={name: kind_of(type(task)) for name, task in run.recipe.built_tasks.items()},
+        shapes={name: tuple(p.shape) for name, p in model.named_parameters()},
+        lora_scale=run.recipe.lora.scale if run.recipe.lora else 0.0,
+    )

@@ -1,0 +1,217 @@
+"""The run folder: which recipe and data it belongs to, and the files that a run writes.
+
+recipe.yaml and ds_config.json as resolved, changes.jsonl (settings changed since the start),
+environment.json, metrics.jsonl, TensorBoard events, report.html, run.lock while it runs,
+checkpoints/, weights/ (sharded_state) and hf/ (opens with AutoModel).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from palm_ds.common.atomic import write_file_atomically
+from palm_ds.common.config import differences, read_yaml
+from palm_ds.common.errors import UserError
+from palm_ds.common.json_files import write_json
+from palm_ds.common.remote_files import check_local
+from palm_ds.corpus.store import Corpus
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.task import TableTask
+from palm_ds.model.multi_task_model import Model
+from palm_ds.runtime.checkpoint import checkpoint
+from palm_ds.runtime.deepspeed.ds_config import DSConfig
+from palm_ds.train.recipe.recipe import CHANGEABLE, NOT_LEARNED, Recipe, make_recipe
+from palm_ds.train.report.environment import environment
+from palm_ds.train.setup.build import AnyStream, build_stream
+from palm_ds.train.setup.resolve import resolve
+from palm_ds.train.setup.sources import Data, open_data
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """A run: what is learned, how it is computed, where it is written."""
+
+    recipe: Recipe
+    ds_config: DSConfig
+    folder: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def best(self) -> Path:
+        """The weights of the best evaluation (`evaluate.best`)."""
+        return self.folder / "best"
+
+
+def check_folder(run: RunSpec, data: Data) -> list[str]:
+    """Raises UserError, with the differences, if the folder holds a run of another recipe or other
+    data, or if it cannot be written. Returns the differences that a run may be resumed with."""
+    check_writable(run.folder)
+    file, saved = run.folder / "recipe.yaml", checkpoint.steps_in(run.checkpoints)
+    if not file.exists():
+        if saved:
+            raise UserError(f"{run.folder}: has checkpoints but no recipe.yaml; not a run folder")
+        return []
+    before, now = _stored_recipe(file), _recipe_to_store(run, data)
+    prints = before.pop("corpora"), now.pop("corpora")
+    both = [name for name in prints[0] if name in prints[1]]  # others differ in the recipe itself
+    found = [f"the contents of {name}" for name in both if prints[0][name] != prints[1][name]]
+    found += differences(before, now)
+    unfinished = not saved or saved[0] < run.recipe.curriculum.steps
+    allowed = (*NOT_LEARNED, *CHANGEABLE) if unfinished else NOT_LEARNED
+    changed = [line for line in found if not _concerns(line, allowed)]
+    if changed:
+        more = f" (and {len(changed) - 4} more)" if len(changed) > 4 else ""
+        raise UserError(
+            f"{run.folder}: holds a run of a different recipe: {'; '.join(changed[:4])}{more}. "
+            "Choose another folder, or restore the recipe and its data"
+        )
+    return found
+
+
+def _concerns(difference: str, keys: Sequence[str]) -> bool:
+    """Whether a difference is that of one of the keys, or below one."""
+    key = difference.partition(":")[0]
+    return any(key == name or key.startswith(f"{name}.") for name in keys)
+
+
+def record_changes(folder: Path, step: int, changes: Sequence[str]) -> None:
+    """Add a line to changes.jsonl: with what other settings the run is resumed after `step`
+    steps."""
+    line = json.dumps({"step": step, "changes": list(changes)}, ensure_ascii=False)
+    with (folder / "changes.jsonl").open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def check_writable(folder: Path) -> None:
+    """Raises UserError unless the folder exists or can be created, and is writable."""
+    check_local(folder, "run_dir: ")
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        what = "is a file" if existing == folder else f"{existing} is a file"
+        raise UserError(f"run folder {folder}: {what}; name a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"run folder {folder}: {existing} cannot be written")
+
+
+def _stored_recipe(file: Path) -> dict[str, Any]:
+    """The recipe and corpora of a run folder; keys added to palm_ds since have their defaults."""
+    values = read_yaml(file)
+    corpora = values.pop("corpora", {})
+    with suppress(UserError):  # a task of another version or not importable: compared as written
+        values = make_recipe(values, str(file)).resolved()
+    return values | {"corpora": corpora}
+
+
+def _recipe_to_store(run: RunSpec, data: Data) -> dict[str, Any]:
+    """What a run folder is checked against: the recipe, and fingerprints of its data."""
+    return run.recipe.resolved() | {"corpora": data_fingerprints(data)}
+
+
+def data_fingerprints(data: Data) -> dict[str, str]:
+    """{corpus, table or teacher: a short hash of its contents}."""
+    prints = {folder: corpus_fingerprint(corpus) for folder, corpus in data.corpora.items()}
+    prints |= {name: table.fingerprint for name, table in data.tables.items()}
+    return prints | dict(data.teachers)
+
+
+def corpus_fingerprint(corpus: Corpus) -> str:
+    """A short hash of a corpus's contents, from the hashes in its manifest."""
+    shards = {shard.name: corpus.manifest.files[shard.name] for shard in corpus.manifest.shards}
+    text = json.dumps([shards, dict(corpus.manifest.tokenizer)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def write_folder(run: RunSpec, config: Mapping[str, Any], data: Data) -> None:
+    """Write recipe.yaml, ds_config.json and environment.json, as resolved for this run."""
+    try:
+        run.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"run folder {run.folder}: cannot be made: {error.strerror}") from None
+    text = yaml.safe_dump(_recipe_to_store(run, data), sort_keys=False, allow_unicode=True)
+    write_file_atomically(run.folder / "recipe.yaml", text)
+    write_json(run.folder / "ds_config.json", config)
+    write_json(run.folder / "environment.json", environment())
+
+
+def overview(run: RunSpec, stream: AnyStream, model: Model, world: int) -> str:
+    """A summary before training: the plan, the model, the batch, the size of an epoch."""
+    recipe = run.recipe
+    parameters = sum(p.numel() for p in model.parameters())
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    frozen = f", {trained / 1e6:,.2f} M of them trained" if trained < parameters else ""
+    micro, accumulation = run.ds_config.micro_batching(stream.rows, world)
+    items = ", ".join(f"{dataset.name}: {dataset.num_items:,}" for dataset in stream.datasets)
+    found = dict.fromkeys(dataset.describe() for dataset in stream.datasets)
+    return "\n".join(
+        [
+            *filter(None, found),
+            *table_summaries(stream),
+            recipe.plan_table(),
+            f"model: {parameters / 1e6:,.1f} M parameters{frozen}{_task_ids(recipe)}",
+            f"step: {_step_size(recipe, stream)}; "
+            f"{world} x {accumulation} x {micro} rows (processes, accumulation, micro-batch)",
+            f"total: {_total(recipe, stream)}; examples of an epoch: {items}",
+            f"ZeRO {run.ds_config.stage}, {run.ds_config.precision}; written to {run.folder}",
+        ]
+    )
+
+
+def table_summaries(stream: AnyStream) -> list[str]:
+    """For each task over a table: its rows, the count of each label, how many rows are truncated;
+    and notes about the table."""
+    lines: dict[str, None] = {}
+    for dataset in stream.datasets:
+        if isinstance(dataset.source, TableSource):
+            tasks = [task for task in dataset.tasks if isinstance(task, TableTask)]
+            lines |= {
+                task.describe_rows(dataset.source, dataset.max_length): None for task in tasks
+            }
+            lines |= {f"{dataset.source.name}: {note}": None for note in dataset.source.table.notes}
+    return list(lines)
+
+
+def _task_ids(recipe: Recipe) -> str:
+    return f"; task ids {recipe.task_ids}" if recipe.backbone_config.task_types else ""
+
+
+def _step_size(recipe: Recipe, stream: AnyStream) -> str:
+    if recipe.rows:
+        return f"{recipe.rows} rows of {recipe.length}, {recipe.step_tokens:,} tokens"
+    each = {recipe.examples_of(task_group) for task_group in stream.curriculum.task_groups}
+    return f"{_range(each)} examples in up to {stream.rows} rows of {recipe.length}"
+
+
+def _range(numbers: set[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def _total(recipe: Recipe, stream: AnyStream) -> str:
+    if recipe.rows:
+        return f"{stream.curriculum.steps * recipe.step_tokens:,} tokens"
+    return f"{sum(stream.consumed().values()):,} examples"
+
+
+def complete_config(run: RunSpec) -> tuple[Recipe, dict[str, Any]]:
+    """The resolved recipe, and what DeepSpeed will be given."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    recipe = resolve(run.recipe)
+    rows = recipe.rows
+    if recipe.examples:
+        round_up_rows = partial(run.ds_config.round_up_rows, world=world)
+        rows = build_stream(recipe, open_data(recipe), round_up_rows).rows
+    clip = recipe.optimizer.clip
+    return recipe, run.ds_config.deepspeed_config(rows=rows, world=world, clip=clip)

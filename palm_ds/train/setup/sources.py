@@ -1,0 +1,377 @@
+"""The corpora and tables of a recipe, opened and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from palm_ds.common.errors import UserError
+from palm_ds.corpus.ernie_dataset import open_ernie
+from palm_ds.corpus.manifest import COUNTED_ANNOTATIONS
+from palm_ds.corpus.store import Corpus, open_corpus
+from palm_ds.data.reader import Table, TableSettings, open_table
+from palm_ds.data.sources.corpus import CorpusSource, split_corpus
+from palm_ds.data.sources.source import held_out_draw
+from palm_ds.data.sources.table import TableSource, split_rows
+from palm_ds.data.stream.stages import tasks_of
+from palm_ds.data.stream.task_group_dataset import TaskGroupDataset, make_datasets
+from palm_ds.data.tasks.soft_labels import SoftTasks
+from palm_ds.data.tasks.task import CorpusTask, TableTask, Task
+from palm_ds.data.tasks.task_with_data import NamedRows
+from palm_ds.tasks.ranking import Ranking
+from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
+from palm_ds.text.tokens import SpecialTokens
+from palm_ds.train.recipe.recipe import Recipe
+from palm_ds.train.recipe.sections import SourceSettings
+from palm_ds.train.setup.teacher_files import teacher_fingerprints
+from palm_ds.weights import weights_folder
+
+_FEW_ROWS = 20  # with fewer, a single row changes a score by more than five points
+_PLURAL = {"word": "words", "phrase": "phrases", "entity": "entities"}
+
+Side: TypeAlias = Mapping[str, list[tuple[str, Any, float]]]
+"""{name of a source: its parts, each (folder or name, Source or TableSource, weight)}."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """The opened corpora and tables of a recipe."""
+
+    train: Side
+    held_out: Side
+    evaluation_sets: Mapping[str, Side]
+    """{name of a further evaluation set: the sources that have one}"""
+    corpora: Mapping[str, Corpus]
+    tables: Mapping[str, Table]
+    tokenizer: Tokenizer
+    teachers: Mapping[str, str] = field(default_factory=dict)
+    """{path of a teacher: a short hash of its files}"""
+
+    @property
+    def vocabulary(self) -> SpecialTokens:
+        return self.tokenizer.vocabulary
+
+
+@dataclass
+class _Opening:
+    """Opens the sources of a recipe one by one; each corpus or table is opened once."""
+
+    recipe: Recipe
+    in_memory: Mapping[str, NamedRows] = field(default_factory=dict)
+    corpora: dict[str, Corpus] = field(default_factory=dict)
+    tables: dict[str, Table] = field(default_factory=dict)
+    readings: dict[str, TableSettings] = field(default_factory=dict)
+    """How each of `tables` was read."""
+    tokenizers: dict[str, Tokenizer] = field(default_factory=dict)
+    """By corpus folder or `sources.NAME`."""
+    train: dict[str, list[tuple[str, Any, float]]] = field(default_factory=dict)
+    held_out: dict[str, list[tuple[str, Any, float]]] = field(default_factory=dict)
+    evaluation_sets: dict[str, dict[str, list[tuple[str, Any, float]]]] = field(
+        default_factory=dict
+    )
+
+    def corpus(self, name: str, source: SourceSettings) -> None:
+        recipe = self.recipe
+        readers = [task for task in recipe.built_tasks.values() if task.source == name]
+        grouped = [task for reader in readers for task in _tasks_on_same_texts(recipe, reader.name)]
+        annotations = sorted(
+            {x for task in grouped if isinstance(task, CorpusTask) for x in task.annotations()}
+        )
+        share = 0.0 if source.validation else recipe.held_out
+        for folder, weight in source.weights.items():
+            training, held = split_corpus(_opened(source, folder, self.corpora), share, annotations)
+            self.train.setdefault(name, []).append((folder, training, weight))
+            self.held_out.setdefault(name, []).append((folder, held, weight))
+        if folder := source.validation_folder:
+            everything, _ = split_corpus(_opened(source, folder, self.corpora), 0.0, annotations)
+            self.held_out[name] = [(folder, everything, 1.0)]
+        for folder in [*source.weights, *filter(None, [source.validation_folder])]:
+            self.tokenizers[folder] = self.corpora[folder].tokenizer()
+
+    def table(self, name: str, source: SourceSettings) -> None:
+        tokenizer = self._tokenizer(name, source)
+        share = 0.0 if source.validation else self.recipe.held_out
+        where = f"sources.{name}"
+        rows = self._table(source.table, source.read, where)
+        training, held = split_rows(rows, share, tokenizer, name)
+        if source.validation:
+            rows = self._table(source.validation, source.read, f"{where}.validation")
+            held, _ = split_rows(rows, 0.0, tokenizer, f"{name} (validation)")
+        held = self._sampled(name, held)
+        self.train[name], self.held_out[name] = [(name, training, 1.0)], [(name, held, 1.0)]
+        for title, each in source.evaluation_sets.items():
+            place = f"{where}.evaluation_sets.{title}"
+            table = self._table(each.table, each.read or source.read, place)
+            rows, _ = split_rows(table, 0.0, tokenizer, f"{name} ({title})")
+            rows = self._sampled(name, rows)
+            self.evaluation_sets.setdefault(title, {})[name] = [(name, rows, 1.0)]
+        self.tokenizers[where] = tokenizer
+
+    def _sampled(self, name: str, rows: TableSource) -> TableSource:
+        """At most `evaluate.examples` rows of a table, always the same. The candidates of a ranking
+        stay together."""
+        most = self.recipe.evaluate.examples
+        if most is None or most >= len(rows):
+            return rows
+        draw = held_out_draw(rows.numbers)
+        for task in self.recipe.built_tasks.values():
+            if isinstance(task, Ranking) and task.source == name:
+                of_group: dict[str, float] = {}
+                groups = map(str, rows.column(task.group_of(rows)))
+                draw = np.array(
+                    [of_group.setdefault(*pair) for pair in zip(groups, draw, strict=True)]
+                )
+        taken = draw <= np.sort(draw)[most - 1] if most else np.zeros(len(rows), bool)
+        return replace(rows, numbers=rows.numbers[taken])
+
+    def _tokenizer(self, name: str, source: SourceSettings) -> Tokenizer:
+        """The tokenizer of a table; one object per vocabulary."""
+        where = Path(source.tokenizer) if source.tokenizer else self._tokenizer_of_weights(name)
+        known = {tokenizer.origin: tokenizer for tokenizer in self.tokenizers.values()}
+        tokenizer = load_tokenizer(where)
+        return known.get(tokenizer.origin, tokenizer)
+
+    def _tokenizer_of_weights(self, name: str) -> Path:
+        start = self.recipe.init_from
+        found = weights_folder.tokenizer_in(Path(start)) if start else None
+        if found is None:
+            why = f"{start} has none" if start else "there is no `init_from`"
+            raise UserError(f"sources.{name}.tokenizer: missing, and {why}; name a vocabulary")
+        return found
+
+    def _table(self, paths: str | list[str], read: TableSettings, where: str) -> Table:
+        """A table, opened once. It is known by its path, which run folders store; if the same path
+        is read in another way elsewhere, by that place too."""
+        path = paths if isinstance(paths, str) else ", ".join(paths)
+        key = path if self.readings.get(path, read) == read else f"{path} ({where})"
+        if key not in self.tables:
+            given = self.in_memory.get(path)
+            self.tables[key] = (
+                Table.from_rows(given.rows, read, name=given.name, copy=path)
+                if given
+                else open_table(paths, read)
+            )
+            self.readings[key] = read
+        return self.tables[key]
+
+
+def open_data(recipe: Recipe, in_memory: Mapping[str, NamedRows] | None = None) -> Data:
+    """Open every corpus and table of a recipe. `in_memory`: rows that were written to a file, which
+    messages then do not name. Raises UserError if they have different tokenizers or lack what the
+    tasks read."""
+    opening = _Opening(recipe, in_memory or {})
+    for name, source in recipe.sources.items():
+        getattr(opening, source.reads)(name, source)
+    prints = {t.fingerprint: name for name, t in opening.tokenizers.items()}
+    if len(prints) > 1:
+        first, second, *_ = prints.values()
+        raise UserError(
+            f"sources: {first} and {second} have different tokenizers; prepare corpora with the "
+            f"same one (--tokenizer {first}/tokenizer) and give tables the same `tokenizer`"
+        )
+    return Data(
+        train=opening.train,
+        held_out=opening.held_out,
+        evaluation_sets=opening.evaluation_sets,
+        corpora=opening.corpora,
+        tables=opening.tables,
+        tokenizer=next(iter(opening.tokenizers.values())),
+        teachers=teacher_fingerprints(recipe.teacher),
+    )
+
+
+def _opened(source: SourceSettings, folder: str, corpora: dict[str, Corpus]) -> Corpus:
+    """The corpus of a folder, opened once; ERNIE's files are first converted to it."""
+    if folder not in corpora:
+        if source.ernie:
+            files = Path(folder.removesuffix(".corpus"))
+            corpora[folder] = open_ernie(files, Path(source.tokenizer), Path(folder))
+        else:
+            corpora[folder] = open_corpus(folder)
+    return corpora[folder]
+
+
+def _tasks_on_same_texts(recipe: Recipe, name: str) -> list[Task]:
+    """The tasks that label the same texts as a task: all that share a task group with it."""
+    together = {name}
+    for task_group in recipe.curriculum_spec.task_groups:
+        names = tasks_of(task_group)
+        if name in names:
+            together |= set(names)
+    return [recipe.built_tasks[other] for other in together]
+
+
+def check_tables(recipe: Recipe, data: Data, taught: Collection[str] = ()) -> None:
+    """Raises UserError at the first row of a table that a task cannot use. Rows to train on may
+    lack the labels of the tasks that a teacher labels, `taught`."""
+    for task in recipe.built_tasks.values():
+        if isinstance(task, TableTask):
+            for side in (data.train, data.held_out, *data.evaluation_sets.values()):
+                for _, source, _ in side.get(task.source, ()):
+                    if side is data.train and task.name in taught:
+                        _check_labelled_rows(task, source)
+                    else:
+                        _check_all_rows(task, source, recipe, evaluated=side is not data.train)
+    _check_steps(recipe, data)
+
+
+def _check_all_rows(
+    task: TableTask, source: TableSource, recipe: Recipe, *, evaluated: bool
+) -> None:
+    """Raises UserError at the first row that a task cannot use; each must have a label."""
+    try:
+        task.check(source, labelled=True)
+    except UserError as error:
+        if recipe.sources[task.source].read.missing_labels != "keep" or task.labelled(source).all():
+            raise
+        why = f"no teacher labels the rows of tasks.{task.name}"
+        if evaluated:
+            why = (
+                "rows to evaluate on need labels; give "
+                f"sources.{task.source}.validation, or `held_out: 0`"
+            )
+        raise UserError(f"{error}: {why}") from None
+
+
+def _check_labelled_rows(task: TableTask, source: TableSource) -> None:
+    """Raises UserError at the first row that a task cannot use; some rows have no label."""
+    task.check(source, labelled=False)
+    numbers = source.numbers[task.labelled(source)]
+    if len(numbers):
+        task.check(replace(source, numbers=numbers), labelled=True)
+
+
+def _check_steps(recipe: Recipe, data: Data) -> None:
+    """Raises UserError if the steps of a task have too few examples to learn from."""
+    for task_group in recipe.curriculum_spec.task_groups if recipe.examples else ():
+        for name in tasks_of(task_group):
+            task = recipe.built_tasks[name]
+            if isinstance(task, TableTask):
+                for _, source, _ in data.train[task.source]:
+                    task.check_step(source, recipe.examples_of(task_group))
+
+
+def check_units(recipe: Recipe, data: Data) -> None:
+    """Raises UserError if a task masks a unit that its corpora lack."""
+    for task in recipe.built_tasks.values():
+        if not isinstance(task, CorpusTask):
+            continue
+        corpora = [source.corpus for _, source, _ in data.train[task.source]]
+        for unit in task.required_units():
+            if not any(corpus.count_spans(unit) for corpus in corpora):
+                where = ", ".join(str(corpus.path) for corpus in corpora)
+                raise UserError(
+                    f"tasks.{task.name}.units: {unit}, but {where} has none; remove it from "
+                    "`units`, or prepare the corpus from text again, with a lexicon "
+                    f"(--lexicon_{unit} FILE)"
+                )
+
+
+def corpus_summaries(data: Data) -> list[str]:
+    """One line per corpus: its tokens and its units of each kind."""
+    return [_corpus_summary(corpus) for corpus in data.corpora.values()]
+
+
+def _corpus_summary(corpus: Corpus) -> str:
+    known = [name for name in COUNTED_ANNOTATIONS if name in corpus.annotations]
+    counts = [f"{corpus.count_spans(name):,} {_PLURAL[name]}" for name in known]
+    return f"{corpus.path}: {', '.join([f'{corpus.manifest.tokens:,} tokens', *counts])}"
+
+
+def small_held_out_warnings(recipe: Recipe, data: Data) -> list[str]:
+    """One line per table whose held-out rows are too few for meaningful scores."""
+    sizes = {
+        name: (len(data.train[name][0][1]), len(data.held_out[name][0][1]))
+        for name, settings in recipe.sources.items()
+        if settings.table and not settings.validation and recipe.held_out
+    }
+    return [
+        f"{name}: {held} of {held + training} rows are held out (held_out: {recipe.held_out:g}), "
+        "too few to score on; give the source `validation`, or hold out more"
+        for name, (training, held) in sizes.items()
+        if held < _FEW_ROWS
+    ]
+
+
+def trained_on_warnings(recipe: Recipe, data: Data) -> list[str]:
+    """One line per corpus or table to evaluate on whose texts are trained on as well."""
+    trained = [part for parts in data.train.values() for part in parts]
+    given = [("validation", data.held_out)]
+    given += [(f"evaluation_sets.{title}", side) for title, side in data.evaluation_sets.items()]
+    lines = []
+    for key, side in given:
+        for name, parts in side.items():
+            separate = key != "validation" or recipe.sources[name].validation
+            where = f"sources.{name}.{key}" if separate else f"sources.{name}"
+            for path, held, _ in parts:
+                again = [other for other, training, _ in trained if _overlap(held, training)]
+                if again:
+                    lines.append(f"{where}: {path} is evaluated on and trained on ({again[0]})")
+                elif isinstance(held, CorpusSource) and _only_copies(held):
+                    lines.append(
+                        f"{where}: every held-out document of {path} has a copy in the corpus, "
+                        "which may be trained on; prepare it with --dedup, or give `validation`"
+                    )
+    return [f"{line}: its scores say nothing about new texts" for line in lines]
+
+
+def _overlap(held: Any, training: Any) -> bool:
+    """Whether some of the texts of a source to evaluate on are those of one to train on."""
+    if isinstance(held, TableSource) and isinstance(training, TableSource):
+        same, own = held.table.fingerprint == training.table.fingerprint, held.numbers
+        return same and bool(np.isin(own, training.numbers).any())
+    if not (isinstance(held, CorpusSource) and isinstance(training, CorpusSource)):
+        return False
+    if held.corpus.manifest.files != training.corpus.manifest.files or not len(held):
+        return False
+    if held.split and training.split:  # of which each is a window
+        return not held.split.is_held_out or held.split.held_out != training.split.held_out
+    return bool(np.isin(held.documents, training.documents).any())
+
+
+def _only_copies(held: CorpusSource) -> bool:
+    """Whether every one of some documents stands elsewhere in the corpus, too."""
+    repeated = held.corpus.repeated
+    return bool(len(held) and len(repeated) and np.isin(held.documents, repeated).all())
+
+
+def evaluation_notes(recipe: Recipe, data: Data) -> list[str]:
+    """What tasks remark on the labels of held-out rows, and not on those of the training rows."""
+    notes = []
+    for task in recipe.built_tasks.values():
+        if isinstance(task, TableTask):
+            known = [task.describe(source) for _, source, _ in data.train[task.source]]
+            for side in (data.held_out, *data.evaluation_sets.values()):
+                held = [source for _, source, _ in side.get(task.source, ()) if len(source)]
+                found = {source.name: task.describe(source) for source in held}
+                notes += [f"{place}: {x}" for place, x in found.items() if x and x not in known]
+    return notes
+
+
+def datasets_of(
+    recipe: Recipe,
+    task_groups: Sequence[str],
+    side: Side,
+    *,
+    seed: int,
+    fixed: bool = False,
+    soft: SoftTasks = MappingProxyType({}),
+) -> tuple[list[TaskGroupDataset], dict[str, list[tuple[int, float]]]]:
+    """The datasets of task groups over one side of the data: training, held-out or an evaluation
+    set. Returns them with {group: [(index of a dataset, share)]}."""
+    return make_datasets(
+        task_groups,
+        recipe.built_tasks,
+        recipe.task_ids,
+        side,
+        seed=seed,
+        length=recipe.length,
+        fixed=fixed,
+        segments=recipe.backbone_config.token_types,
+        soft=soft,
+    )

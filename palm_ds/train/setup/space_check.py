@@ -1,0 +1,88 @@
+"""Refuses to start a run whose checkpoints and final weights do not fit on the disk."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+from palm_ds.common.errors import UserError
+from palm_ds.model.multi_task_model import Model
+from palm_ds.runtime.checkpoint import checkpoint
+from palm_ds.runtime.checkpoint.full_disk import at_rank0
+from palm_ds.runtime.processes.processes import Processes
+from palm_ds.train.plan.work import ModelSize, size_of
+from palm_ds.train.recipe.sections import SPIKE_MARGIN
+from palm_ds.train.setup.run_folder import RunSpec
+
+_MOMENTS = 2
+"""Values that a checkpoint stores for each trained parameter besides its weight."""
+_BYTES = 4
+_GB = 1e9
+
+
+def check_space(run: RunSpec, size: ModelSize) -> None:
+    """Raises UserError unless the disk has room for the checkpoints and weights that the run will
+    add to its folder."""
+    needed, free = needed_bytes(run, size), free_bytes(run.folder)
+    if needed > free:
+        one, new = checkpoint_bytes(run, size), _new_checkpoints(run)
+        raise UserError(
+            f"run folder {run.folder}: the disk has {free / _GB:,.3g} GB free, but this run writes "
+            f"{needed / _GB:,.3g} GB: {_checkpoints(new)} of {one / _GB:,.3g} GB (save.keep, "
+            f"save.keep_every and the one being written) and {_new_outputs(run)} copies of the "
+            "weights; free some, choose another folder, lower save.keep, or set "
+            "save.keep_every to 0"
+        )
+
+
+def needed_bytes(run: RunSpec, size: ModelSize) -> int:
+    """The bytes that a run adds to its folder, at most."""
+    checkpoints = _new_checkpoints(run) * checkpoint_bytes(run, size)
+    return checkpoints + _new_outputs(run) * size.parameters * _BYTES
+
+
+def free_bytes(folder: Path) -> int:
+    """The free bytes of the disk of a folder, which need not exist."""
+    return shutil.disk_usage(existing_part(folder)).free
+
+
+def existing_part(folder: Path) -> Path:
+    """The folder, or the first one above it that exists."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
+
+
+def _new_checkpoints(run: RunSpec) -> int:
+    save = run.recipe.save
+    kept = save.keep + (save.keep - 1 if 0 < save.every < SPIKE_MARGIN else 0)
+    kept += run.recipe.curriculum.steps // save.keep_every if save.every and save.keep_every else 0
+    return max(kept + 1 - len(checkpoint.steps_in(run.checkpoints)), 1)
+
+
+def _new_outputs(run: RunSpec) -> int:
+    outputs = [run.folder / "weights", run.folder / "hf"]
+    outputs += [run.best] if run.recipe.evaluate.best else []
+    outputs += [run.folder / "hf/onnx"] if run.recipe.export_onnx else []
+    return sum(not folder.is_dir() for folder in outputs)
+
+
+def _checkpoints(number: int) -> str:
+    return "1 checkpoint" if number == 1 else f"{number} checkpoints"
+
+
+def checkpoint_bytes(run: RunSpec, size: ModelSize) -> int:
+    """The size of a checkpoint: that of the newest one of the run, if it has one."""
+    if steps := checkpoint.steps_in(run.checkpoints):
+        newest = run.checkpoints / checkpoint.folder_name(steps[0])
+        return sum(file.stat().st_size for file in newest.iterdir())
+    averages = 1 if run.recipe.optimizer.ema else 0
+    return _BYTES * (size.parameters + size.trained * (_MOMENTS + averages))
+
+
+def check_space_together(run: RunSpec, model: Model, processes: Processes) -> None:
+    """Raises UserError on all processes if rank 0 finds too little space."""
+    size = size_of(model)
+    if run.recipe.lora:  # has frozen weights, and so few others that they do not matter here
+        size = replace(size, trained=0)
+    if problem := at_rank0(processes, lambda: check_space(run, size)):
+        raise UserError(problem)

@@ -1,0 +1,176 @@
+"""Rows of every kind become the same mappings; anything else is one clear line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pandas as pd
+import pytest
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.reader import TableSettings
+from palm_ds.data.sources.row_inputs import columns_for, listed, open_rows, train_and_dev
+from palm_ds.tasks.classification import Classification
+
+TEXTS = ({"text_a": "a fine film"}, {"text_a": "dull"})
+PAIRS = ({"text_a": "a", "text_b": "b"}, {"text_a": "c", "text_b": "d"})
+LABELLED = [{"sentence": "a fine film", "label": "good"}, {"sentence": "dull", "label": "bad"}]
+NAMES = datasets.ClassLabel(names=["bad", "good"])
+
+
+def as_dataset(labels: list[int]) -> datasets.Dataset:
+    features = datasets.Features({"sentence": datasets.Value("string"), "label": NAMES})
+    texts = [row["sentence"] for row in LABELLED]
+    return datasets.Dataset.from_dict({"sentence": texts, "label": labels}, features=features)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["a fine film", "dull"],
+        ("a fine film", "dull"),
+        (text for text in ("a fine film", "dull")),
+        lambda: iter(["a fine film", "dull"]),
+        np.array(["a fine film", "dull"]),
+        pd.Series(["a fine film", "dull"]),
+        [{"text_a": "a fine film"}, {"text_a": "dull"}],
+    ],
+)
+def test_texts(given: Any) -> None:
+    assert listed(given) == TEXTS
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[("a", "b"), ("c", "d")], [["a", "b"], ["c", "d"]], np.array([["a", "b"], ["c", "d"]])],
+)
+def test_pairs(given: Any) -> None:
+    assert listed(given) == PAIRS
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        LABELLED,
+        pd.DataFrame(LABELLED),
+        pd.DataFrame(LABELLED).astype({"label": "category"}),
+        as_dataset([1, 0]),
+        as_dataset([1, 0]).with_format("torch"),
+        as_dataset([1, 0]).to_iterable_dataset(),
+    ],
+)
+def test_rows_with_columns(given: Any) -> None:
+    """Class numbers of a Dataset are their names."""
+    rows = listed(given)
+    assert list(rows) == LABELLED
+    table = open_rows(rows, TableSettings(), "train")
+    assert table[0] == {"text_a": "a fine film", "label": "good"}
+
+
+def test_tuples_with_a_label() -> None:
+    assert listed([("a", 1), ("b", 0.5)]) == (
+        {"text_a": "a", "label": 1},
+        {"text_a": "b", "label": 0.5},
+    )
+    assert listed([("a", "b", "c")]) == ({"text_a": "a", "text_b": "b", "label": "c"},)
+
+
+def test_missing_values_are_none() -> None:
+    frame = pd.DataFrame({"sentence": ["a", None], "label": [1.0, np.nan], "when": pd.NaT})
+    assert listed(frame) == (
+        {"sentence": "a", "label": 1.0, "when": None},
+        {"sentence": None, "label": None, "when": None},
+    )
+    assert [row["label"] for row in listed(as_dataset([-1, 1]))] == [None, "good"]  # type: ignore
+
+
+def test_files(tmp_path: Path) -> None:
+    odd = tmp_path / "rows of today"
+    odd.write_text("")
+    assert listed("new.tsv") == "new.tsv" and listed(str(odd)) == str(odd)
+    assert listed(Path("rows")) == "rows" and listed("data/*.jsonl.gz") == "data/*.jsonl.gz"
+    assert listed([Path("a.tsv"), Path("b.tsv")]) == ["a.tsv", "b.tsv"]
+    assert listed(["see a.tsv", "b"]) == ({"text_a": "see a.tsv"}, {"text_a": "b"})
+
+
+def test_the_splits_of_a_dataset_dict() -> None:
+    parts = {name: as_dataset([1, 0]) for name in ("train", "test")}
+    split = datasets.DatasetDict(parts)
+    assert train_and_dev(split, None) == (parts["train"], parts["test"])
+    split["validation"] = as_dataset([0, 1])
+    assert train_and_dev(split, None)[1] is split["validation"]
+    assert train_and_dev(split, "dev.tsv")[1] == "dev.tsv"
+    task = Classification.on(train=split)
+    assert task.train is parts["train"] and task.dev is split["validation"]
+    alone = datasets.DatasetDict({"train": parts["train"]})
+    assert train_and_dev(alone, None) == (parts["train"], None)
+    with pytest.raises(UserError, match=r"^train: no split 'train'; it has a, b; give one of them"):
+        train_and_dev(datasets.DatasetDict(a=parts["train"], b=parts["train"]), None)
+
+
+def test_a_generator_is_read_once(tmp_path: Path) -> None:
+    task = Classification.on(train=(row for row in LABELLED))
+    first = Path(task.source(tmp_path)["table"]).read_text()
+    assert Path(task.source(tmp_path)["table"]).read_text() == first != ""
+
+
+def test_columns_of_another_file() -> None:
+    """A model trained on `review` reads rows that have the role's own name, and texts."""
+    columns = {"text_a": "review", "label": "stars"}
+    assert columns_for([{"review": "a"}], columns) == {"text_a": "review"}
+    assert columns_for([{"text_a": "a", "stars": "5"}], columns) == {"label": "stars"}
+    assert columns_for(PAIRS, {"text_a": 0}, ("question", "context")) == {
+        "question": "text_a",
+        "context": "text_b",
+    }
+    assert columns_for([{"a": {"b": "x"}}], {"text_a": "a.b", "label": ""}) == {
+        "text_a": "a.b",
+        "label": "",
+    }
+
+
+WRONG: dict[str, Any] = {
+    r"rows: no file 'a fine film'; put a text into a list: \['a fine film'\]": "a fine film",
+    r"rows: no file 'What\?'; put a text": "What?",
+    r"rows\[0\]: 'a.tsv' looks like a file, but a str in a list is a text; for files give "
+    r"Path\('a.tsv'\), for texts \{'text_a': 'a.tsv'\}": ["a.tsv", "b.csv.gz"],
+    r"rows\[1\]: is a mapping, but rows\[0\] is a text": ["a", {"text_a": "b"}],
+    r"rows\[1\]: is a text, but rows\[0\] is a Path": [Path("a.tsv"), "b.tsv"],
+    r"rows\[0\]: expected a mapping with columns, a text or a pair of texts, got 5": [5],
+    r"rows\[0\]: expected .* got \('a',\)": [("a",)],
+    r"rows\[0\]: expected .* got \('a', None\)": [("a", None)],
+    r"rows\[0\]: expected .* got \('a', 1, 'c'\)": [("a", 1, "c")],
+    r"rows\[0\]: 4 elements; expected one or two texts and a label": [("a", "b", "c", "d")],
+    r"rows\[1\]: is a tuple of texts and a label, but rows\[0\] is a pair of texts": [
+        ("a", "b"),
+        ("c", 1),
+    ],
+    r"rows\[0\]: expected .* got None": [None],
+    r"rows: one mapping is no list of rows; give \[\{...\}, ...\]": {"text_a": "b"},
+    r"rows: expected a file or a list of rows, got 5": 5,
+    r"rows: expected a file or a list of rows, got b'a'": b"a",
+    r"rows: has the splits train; give one of them: data\[NAME\]": datasets.DatasetDict(
+        train=as_dataset([1, 0])
+    ),
+    r"rows: two columns of the DataFrame are called 'a'": pd.DataFrame(
+        [[1, 2]], columns=["a", "a"]
+    ),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_what_is_no_row(message: str) -> None:
+    with pytest.raises(UserError, match=f"^{message}") as error:
+        listed(WRONG[message])
+    assert "\n" not in str(error.value)
+
+
+def test_a_data_frame_without_the_columns() -> None:
+    rows = listed(pd.DataFrame({"body": ["a"], "score": [1]}))
+    with pytest.raises(UserError, match=r"^train: no known column among `body`, `score`; assign"):
+        open_rows(rows, TableSettings(), "train")
+    with pytest.raises(UserError, match=r"^train: no rows$"):
+        open_rows(listed(pd.DataFrame({"text": []})), TableSettings(), "train")

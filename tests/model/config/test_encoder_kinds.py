@@ -1,0 +1,31 @@
+"""Encoders are found by the names of their files."""
+
+from __future__ import annotations
+
+import pytest
+
+from palm_ds.common.errors import UserError
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.config.encoder_kinds import class_of_kind, is_custom, known_kinds
+from palm_ds.model.encoder.encoder import Encoder, encoder_class
+from palm_ds.model.encoder.kinds.cnn import CNN
+from tests.helpers.word_encoders import KINDS
+
+
+def test_a_kind_is_a_file() -> None:
+    assert set(known_kinds()) == set(KINDS)
+    assert class_of_kind("cnn", Encoder) is CNN
+    assert encoder_class(EncoderConfig.from_dict({"kind": "cnn"})) is CNN
+    assert not is_custom("cnn") and not is_custom("") and is_custom("my_module.Encoder")
+
+
+def test_a_kind_has_its_own_defaults_unless_a_preset_is_named() -> None:
+    small = EncoderConfig.from_dict({"kind": "bag_of_words"})
+    assert (small.hidden_size, small.task_types, small.dropout) == (128, 0, 0.0)
+    assert EncoderConfig.from_dict({"kind": "bag_of_words", "hidden_size": 64}).hidden_size == 64
+    assert EncoderConfig.from_dict({"kind": "cnn", "preset": "mini"}).hidden_size == 256
+
+
+def test_an_unknown_kind() -> None:
+    with pytest.raises(UserError, match='no encoder "bilstmm"; did you mean "bilstm"'):
+        EncoderConfig.from_dict({"kind": "bilstmm"})

@@ -1,0 +1,135 @@
+"""Every masked-LM loss against the plain one, for awkward shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from palm_ds.model.ops import masked_lm_loss as module
+from palm_ds.model.ops.masked_lm_loss import masked_lm_loss
+from tests.helpers.fake_gpu import fake_gpu
+
+TOLERANCE = {torch.float32: dict(atol=2e-5, rtol=1e-4), torch.bfloat16: dict(atol=5e-2, rtol=5e-2)}
+
+
+@pytest.mark.parametrize("kernel", ["chunked", "linear_cross_entropy"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("n", "hidden", "vocab"), [(1, 1, 2), (5, 7, 3), (131, 16, 101), (300, 9, 64)]
+)
+def test_equals_plain(n: int, hidden: int, vocab: int, dtype: torch.dtype, kernel: str) -> None:
+    if kernel == "linear_cross_entropy" and not hasattr(F, kernel):
+        pytest.skip(f"torch {torch.__version__} has no {kernel}")
+    torch.manual_seed(n)
+    targets = torch.randint(0, vocab, (n,))
+    values = [torch.randn(*shape).to(dtype) for shape in ((n, hidden), (vocab, hidden), (vocab,))]
+    results = []
+    for which in ("plain", kernel):
+        leaves = [x.clone().requires_grad_() for x in values]
+        loss, correct = masked_lm_loss(*leaves, targets, which)
+        assert loss.dtype == torch.float32 and loss.ndim == 0
+        (loss * 0.01).backward()
+        results.append((loss.detach() / n, correct, *(x.grad for x in leaves)))
+    for plain, other in zip(*results, strict=True):
+        torch.testing.assert_close(other, plain, **TOLERANCE[dtype])
+
+
+def test_chunked_masked_lm_loss_is_stable_for_large_scores_and_needs_no_gradient() -> None:
+    rows, embeddings = torch.full((3, 2), 100.0), torch.tensor([[100.0, 100.0], [-100.0, 0.0]])
+    targets = torch.tensor([0, 1, 0])
+    loss, correct = masked_lm_loss(rows, embeddings, torch.zeros(2), targets, "chunked")
+    assert not loss.requires_grad and correct == 2
+    assert loss.item() == pytest.approx(30000.0)  # 100 * 200 + 100 * 100, for the second row
+
+
+def test_frozen_embeddings_get_no_gradient() -> None:
+    rows, embeddings = torch.randn(4, 3, requires_grad=True), torch.randn(6, 3)
+    loss, _ = masked_lm_loss(rows, embeddings, torch.zeros(6), torch.arange(4), "chunked")
+    loss.backward()
+    assert rows.grad is not None and embeddings.grad is None
+
+
+def gradients(
+    inputs: list[torch.Tensor], targets: torch.Tensor, kernel: str, scale: float
+) -> list[torch.Tensor]:
+    leaves = [x.clone().requires_grad_() for x in inputs]
+    (masked_lm_loss(*leaves, targets, kernel)[0] * scale).backward()
+    return [x.grad.float() / scale for x in leaves if x.grad is not None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("n", [1, 65, 2049])
+def test_padded_chunks_for_torch_compile_equal_plain(n: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(n)
+    targets = torch.randint(0, 11, (n,))
+    inputs = [torch.randn(*shape).to(dtype) for shape in ((n, 6), (11, 6), (11,))]
+    shapes = set()
+
+    def compiled(logits: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
+        shapes.add(tuple(logits.shape))
+        return module.cross_entropy_of_padded(logits, *rest)
+
+    results = []
+    for more in ((targets, "plain"), (targets, "chunked", compiled)):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        loss, correct = masked_lm_loss(*leaves, *more)
+        (loss * 0.5).backward()
+        results.append((loss.detach() / n, correct, *(x.grad / n for x in leaves)))
+    tolerance = TOLERANCE.get(dtype, TOLERANCE[torch.bfloat16])
+    torch.testing.assert_close(results[1], results[0], **tolerance)
+    assert len(shapes) == 1
+
+
+@pytest.mark.parametrize(("confidence", "scale"), [(0.0, 2.0**6), (4.0, 2.0**10), (8.0, 2.0**9)])
+@pytest.mark.parametrize("size", [0.1, 1.0, 16.0])
+def test_fp16_gradients_are_those_of_fp32(confidence: float, scale: float, size: float) -> None:
+    """From guesses to sure predictions, whose errors fp16 cannot hold. The incoming gradient is
+    the weight of a task, over its labels, times fp16's loss scale."""
+    torch.manual_seed(1)
+    targets = torch.arange(200) % 53
+    embeddings = torch.randn(53, 32) * size
+    rows = embeddings[targets] / embeddings.square().mean() * confidence / 16 + 0.01
+    inputs = [x.half() for x in (rows, embeddings, torch.zeros(53))]
+    exact = gradients([x.float() for x in inputs], targets, "plain", 1.0)
+    found = gradients(inputs, targets, "chunked", scale)
+    for one, other in zip(found, exact, strict=True):
+        assert (one - other).norm() < 0.02 * other.norm()  # the logits are rounded to fp16
+
+
+def test_gradients_of_1e_8_survive_fp16() -> None:
+    targets = torch.zeros(64, dtype=torch.int64)
+    rows, embeddings = torch.full((64, 1), 4.0), torch.tensor([[0.0], [-4.5]])
+    inputs = [x.half() for x in (rows, embeddings, torch.zeros(2))]
+    exact = gradients([x.float() for x in inputs], targets, "plain", 1.0)
+    assert 1e-8 < exact[0].abs().max() < 1e-6
+    found = gradients(inputs, targets, "chunked", 2.0**16)
+    torch.testing.assert_close(found[0], exact[0], rtol=2e-3, atol=0)
+
+
+def test_chunks_add_up_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bf16 a sum over many chunks would stop growing; in fp16, overflow."""
+    monkeypatch.setattr(module, "_CHUNK", 4)
+    targets = torch.zeros(4096, dtype=torch.int64)
+    for dtype in (torch.bfloat16, torch.float16):
+        inputs = [x.to(dtype) for x in (torch.ones(4096, 1), torch.zeros(2, 1), torch.zeros(2))]
+        found = gradients(inputs, targets, "chunked", 1.0)
+        assert found[1][:, 0].tolist() == [-2048.0, 2048.0]
+        assert found[2].tolist() == [-2048.0, 2048.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("kernel", ["plain", "chunked"])
+def test_shapes_on_a_gpu(dtype: torch.dtype, kernel: str) -> None:
+    with fake_gpu():
+        inputs = [torch.empty(*shape, dtype=dtype) for shape in ((9000, 8), (16, 8), (16,))]
+        loss, correct = masked_lm_loss(*inputs, torch.empty(9000, dtype=torch.int64), kernel)
+        assert (loss.dtype, loss.device.type) == (torch.float32, "cuda")
+        assert (correct.dtype, correct.device.type) == (torch.int64, "cuda")
+        grads = module.zero_gradients(*inputs)
+        error = torch.empty(4096, 16, dtype=dtype)
+        bias_grad, piece = torch.empty(16), torch.empty(4096, 8, dtype=dtype)
+        module.add_gradients(grads, error, bias_grad, piece, inputs[1], slice(0, 4096))
+        assert {x.dtype for x in grads} == {torch.float32}

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from palm_ds.common.errors import UserError
+from palm_ds.runtime.processes.processes import device_named
+from tests.helpers import warm_python
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return warm_python.run(["-c", code], timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("tpu", "not a device"), ("cuda:99", "cannot be used here")]
+)
+def test_a_device_that_is_not_there_is_one_line(name: str, why: str) -> None:
+    assert device_named("cpu").type == "cpu"
+    with pytest.raises(UserError, match=f"device: '{name}': {why}.*; there are: cpu") as caught:
+        device_named(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_one_process_alone_is_quiet() -> None:
+    code = (
+        "from palm_ds.runtime.deepspeed.ds_config import make_ds_config\n"
+        "from palm_ds.runtime.processes.processes import start, stop\n"
+        "first, second = start(make_ds_config({})), start(make_ds_config({}))\n"
+        "assert (first.rank, second.world) == (0, 1)\n"
+        "assert (first.gather('x'), first.sum([3])) == (['x'], [3])\n"
+        "first.barrier(); stop(); stop()\n"
+        "import sys; assert not {'mlflow', 'torch._inductor.compile_fx'} & set(sys.modules)\n"
+        "from deepspeed.runtime.zero.muon.original_muon import muon_update\n"
+        "assert not {'torch._inductor.compile_fx'} & set(sys.modules)"
+    )
+    command = [sys.executable, "-c", code]  # a cold start: what is imported is quiet and light too
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_process_ends_with_its_own_code_before_destructors_abort_it() -> None:
+    code = (
+        "import atexit, ctypes, sys, threading, time\n"
+        "from palm_ds.runtime.processes.processes import end_without_destructors\n"
+        "left = threading.Event()\n"
+        "def let_go():\n"
+        "    left.wait(); time.sleep(0.05)\n"
+        "    print('let go', flush=True)\n"
+        "threading.Thread(target=let_go, daemon=True).start()\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.on_exit(libc.abort, None)\n"
+        "atexit.register(end_without_destructors)\n"
+        "atexit.register(left.set)\n"
+        "print('said', flush=True)\n"
+        "sys.exit(3)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (3, "said\nlet go\n")

@@ -1,0 +1,52 @@
+"""A request to stop, by a signal or by the end of a launcher."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+
+from palm_ds.runtime.processes.signals import StopFlag, stop_signals
+
+
+def test_a_signal_is_a_request() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_signals() as flag:
+        assert not flag.stop_requested
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert flag.stop_requested
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_signal_after_the_start_is_only_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pipe to the thread that watched the start is still open: Python prints what it cannot
+    write into it."""
+    lost: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    with stop_signals(starting=True) as flag:
+        flag.starting = False
+        (watcher,) = [each for each in threading.enumerate() if each.name == "start"]
+        watcher.join(10)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert flag.stop_requested and not watcher.is_alive()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    assert not lost
+
+
+def test_the_end_of_a_launcher_is_a_request(caplog) -> None:
+    """Its processes would continue unnoticed, alongside those of the next start."""
+    with subprocess.Popen(["sleep", "60"]) as launcher:
+        flag = StopFlag(launchers=[psutil.Process(os.getpid()), psutil.Process(launcher.pid)])
+        assert not flag.stop_requested
+        launcher.kill()
+        launcher.wait()
+    caplog.set_level("INFO")
+    assert flag.stop_requested and flag.stop_requested
+    assert caplog.messages == ["the launcher has ended: saves and stops"]

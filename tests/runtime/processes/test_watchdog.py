@@ -1,0 +1,64 @@
+"""A process whose steps stop ends, and only such a one."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from palm_ds.common import exit_codes
+from palm_ds.runtime.processes import watchdog
+from palm_ds.runtime.processes.watchdog import Watchdog
+from tests.helpers import warm_python
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return warm_python.run(
+        ["-c", f"import time\nfrom palm_ds.runtime.processes.watchdog import *\n{code}"]
+    )
+
+
+def test_it_ends_a_process_that_hangs() -> None:
+    done = run(
+        "watchdog = Watchdog(2.4)\n"
+        "for _ in range(5): time.sleep(0.6); watchdog.beat()\n"
+        "print('alive', flush=True); time.sleep(60)"
+    )
+    assert done.returncode == exit_codes.WATCHDOG == 42
+    assert done.stdout == "alive\n"
+    assert done.stderr == "error: no step for 0.04 minutes; giving up (exit code 42)\n"
+
+
+def test_it_closes() -> None:
+    done = run(
+        "watchdog = Watchdog(0.2); watchdog.close(); time.sleep(0.6)\nWatchdog(0).beat()",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_limit_follows_the_steps_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: now[0])
+    found = Watchdog(0, floor=10.0)
+    found._fixed = None  # no thread watches: 0 asked for none
+
+    def step(seconds: float) -> None:
+        now[0] += seconds
+        found.stepped()
+
+    for seconds in (500.0, 90.0, 0.1, 0.1, 0.1, 0.1):  # the first compile
+        step(seconds)
+    assert found.limit == 3600.0  # too few to know
+    step(0.1)
+    assert found.limit == 10.0
+    step(2.0)
+    assert found.limit == 40.0
+    found.beat()  # saving, or evaluating
+    now[0] += 900.0
+    found.beat()
+    assert found.limit == 3600.0
+    step(7.0)  # since the last beat, not a step alone
+    assert found.limit == 40.0
+    for _ in range(100):
+        step(0.2)
+    assert found.limit == 10.0

@@ -1,0 +1,145 @@
+"""Which evaluation was the best, and when to stop."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.tasks.task import build
+from palm_ds.train.evaluate.evaluate import TaskScore
+from palm_ds.train.loop.early_stopping import BestTracker
+from palm_ds.train.recipe.sections import EvaluateSettings
+
+TASKS = {
+    name: build(name, {"kind": "classification", "source": name, "auxiliary": name == "helper"})
+    for name in ("a", "b", "helper")
+}
+
+
+def score(accuracy: float, loss: float = 1.0, **metrics: float) -> TaskScore:
+    return TaskScore(
+        count=10,
+        loss=loss,
+        accuracy=accuracy,
+        baseline_loss=1.0,
+        baseline_accuracy=0.5,
+        metrics=metrics,
+    )
+
+
+def best(**settings: Any) -> BestTracker:
+    return BestTracker(EvaluateSettings(**settings), TASKS)
+
+
+def test_tracking_is_off_by_default() -> None:
+    assert not best().enabled and not best().should_stop
+    assert best(best="mean").enabled
+
+
+def test_ties_go_to_the_first() -> None:
+    chosen = best(best="a")
+    seen = [
+        chosen.update(step, {"a": score(x)}) for step, x in enumerate([0.5, 0.7, 0.7, 0.6, 0.8])
+    ]
+    assert seen == [True, True, False, False, True]
+    assert (chosen.step, chosen.value, chosen.evals_since_best) == (4, 0.8, 0)
+
+
+def test_the_mean_covers_first_metrics_of_non_auxiliary_tasks() -> None:
+    chosen = best(best="mean")
+    scores = {"a": score(0.9, f1=0.4, other=1.0), "b": score(0.6), "helper": score(0.1)}
+    assert chosen.update(1, scores) and chosen.value == pytest.approx((0.4 + 0.6) / 2)
+    # The auxiliary task improves a lot, the others get worse: not an improvement.
+    worse = {"a": score(0.9, f1=0.3), "b": score(0.6), "helper": score(1.0)}
+    assert not chosen.update(2, worse) and chosen.step == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("a", 0.4), ("a.f1", 0.4), ("a.other", 0.9), ("a.accuracy", 0.7), ("a.loss", -2.5)],
+)
+def test_any_metric_of_a_task_can_be_tracked(name, value) -> None:
+    chosen = best(best=name)
+    chosen.update(1, {"a": score(0.7, loss=2.5, f1=0.4, other=0.9)})
+    assert chosen.value == value
+
+
+def test_a_smaller_loss_is_better() -> None:
+    chosen = best(best="a.loss")
+    seen = [
+        chosen.update(step, {"a": score(0.5, loss=x)}) for step, x in enumerate([2.0, 1.0, 1.5])
+    ]
+    assert seen == [True, True, False] and chosen.step == 1
+
+
+def test_nan_is_never_the_best() -> None:
+    chosen = best(best="a", patience=2)
+    assert not chosen.update(1, {"a": score(0.9, pearson=math.nan)})
+    assert chosen.step == -1 and chosen.evals_since_best == 1 and not chosen.should_stop
+    assert not chosen.update(2, {"a": score(0.9, pearson=math.nan)})
+    assert chosen.should_stop
+
+
+def test_patience_counts_evaluations_since_the_best() -> None:
+    chosen = best(best="a", patience=2)
+    exhausted = []
+    for step, x in enumerate([0.5, 0.4, 0.6, 0.6, 0.5]):
+        chosen.update(step, {"a": score(x)})
+        exhausted.append(chosen.should_stop)
+    assert exhausted == [False, False, False, False, True]
+
+
+def test_a_resumed_tracker_equals_an_uninterrupted_one() -> None:
+    values = [0.5, 0.7, 0.6, 0.65, 0.64, 0.63]
+    for cut in range(len(values) + 1):
+        whole, first = best(best="a", patience=3), best(best="a", patience=3)
+        for step, x in enumerate(values):
+            whole.update(step, {"a": score(x)})
+        for step, x in enumerate(values[:cut]):
+            first.update(step, {"a": score(x)})
+        second = best(best="a", patience=3)
+        second.restore(json.loads(json.dumps(first.record())))
+        for step, x in enumerate(values[cut:], cut):
+            second.update(step, {"a": score(x)})
+        assert second.record() == whole.record() and second.should_stop == whole.should_stop
+    empty = best(best="a")
+    empty.restore({})
+    assert empty.record() == {"value": None, "step": -1, "since": 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("c", "'c' is neither `mean` nor `task.metric` of a task"),
+        ("halper.f1", 'did you mean "helper"'),
+        ("meen", "evaluate.best: 'meen'"),
+    ],
+)
+def test_an_unknown_name_is_refused_immediately(name, message) -> None:
+    with pytest.raises(UserError, match=message):
+        best(best=name)
+
+
+def test_an_unknown_metric_is_refused_with_the_known_ones() -> None:
+    for metric, known in (
+        ("acuracy", 'did you mean "accuracy"\\?'),
+        ("f2", "known: accuracy, f1, loss"),
+    ):
+        with pytest.raises(UserError, match=f"a has no '{metric}'; {known}$"):
+            best(best=f"a.{metric}").update(1, {"a": score(0.5, f1=0.5)})
+    with pytest.raises(UserError, match="no rows to evaluate 'b' on; give its source `validation`"):
+        best(best="b").update(1, {"a": score(0.5)})
+    with pytest.raises(UserError, match="evaluate.patience: needs `best`"):
+        EvaluateSettings(patience=2)
+
+
+def test_tracking_needs_rows_to_evaluate() -> None:
+    best(best="mean").check({"a"})
+    best().check(set())
+    for name, scored in (("mean", set()), ("mean", {"helper"}), ("b", {"a", "helper"})):
+        with pytest.raises(UserError, match="evaluate.best: .*give .* `validation`"):
+            best(best=name).check(scored)

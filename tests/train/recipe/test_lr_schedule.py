@@ -1,0 +1,103 @@
+import pytest
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.stream.curriculum_spec import read_stages
+from palm_ds.data.stream.stages import Curriculum, Stage
+from palm_ds.train.recipe.lr_schedule import LRSchedule
+
+TASKS = ["a", "b", "c", "d"]
+
+
+def factors(schedule: LRSchedule, curriculum: Curriculum) -> list[float]:
+    return [
+        round(schedule.scale(curriculum.at(step, seed=1), curriculum.steps), 4)
+        for step in range(curriculum.steps)
+    ]
+
+
+def test_schedules():
+    curriculum = read_stages([{"a": 8}], TASKS)
+    assert factors(LRSchedule(kind="linear", warmup=4), curriculum) == [
+        *(0.25, 0.5, 0.75, 1.0),
+        *(1.0, 0.75, 0.5, 0.25),
+    ]
+    noam = factors(LRSchedule(kind="noam", warmup=2), curriculum)
+    assert noam[:2] == [0.5, 1.0]
+    assert noam[7] == 0.5  # sqrt(2 / 8)
+    wsd = factors(LRSchedule(kind="wsd", warmup=2, decay=4, end=0.2), curriculum)
+    assert wsd == [0.5, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4]
+    assert factors(LRSchedule(kind="constant"), curriculum) == [1.0] * 8
+
+
+def test_warm_up_as_a_fraction_of_the_steps():
+    curriculum = read_stages([{"a": 20}, {"b": 40}], TASKS)
+    share, counted = LRSchedule(warmup=0.1), LRSchedule(warmup=6)
+    assert factors(share, curriculum) == factors(counted, curriculum)
+    restarted = LRSchedule(warmup=0.1, restart="stage")
+    assert restarted.warmups(curriculum) == [2, 4]
+    with pytest.raises(UserError, match="neither a number of steps nor a fraction"):
+        LRSchedule(warmup=2.5)
+
+
+def test_restart_at_each_stage():
+    curriculum = read_stages([{"a": 4}, {"b": 4}], TASKS)
+    schedule = LRSchedule(kind="noam", warmup=2, restart="stage")
+    assert factors(schedule, curriculum)[:4] == factors(schedule, curriculum)[4:]
+    once = LRSchedule(kind="noam", warmup=2)
+    assert factors(once, curriculum)[4] < 1
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        {"continual": TASKS, "steps": 20},
+        {"joint": TASKS, "steps": 20},
+        {"alternate": TASKS, "steps": 20},
+        {"sequential": TASKS, "steps": {"a": 20, "b": 7, "c": 12, "d": 9}},
+        [{"a": 20}, {"b": 9, "c": 11, "mix": "step"}],
+    ],
+)
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"kind": "linear", "warmup": 3},
+        {"kind": "wsd", "warmup": 2, "decay": 4, "end": 0.1},
+        {"kind": "noam", "warmup": 3},
+        {"kind": "constant", "warmup": 5},
+    ],
+)
+def test_a_restarted_stage_is_scheduled_like_a_separate_run(stages, values):
+    curriculum = read_stages(stages, TASKS)
+    schedule = LRSchedule(**values, restart="stage")
+    whole = factors(schedule, curriculum)
+    for number, stage in enumerate(curriculum.stages):
+        alone = Curriculum((Stage(stage.steps_of, stage.mix, 0),))
+        part = whole[stage.first : stage.first + stage.steps]
+        assert part == factors(LRSchedule(**values), alone)
+        assert part.index(1.0) == schedule.warmups(curriculum)[number] - 1
+    assert LRSchedule(**values).warmups(curriculum)[1:] == [0] * (len(curriculum.stages) - 1)
+
+
+def test_a_run_that_is_too_short_for_its_schedule():
+    curriculum = read_stages([{"a": 4}, {"b": 16}], TASKS)
+    assert LRSchedule(warmup=20).warnings(curriculum) == []
+    assert LRSchedule(kind="wsd", warmup=4, decay=16).warnings(curriculum) == []
+    assert LRSchedule(kind="wsd", warmup=10, decay=20).warnings(curriculum) == [
+        "note: schedule: the run has 20 steps, too few for 10 of warm-up and 20 of decay"
+    ]
+    assert LRSchedule(warmup=8, restart="stage").warnings(curriculum) == [
+        "note: schedule: stage 1 ends after 4 of 8 warm-up steps, at 50 % of `lr`"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kind": "linear", "decay": 5}, "schedule.decay: linear takes no decay steps"),
+        ({"kind": "noam", "warmup": 5, "decay": 5}, "schedule.decay: noam takes no decay steps"),
+        ({"kind": "constant", "end": 0.1}, "schedule.end: constant has no end"),
+    ],
+)
+def test_a_key_that_the_kind_does_not_use_is_refused(values, message):
+    with pytest.raises(UserError, match=message):
+        LRSchedule(**values)
