@@ -122,7 +122,7 @@ def test_links_to_files_outside_the_site_become_text() -> None:
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_the_files_that_pages_name_exist(path: Path) -> None:
-    """As `data/tasks/task.py`, or from the package: `data/tasks/task.py`; folders end with a slash."""
+    """As `palm_ds/common/rng.py`, or from the package: `common/rng.py`; folders end with `/`."""
     text = path.read_text(encoding="utf-8")
     named = re.findall(r"`((?:palm_ds|[a-z_]+)/(?:[a-z_0-9]+/)*(?:[a-z_0-9]+\.py)?)`", text)
     ours = [n for n in named if n.startswith("palm_ds/") or n.endswith(".py")]

@@ -6,8 +6,10 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,40 @@ LAYERS = (
     ("__main__",),
 )
 """Bottom to top. A package has one place as a whole."""
+PARTS = {
+    "model": (
+        ("config", "inputs", "pooling"),
+        ("fgm", "ops"),
+        ("attention",),
+        ("kernels",),
+        ("encoder",),
+        ("generation", "heads"),
+        ("distillation",),
+        ("multi_task_model",),
+        ("lora", "packed_linear"),
+    ),
+    "runtime": (
+        ("deepspeed", "optimizer"),
+        ("device",),
+        ("processes",),
+        ("step", "supervisor", "zero"),
+        ("checkpoint",),
+    ),
+    "data": (("reader",), ("sources",), ("tasks",), ("stream",)),
+    "train": (
+        ("plan", "report"),
+        ("recipe",),
+        ("evaluate",),
+        ("setup",),
+        ("export", "sweeps", "teachers"),
+        ("loop", "startup_notes"),
+        ("train",),
+    ),
+}
+"""The same inside the packages that are large: their sub-packages and modules, bottom to top."""
+LARGEST_FOLDER = 16
+SHELVES = {"cli": 36, "common": 24, "corpus": 24, "pretrain": 24, "tasks": 24, "text": 24}
+"""Modules side by side in a folder; more in those whose modules are alike (a command, a task)."""
 APART = ("pretrain", "tasks")
 """Packages whose tasks never import one another; they share what is in their sub-packages."""
 OWNERS = {
@@ -123,6 +159,42 @@ def test_imports_point_down(path: Path) -> None:
             continue
         assert parts[1] in HEIGHT, f"imports {name}, which has no place"
         assert HEIGHT[parts[1]] < HEIGHT[mine], f"{mine} imports {name}, which is not below it"
+
+
+@pytest.mark.parametrize("package", PARTS)
+def test_imports_among_the_parts_of_a_package_point_down(package: str) -> None:
+    height = {name: height for height, layer in enumerate(PARTS[package]) for name in layer}
+    edges = imports_among_parts(package)
+    assert {part for edge in edges for part in edge} - set(height) == set(), "give these a place"
+    assert [(a, b) for a, b in edges if height[a] <= height[b]] == []
+
+
+@pytest.mark.parametrize("package", sorted({unit(path) for path in PACKAGE} - set(PARTS)))
+def test_the_parts_of_a_package_form_no_circle(package: str) -> None:
+    graph: dict[str, set[str]] = {}
+    for importer, imported in imports_among_parts(package):
+        graph.setdefault(importer, set()).add(imported)
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def imports_among_parts(package: str) -> set[tuple[str, str]]:
+    """(importing part, imported part) of all imports between two parts of a package."""
+    names = {p.name.removesuffix(".py") for p in (ROOT / "palm_ds" / package).glob("[!_]*")}
+    edges = set()
+    for path in (ROOT / "palm_ds" / package).rglob("*.py"):
+        mine = path.relative_to(ROOT / "palm_ds" / package).parts[0].removesuffix(".py")
+        for name in imports(path):
+            parts = name.split(".")
+            if parts[:2] == ["palm_ds", package] and len(parts) > 2 and parts[2] in names - {mine}:
+                edges.add((mine, parts[2]))
+    return {edge for edge in edges if edge[0] != "__init__"}
+
+
+def test_no_folder_is_a_hall() -> None:
+    sizes = Counter(path.parent for path in PACKAGE if path.stem != "__init__")
+    allowed = {ROOT / "palm_ds" / name: size for name, size in SHELVES.items()}
+    halls = {str(f): n for f, n in sizes.items() if n > allowed.get(f, LARGEST_FOLDER)}
+    assert halls == {}
 
 
 @pytest.mark.parametrize("package", APART)
