@@ -1,5 +1,5 @@
-"""The pages: every one is in the site's menu, none has the words that we do not write, and their
-commands, recipes and Python examples are those of today's program.
+"""The pages: every one is in the site's menu, and their commands, recipes and Python examples are
+those of today's program.
 
 The links inside are checked by tests/test_project.py and, with their anchors, by `make site`. The
 examples of docs/api.md and docs/coming_from_paddlepalm.md are run by tests/api/test_trainer.py.
@@ -14,7 +14,7 @@ import importlib.util
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import reduce
 from pathlib import Path
 from types import ModuleType
@@ -23,9 +23,9 @@ import pytest
 import yaml
 
 from palm_ds.cli.command import Command, CommandGroup
-from palm_ds.cli.main import SECTIONS, find, help_text
+from palm_ds.cli.main import SECTIONS, find
 from palm_ds.cli.main import load as load_command
-from tests.helpers.english import foreign_words, paragraphs, python_prose
+from tests.helpers.prose import python_prose
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
@@ -40,30 +40,14 @@ SOURCES = sorted(
     path
     for folder in ("palm_ds", "launch", "tools", "benchmarks", "docs", "tests")
     for path in (ROOT / folder).rglob("*.py")
-    if path.name != "english.py"  # the list itself
 )
 FILES_OF_OTHERS = {"pretraining.py", "batching.py", "run_squad.py", "run_classifier.py"}
 """Files of ERNIE and BERT that docstrings cite."""
-# {file: texts in it that may have one of the words}: data of tests, not prose.
-ALLOWED = {
-    "tests/test_docs.py": ("What of it", "goes on", "what of"),
-    "tests/text/test_sentence_splitter.py": ("It goes on.", "It goes on for a while"),
-}
 MOST_COLUMNS = 125
 
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
-
-
-def foreign_places(path: Path, texts: Iterable[tuple[int, str]]) -> list[str]:
-    """`file:line: the word; write: ...` for each word of FOREIGN in the texts."""
-    allowed = ALLOWED.get(name_of(path), ())
-    return [
-        f"{name_of(path)}:{number}: {found}"
-        for number, text in texts
-        for found in foreign_words(text, allowed)
-    ]
 
 
 def load(name: str) -> ModuleType:
@@ -156,57 +140,12 @@ def messages() -> Iterator[str]:
                 yield node.value
 
 
-@pytest.mark.parametrize("path", [*PAGES, *SETTINGS], ids=name_of)
-def test_pages_are_in_plain_english(path: Path) -> None:
-    if path.name in GENERATED:
-        pytest.skip("made from docstrings")
-    assert foreign_places(path, paragraphs(path.read_text(encoding="utf-8"))) == []
-
-
-def test_the_prose_of_the_sources_is_in_plain_english() -> None:
-    """Docstrings, comments, messages and names."""
-    found = []
-    for path in SOURCES:
-        found += foreign_places(path, python_prose(path.read_text(encoding="utf-8")))
-    assert found == []
-
-
 def test_the_files_that_docstrings_name_exist() -> None:
     known = {path.name for path in SOURCES} | FILES_OF_OTHERS
     for path in (ROOT / "palm_ds").rglob("*.py"):
         for number, text in python_prose(path.read_text(encoding="utf-8")):
             missing = set(re.findall(r"\b[a-z_]+\.py\b", text)) - known
             assert missing == set(), f"{name_of(path)}:{number}"
-
-
-def test_the_help_of_every_command_is_in_plain_english() -> None:
-    found = foreign_words(help_text())
-    for command in every_command():
-        texts = [command.parser().format_help(), command.interrupted]
-        found += [f"{command.name}: {each}" for text in texts for each in foreign_words(text)]
-    assert found == []
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        '"""What of it\ngoes on."""',
-        "x = 1  # What of it\n# goes on",
-        "fail('What of it '\n     f'goes on at {place}')",
-        "def test_what_of_it_goes_on(): ...",
-    ],
-    ids=["docstring", "comment", "message", "name"],
-)
-def test_words_are_found_wherever_they_are(source: str) -> None:
-    found = [each for _, text in python_prose(source) for each in foreign_words(text)]
-    assert [each.split(";")[0].lower() for each in found] == ["'goes on'", "'what of'"]
-
-
-def test_what_is_allowed_is_there() -> None:
-    for name, texts in ALLOWED.items():
-        source = (ROOT / name).read_text(encoding="utf-8")
-        flat = [" ".join(text.split()) for _, text in python_prose(source)]
-        assert [each for each in texts if not any(each in text for text in flat)] == []
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
