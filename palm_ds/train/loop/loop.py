@@ -140,7 +140,8 @@ class Loop:
         if logs := self._log_due(step, result):
             self._log_step(at, lr)
         last = step + 1 == self.recipe.curriculum.steps
-        if (logs or self.saver.due(step + 1)) and not self.recovery.check(step, last=last):
+        saves = self.saver.due(step + 1) or result.stop
+        if (logs or saves) and not self.recovery.check(step, last=last, saves=saves):
             return exit_codes.NONFINITE
         if result.stop:
             return self._stopped(step + 1)

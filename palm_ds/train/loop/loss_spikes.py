@@ -24,8 +24,8 @@ from palm_ds.train.recipe.sections import SpikeSettings
 
 _SPREAD = 1.4826
 _ENOUGH = 20
-"""Losses whose spread is known well."""
-_FEW = 10
+"""Losses whose spread is known well. A shorter window has to do when it is full."""
+_FEW = 9
 """Losses whose spread is not known."""
 _OVER = 0.25
 """Part of `zscore` that a loss must fall to for its spike to be over: broken weights may reach a
@@ -89,10 +89,17 @@ class SpikeDetector:
         return max(spikes, key=lambda spike: spike.zscore, default=None)
 
     def compare(
-        self, step: int, stage: int, before: Mapping[str, float], now: Mapping[str, float]
+        self,
+        step: int,
+        stage: int,
+        before: Mapping[str, float],
+        now: Mapping[str, float],
+        *,
+        over: bool = False,
     ) -> LossSpike | None:
         """The worst spike among the losses that a training step of this stage would have `now`. It
-        has had those of `before`. The windows stay as they are; a task without one has no spike."""
+        has had those of `before`. The windows stay as they are; a task without one has no spike.
+        `over`: whether losses count that are too high for the spike of their task to be over."""
         spikes = []
         for task in before.keys() & now.keys():
             window = self._windows.get(task)
@@ -100,8 +107,8 @@ class SpikeDetector:
                 continue
             if stage != self._stage:  # other examples, of another loss
                 window = [max(before[task], statistics.median(window))] * _FEW
-            median, zscore = _zscore(now[task], window)
-            if zscore > self._settings.zscore > 0:
+            median, zscore = self._zscore(now[task], window)
+            if zscore > self._threshold(ongoing=over and task in self._spikes) > 0:
                 loss = now[task]
                 spikes.append(
                     LossSpike(
@@ -114,10 +121,10 @@ class SpikeDetector:
         window = self._windows.setdefault(task, [])
         if not math.isfinite(loss):
             return None
-        if window and self._settings.zscore:
-            median, zscore = _zscore(loss, window)
+        if window and self.watches:
+            median, zscore = self._zscore(loss, window)
             ongoing = self._spikes.get(task)
-            if zscore > self._settings.zscore * (_OVER if ongoing else 1):
+            if zscore > self._threshold(ongoing=ongoing is not None):
                 began = ongoing.began if ongoing else step
                 self._spikes[task] = LossSpike(
                     task=task, step=step, loss=loss, median=median, zscore=zscore, began=began
@@ -127,6 +134,16 @@ class SpikeDetector:
         window.append(loss)
         del window[: -self._settings.window]
         return None
+
+    def _threshold(self, *, ongoing: bool) -> float:
+        """The score above which a loss is a spike, or belongs to an `ongoing` one."""
+        return self._settings.zscore * (_OVER if ongoing else 1)
+
+    def _zscore(self, loss: float, window: list[float]) -> tuple[float, float]:
+        """The median of the window, and the robust z-score of a loss."""
+        median = statistics.median(window)
+        enough = min(_ENOUGH, max(self._settings.window, _FEW + 1))
+        return median, (loss - median) / _spread(window, median, enough)
 
     def state_dict(self) -> dict[str, Any]:
         spikes = [asdict(spike) for spike in self._spikes.values()]
@@ -138,16 +155,10 @@ class SpikeDetector:
         self._spikes = {spike["task"]: LossSpike(**spike) for spike in state["spikes"]}
 
 
-def _zscore(loss: float, window: list[float]) -> tuple[float, float]:
-    """The median of the window, and the robust z-score of a loss."""
-    median = statistics.median(window)
-    return median, (loss - median) / _spread(window, median)
-
-
-def _spread(window: list[float], median: float) -> float:
-    """The robust standard deviation of the losses. Few losses say little: at least a tenth of their
-    median then, and of the first ones a good deal more."""
+def _spread(window: list[float], median: float, enough: int) -> float:
+    """The robust standard deviation of the losses. Fewer than `enough` say little: at least a tenth
+    of their median then, and of the first ones a good deal more."""
     deviation = _SPREAD * statistics.median(abs(loss - median) for loss in window)
-    if len(window) >= _ENOUGH:
+    if len(window) >= enough:
         return max(deviation, 0.02 * abs(median), _LEAST_NATS)
     return max(deviation, 0.1 * abs(median), max(abs(median), 1.0) / len(window))

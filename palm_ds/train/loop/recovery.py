@@ -174,12 +174,14 @@ class Recovery:
             )
         )
 
-    def check(self, step: int, *, last: bool = False) -> bool:
+    def check(self, step: int, *, last: bool = False, saves: bool = False) -> bool:
         """Judge the steps since the last check, of which `step` is the last one; and the weights
-        after it, if the run ends there (`last`). Returns False if it must not go on. Collective."""
+        after it, if the run ends there (`last`) or they replace the only checkpoint (`saves`: they
+        are saved). Returns False if the run must not go on. Collective."""
         trouble = self._judge()
-        if trouble is None and (last or self._lasting):
-            trouble = self._judge_weights(step)
+        replaces = saves and self.recipe.save.keep == 1 and not self._detector.ongoing
+        if trouble is None and (last or replaces or self._lasting):
+            trouble = self._judge_weights(step, last=last)
         elif trouble and not trouble.ruin:
             trouble = replace(trouble, ruin=self._weights.problem())
         if trouble is None:
@@ -234,27 +236,34 @@ class Recovery:
             self._lasting = spike
         return None
 
-    def _judge_weights(self, step: int) -> _Trouble | None:
-        """The trouble with the weights after `step`, at the end of the run or of a long spike."""
-        spike, ruin = self._detector.ongoing, self._weights.problem()
+    def _judge_weights(self, step: int, *, last: bool) -> _Trouble | None:
+        """The trouble with the weights after `step`: at the end of the run (`last`), where they
+        must have recovered from a spike, before they replace others, or in a long spike."""
+        spike, ruin = self._detector.ongoing, self._weights.problem(over=last)
         if spike and not ruin and not self._weights.good_step:
             ruin = f"since step {spike.began + 1} {spike}"
         if not ruin:
             if self._lasting:
-                text = f"step {step + 1}: {spike}, for {self._lasting.length} steps by now"
-                text += "; the weights are as good as before for earlier texts; training continues"
-                self.event("spike", text, step=step + 1)
+                self._say_it_lasts(self._lasting, step)
             return None
         began = self._detector.began
         actions = self.recipe.loss_spike.action, self.recipe.nonfinite
-        ends = "diverged" if spike else "the weights were checked before the end"
+        before = "before the end" if last else "before they are saved"
+        what = "diverged" if spike else f"the weights were checked {before}"
         return _Trouble(
             step=step,
-            what=f"step {step + 1}: {ends}",
+            what=f"step {step + 1}: {what}",
             action="rollback" if "rollback" in actions else "stop",
             began=step + 1 if began is None else began,
             ruin=ruin,
         )
+
+    def _say_it_lasts(self, spike: LossSpike, step: int) -> None:
+        """Log a spike that has lasted for another window, with weights that are not ruined."""
+        worse = self._weights.problem(over=True)
+        state = worse or "the weights are as good as before for earlier texts"
+        text = f"step {step + 1}: {spike}, for {spike.length} steps by now; {state}"
+        self.event("spike", f"{text}; training continues", step=step + 1)
 
     def _nonfinite_action(self) -> str:
         """What to do about the current step, which was skipped; nothing if that is normal: fp16

@@ -41,20 +41,21 @@ class WeightCheck:
     detector: SpikeDetector
     good_step: GoodStep | None = None
 
-    def problem(self) -> str:
-        """What shows that the weights are not good; empty if nothing does. Collective."""
+    def problem(self, *, over: bool = False) -> str:
+        """What shows that the weights are not good; empty if nothing does. `over`: so do losses
+        that are too high for an ongoing spike to be over. Collective."""
         if names := self.engine.nonfinite_weights():
             more = f" (and {len(names) - 1} more)" if names[1:] else ""
             return f"{names[0]}{more} has values that are not finite"
         if self.good_step is None:
             return ""
         good, losses = self.good_step, self._losses_of(self.good_step)
-        over = f"for the texts of step {good.step + 1}"
+        texts = f"for the texts of step {good.step + 1}"
         for task, loss in losses.items():
             if not math.isfinite(loss):
-                return f"{over} the loss of {task}, {good.losses[task]:.4g} before, is not finite"
-        spike = self.detector.compare(good.step, good.stage, good.losses, losses)
-        return f"{over} {spike}" if spike else ""
+                return f"{texts} the loss of {task}, {good.losses[task]:.4g} before, is not finite"
+        spike = self.detector.compare(good.step, good.stage, good.losses, losses, over=over)
+        return f"{texts} {spike}" if spike else ""
 
     def _losses_of(self, good: GoodStep) -> dict[str, float]:
         """The losses of the texts of a step under the weights of now."""

@@ -85,6 +85,25 @@ def test_at_the_start_only_much_larger_losses_count() -> None:
     assert [spike.step for spike in spikes([4.0, 1e9])] == [1]
 
 
+def test_a_full_window_is_enough_however_short() -> None:
+    """Losses twice as high were none after ten of a window of ten."""
+    assert [spike.step for spike in spikes([4.1] * 12 + [8.3, 8.1], window=10)] == [12, 13]
+    assert spikes([4.1] * 12 + [8.3]) == []
+    assert spikes([0.3, 2.9, 0.2, 3.1], window=2) == []
+
+
+def test_losses_that_keep_a_spike_from_its_end_count_on_request() -> None:
+    detector = SpikeDetector(SpikeSettings())
+    for step in range(30):
+        detector.judge(step, 0, {"a": 2.0, "b": 2.0})
+    before, now = {"a": 2.0, "b": 2.0}, {"a": 2.6, "b": 2.6}
+    assert detector.compare(29, 0, before, now, over=True) is None
+    assert detector.judge(30, 0, {"a": 99.0, "b": 2.0})
+    assert detector.compare(29, 0, before, now) is None
+    spike = detector.compare(29, 0, before, now, over=True)
+    assert spike and spike.task == "a"  # b has none
+
+
 def test_stages_and_tasks_are_apart() -> None:
     detector = SpikeDetector(SpikeSettings())
     for step in range(30):

@@ -115,10 +115,11 @@ class Run:
                 step=self.step, stage=self.stage, first=0, stage_steps=9999, task_groups=()
             )
             self.recovery.add(at, result, cast(Any, ["texts"]))
-            if not self.recovery.check(self.step):
+            saves = (self.step + 1) % self.recovery.recipe.save.every == 0
+            if not self.recovery.check(self.step, saves=saves):
                 return False
             self.step += 1
-            if self.step % 10 == 0:
+            if saves:
                 self.save(self.step)
         return True
 
@@ -304,6 +305,35 @@ def test_harder_data_do_not_end_it(tmp_path: Path) -> None:
     assert [kind for kind, _ in run.events] == ["spike"] * 3
     assert "for 200 steps by now; the weights are as good as before for earlier" in run.last()
     assert run.recovery.check(run.step - 1, last=True)
+
+
+def test_weights_must_have_recovered_from_a_spike_at_the_end(tmp_path: Path) -> None:
+    """They ended a run with code 0, called as good as before, if their losses were below those that
+    begin a spike."""
+    run = Run(tmp_path, {"loss_spike": SpikeSettings(window=10)})
+    assert run.train(*[2.0] * 35)
+    run.weights = 2.9
+    assert run.train(99.0, *[2.9] * 9)
+    assert "step 45: the loss of task is 2.9, its median 2, for 10 steps by now; for the" in (
+        run.last()
+    )
+    assert "texts of step 35 the loss of task is 2.9, its median 2; training co" in run.last()
+    assert not run.recovery.check(run.step - 1, last=True)
+    assert "step 45: diverged. The weights are not good: for the texts of step 35" in run.last()
+    assert checkpoint.steps_in(tmp_path) == [20]
+
+
+@pytest.mark.parametrize("action", ["stop", "rollback"])
+def test_ruined_weights_never_replace_the_only_checkpoint(tmp_path: Path, action: str) -> None:
+    """With `save.keep: 1` the good one was deleted before a loss showed what the update did."""
+    run = Run(tmp_path, {"loss_spike": SpikeSettings(action=cast(Any, action))})
+    run.recovery.recipe.save.keep = 1  # type: ignore[misc]
+    assert run.train(*[2.0] * 29) and checkpoint.steps_in(tmp_path) == [20]
+    run.weights = 1e5
+    assert run.train(2.0) == (action == "rollback")
+    assert "step 30: the weights were checked before they are saved" in run.last()
+    assert checkpoint.steps_in(tmp_path) == ([30, 20] if action == "rollback" else [20])
+    assert run.weights == 2.0
 
 
 @pytest.mark.parametrize(
