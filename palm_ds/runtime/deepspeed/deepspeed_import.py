@@ -14,17 +14,25 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from palm_ds.common.errors import UserError
+
 _MUON = "deepspeed.runtime.zero.muon.original_muon"
 
 
 def import_deepspeed() -> None:
     """Call this before anything is imported from deepspeed; more than once is harmless. It limits
-    DeepSpeed's log to errors, and warnings on rank 0."""
+    DeepSpeed's log to errors, and warnings on rank 0. Raises UserError if DS_ACCELERATOR names none
+    that DeepSpeed can use."""
     _quieten()
     if _MUON in sys.modules:
         return
-    with _without("mlflow"):
-        from deepspeed.runtime import compiler
+    try:
+        with _without("mlflow"):
+            from deepspeed.runtime import compiler
+    except ValueError as error:
+        if not (name := os.environ.get("DS_ACCELERATOR")):
+            raise
+        raise UserError(f"DS_ACCELERATOR={name}: {str(error).splitlines()[0]}") from None
     compiled = compiler.compile
     compiler.compile = lambda: compiler.dummy_decorator
     try:

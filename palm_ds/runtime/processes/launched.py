@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 import json
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ def launched_processes() -> int:
 
 def check_ranks_are_known() -> None:
     """Raises UserError if the processes of a launcher cannot find each other."""
+    _number("LOCAL_RANK", default=0)  # DeepSpeed reads it wherever it is set
     if _has_ranks():
         if launched_processes() > 1:
             place()
@@ -68,7 +70,7 @@ def check_ranks_are_known() -> None:
     if under_srun():
         return
     known = any(name in os.environ for name in _SIZES)
-    rank = next((name for name in _RANKS if name in os.environ), "")
+    rank = next((name for name in ("RANK", *_RANKS) if name in os.environ), "")
     if rank and not known:
         raise UserError(
             f"{rank} is set, but nothing says how many processes were started; use torchrun or "
@@ -89,8 +91,7 @@ def place() -> LaunchedProcess:
         raise UserError(
             f"RANK={rank}, but WORLD_SIZE={world}: ranks go from 0 to {world - 1}, each once"
         )
-    _number("LOCAL_RANK", default=0)
-    port = _number("MASTER_PORT", least=1)
+    port = _number("MASTER_PORT", least=1, most=65535)
     return LaunchedProcess(rank=rank, world=world, address=os.environ["MASTER_ADDR"], port=port)
 
 
@@ -162,12 +163,15 @@ def _has_ranks() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def _number(name: str, *, least: int = 0, default: int | None = None) -> int:
+def _number(
+    name: str, *, least: int = 0, most: float = math.inf, default: int | None = None
+) -> int:
     """The value of an environment variable. Raises UserError."""
     text = os.environ.get(name, "" if default is None else str(default)).strip()
-    if not text.isdecimal() or int(text) < least:
+    if not text.isdecimal() or not least <= int(text) <= most:
+        to = "on" if most == math.inf else f"to {most}"
         raise UserError(
-            f"{name}={text}: expected a whole number from {least} on; launchers set it"
+            f"{name}={text}: expected a whole number from {least} {to}; launchers set it"
             if text
             else f"{name} is not set; launchers set it"
         )

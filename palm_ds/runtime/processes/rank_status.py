@@ -53,9 +53,11 @@ class RankStatus:
 def report(rank: int | None = None, **facts: object) -> None:
     """Update this process's file. `rank`: the launcher's, unless given."""
     folder = os.environ.get(FOLDER)
-    rank = int(os.environ.get("RANK", "0")) if rank is None else rank
     if not folder or not os.path.isdir(folder):
         return
+    if rank is None:
+        text = os.environ.get("RANK", "")
+        rank = int(text) if text.isdecimal() else 0  # refused later
     path = Path(folder) / f"{rank}.json"
     before = _read(path)
     if before is None or before.pid != os.getpid():

@@ -89,25 +89,32 @@ class Rendezvous(threading.Thread):
     def _open_store(self) -> Store:
         """The store of the run, which rank 0 or torchrun's agent holds."""
         address, port = self.place.address, self.place.port
-        options = {"timeout": self._timeout, "wait_for_workers": False}
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        if self.place.rank == 0 and not agent:
-            try:
-                return TCPStore(
-                    address, port, self.place.world, is_master=True, multi_tenant=True, **options
-                )
-            except (dist.DistError, RuntimeError) as error:
-                taken = "in use" in str(error)
-                why = "the port is in use" if taken else str(error).splitlines()[0]
-                raise TemporaryError(
-                    f"MASTER_PORT={port}: rank 0 cannot listen there: {why}; choose another port"
-                ) from None
         pause = 0.02
+        if self.place.rank == 0 and not agent:
+            while problem := _why_unknown(address):
+                self.missing = f"MASTER_ADDR={address}: {problem}"
+                pause = self._pause(pause, most=2.0)
+            self.missing = f"MASTER_ADDR={address}, which does not lead back to rank 0"
+            return self._make_store(address, port)
         while problem := _why_unreachable(address, port):
             self.missing = f"{self._named(0)} at {address}:{port}: {problem}"
             pause = self._pause(pause, most=2.0)
         self.missing = f"{self._named(0)} at {address}:{port}"
+        options = {"timeout": self._timeout, "wait_for_workers": False}
         return TCPStore(address, port, self.place.world, is_master=False, **options)
+
+    def _make_store(self, address: str, port: int) -> Store:
+        """The store, held by this process. Raises TemporaryError."""
+        options = {"timeout": self._timeout, "wait_for_workers": False, "multi_tenant": True}
+        try:
+            return TCPStore(address, port, self.place.world, is_master=True, **options)
+        except (dist.DistError, RuntimeError) as error:
+            taken = "in use" in str(error)
+            why = "the port is in use" if taken else str(error).splitlines()[0]
+            raise TemporaryError(
+                f"MASTER_PORT={port}: rank 0 cannot listen there: {why}; choose another port"
+            ) from None
 
     def _arrive(self, store: Store) -> None:
         rank = self.place.rank
@@ -145,6 +152,15 @@ class Rendezvous(threading.Thread):
 
 def _key(rank: int) -> str:
     return f"palm_ds/rank/{rank}"
+
+
+def _why_unknown(address: str) -> str:
+    """Empty if the address is one, or the name of one. torch would wait for it without a word."""
+    try:
+        socket.getaddrinfo(address, None)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _why_unreachable(address: str, port: int) -> str:

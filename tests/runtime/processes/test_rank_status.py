@@ -44,3 +44,9 @@ def test_commands_report_their_exit_code(tmp_path: Path) -> None:
     done = warm_python.run(words, env={rank_status.FOLDER: str(tmp_path), "RANK": "5"})
     (found,) = rank_status.read_all(tmp_path)
     assert (found.rank, found.code, done.returncode) == (5, 2, 2)
+
+
+def test_a_rank_that_makes_no_sense_is_one_line(tmp_path: Path) -> None:
+    words = ["-m", "palm_ds.cli.pretrain", "nowhere.yaml", "--deepspeed_config", "none.json"]
+    done = warm_python.run(words, env={rank_status.FOLDER: str(tmp_path), "RANK": "x"})
+    assert done.returncode == 2 and "Traceback" not in done.stdout + done.stderr

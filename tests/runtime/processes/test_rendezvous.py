@@ -39,9 +39,9 @@ class Ranks:
         self.file.write_text(text)
         self.world, self.programs = str(world), list[Program]()
 
-    def start(self, rank: int) -> Program:
+    def start(self, rank: int, *, address: str = "127.0.0.1") -> Program:
         names = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": self.world}
-        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": self.port}
+        master = {"MASTER_ADDR": address, "MASTER_PORT": self.port}
         self.programs.append(Program([self.file], env={**names, **master}))
         return self.programs[-1]
 
@@ -78,6 +78,22 @@ def test_the_wait_ends_with_one_line(there: int, missing: str, tmp_path: Path) -
         assert program.wait(30) == 42, program.output()
         last = program.output().splitlines()[-1]
         assert last.startswith(f"error: waited 0.02 minutes for {missing}"), program.output()
+    finally:
+        clear_away(ranks.programs)
+
+
+@pytest.mark.parametrize(
+    ("address", "problem"),
+    [("no.such.host.invalid", ": "), ("192.0.2.1", ", which does not lead back to rank 0")],
+)
+def test_an_address_of_no_host_or_another_is_named(address, problem, tmp_path: Path) -> None:
+    """Rank 0 waited for it without a word."""
+    ranks = Ranks(tmp_path)
+    try:
+        program = ranks.start(0, address=address)
+        wait_for(program, f"waits for MASTER_ADDR={address}{problem}")
+        os.kill(program.pid, signal.SIGTERM)
+        assert program.wait(5) == 75
     finally:
         clear_away(ranks.programs)
 
