@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from palm_ds.common.atomic import move_into_place
+from palm_ds.common.atomic import check_new_folder, move_into_place
 from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
 from palm_ds.common.remote_files import RemoteFolder, is_url
@@ -140,6 +140,7 @@ def prepare(
     job = plan(inputs, options)
     if out.exists():
         return _already_there(out, job)
+    check_new_folder(out)
     partial = out.with_name(out.name + ".partial")
     _check_unfinished(partial)
     with exclusive_lock(partial):

@@ -322,8 +322,10 @@ def examples(folder: Path, source: CorpusSource, *, count: int = 3, top: int = 3
     lines = []
     for number, (start, end) in enumerate(_sentences(source, count)):
         ids = np.array([vocabulary.cls, *source.read(start, end).ids, vocabulary.sep])
-        rng = keyed_generator(derive_key("hidden word"), number)
-        hidden = rng.choice(np.flatnonzero(np.isin(ids, vocabulary.regular)), 1)
+        words = np.flatnonzero(np.isin(ids, vocabulary.regular))
+        if not len(words):
+            continue  # all are [UNK]
+        hidden = keyed_generator(derive_key("hidden word"), number).choice(words, 1)
         truth, ids[hidden] = ids[hidden], vocabulary.mask
         (found,) = filler.guess(ids, hidden, truth, top=top)
         text = filler.tokenizer.decode(ids[1:-1], skip_special=False)

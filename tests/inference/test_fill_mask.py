@@ -14,6 +14,8 @@ from rich.console import Console
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.corpus import split_corpus
+from palm_ds.corpus.store import open_corpus
+from palm_ds.corpus.writer import write_corpus
 from palm_ds.inference.fill_mask import (
     MASK,
     Filler,
@@ -310,3 +312,16 @@ def test_examples_of_a_run_that_has_just_ended(tmp_path: Path) -> None:
         assert text.count(MASK) == 1 and said.count("%") == 3 and 'it was "w' in said
     save(tmp_path / "none", make_model(words=False))
     assert examples(tmp_path / "none/hf", source) == []
+
+
+def test_sentences_of_unknown_words_are_no_examples(tmp_path: Path) -> None:
+    """They ended a run that was finished with a traceback."""
+    ids = np.full(40, SPECIALS.index("[UNK]"))
+    starts = (np.arange(40) % 10 == 0).astype(np.uint8)
+    annotations = {"sentence": starts, "word": np.ones(40, np.uint8)}
+    tokenizer = wordpiece([*SPECIALS, "w0"], lower=False)
+    write_corpus(tmp_path / "corpus", [("unknown", ids, annotations)], tokenizer)
+    corpus = open_corpus(tmp_path / "corpus")
+    config = replace(CONFIG, vocab_size=corpus.vocabulary.size, max_positions=40)
+    save(tmp_path, make_model(config), config, corpus.tokenizer())
+    assert examples(tmp_path / "hf", split_corpus(corpus, 0.0, ())[0]) == []
