@@ -319,6 +319,7 @@ def test_sentences_of_unknown_words_are_no_examples(tmp_path: Path) -> None:
     ids = np.full(40, SPECIALS.index("[UNK]"))
     starts = (np.arange(40) % 10 == 0).astype(np.uint8)
     annotations = {"sentence": starts, "word": np.ones(40, np.uint8)}
+    annotations |= {kind: np.zeros(40, np.uint8) for kind in ("phrase", "entity")}
     tokenizer = wordpiece([*SPECIALS, "w0"], lower=False)
     write_corpus(tmp_path / "corpus", [("unknown", ids, annotations)], tokenizer)
     corpus = open_corpus(tmp_path / "corpus")
