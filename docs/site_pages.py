@@ -1,6 +1,6 @@
 """Assembles the pages of the documentation site; `make docs` then builds it (mkdocs.yml).
 
-docs/*.md, docs/images ──────────────copied──────────> runs/site-pages/
+docs/ ───────────────────────────────links rewritten──> runs/site-pages/
 README.md, launch/README.md, ... ──links rewritten──>   index.md, commands.md, ...
 the public classes, where they are defined now ──────>   reference/*.md, for mkdocstrings
 """
@@ -25,6 +25,7 @@ COPIED = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
+LINK = r"(!?)\[([^]\[]*)\]\(([^)#\s]*)(#[^)\s]*)?\)"
 LIBRARY = {
     "Data": ["palm_ds.corpus.store", "palm_ds.data.tasks.task"],
     "Engine": ["palm_ds.engine"],
@@ -36,25 +37,36 @@ def main() -> None:
     shutil.rmtree(PAGES, ignore_errors=True)
     shutil.copytree(ROOT / "docs", PAGES, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     (PAGES / "reference").mkdir()
-    for source, name in COPIED.items():
+    pages = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")}
+    for source in sorted(pages | COPIED.keys()):
         text = (ROOT / source).read_text(encoding="utf-8")
-        (PAGES / name).write_text(with_site_links(text, source), encoding="utf-8")
+        (PAGES / name_in_site(source)).write_text(with_site_links(text, source), encoding="utf-8")
     for name, text in reference_pages():
         (PAGES / name).write_text(text, encoding="utf-8")
 
 
+def name_in_site(path: str) -> str:
+    """The page of a file of the repository, or the file in docs/; empty if the site has none."""
+    return COPIED.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else "")
+
+
 def with_site_links(text: str, source: str) -> str:
-    """Links to pages of the site lead there; those to other files of the repository become text."""
+    """Links to pages of the site lead there; those to other files of the repository become text.
+    Code stays as it is."""
 
     def replace(match: re.Match[str]) -> str:
         image, label, target, anchor = match.groups()
-        if "://" in target or not target:
+        if not target or "://" in target:
             return match[0]
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), target))
-        page = COPIED.get(path) or (path[len("docs/") :] if path.startswith("docs/") else None)
-        return f"{image}[{label}]({page}{anchor or ''})" if page else label
+        if not (page := name_in_site(path)):
+            return label
+        link = posixpath.relpath(page, posixpath.dirname(name_in_site(source)) or ".")
+        return f"{image}[{label}]({link}{anchor or ''})"
 
-    return re.sub(r"(!?)\[([^]\[]*)\]\(([^)#\s]*)(#[^)\s]*)?\)", replace, text)
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
+    parts[::2] = [re.sub(LINK, replace, part) for part in parts[::2]]
+    return "".join(parts)
 
 
 def reference_pages() -> Iterator[tuple[str, str]]:

@@ -11,6 +11,7 @@ import ast
 import dataclasses
 import importlib
 import importlib.util
+import json
 import re
 import shlex
 import sys
@@ -102,6 +103,68 @@ def test_links_to_files_outside_the_site_become_text() -> None:
         change("[a](https://a.b/c) [b](#figures)", "README.md")
         == "[a](https://a.b/c) [b](#figures)"
     )
+    assert change("[a](../launch/recipes) [b](tasks.md)", "docs/api.md") == "a [b](tasks.md)"
+    assert change("[a](../tasks.md) [b](b.md)", "docs/howto/a.md") == "[a](../tasks.md) [b](b.md)"
+    code = "```\nshown[_](at)\n```\n"
+    assert change(code, "docs/tour.md") == code
+
+
+def test_no_link_of_the_site_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files and headings; the build notices pages of the site only."""
+    site = load("site_pages")
+    monkeypatch.setattr(site, "PAGES", tmp_path / "pages")
+    site.main()
+    pages = {path: path.read_text("utf-8") for path in site.PAGES.rglob("*.md")}
+    dead = [
+        f"{page.relative_to(site.PAGES)}: {target}"
+        for page, text in pages.items()
+        for target in targets(text)
+        if not leads_somewhere(page, target)
+    ]
+    assert len(pages) > 30 and dead == []
+
+
+def test_no_anchor_of_a_page_is_dead() -> None:
+    """As GitHub shows the pages, and the notebooks."""
+    notebooks = {path: markdown_of(path) for path in (ROOT / "docs/notebooks").glob("*.ipynb")}
+    texts = {path: path.read_text("utf-8") for path in PAGES} | notebooks
+    dead = [
+        f"{name_of(page)}: {target}"
+        for page, text in texts.items()
+        for target in targets(text)
+        if not leads_somewhere(page, target)
+    ]
+    assert notebooks and dead == []
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+
+
+def targets(text: str) -> list[str]:
+    """The links of a page to files beside it, or into itself."""
+    links = re.findall(r"\]\(([^)\s]+)\)", without_code(text))
+    return [link for link in links if "://" not in link]
+
+
+def leads_somewhere(page: Path, target: str) -> bool:
+    name, _, anchor = target.partition("#")
+    file = page.parent / name if name else page
+    if not file.exists():
+        return False
+    return not anchor or file.suffix != ".md" or anchor in anchors(file.read_text("utf-8"))
+
+
+def anchors(text: str) -> set[str]:
+    """Of the headings: lower case, without punctuation, words joined by hyphens."""
+    headings = re.findall(r"^#+ (.*)$", without_code(text), re.M)
+    labels = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w -]", "", label).strip().lower().replace(" ", "-") for label in labels}
+
+
+def markdown_of(notebook: Path) -> str:
+    cells = json.loads(notebook.read_text("utf-8"))["cells"]
+    return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
