@@ -50,12 +50,12 @@ class TrainingSession(RunDefinition):
         """Completed steps."""
         self._opened: TrainingRun | None = None
         self._batches: Iterator[list[Batch]] | None = None
-        self._started = self._finished = self._stops = False
+        self._started = self._finished = self._closed = self._stops = False
 
     def invalidate(self) -> None:
         """Discard the recipe after a change to a task. Raises UserError once training has
         started."""
-        if self._opened or self._finished:
+        if self._opened or self._finished or self._closed:
             raise UserError("cannot be changed after training has started")
         super().invalidate()
 
@@ -66,7 +66,9 @@ class TrainingSession(RunDefinition):
         `event_handler` is called with the events of palm.event. If interrupted (Ctrl-C, the stop
         button of a notebook), it saves and raises KeyboardInterrupt; stopped by SIGTERM, it saves
         and exits with code 75. Called again, or in another process with the same `folder`, it
-        resumes from there."""
+        resumes from there; once finished, it returns the scores again."""
+        if self._finished:
+            return self.scores
         opened = self._open()
         dispatcher = self._dispatcher(opened, event_handler)
         opened.next_step, self._batches = self.cur_train_step, None
@@ -157,7 +159,9 @@ class TrainingSession(RunDefinition):
     def _open(self) -> TrainingRun:
         """The run on its engine, resumed if its folder has a checkpoint."""
         if self._finished:
-            raise UserError(f"training has finished: all {self.steps} steps are done")
+            raise UserError(f"training has finished after {self.cur_train_step} steps")
+        if self._closed:
+            raise UserError("closed; another trainer with this folder= resumes the training")
         if self._opened is None:
             leave_at_exit()
             quiet = in_notebook()  # a display shows what the lines say
@@ -177,7 +181,7 @@ class TrainingSession(RunDefinition):
         """Release the engine before training has finished. With a `folder`, another trainer can
         resume from its last checkpoint."""
         self._close()
-        self._finished = True
+        self._closed = True
 
     def _close(self) -> None:
         if self._opened:

@@ -47,7 +47,7 @@ def name_of(cls: type | FunctionType) -> str:
     """The `module.Class` name of a class, or of a function. Raises UserError for one that recipes
     cannot name."""
     if "." in cls.__qualname__ or "<" in cls.__qualname__:
-        what = "class" if isinstance(cls, type) else "function"
+        what = "class" if isinstance(cls, type) else "function or lambda"
         raise UserError(
             f"{cls.__qualname__}: recipes cannot name a nested {what}; define it at the top level "
             "of a file or notebook cell"

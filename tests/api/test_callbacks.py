@@ -183,7 +183,9 @@ def test_mistakes_are_one_line(tables: Path) -> None:
         r"callbacks\[0\]: on_step_end: expected a method of \(": {"callbacks": [NoMethod()]},
         r"metrics: <lambda>: takes other arguments than": {"metrics": lambda p: 1.0},
         r"metrics: expected functions \(predictions, labels\), got \['f1'\]": {"metrics": ["f1"]},
-        r"<lambda>: recipes cannot name a nested function": {"metrics": lambda p, x: 1.0},
+        r"<lambda>: recipes cannot name a nested function or lambda; define it at": {
+            "metrics": lambda p, x: 1.0
+        },
     }
     for message, values in wrong.items():
         with pytest.raises(UserError, match=message) as error:

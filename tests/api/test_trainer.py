@@ -221,6 +221,8 @@ def test_masked_words_are_predicted(tables, tmp_path):
     assert set(made.evaluate(rows)["hidden"]) == {"accuracy", "perplexity"}
     made.close()
     assert checkpoint.steps_in(tmp_path / "run" / "checkpoints") == [1]
+    with pytest.raises(UserError, match=r"closed; another trainer with this folder= resumes"):
+        made.train()
 
 
 def test_further_evaluation_sets_are_reported_separately(tables):
@@ -566,8 +568,10 @@ def test_a_stop_from_outside_ends_the_program_with_its_code(tables, tmp_path):
 
 def test_a_finished_folder_gives_its_scores(tables, tmp_path):
     before = sys.excepthook
-    scores = trainer(tables, epochs=1, folder=tmp_path / "run").train()
+    first = trainer(tables, epochs=1, folder=tmp_path / "run")
+    scores = first.train()
     assert scores["classification"]["accuracy"] >= 0
+    assert first.train() == scores  # a notebook's cell that is run again
     again = trainer(tables, epochs=1, folder=tmp_path / "run")
     found = again.train()
     assert found.keys() == scores.keys() and again.scores

@@ -106,6 +106,7 @@ def _check_held_out(recipe: Recipe, data: Data, dataset: TaskGroupDataset) -> No
     except UserError as error:
         if recipe.sources[name].validation:
             raise
+        _check_training(recipe, data, dataset.name)  # with nothing there, no share helps
         held = sum(len(source) for _, source, _ in data.held_out[name])
         count = held + sum(len(source) for _, source, _ in data.train[name])
         of = "rows" if recipe.sources[name].table else "documents"
@@ -113,6 +114,18 @@ def _check_held_out(recipe: Recipe, data: Data, dataset: TaskGroupDataset) -> No
             f"held_out: {recipe.held_out:g} of {count} {of} of sources.{name} holds out {held}, "
             f"too few to evaluate on ({error}); increase it, or give sources.{name}.validation"
         ) from None
+
+
+def _check_training(recipe: Recipe, data: Data, task_group: str) -> None:
+    """Raises UserError if the training data has no example of a task group."""
+    datasets, _ = datasets_of(recipe, [task_group], data.train, seed=recipe.seed)
+    for dataset in datasets:
+        try:
+            dataset.order.up_to(1)
+        except UserError as error:
+            if recipe.sources[dataset.tasks[0].source].table:
+                raise
+            raise UserError(f"{error}; tasks over sentences need several in a document") from None
 
 
 def build_model(

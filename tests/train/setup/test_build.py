@@ -339,6 +339,25 @@ def test_too_little_held_out_data_names_the_share(tmp_path: Path) -> None:
     assert build_held_out(enough, open_data(enough)).rows
 
 
+def test_documents_of_one_sentence_are_not_blamed_on_the_held_out_share(tmp_path: Path) -> None:
+    tokenizer = wordpiece([*SPECIALS, *(f"w{i}" for i in range(20))], lower=False)
+    annotations = {"sentence": np.array([1, *[0] * 11])}
+    made = [(f"d{n}", np.arange(5, 17), annotations) for n in range(60)]
+    write_corpus(tmp_path / "lines", made, tokenizer, annotations=("sentence",))
+    made_recipe = recipe(
+        tmp_path,
+        [{"distance": 1}],
+        held_out=0.2,
+        tasks={"distance": {"kind": "sentence_distance", "source": "text"}},
+        sources={"text": {"corpus": str(tmp_path / "lines")}},
+    )
+    with pytest.raises(UserError) as caught:
+        build_held_out(made_recipe, open_data(made_recipe))
+    message = str(caught.value)
+    assert message.startswith("tasks.distance: nothing in ") and "held_out" not in message
+    assert message.endswith("; tasks over sentences need several in a document")
+
+
 def test_fine_tuning_initialises_a_missing_pooler_as_transformers(
     corpora: Path, tmp_path: Path
 ) -> None:
