@@ -16,11 +16,13 @@ What stands here is loaded when it is first asked for (docs/api.md).
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
 from palm_ds.common.version import __version__ as __version__
 
+TYPE_CHECKING = False  # as in typing, whose import takes time in which Ctrl-C is a traceback
 if TYPE_CHECKING:
+    from typing import Any
+
     from palm_ds import downloader as downloader
     from palm_ds import tasks as tasks
     from palm_ds.api import (

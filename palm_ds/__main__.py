@@ -14,6 +14,9 @@ def start() -> None:
             from palm_ds.cli.completion import answer
 
             answer()
+        from palm_ds.cli.interrupts import interrupt_between_imports
+
+        interrupt_between_imports()
         from palm_ds.cli import main
 
         main.start()

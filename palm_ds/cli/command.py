@@ -25,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from palm_ds.cli.interrupts import between_imports, interrupt_between_imports, line_of
 from palm_ds.cli.output import add_output_options, direct_messages
 from palm_ds.common.errors import UserError, exit_on_user_error, suggest
 from palm_ds.common.exit_codes import FAILED
@@ -209,14 +210,15 @@ def _until_interrupted(run: Callable[[], int], said: str) -> int:
         signal.signal(number, signal.SIG_DFL)  # a forked worker has nothing to clean up
         signal.raise_signal(number)
 
+    interrupt_between_imports()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores SIGHUP
-            signal.signal(number, end)
+            signal.signal(number, between_imports(end))
     try:
         with quiet_at_closed_pipe():
             return run()
     except _Ended as ended:
-        print(f"ended by {signal.Signals(ended.number).name}", file=sys.stderr, flush=True)
+        print(line_of(ended.number), file=sys.stderr, flush=True)
         return 128 + ended.number
     except KeyboardInterrupt:
         print(said, file=sys.stderr, flush=True)

@@ -15,8 +15,10 @@ import pytest
 from palm_ds import __version__
 from palm_ds.cli.command import Command
 from palm_ds.cli.main import SECTIONS, find, help_text, load, main
+from tests.helpers.saved_model import save_model
 
 WORDS = [word for words in SECTIONS.values() for word in words]
+ROOT = Path(__file__).resolve().parents[2]
 SCREEN = 52
 """Lines of a screen of 100 columns."""
 
@@ -237,7 +239,7 @@ class Interrupts:
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Interrupts())
-sys.argv = ["palm-ds", "show", "/nowhere"]
+sys.argv = ["palm-ds", *{words!r}]
 from palm_ds.__main__ import start
 start()
 """
@@ -245,12 +247,27 @@ start()
 
 @pytest.mark.parametrize(
     "name",
-    ["palm_ds.cli", "palm_ds.cli.main", "palm_ds.common.errors", "palm_ds.cli.show", "torch"],
+    [
+        "palm_ds.cli",
+        "palm_ds.cli.interrupts",
+        "palm_ds.cli.main",
+        "palm_ds.common.errors",
+        "palm_ds.cli.serve",
+        "torch",
+    ],
 )
-def test_ctrl_c_at_the_start_is_one_line(name: str) -> None:
-    code = HOOK.format(name=name)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+def test_ctrl_c_at_the_start_is_one_line(name: str, tmp_path: Path) -> None:
+    code = HOOK.format(name=name, words=["serve", str(save_model(tmp_path)), "--port", "0"])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr, done.stdout) == (130, "interrupted\n", "")
+
+
+def test_the_package_imports_nothing_slow_before_ctrl_c_is_caught() -> None:
+    code = (
+        "import sys; known = {*sys.modules}; import palm_ds.__main__; print({*sys.modules} - known)"
+    )
+    done = subprocess.run([sys.executable, "-SsEc", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0 and "typing" not in done.stdout, done.stdout + done.stderr
 
 
 def test_the_console_script_starts_there(root: Path) -> None:

@@ -1,0 +1,74 @@
+"""Signals that end a program, and imports. What a handler raises while a module is imported may be
+lost in somebody's `except`, or abort the program in a C++ initialiser. So the program ends at once
+if a command imports what it needs, before its work, and otherwise after the import or with a second
+signal."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+
+Handler = Callable[[int, FrameType | None], object]
+_COMMAND_LINE = ("__main__", "palm_ds.__main__", "palm_ds.cli.")
+_IMPORTLIB = "<frozen importlib._bootstrap>"
+_PAUSE_SECONDS = 0.01
+
+
+def between_imports(handle: Handler) -> Handler:
+    """A handler that calls `handle`, which raises, as soon as no module is being imported."""
+    program, main_thread = os.getpid(), _thread.get_ident()
+    waits = retries = False
+
+    def retry(number: int) -> None:
+        nonlocal retries
+        time.sleep(_PAUSE_SECONDS)
+        retries = True
+        signal.pthread_kill(main_thread, number)  # also ends its wait for something
+
+    def deferred(number: int, frame: FrameType | None) -> None:
+        nonlocal waits, retries
+        again, retries = waits and not retries, False
+        importer = _importer(frame)
+        if not importer or os.getpid() != program:
+            waits = False
+            handle(number, frame)
+        elif again or importer.startswith(_COMMAND_LINE):
+            print(line_of(number), file=sys.stderr, flush=True)
+            os._exit(128 + number)
+        else:
+            waits = True
+            _thread.start_new_thread(retry, (number,))
+
+    return deferred
+
+
+def interrupt_between_imports() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt as before, but between imports; nothing where it is
+    ignored or handled already."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, between_imports(signal.default_int_handler))
+
+
+def line_of(number: int) -> str:
+    """The line of a program that a signal has ended."""
+    interrupt = number == signal.SIGINT
+    return "interrupted" if interrupt else f"ended by {signal.Signals(number).name}"
+
+
+def _importer(frame: FrameType | None) -> str:
+    """The module that started the import in progress; empty: there is none."""
+    name = ""
+    while frame and (above := frame.f_back):
+        if frame.f_code.co_filename == _IMPORTLIB or _name(frame) == "importlib":
+            name = _name(above)
+        frame = above
+    return name
+
+
+def _name(frame: FrameType) -> str:
+    return frame.f_globals.get("__name__", "")

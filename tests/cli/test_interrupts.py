@@ -1,0 +1,74 @@
+"""Signals while a module is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CARELESS = """
+import os, signal, time
+try:
+    os.kill(os.getpid(), signal.{first})
+    time.sleep(0.1)
+except BaseException:
+    pass  # as libraries do that try something
+os.kill(os.getpid(), signal.{then})
+time.sleep(0.1)
+print("imported", flush=True)
+"""
+START = """
+import signal, sys, time
+from palm_ds.cli.command import Command
+
+def run(args):
+    import {imports}
+    {imports}.work()
+    time.sleep(60)
+
+for number in (signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+Command(name="x", summary="", usage="", examples="", add_arguments=lambda parser: None, run=run,
+        results=False).start([])
+"""
+
+
+WORK = "def work():\n    import careless\n"
+
+
+def result(folder: Path, imports: str, first: str, then: str) -> tuple[int, str, str]:
+    """The exit code and output of a command that imports a module, in which signals come."""
+    (folder / "careless.py").write_text(CARELESS.format(first=first, then=then))
+    (folder / "library.py").write_text(WORK)
+    program = f"import sys; sys.path.insert(0, {str(folder)!r})\n{START.format(imports=imports)}"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "code", "out", "error"),
+    [
+        ("SIGINT", "SIGCHLD", 130, "imported\n", "interrupted\n"),
+        ("SIGTERM", "SIGCHLD", 143, "imported\n", "ended by SIGTERM\n"),
+        ("SIGINT", "SIGINT", 130, "", "interrupted\n"),
+        ("SIGTERM", "SIGTERM", 143, "", "ended by SIGTERM\n"),
+    ],
+)
+def test_a_signal_during_a_later_import_waits_for_its_end_and_a_second_one_does_not(
+    first: str, then: str, code: int, out: str, error: str, tmp_path: Path
+) -> None:
+    assert result(tmp_path, "library", first, then) == (code, out, error)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "error"),
+    [("SIGINT", 130, "interrupted\n"), ("SIGTERM", 143, "ended by SIGTERM\n")],
+)
+def test_a_signal_while_a_command_imports_ends_it_at_once(
+    number: str, code: int, error: str, tmp_path: Path
+) -> None:
+    assert result(tmp_path, "careless", number, "SIGCHLD") == (code, "", error)
