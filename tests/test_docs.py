@@ -1,8 +1,9 @@
 """The pages: every one is in the site's menu, and their commands, recipes and Python examples are
 those of today's program.
 
-The links inside are checked by tests/test_project.py and, with their anchors, by `make site`. The
-examples of docs/api.md and docs/coming_from_paddlepalm.md are run by tests/api/test_trainer.py.
+`make site` checks the anchors of the site. The examples of docs/api.md and
+docs/coming_from_paddlepalm.md are run by tests/api/test_trainer.py, the pages of docs/howto by
+tests/end_to_end/test_howto.py.
 """
 
 from __future__ import annotations
@@ -30,9 +31,8 @@ from tests.helpers.prose import python_prose
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
-    [*(ROOT / "docs/howto").glob("*.md")]
-    + [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "launch/README.md")]
-    + [ROOT / "tools/README.md", *(ROOT / "docs").glob("*.md")]
+    [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "launch/README.md")]
+    + [ROOT / "tools/README.md", *(ROOT / "docs").rglob("*.md")]
 )
 SETTINGS = sorted([*ROOT.glob("launch/recipes/**/*.yaml"), *ROOT.glob("ds_configs/*.json")])
 GENERATED = {"recipe.md", "ds_configs.md"}  # their English is that of the docstrings
@@ -81,7 +81,8 @@ def menu(entries: list[object]) -> list[str]:
 
 def test_every_page_is_in_the_menu_of_the_site_once() -> None:
     site = load("site_pages")
-    pages = {path.name for path in (ROOT / "docs").glob("*.md")} | set(site.COPIED.values())
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    pages |= set(site.COPIED.values())
     pages |= {name for name, _ in site.reference_pages()}
     named = menu(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
     assert sorted(named) == sorted(pages)
@@ -142,7 +143,7 @@ def without_code(text: str) -> str:
 
 
 def targets(text: str) -> list[str]:
-    """The links of a page to files beside it, or into itself."""
+    """The links of a page to other files, or into itself."""
     links = re.findall(r"\]\(([^)\s]+)\)", without_code(text))
     return [link for link in links if "://" not in link]
 

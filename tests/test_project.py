@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted((ROOT / "launch/recipes").glob("*.yaml"))
 FINETUNE = sorted((ROOT / "launch/recipes/finetune").glob("*.yaml"))
 MACHINES = sorted((ROOT / "ds_configs").glob("*.json"))
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("launch/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("launch/**/*.md")])
 SCRIPTS = [ROOT / ".ci/run", *sorted((ROOT / "launch").rglob("*.sbatch"))]
 ENTRIES = sorted((ROOT / "launch").glob("*.py"))
 

@@ -1,7 +1,7 @@
 """Signals that end a program, and imports. What a handler raises while a module is imported may be
-lost in somebody's `except`, or abort the program in a C++ initialiser. So the program ends at once
-if a command imports what it needs, before its work, and otherwise after the import or with a second
-signal."""
+lost in somebody's `except`, or abort the program in a C++ initialiser. So the program ends
+immediately if a command imports what it needs before its work, and otherwise after the import or
+with a second signal."""
 
 from __future__ import annotations
 

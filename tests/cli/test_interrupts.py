@@ -68,7 +68,7 @@ def test_a_signal_during_a_later_import_waits_for_its_end_and_a_second_one_does_
     ("number", "code", "error"),
     [("SIGINT", 130, "interrupted\n"), ("SIGTERM", 143, "ended by SIGTERM\n")],
 )
-def test_a_signal_while_a_command_imports_ends_it_at_once(
+def test_a_signal_while_a_command_imports_ends_it_immediately(
     number: str, code: int, error: str, tmp_path: Path
 ) -> None:
     assert result(tmp_path, "careless", number, "SIGCHLD") == (code, "", error)
