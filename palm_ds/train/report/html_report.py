@@ -118,7 +118,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .9rem .3rem 0; text-align: left; vertical-align: top; }
 th { font-weight: 600; color: var(--pale); border-bottom: 1px solid var(--line); }
 td { border-bottom: 1px solid var(--grid); } .n { text-align: right; }
-td.n, td:first-child { white-space: nowrap; } td { overflow-wrap: anywhere; }
+td.n, td:first-child { white-space: nowrap; } td { overflow-wrap: break-word; }
 .note { background: var(--note); border-left: 4px solid #d9691e; padding: .5rem .9rem;
         margin: 1rem 0 0; overflow-wrap: anywhere; }
 .good { color: var(--good); font-weight: 600; } .bad { color: var(--bad); font-weight: 600; }

@@ -107,18 +107,38 @@ def test_the_page_is_self_contained(run_folder: Path) -> None:
         assert shown in page.text
 
 
+BROKEN_WORDS = """
+const found = [];
+for (const cell of document.querySelectorAll("td")) {
+  const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) for (const word of texts.currentNode.data.matchAll(/[^\\s-]+/g)) {
+    const range = document.createRange();
+    range.setStart(texts.currentNode, word.index);
+    range.setEnd(texts.currentNode, word.index + word[0].length);
+    const lines = new Set([...range.getClientRects()].map((box) => Math.round(box.top)));
+    if (word[0].length < 30 && lines.size > 1) found.push(word[0]);
+  }
+}
+return found;
+"""
+"""Words of cells that stand on two lines."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
 def test_on_a_phone(run_folder: Path, tmp_path_factory: pytest.TempPathFactory, dark: bool) -> None:
     """Wide tables scroll by themselves, curves have the width of the screen, and text is readable
     in the light and in the dark."""
     (run_folder / "recipe.yaml").write_text(f"name: {'long' * 50}\n")
+    with (run_folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(tagged(600, 0.75)) + "\n")
     report = write_report(run_folder)
     with open_browser(tmp_path_factory.mktemp("browser")) as browser, phone(browser, dark=dark):
         browser.get(report.as_uri())
         assert browser.execute_script("return document.documentElement.scrollWidth") == 390
         curves = browser.find_elements("css selector", "svg")
         assert {curve.rect["width"] > 330 for curve in curves} == {True}
+        assert browser.execute_script(BROKEN_WORDS) == []
 
         def brightness(selector: str, name: str) -> float:
             colour = browser.find_element("css selector", selector).value_of_css_property(name)
@@ -260,7 +280,7 @@ def tagged(step: int, f1: float) -> dict:
         "loss": 0.7,
         "accuracy": None,
         "baseline_loss": 0.9,
-        "metrics": {"f1": f1, "mse": 12.5},
+        "metrics": {"f1": f1, "mse": 12.5, "pearson_and_spearman": 0.5, "spearman": 0.5},
         "tables": {
             "Confusion": [["is", "taken for <a>", "taken for b"], ["<a>", 7, 0], ["b", 1, 2]]
         },
