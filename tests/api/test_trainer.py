@@ -664,6 +664,8 @@ def test_retrieval_without_its_columns_names_them(tables):
             lambda t, b: palm.tasks.Regression.on(columns=["a"]),
             "Regression.on: columns: expected {",
         ),
+        (lambda t, b: palm.tasks.Regression("a.tsv"), "Regression: takes rows by Regression.on("),
+        (lambda t, b: palm.tasks.Tagging(train="a.tsv"), "Tagging: takes rows by Tagging.on(train"),
         (lambda t, b: palm.tasks.Regression.on("a.tsv"), "give others by name: train="),
         (lambda t, b: palm.Backbone.from_pretrained(5), "name: expected text or a path, got 5"),
         (lambda t, b: palm.load(5), "load: path: expected text or a path, got 5"),

@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import numpy as np
 from torch import nn
@@ -340,6 +340,11 @@ class TableTask(Task[TableSource]):
     """A task over rows of a table."""
 
     reads: ClassVar[Literal["corpus", "table"]] = "table"
+
+    def __new__(cls, *given: object, **values: object) -> Self:
+        if given or (values and "source" not in values):
+            raise UserError(f"{cls.__name__}: takes rows by {cls.__name__}.on(train=..., dev=...)")
+        return super().__new__(cls)
 
     def check(self, source: TableSource, *, labelled: bool) -> None:
         """Raises UserError, with the row's place, if a row of its table cannot be used; with
