@@ -18,6 +18,7 @@ import numpy as np
 from palm_ds.corpus.annotations import Document, find_function
 from palm_ds.corpus.input.records import JOINT, BadRecordError, Record
 from palm_ds.corpus.options import TextOptions
+from palm_ds.text.chinese_names import is_name
 from palm_ds.text.phrases import Collocations, Lexicon, capital_runs, read_lexicon
 from palm_ds.text.sentence_splitter import is_wrapped, paragraph_starts, sentence_starts
 from palm_ds.text.simplified import find_simplifier
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from palm_ds.text.word_segmenter import WordSegmenter
 
 MOST_WORDS = 400_000  # distinct words in the cache; about 150 MB
-_CHINESE_ENTITIES = frozenset({"nr", "ns", "nt", "nz", "nrfg", "nrt"})
 _NO_SPANS = np.zeros((0, 2), np.int64)
 
 
@@ -49,7 +49,7 @@ class DocumentAnalyzer:
         self.labels = {name: number for number, name in enumerate(labels)}
         self.segment = find_segmenter(options, tokenizer.segmenter)
         self.simplify = find_simplifier() if options.simplify else None
-        self.tag = chinese_tagger() if options.language != "en" else None
+        self.is_name = find_names(options)
         self.collocations = Collocations(collocations) if collocations else None
         self.phrase_lexicon = _lexicon(options.lexicon_phrase, exact=False)
         self.entity_lexicon = _lexicon(options.lexicon_entity, exact=True)
@@ -61,7 +61,7 @@ class DocumentAnalyzer:
         lexicons = [lexicon.numbers for lexicon in self._lexicons()]
         pairs = self.collocations.numbers if self.collocations else {}
         return WordCache(
-            WordResources(encode=encode, is_name=self._is_name, pairs=pairs, lexicons=lexicons)
+            WordResources(encode=encode, is_name=self.is_name, pairs=pairs, lexicons=lexicons)
         )
 
     def _lexicons(self) -> list[Lexicon]:
@@ -169,9 +169,6 @@ class DocumentAnalyzer:
         given = [_lowered(text) for text in texts] if self.lower else texts
         return self.tokenizer.encode_texts(given)
 
-    def _is_name(self, core: str) -> bool:
-        return self.tag is not None and len(core) > 1 and self.tag(core) in _CHINESE_ENTITIES
-
     def _phrases(self, text: str, words: WordLookup, starts: np.ndarray) -> list[np.ndarray]:
         """As characters, in order of precedence."""
         out = []
@@ -265,3 +262,13 @@ def chinese_tagger() -> Callable[[str], str]:
         return words[0][1] if len(words) == 1 else ""
 
     return tag
+
+
+def find_names(options: TextOptions) -> Callable[[str], bool]:
+    """A function that says whether a Chinese word is a name."""
+    if options.language == "en":
+        return lambda word: False
+    import rjieba
+
+    tag = chinese_tagger()
+    return lambda word: is_name(word, tag(word), known=rjieba.has_word(word))
