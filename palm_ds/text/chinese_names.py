@@ -1,7 +1,7 @@
-"""Chinese names: which words of a text name a person, place, people, organisation or work.
+"""Chinese names: which words of a text name people, places, organisations or works.
 
-jieba's dictionary calls many words names that are none: 东西 (thing) a place, 道德 (morals) a
-person. Its tag is therefore one feature of several in a linear model of the word:
+jieba's dictionary calls many words names that are none: 东西 (thing) a place, 道德 (morals)
+somebody. Its tag is therefore one feature of several in a linear model of the word:
 
     is_name("杭州", "ns", known=True)   # True: the sum of the weights of its features is positive
     is_name("东西", "ns", known=True)   # False

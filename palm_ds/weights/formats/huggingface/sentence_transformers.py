@@ -144,18 +144,34 @@ def _width(module: Mapping[str, str], parts: Mapping[str, Path], width: int) -> 
         return width * len(chosen)
     shapes = {}
     if kind == "Dense":
-        _check_size(place, "in_features", settings.get("in_features"), width)
-        size = settings.get("out_features")
-        if type(size) is not int or size < 1:
-            raise ValueError(f"{place}: out_features is {printable(shorten(size))}")
-        shapes = {"linear.weight": (size, width)}
-        shapes |= {"linear.bias": (size,)} if settings.get("bias", True) else {}
-        width = size
+        shapes = _dense(place, settings, width)
+        width = shapes["linear.weight"][0]
     elif kind == "LayerNorm":
         _check_size(place, "dimension", settings.get("dimension"), width)
         shapes = {"norm.weight": (width,), "norm.bias": (width,)}
     _check_shapes(place, parts, shapes)
     return width
+
+
+def _dense(place: str, settings: Mapping[str, Any], width: int) -> dict[str, tuple[int, ...]]:
+    """{name: shape} of the weights of a Dense. Raises ValueError for settings that it cannot have:
+    its activation is a class of torch.nn, which sentence-transformers imports."""
+    _check_size(place, "in_features", settings.get("in_features"), width)
+    size = settings.get("out_features")
+    if type(size) is not int or size < 1:
+        raise ValueError(f"{place}: out_features is {printable(shorten(size))}")
+    activation = settings.get("activation_function", "torch.nn.Tanh")
+    package, _, name = str(activation).rpartition(".")
+    known = getattr(torch.nn, name, None) if package.startswith("torch.nn") else None
+    if not (isinstance(known, type) and issubclass(known, torch.nn.Module)):
+        shown = printable(shorten(activation))
+        raise ValueError(f"{place}: activation_function {shown} is no module of torch.nn")
+    shapes: dict[str, tuple[int, ...]] = {"linear.weight": (size, width)}
+    if settings.get("bias", True):
+        shapes["linear.bias"] = (size,)
+    if settings.get("use_residual") and size != width:
+        shapes["residual.weight"] = (size, width)
+    return shapes
 
 
 def _check_size(place: str, key: str, size: object, width: int) -> None:
@@ -171,8 +187,11 @@ def _check_shapes(
     file = parts.get(f"{place}/{SAFETENSORS}") or parts.get(f"{place}/{BIN}")
     if shapes and file is None:
         raise ValueError(f"{place}: its weights are missing")
+    tensors = _tensors(file) if shapes and file else {}
+    if further := sorted(tensors.keys() - shapes.keys()):
+        raise ValueError(f"{place}: its config.json has no {printable(further[0])}")
     for name, shape in shapes.items():
-        found = _tensors(file).get(name) if file else None
+        found = tensors.get(name)
         if found is None or found.shape != shape:
             has = f"of {list(found.shape)}" if found else "missing"
             raise ValueError(f"{place}: {name} is {has}; its config.json says {list(shape)}")

@@ -26,6 +26,7 @@ from tests.weights.formats.hf_models import save as save_hf
 TEXTS = ["w1 w7 w9", "w3", "w4 w4 w5 w6 w7 w8 w9 w10 w11 w12 w13"]
 POOLING = {"word_embedding_dimension": WIDTH, "pooling_mode_cls_token": False}
 MODULES = ("Transformer", "Pooling", "Dense", "Normalize")
+SIZES = {"in_features": WIDTH, "out_features": 6, "bias": True}
 
 
 def modules(*kinds: str, first: str = "") -> list[dict[str, Any]]:
@@ -48,8 +49,7 @@ def source(tmp_path: Path) -> Path:
     wordpiece([*SPECIALS, *(f"w{i}" for i in range(WORDS - 5))], lower=True).save(folder)
     dump(folder / "modules.json", modules(*MODULES))
     dump(folder / "1_Pooling/config.json", {**POOLING, "pooling_mode_mean_tokens": True})
-    sizes = {"in_features": WIDTH, "out_features": 6, "bias": True}
-    dump(folder / "2_Dense/config.json", {**sizes, "activation_function": "torch.nn.Tanh"})
+    dump(folder / "2_Dense/config.json", {**SIZES, "activation_function": "torch.nn.Tanh"})
     torch.manual_seed(0)
     dense = {"linear.weight": torch.randn(6, WIDTH), "linear.bias": torch.randn(6)}
     save_file(dense, folder / "2_Dense/model.safetensors")
@@ -257,6 +257,22 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "a Dense of nonsense": (
         lambda f: dump(f / "2_Dense/config.json", {"in_features": WIDTH, "out_features": "x"}),
         '2_Dense: out_features is "x"',
+    ),
+    "a Dense with the activation of another package": (
+        lambda f: dump(f / "2_Dense/config.json", {**SIZES, "activation_function": "os.system"}),
+        '2_Dense: activation_function "os.system" is no module of torch.nn',
+    ),
+    "a Dense with a function of torch": (
+        lambda f: dump(f / "2_Dense/config.json", {**SIZES, "activation_function": "torch.load"}),
+        '2_Dense: activation_function "torch.load" is no module of torch.nn',
+    ),
+    "a Dense without the bias of its weights": (
+        lambda f: dump(f / "2_Dense/config.json", {**SIZES, "bias": False}),
+        "2_Dense: its config.json has no linear.bias",
+    ),
+    "a Dense without the residual of its settings": (
+        lambda f: dump(f / "2_Dense/config.json", {**SIZES, "use_residual": True}),
+        f"2_Dense: residual.weight is missing; its config.json says [6, {WIDTH}]",
     ),
 }
 
