@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import os
 import re
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+from tokenizers import Tokenizer
 
 from palm_ds.common.config import shorten
 from palm_ds.common.errors import UserError
@@ -26,6 +30,7 @@ _PANIC = re.compile(
     rb"(?:(?<=\n)\n|\A\n)?thread '.*' (\(\d+\) )?panicked at .*\n.*\n"
     rb"(note: .*\n|stack backtrace:\n( +.*\n)*(note: .*\n)?)?"
 )
+_OF_STDERR = threading.Lock()
 _SPARE_IDS = 100_000  # beyond four times as many as there are tokens
 
 
@@ -120,11 +125,25 @@ def library_errors(where: str) -> Iterator[None]:
         raise
 
 
+def may_run_away(backend: Tokenizer) -> bool:
+    """Whether the normalizer or pre-tokenizer has a regular expression with two quantifiers, which
+    can take too long on some text: the library then panics."""
+    used = [part for part in (backend.normalizer, backend.pre_tokenizer) if part is not None]
+    states = [json.loads(part.__getstate__()) for part in used]  # pyright: ignore
+    found = [part.get("pattern") for part in _parts(states)]
+    regular = [each["Regex"] for each in found if isinstance(each, dict) and "Regex" in each]
+    return any(len(re.findall(r"[*+?}]", pattern)) > 1 for pattern in regular)
+
+
 @contextmanager
-def without_panics() -> Iterator[None]:
+def without_panics(*, applies: bool = True) -> Iterator[None]:
     """Keeps what Rust writes to stderr about a panic off the terminal: a regular expression that
-    takes too long ends in one. Whatever else is written there meanwhile follows at the end."""
-    with tempfile.TemporaryFile() as kept:
+    takes too long ends in one. Whatever else is written there meanwhile follows at the end. One
+    thread at a time: stderr belongs to the process."""
+    if not applies:
+        yield
+        return
+    with _OF_STDERR, tempfile.TemporaryFile() as kept:
         stderr = os.dup(_STDERR)
         os.dup2(kept.fileno(), _STDERR)
         try:

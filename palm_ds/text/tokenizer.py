@@ -31,6 +31,7 @@ from palm_ds.text.check_tokenizer_json import (
     check_tokenizer_state,
     errors_in_texts,
     library_errors,
+    may_run_away,
     without_panics,
 )
 from palm_ds.text.sentencepiece_model import (
@@ -100,7 +101,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.encode_special_tokens = True  # "[MASK]" in a text is text, never the token
         self.backend, self.segmenter = backend, segmenter
-        self.origin = origin
+        self.origin, self._may_panic = origin, may_run_away(backend)
         given = roles or {}
         self.roles = {x: find_role(x, self._known, origin, given.get(x, "")) for x in ROLE_TOKENS}
         if backend.post_processor is None:
@@ -190,7 +191,8 @@ class Tokenizer:
         Special tokens are neither added nor recognized in the text."""
         prepared = [self.segmenter.prepare(text) for text in texts] if self.segmenter else []
         given = [text for text, _ in prepared] if self.segmenter else list(texts)
-        with errors_in_texts(texts, f"tokenizer {self.origin}: cannot split a text into tokens"):
+        where = f"tokenizer {self.origin}: cannot split a text into tokens"
+        with without_panics(applies=self._may_panic), errors_in_texts(texts, where):
             encodings = self.backend.encode_batch(given, add_special_tokens=False)
         spans = [np.array(each.offsets, np.int64).reshape(-1, 2) for each in encodings]
         if self.segmenter:
@@ -316,8 +318,7 @@ def _load_json(file: Path, settings: TokenizerSettings) -> Tokenizer:
     apply_settings(backend, settings)
     segmenter = segmenter_in(file.parent) if settings.word_segmenter else None
     tokenizer = _configured(backend, settings, str(file), segmenter)
-    with without_panics():
-        tokenizer.encode_texts([_PROBE])
+    tokenizer.encode_texts([_PROBE])
     return tokenizer
 
 

@@ -6,13 +6,17 @@ import base64
 import json
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Regex, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import WordPiece
 
 from palm_ds.common.errors import UserError
-from palm_ds.text.check_tokenizer_json import library_errors, without_panics
+from palm_ds.text.check_tokenizer_json import library_errors, may_run_away, without_panics
 from palm_ds.text.tokenizer import SPECIALS, load_tokenizer, wordpiece
 
 Edit = Callable[[dict[str, Any]], object]
@@ -103,6 +107,38 @@ def test_only_reports_of_panics_are_kept_off_the_terminal(
         os.write(2, b"before\n\nthread '<unnamed>' (7) panicked at src/lib.rs:6:2:\nno!\n")
         os.write(2, b"note: run with `RUST_BACKTRACE=1`\nafter\n")
     assert capfd.readouterr().err == "before\nafter\n"
+
+
+def test_a_regular_expression_that_runs_away_on_one_text(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It opens; texts are split in several threads, and only the one that it fails on is named."""
+    wordpiece([*SPECIALS, "q", "##q", "a"], lower=True).save(tmp_path)
+    state = json.loads((tmp_path / "tokenizer.json").read_text())
+    normalizer({**REPLACE, "pattern": {"Regex": "(q+)+$"}})(state)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    tokenizer = load_tokenizer(tmp_path)
+    with ThreadPoolExecutor(4) as threads:
+        texts = ["q a", "q" * 60 + "!"] * 4
+        found = [threads.submit(tokenizer.encode_texts, [text]) for text in texts]
+        errors = [each.exception() for each in found]
+    assert [type(error) for error in errors] == [type(None), UserError] * 4
+    assert all("cannot split a text into tokens" in str(error) for error in errors[1::2])
+    assert capfd.readouterr().err == ""
+
+
+def test_what_may_run_away() -> None:
+    backend = Backend(WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
+    assert not may_run_away(backend)
+    for pattern, risky in ((" {2,}", False), ("a+", False), ("(a+)+", True), ("a*b*", True)):
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Whitespace(), pre_tokenizers.Split(Regex(pattern), "removed")]
+        )
+        assert may_run_away(backend) is risky
+        backend.pre_tokenizer = pre_tokenizers.Whitespace()
+        backend.normalizer = normalizers.Replace(Regex(pattern), " ")
+        assert may_run_away(backend) is risky
+        backend.normalizer = normalizers.Lowercase()
 
 
 @pytest.mark.parametrize(
