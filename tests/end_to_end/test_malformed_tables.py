@@ -548,6 +548,20 @@ def test_missing_files(tmp_path: Path) -> None:
         open_table([str(path), str(path)])
 
 
+def test_a_folder_of_files_without_suffixes(tmp_path: Path) -> None:
+    """ERNIE's data/xnli/train: the error says how to name them, and that opens them."""
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train/part.0").write_text("a\tb\t0\nc\td\t1\n")
+    with pytest.raises(UserError) as caught:
+        open_table(str(tmp_path / "train"))
+    assert f"table: {tmp_path}/train/* with read: {{format: tsv}}" in str(caught.value)
+    columns = {"text_a": 0, "text_b": 1, "label": 2}
+    assert f"header: false, columns: {columns}".replace("'", "") in str(caught.value)
+    how = TableSettings(format="tsv", header=False, columns=columns)
+    table = open_table(str(tmp_path / "train/*"), how)
+    assert table[1] == {"text_a": "c", "text_b": "d", "label": "1"}
+
+
 def test_bad_rows_can_be_skipped_and_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "t.tsv"
     path.write_bytes(HEAD + b"1\ta\n1\n\n0\tb\n2\t\xff\n\tc\n\n")

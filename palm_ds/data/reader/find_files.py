@@ -73,10 +73,22 @@ def _dataset(folder: Path, split: str) -> Path:
             raise UserError(f"{folder}: {what}; split: one of {', '.join(splits)}")
         return folder / split
     if not (folder / "state.json").is_file():
-        raise UserError(f"{folder}: not a dataset; name the files in it, such as {folder}/*.tsv")
+        raise UserError(f"{folder}: not a dataset; {_how_to_name(folder)}")
     if split:
         raise UserError(f"{folder}: split: {split}, but it is one dataset without splits")
     return folder
+
+
+def _how_to_name(folder: Path) -> str:
+    """How to name the files of a folder; ERNIE's data sets have files without a suffix."""
+    files = [path for path in folder.iterdir() if path.is_file()]
+    if files and not any(path.suffix and has_known_suffix(path.name) for path in files):
+        return (
+            f"name the files in it and their format, for ERNIE's data table: {folder}/* with "
+            "read: {format: tsv}, and header: false, columns: {text_a: 0, text_b: 1, label: 2} if "
+            "they have no header line"
+        )
+    return f"name the files in it, such as {folder}/*.tsv"
 
 
 def has_known_suffix(name: str) -> bool:

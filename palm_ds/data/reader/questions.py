@@ -1,4 +1,5 @@
-"""SQuAD's format: articles of paragraphs of questions, with their places for messages."""
+"""SQuAD's format: articles of paragraphs of questions, with their places for messages; and
+CMRC2018's own, passages of questions whose answers have no places."""
 
 from __future__ import annotations
 
@@ -8,6 +9,11 @@ from typing import Any
 from palm_ds.corpus.input.records import type_name
 
 Found = tuple[str, dict[str, Any], str]  # place, values, and what is wrong with them
+
+
+def is_questions(item: object) -> bool:
+    """Whether an object of a file is an article of SQuAD's format, or a passage of CMRC2018's."""
+    return isinstance(item, dict) and ("paragraphs" in item or "context_text" in item)
 
 
 def questions(articles: list[Any]) -> Iterator[Found]:
@@ -23,6 +29,9 @@ def questions(articles: list[Any]) -> Iterator[Found]:
 
 
 def _article(article: object, number: int) -> Iterator[Found]:
+    if isinstance(article, dict) and "context_text" in article:
+        yield from _paragraph(_squads(article), f"passage {number}")
+        return
     place = f"article {number}"
     paragraphs = article.get("paragraphs") if isinstance(article, dict) else None
     if not isinstance(paragraphs, list):
@@ -30,6 +39,24 @@ def _article(article: object, number: int) -> Iterator[Found]:
         return
     for at, paragraph in enumerate(paragraphs, 1):
         yield from _paragraph(paragraph, f"{place}, paragraph {at}")
+
+
+def _squads(passage: dict[str, Any]) -> dict[str, Any]:
+    """CMRC2018's passage as a paragraph of SQuAD's format: an answer is where it first occurs."""
+    context, items = passage["context_text"], passage.get("qas")
+    if not isinstance(context, str) or not isinstance(items, list):
+        return {"context": context, "qas": items}
+    found = []
+    for item in items:
+        if not isinstance(item, dict):
+            found.append(item)
+            continue
+        answers = item.get("answers")
+        if isinstance(answers, list) and all(isinstance(x, str) for x in answers):
+            answers = [{"text": x, "answer_start": max(context.find(x), 0)} for x in answers]
+        named = {"id": item.get("query_id"), "question": item.get("query_text")}
+        found.append({**named, "answers": answers})
+    return {"context": context, "qas": found}
 
 
 def _paragraph(paragraph: object, place: str) -> Iterator[Found]:

@@ -15,7 +15,7 @@ from palm_ds.corpus.input.read_records import Lines, decoded, json_row
 from palm_ds.corpus.input.records import BadRecordError, type_name
 from palm_ds.data.reader.find_files import File
 from palm_ds.data.reader.options import TableSettings
-from palm_ds.data.reader.questions import questions
+from palm_ds.data.reader.questions import is_questions, questions
 
 NumberedLines = Iterable[tuple[int, int, bytes, int]]
 
@@ -153,13 +153,13 @@ def read_jsonl(file: File, settings: TableSettings) -> Iterator[Row]:
 
 
 def read_json(file: File, settings: TableSettings) -> Iterator[Row]:
-    """One JSON value: an array of objects, possibly under `data`; or SQuAD's articles."""
+    """One JSON value: an array of objects, possibly under `data`; or questions about passages."""
     value = _document(file)
     items = value.get("data") if isinstance(value, dict) else value
     if not isinstance(items, list):
         what = "no array under `data`" if isinstance(value, dict) else f"a JSON {type_name(value)}"
         raise UserError(f"{file.path}:1: {what}; expected an array of objects, or SQuAD's format")
-    if any(isinstance(item, dict) and "paragraphs" in item for item in items[:1]):
+    if any(map(is_questions, items[:1])):
         yield from (Row(*found) for found in questions(items))
         return
     for number, item in enumerate(items, 1):

@@ -157,6 +157,32 @@ def test_squad_v2(tmp_path: Path) -> None:
     assert table.columns == ("id", "question", "context")
 
 
+def test_cmrcs_own_format(tmp_path: Path) -> None:
+    """CMRC2018 as it was first published: passages, questions whose answers have no places."""
+    asked = [
+        {"query_id": "T_0", "query_text": "省会是哪里？", "answers": ["广州", "广州"]},
+        {"query_id": "T_1", "query_text": "哪个省？", "answers": ["广东省"]},
+    ]
+    passage = {"context_id": "T", "context_text": "省会是广州，属广东省。", "qas": asked}
+    table = opened(tmp_path, "t.json", json.dumps([{**passage, "title": "广州"}]))
+    assert rows(table)[1] == {
+        **{"id": "T_1", "question": "哪个省？", "context": "省会是广州，属广东省。"},
+        **{"answers": [{"text": "广东省", "start": 7}], "impossible": False},
+    }
+    assert [answer["start"] for answer in table[0]["answers"]] == [3, 3]
+    assert table.where(1) == f"{tmp_path / 't.json'}, question T_1" and table.notes == ()
+    for broken, message in (
+        ({**passage, "context_text": 3}, "passage 1: no text `context`"),
+        ({**passage, "qas": None}, "passage 1: no list `qas`"),
+        ({**passage, "qas": [3]}, "passage 1, question 1: expected an object"),
+        ({**passage, "qas": [{"query_text": "?"}]}, "passage 1, question 1: no `id`"),
+        ({**passage, "qas": [{**asked[0], "answers": ["巴黎"]}]}, "'巴黎' is not in the context"),
+        ({**passage, "qas": [{**asked[0], "answers": [3]}]}, "an answer is not an object"),
+    ):
+        with pytest.raises(UserError, match=message):
+            opened(tmp_path, "b.json", json.dumps([broken]))
+
+
 @pytest.mark.parametrize(("start", "found"), [(-1, 2), (3, 2), (8, 9), (99, 9), (5, 2), (6, 9)])
 def test_a_misplaced_answer_moves_to_the_nearest_occurrence(
     start: int, found: int, tmp_path: Path
