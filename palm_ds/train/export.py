@@ -3,8 +3,8 @@ onnx/ in it.
 
 A Hugging Face folder holds one head: that of the only task over a table, if transformers has a
 class for it (`Task.hf_export` names it). A run of several tasks exports the encoder alone, with the
-pooling of a task that trains vectors of texts (`Task.text_pooling`); `palm-ds convert --head NAME`
-writes any one head.
+pooling of a task that trains vectors of texts (`Task.text_pooling`). `export_heads` writes a folder
+for each head next to it, `palm-ds convert --head NAME` for any one.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ from palm_ds.weights.peft_adapter import FOLDER, write_adapter
 
 log = logging.getLogger(__name__)
 
+HEADS = "hf_heads"
+"""Where a run has a Hugging Face folder for each of its heads."""
 _HEAD_PARAMETERS = {"out.weight", "out.bias"}  # the parameters of a head that transformers has too
 
 
@@ -56,16 +58,23 @@ def head_taken(recipe: Recipe, parameters: Collection[str]) -> ExportedHead | No
     """The head of the recipe's only task over a table, not counting auxiliary tasks and those that
     mask words. None if there are several, or if transformers has no such head. `parameters`: the
     parameter names of the model."""
-    tasks = recipe.built_tasks.values()
-    tasks = [x for x in tasks if x.reads == "table" and not (x.auxiliary or x.edits_text)]
-    head = tasks[0].hf_export() if len(tasks) == 1 else None
+    names = _tasks_with_heads(recipe)
+    return _exported_head(recipe, names[0], parameters) if len(names) == 1 else None
+
+
+def _tasks_with_heads(recipe: Recipe) -> list[str]:
+    tasks = recipe.built_tasks.items()
+    return [x for x, t in tasks if t.reads == "table" and not (t.auxiliary or t.edits_text)]
+
+
+def _exported_head(recipe: Recipe, task: str, parameters: Collection[str]) -> ExportedHead | None:
+    """The head of a task, or None if transformers has no such head."""
+    head = recipe.built_tasks[task].hf_export()
     if head is None:
         return None
     prefix = f"heads.{head.name}."
     parts = {x.removeprefix(prefix) for x in parameters if x.startswith(prefix)}
-    return (
-        replace(head, task_id=recipe.task_ids[tasks[0].name]) if parts == _HEAD_PARAMETERS else None
-    )
+    return replace(head, task_id=recipe.task_ids[task]) if parts == _HEAD_PARAMETERS else None
 
 
 def info_of(recipe: Recipe, model: Model, *, steps: int) -> WeightsInfo:
@@ -197,9 +206,36 @@ def export(run: RunSpec, model: Model, final: FinalWeights, data: Data) -> None:
     if not model.backbone.config.kind:
         scores = held_out_scores(run.folder, steps)
         write_hf(run.folder / "hf", recipe, info, state, data, steps=steps, scores=scores)
+        _write_heads(run.folder / HEADS, recipe, info, final, data, scores)
     if recipe.lora:
         hf, base = run.folder / "hf", recipe.init_from
         write_adapter(run.folder / FOLDER, final.adapter, recipe.lora, hf, base=base)
+
+
+def _write_heads(
+    folder: Path,
+    recipe: Recipe,
+    info: WeightsInfo,
+    final: FinalWeights,
+    data: Data,
+    scores: Mapping[str, Mapping[str, float]],
+) -> None:
+    """Write a Hugging Face folder for each task with a head, as `export_heads` asks for."""
+    for name in _tasks_with_heads(recipe) if recipe.export_heads else ():
+        head = _exported_head(recipe, name, final.state)
+        if head is None:
+            log.info("export_heads: %s: transformers has no such head; weights/ keeps it", name)
+            continue
+        write_hf(
+            folder / name,
+            recipe,
+            info,
+            final.state,
+            data,
+            steps=final.steps,
+            scores={task: found for task, found in scores.items() if task == name},
+            head=head,
+        )
 
 
 def write_hf(
@@ -211,11 +247,13 @@ def write_hf(
     *,
     steps: int,
     scores: Mapping[str, Mapping[str, float]] | None = None,
+    head: ExportedHead | None = None,
 ) -> None:
-    """Write a model after `steps` steps as a Hugging Face folder. It uses the task embedding of the
-    exported head's task, or else that of `export_task` (default: the task that trains vectors of
-    texts, or the first masked-word task)."""
-    taken = pooling_taken(recipe)
+    """Write a model after `steps` steps as a Hugging Face folder, with `head` or else that of the
+    only task over a table. It uses the task embedding of the exported head's task, or else that of
+    `export_task` (default: the task that trains vectors of texts, or the first masked-word
+    task)."""
+    taken = None if head else pooling_taken(recipe)
     weights_folder.export_hf(
         state,
         folder,
@@ -226,7 +264,7 @@ def write_hf(
         task_ids={info.head_of[task]: row for task, row in info.task_ids.items()},
         token_heads=info.token_heads,
         outputs=info.heads,
-        head=None if taken else head_taken(recipe, state),
+        head=None if taken else head or head_taken(recipe, state),
         pooling=taken[1] if taken else None,
         made=_provenance(recipe, steps, scores or {}),
     )

@@ -11,16 +11,21 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 
 from palm_ds.inference.predictor import Predictor, open_predictor
 from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.train.export import head_taken, text_tokenizer
 from palm_ds.train.setup.sources import open_data
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.train.setup.run_folder import RunSpec
+from palm_ds.train.train import train
 from palm_ds.weights import weights_folder
 from palm_ds.weights.convert.convert import ConversionOptions, convert
 from tests.helpers.saved_model import TASKS, recipe_of, save_model
 from tests.helpers.text_tables import source_of
 
+DS_CONFIG = make_ds_config({"zero_optimization": {"stage": 0}})
 KINDS: dict[str, tuple[dict[str, Any], str, int]] = {  # task: (its keys, the class, its outputs)
     "mood": ({}, "AutoModelForSequenceClassification", 3),
     "topic": ({}, "AutoModelForSequenceClassification", 2),
@@ -102,6 +107,26 @@ def test_no_head_of_several_tasks_is_exported(tmp_path: Path) -> None:
     one = save_model(tmp_path / "one", ["mood", "topic"], tasks=tasks)
     taken = head_taken(recipe_of(one), open_predictor(one).model.state_dict())
     assert taken is not None and taken.name == "mood"
+
+
+def test_a_run_of_several_heads_writes_a_folder_for_each(tmp_path: Path) -> None:
+    """`export_heads`: hf_heads/TASK, with what palm-ds convert --head TASK writes."""
+    tasks: dict[str, Any] = {name: dict(TASKS[name]) for name in ("mood", "size", "topic")}
+    tasks["topic"]["auxiliary"] = True
+    saved = save_model(tmp_path / "saved", ["mood", "size", "topic"], tasks=tasks)
+    recipe = replace(recipe_of(saved), export_heads=True, export_onnx=())
+    run = RunSpec(recipe=recipe, ds_config=DS_CONFIG, folder=tmp_path / "run")
+    assert train(run) == 0
+    heads = tmp_path / "run/hf_heads"
+    assert sorted(x.name for x in heads.iterdir()) == ["mood", "size"]
+    assert not any("classifier" in x for x in load_file(tmp_path / "run/hf/model.safetensors"))
+    for name in ("mood", "size"):
+        options = ConversionOptions(head=name)
+        convert(tmp_path / "run", tmp_path / name, "huggingface", options)
+        ours, theirs = (load_file(x / "model.safetensors") for x in (heads / name, tmp_path / name))
+        assert ours.keys() == theirs.keys() and "classifier.weight" in ours
+        assert all(torch.equal(tensor, theirs[key]) for key, tensor in ours.items())
+        assert "- `" + name + "`: " in (heads / name / "README.md").read_text()
 
 
 def test_exported_regression_uses_the_units_of_the_file(tmp_path: Path) -> None:

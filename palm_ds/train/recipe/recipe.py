@@ -47,7 +47,7 @@ from palm_ds.weights.formats.open import read_info
 _RATES = {"dropout", "attention_dropout", "init_range"}
 _OVER_INIT_FROM = {"kind", "options", "task_types", "token_types", *_RATES}
 """Keys of `backbone` that may stand alone: all others are then those of `init_from`."""
-_EXPORTED = ("export_task", "export_family", "export_onnx", "datasets")
+_EXPORTED = ("export_task", "export_family", "export_heads", "export_onnx", "datasets")
 NOT_LEARNED = ("evaluate", "save", "log", "track", *_EXPORTED)
 """Keys that do not affect what is learned; a run may be resumed with other values of them."""
 CHANGEABLE = ("optimizer.lr", "optimizer.clip", "nonfinite", "loss_spike", "failure_limit")
@@ -115,6 +115,9 @@ class Recipe:
     """What `hf/` is if the encoder has task embeddings: bert, with the row of `export_task` (or of
     the exported head's task) added to the token type embeddings, which every program opens; or
     ernie, with all rows. Without task embeddings it is a Bert or Roberta model."""
+    export_heads: bool = False
+    """Also write `hf_heads/TASK/`, a Hugging Face folder for each task over a table whose head
+    transformers has: `hf/` of a run with several heads holds the encoder alone."""
     export_onnx: tuple[Literal["fp32", "fp16", "int8"], ...] | None = None
     """Files of `hf/onnx/`: model.onnx (fp32) always, and the others that are named; needs
     palm_ds[onnx]. Default: fp32 where that is installed, for weights below 2 GB. `[]`: none."""
