@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import (
     AddedToken,
@@ -28,9 +29,12 @@ from palm_ds.common.printable import printable
 from palm_ds.text.check_tokenizer_json import check_charsmap, library_errors
 
 WORD_START = "▁"
+UNLISTED = "unlisted_pieces"
+"""The key of tokenizer_config.json for pieces that vocab.txt lacks, and their scores."""
 _UNIGRAM, _BPE = 1, 2  # kinds of model
 _UNKNOWN, _CONTROL, _UNUSED = 2, 3, 5  # kinds of piece that text is never split into
 _LONGEST_PIECE = 1_000  # characters
+_MOST_UNLISTED = 0.05  # of the pieces of a model
 _MASKS = ("[MASK]", "<mask>")
 
 _FAIRSEQ = {  # (tokens in front, pieces of the model that they replace)
@@ -105,6 +109,37 @@ def _as_roberta(backend: Backend) -> Backend:
     return backend
 
 
+def unlisted_pieces(model: bytes, tokens: Sequence[str], origin: str) -> list[tuple[str, float]]:
+    """The pieces of a model that a vocab.txt lacks, and their scores: ERNIE tiny's tokenizer splits
+    texts into them, too, and makes them unknown. Raises UserError if they are more than a few."""
+    proto = _parse(model, origin)
+    without, listed = (_UNKNOWN, _CONTROL, _UNUSED), set(tokens)
+    usual = [p for p in proto.pieces if p.type not in without]
+    missing = [(p.piece, float(f"{p.score:.9g}")) for p in usual if p.piece not in listed]
+    most = _MOST_UNLISTED * len(usual) if proto.trainer_spec.model_type == _UNIGRAM else 0
+    if len(missing) > most:
+        raise UserError(
+            f"tokenizer {origin}: {len(missing):,} pieces of its SentencePiece model are not "
+            f"listed, such as {min(missing)[0]!r}; the model belongs to another vocabulary"
+        )
+    return missing
+
+
+def with_pieces(backend: Backend, pieces: Sequence[Sequence[Any]], where: str) -> Backend:
+    """A unigram tokenizer with further pieces and their scores, after its own. Raises UserError for
+    another one."""
+    if not pieces:
+        return backend
+    state = json.loads(backend.to_str())
+    if state["model"]["type"] != "Unigram":
+        raise UserError(f"{where}: {UNLISTED}: not of a unigram model")
+    state["model"]["vocab"] += [list(pair) for pair in pieces]
+    with library_errors(where):
+        made = Backend.from_str(json.dumps(state))
+    made.encode_special_tokens = backend.encode_special_tokens
+    return made
+
+
 def compile_listed(
     model: bytes,
     tokens: Sequence[str],
@@ -117,13 +152,6 @@ def compile_listed(
     """The tokenizer of a model with the ids of a vocab.txt, whose lines are `tokens`."""
     proto = _parse(model, origin)
     scores = {p.piece: float(f"{p.score:.9g}") for p in proto.pieces}
-    without = (_UNKNOWN, _CONTROL, _UNUSED)
-    missing = {p.piece for p in proto.pieces if p.type not in without} - set(tokens)
-    if missing:
-        raise UserError(
-            f"tokenizer {origin}: {len(missing):,} pieces of its SentencePiece model are not "
-            f"listed, such as {min(missing)!r}; the model belongs to another vocabulary"
-        )
     least = min(scores.values())
     pieces = [(token, scores.get(token, least)) for token in tokens]
     own = {p.piece for p in proto.pieces if p.type in (_UNKNOWN, _CONTROL)}

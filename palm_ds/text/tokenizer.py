@@ -35,11 +35,14 @@ from palm_ds.text.check_tokenizer_json import (
     without_panics,
 )
 from palm_ds.text.sentencepiece_model import (
+    UNLISTED,
     compile_listed,
     compile_model,
     fairseq_layout,
     find_sentencepiece_model,
     lists_pieces,
+    unlisted_pieces,
+    with_pieces,
 )
 from palm_ds.text.tokenizer_settings import (
     ROLE_TOKENS,
@@ -51,6 +54,7 @@ from palm_ds.text.tokenizer_settings import (
     bert_template,
     find_role,
     joins_pairs,
+    normalization,
     read_settings,
     roles_in,
 )
@@ -101,6 +105,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.encode_special_tokens = True  # "[MASK]" in a text is text, never the token
         self.backend, self.segmenter = backend, segmenter
+        self._unlisted = self.kept.config.get(UNLISTED, [])
         self.origin, self._may_panic = origin, may_run_away(backend)
         given = roles or {}
         self.roles = {x: find_role(x, self._known, origin, given.get(x, "")) for x in ROLE_TOKENS}
@@ -158,6 +163,8 @@ class Tokenizer:
         state.pop("post_processor", None)
         if self.segmenter:
             state["word_segmenter"] = self.segmenter.fingerprint
+        if self._unlisted:
+            state[UNLISTED] = self._unlisted
         canonical = json.dumps(state, sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -171,11 +178,17 @@ class Tokenizer:
     @cached_property
     def _plain(self) -> np.ndarray:
         """(size,) maps special ids to [UNK] and others to themselves: a unigram model would take
-        the characters "[MASK]" in a text for the token."""
+        the characters "[MASK]" in a text for the token. So are pieces that vocab.txt lacks."""
         added = self.backend.get_added_tokens_decoder().items()
-        plain = np.arange(self.size)
-        plain[[i for i, token in added if token.special]] = self._known[self.roles["unk"]]
+        plain = np.arange(self.size + len(self._unlisted))
+        unknown = [i for i, token in added if token.special] + [*range(self.size, len(plain))]
+        plain[unknown] = self._known[self.roles["unk"]]
         return plain
+
+    @cached_property
+    def _splitter(self) -> Backend:
+        """Splits texts into the pieces that vocab.txt lacks, too."""
+        return with_pieces(self.backend, self._unlisted, f"tokenizer {self.origin}")
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """The ids of each word encoded separately, without special tokens."""
@@ -193,7 +206,7 @@ class Tokenizer:
         given = [text for text, _ in prepared] if self.segmenter else list(texts)
         where = f"tokenizer {self.origin}: cannot split a text into tokens"
         with without_panics(applies=self._may_panic), errors_in_texts(texts, where):
-            encodings = self.backend.encode_batch(given, add_special_tokens=False)
+            encodings = self._splitter.encode_batch(given, add_special_tokens=False)
         spans = [np.array(each.offsets, np.int64).reshape(-1, 2) for each in encodings]
         if self.segmenter:
             spans = [in_text(x, at) for x, (_, at) in zip(spans, prepared, strict=True)]
@@ -217,7 +230,7 @@ class Tokenizer:
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             **{f"{role}_token": token for role, token in self.roles.items()},
-            **self._normalization(),
+            **normalization(self.backend, lower=self.lower),
             "clean_up_tokenization_spaces": False,
             "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
             **self.kept.config,
@@ -248,17 +261,6 @@ class Tokenizer:
         if self.kept.truncation:
             backend.enable_truncation(**self.kept.truncation)
         return backend
-
-    def _normalization(self) -> dict[str, bool | None]:
-        """BERT's settings, for programs that read only vocab.txt."""
-        normalizer, lower = self.backend.normalizer, {"do_lower_case": self.lower}
-        if not isinstance(normalizer, normalizers.BertNormalizer):
-            return dict(lower)
-        return {
-            **lower,
-            "strip_accents": normalizer.strip_accents,
-            "tokenize_chinese_chars": normalizer.handle_chinese_chars,
-        }
 
 
 def _from_text(text: str, more: Mapping[str, Any]) -> Tokenizer:
@@ -356,15 +358,11 @@ def _load_vocabulary(file: Path, settings: TokenizerSettings) -> Tokenizer:
     if settings.word_segmenter == CHARACTERS:
         backend = compile_characters(tokens, unknown=unknown, special=special, lower=lower)
         return Tokenizer(backend, origin=origin)
-    backend = compile_listed(
-        read_bytes(find_sentencepiece_model(file)),
-        tokens,
-        unknown,
-        special,
-        origin=origin,
-        lower=lower,
-    )
-    return Tokenizer(backend, origin=origin, segmenter=segmenter)
+    model = read_bytes(find_sentencepiece_model(file))
+    missing = [list(pair) for pair in unlisted_pieces(model, tokens, origin)]
+    backend = compile_listed(model, tokens, unknown, special, origin=origin, lower=lower)
+    kept = KeptSettings(config={UNLISTED: missing} if missing else {})
+    return Tokenizer(backend, origin=origin, kept=kept, segmenter=segmenter)
 
 
 def wordpiece(tokens: Sequence[str], *, lower: bool | None, origin: str = "trained") -> Tokenizer:

@@ -21,6 +21,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 from tokenizers import Tokenizer as Backend
 
 from palm_ds.common.errors import UserError
+from palm_ds.text.sentencepiece_model import UNLISTED
 from palm_ds.text.vocabulary_file import read_text
 from palm_ds.text.word_segmenter import KEY, check_kind
 
@@ -56,6 +57,7 @@ _USUAL = {
 _ANY = ("", "ErnieTinyTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes that take everything from tokenizer.json, or whose rules follow from the other files."""
 _KEPT = (
+    UNLISTED,
     "model_max_length",
     "padding_side",
     "truncation_side",
@@ -173,6 +175,9 @@ def _kept(folder: Path, values: Mapping[str, Any], name: str) -> dict[str, Any]:
         raise UserError(
             f"{folder / _FILE}: model_max_length: expected a number above 0, got {length!r}"
         )
+    for pair in kept.get(UNLISTED, []):
+        if not (isinstance(pair, list) and list(map(type, pair)) == [str, float]):
+            raise UserError(f"{folder / _FILE}: {UNLISTED}: expected pieces and their scores")
     own = {f"{role}_token" for role in ROLES}
     kept |= {
         key: value
@@ -269,6 +274,18 @@ def _separate_as_roberta(backend: Backend, settings: TokenizerSettings) -> None:
 def adds_special_tokens(backend: Backend) -> bool:
     """Whether it puts special tokens around a text."""
     return backend.num_special_tokens_to_add(False) > 0
+
+
+def normalization(backend: Backend, *, lower: bool) -> dict[str, bool | None]:
+    """BERT's settings, for programs that read only vocab.txt."""
+    found = backend.normalizer
+    if not isinstance(found, normalizers.BertNormalizer):
+        return {"do_lower_case": lower}
+    return {
+        "do_lower_case": lower,
+        "strip_accents": found.strip_accents,
+        "tokenize_chinese_chars": found.handle_chinese_chars,
+    }
 
 
 def joins_pairs(backend: Backend, kept: KeptSettings) -> dict[str, int]:

@@ -289,6 +289,14 @@ def test_a_vocab_txt_of_pieces_is_never_read_as_wordpiece(tmp_path: Path) -> Non
     with pytest.raises(UserError, match=r"several .model files \(a.model, b.model\)"):
         load_tokenizer(file)
     (tmp_path / "b.model").unlink()
+    file.write_text("\n".join(tokens[:-10]) + "\n", "utf-8")
+    with pytest.raises(UserError, match="10 pieces of .* not listed, such as"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_bpe_model_needs_all_its_pieces(tmp_path: Path) -> None:
+    file, model, tokens = listed(tmp_path, "bpe")
+    (tmp_path / "a.model").write_bytes(model)
     file.write_text("\n".join(tokens[:-1]) + "\n", "utf-8")
     with pytest.raises(UserError, match="1 pieces of .* not listed, such as"):
         load_tokenizer(tmp_path)

@@ -4,15 +4,18 @@ sentencepiece library."""
 from __future__ import annotations
 
 import io
+import json
 import os
 import pickle
 import re
+import shutil
 import unicodedata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from palm_ds.common.errors import UserError
 from palm_ds.text.tokenizer import SPECIALS, Tokenizer, load_tokenizer
@@ -72,6 +75,40 @@ def test_ids_are_those_of_the_released_algorithm(release: Path) -> None:
         assert tokenizer.encode_texts([text])[0][0].tolist() == released_ids(release, text), text
     plain = load_tokenizer(release / "vocab.txt")  # a path instead of a folder
     assert plain.fingerprint == tokenizer.fingerprint
+
+
+def test_pieces_that_vocab_txt_lacks_are_unknown(release: Path, tmp_path: Path) -> None:
+    """As in ERNIE, which splits a text into them all the same; also after a save."""
+    whole = load_tokenizer(release)
+    pieces = [x for text in TEXTS for x in spm_of(release).EncodeAsPieces(text)]
+    listed = known(release)
+    missing = [*sorted({x for x in pieces if len(x) > 2 and x in listed})[:2], "学"]
+    shutil.copytree(release, tmp_path / "tiny")
+    rest = [token for token in listed if token not in missing]
+    lines = "".join(f"{token}\t{number}\n" for number, token in enumerate(rest))
+    (tmp_path / "tiny/vocab.txt").write_text(lines, "utf-8")
+    tokenizer = load_tokenizer(tmp_path / "tiny")
+    tokenizer.save(tmp_path / "saved")
+    lost = 0
+    for one in (
+        tokenizer,
+        load_tokenizer(tmp_path / "saved"),
+        pickle.loads(pickle.dumps(tokenizer)),
+    ):
+        assert one.size == len(rest) == whole.size - 3 and one.fingerprint == tokenizer.fingerprint
+        assert max(one.vocabulary.regular) < len(rest)
+        for text in [*TEXTS, *ODD]:
+            ids = one.encode_texts([text])[0][0].tolist()
+            assert ids == released_ids(tmp_path / "tiny", text), text
+            lost += ids.count(one.vocabulary.unk)
+    assert lost and tokenizer.fingerprint != whole.fingerprint
+    other = AutoTokenizer.from_pretrained(tmp_path / "saved")  # splits them further, in range
+    assert max(max(other(text)["input_ids"], default=0) for text in TEXTS) < len(rest)
+    state = json.loads((tmp_path / "saved/tokenizer_config.json").read_text())
+    state["unlisted_pieces"] = [["a"]]
+    (tmp_path / "saved/tokenizer_config.json").write_text(json.dumps(state))
+    with pytest.raises(UserError, match="unlisted_pieces: expected pieces and their scores"):
+        load_tokenizer(tmp_path / "saved")
 
 
 def test_a_folder_of_paddlehub(tmp_path: Path) -> None:
