@@ -25,9 +25,12 @@ def run_of(
     ema: float = 0.0,
     best: str = "",
     onnx: tuple[str, ...] = (),
+    heads: tuple[str, ...] = (),
 ) -> RunSpec:
     recipe = SimpleNamespace(
         export_onnx=onnx,
+        export_heads=bool(heads),
+        built_tasks=dict.fromkeys(heads),
         save=SimpleNamespace(keep=keep, every=every, keep_every=10_000),
         curriculum=SimpleNamespace(steps=steps),
         optimizer=SimpleNamespace(ema=ema),
@@ -65,6 +68,8 @@ def test_checkpoints_and_both_copies_of_the_weights(tmp_path: Path, free: dict[s
         check_space(run_of(tmp_path, ema=0.9, best="mean"), million)
     with pytest.raises(UserError, match="4 copies of the weights"):
         check_space(run_of(tmp_path, ema=0.9, best="mean", onnx=("fp32",)), million)
+    with pytest.raises(UserError, match="5 copies of the weights"):
+        check_space(run_of(tmp_path, ema=0.9, best="mean", heads=("mood", "size")), million)
 
 
 def test_checkpoints_that_stay_for_good_need_space(tmp_path: Path, free: dict[str, float]) -> None:
