@@ -49,8 +49,6 @@ from palm_ds.weights.peft_adapter import FOLDER, write_adapter
 
 log = logging.getLogger(__name__)
 
-HEADS = "hf_heads"
-"""Where a run has a Hugging Face folder for each of its heads."""
 _HEAD_PARAMETERS = {"out.weight", "out.bias"}  # the parameters of a head that transformers has too
 
 
@@ -206,7 +204,7 @@ def export(run: RunSpec, model: Model, final: FinalWeights, data: Data) -> None:
     if not model.backbone.config.kind:
         scores = held_out_scores(run.folder, steps)
         write_hf(run.folder / "hf", recipe, info, state, data, steps=steps, scores=scores)
-        _write_heads(run.folder / HEADS, recipe, info, final, data, scores)
+        _write_heads(run.heads_folder, recipe, info, final, data, scores)
     if recipe.lora:
         hf, base = run.folder / "hf", recipe.init_from
         write_adapter(run.folder / FOLDER, final.adapter, recipe.lora, hf, base=base)

@@ -33,13 +33,6 @@ from palm_ds.train.export import FinalWeights, best_weights, check_export, expor
 from palm_ds.train.loop.early_stopping import BestTracker
 from palm_ds.train.loop.loop import EventHandler, Loop
 from palm_ds.train.loop.profiler import ProfileSettings, attach_profiler
-from palm_ds.train.setup.build import AnyStream, build_held_out, build_model, build_stream
-from palm_ds.train.setup.corpus_check import CorpusCheck
-from palm_ds.train.export import HEADS, FinalWeights, best_weights, check_export, export, write_onnx
-from palm_ds.train.setup.extend import ModelSignature
-from palm_ds.train.teachers.distillation_plan import Lessons, find_lessons
-from palm_ds.train.setup.memory_check import check_memory
-from palm_ds.train.setup.micro_batch import choose_micro_batch
 from palm_ds.train.plan.cluster import Cluster
 from palm_ds.train.plan.work import size_of, work_of
 from palm_ds.train.recipe.recipe import Recipe
@@ -139,7 +132,7 @@ class TrainingRun:
         if run_log:
             kind = self.model.backbone.config.kind
             hf = f"none (no such encoder as {kind})" if kind else self.run.folder / "hf"
-            if (heads := self.run.folder / HEADS).is_dir():
+            if (heads := self.run.heads_folder).is_dir():
                 hf = f"{hf}, {heads}"
             run_log.event("end", f"weights: {self.run.folder / 'weights'}; Hugging Face: {hf}")
             for line in self._example_lines():

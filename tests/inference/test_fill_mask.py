@@ -13,9 +13,9 @@ import torch
 from rich.console import Console
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.sources.corpus import split_corpus
 from palm_ds.corpus.store import open_corpus
 from palm_ds.corpus.writer import write_corpus
+from palm_ds.data.sources.corpus import split_corpus
 from palm_ds.inference.fill_mask import (
     MASK,
     Filler,

@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 
 from palm_ds.inference.predictor import Predictor, open_predictor
 from palm_ds.model.heads.outputs import ExportedHead
-from palm_ds.train.export import head_taken, text_tokenizer
-from palm_ds.train.setup.sources import open_data
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.train.export import head_taken, text_tokenizer
 from palm_ds.train.setup.run_folder import RunSpec
+from palm_ds.train.setup.sources import open_data
 from palm_ds.train.train import train
 from palm_ds.weights import weights_folder
 from palm_ds.weights.convert.convert import ConversionOptions, convert

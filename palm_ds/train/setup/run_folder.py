@@ -54,6 +54,11 @@ class RunSpec:
         """The weights of the best evaluation (`evaluate.best`)."""
         return self.folder / "best"
 
+    @property
+    def heads_folder(self) -> Path:
+        """A Hugging Face folder for each head (`export_heads`)."""
+        return self.folder / "hf_heads"
+
 
 def check_folder(run: RunSpec, data: Data) -> list[str]:
     """Raises UserError, with the differences, if the folder holds a run of another recipe or other

@@ -11,9 +11,6 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.checkpoint.full_disk import at_rank0
 from palm_ds.runtime.processes.processes import Processes
-from palm_ds.runtime import checkpoint
-from palm_ds.train.export import HEADS
-from palm_ds.train.loop.loss_spikes import SPIKE_MARGIN
 from palm_ds.train.plan.work import ModelSize, size_of
 from palm_ds.train.recipe.sections import SPIKE_MARGIN
 from palm_ds.train.setup.run_folder import RunSpec
@@ -67,7 +64,7 @@ def _new_outputs(run: RunSpec) -> int:
     outputs += [run.best] if run.recipe.evaluate.best else []
     outputs += [run.folder / "hf/onnx"] if run.recipe.export_onnx else []
     heads = run.recipe.built_tasks if run.recipe.export_heads else ()
-    outputs += [run.folder / HEADS / name for name in heads]
+    outputs += [run.heads_folder / name for name in heads]
     return sum(not folder.is_dir() for folder in outputs)
 
 
