@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from palm_ds.inference.embedder import open_embedder
+from palm_ds.inference.trained_model import TrainedModel
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def palm_ds(args: argparse.Namespace) -> Callable[[list[str]], np.ndarray]:
-    return open_embedder(args.model, batch_tokens=args.batch_tokens).embed
+    return TrainedModel.open(args.model, batch_tokens=args.batch_tokens).embedder().embed
 
 
 def sentence_transformers(args: argparse.Namespace) -> Callable[[list[str]], np.ndarray]:

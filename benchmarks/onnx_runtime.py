@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from palm_ds.inference.embedder import open_embedder
+from palm_ds.inference.trained_model import TrainedModel
 
 RUN = Path(__file__).resolve().parent.parent / "tools" / "onnx" / "run.py"
 
@@ -42,7 +42,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     texts = args.texts.read_text("utf-8").splitlines()[: args.limit]
-    ways: dict[str, Way] = {"palm_ds": open_embedder(args.model).embed}
+    ways: dict[str, Way] = {"palm_ds": TrainedModel.open(args.model).embedder().embed}
     for file in sorted((args.folder / "onnx").glob("*.onnx")):
         ways[file.name] = onnx_runtime(args, file.name)
     print(f"all {len(texts)} texts")

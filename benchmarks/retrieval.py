@@ -73,9 +73,12 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def embedded(model: str, texts: list[str], length: int) -> np.ndarray:
     """Unit vectors of texts, pooled as the model's folder says."""
-    from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
+    from palm_ds.inference.embedder import EmbeddingSettings
+    from palm_ds.inference.trained_model import TrainedModel
 
-    embedder = open_embedder(model, EmbeddingSettings(normalize=True, max_length=length))
+    embedder = TrainedModel.open(model).embedder(
+        EmbeddingSettings(normalize=True, max_length=length)
+    )
     return embedder.embed(texts)
 
 

@@ -182,9 +182,9 @@ def _palm_ds(folder: Path, context: Context) -> Row:
 
 def _predict_rate(folder: Path, context: Context) -> float:
     from palm_ds.data.reader import open_table
-    from palm_ds.inference.predictor import open_predictor
+    from palm_ds.inference.trained_model import TrainedModel
 
-    predictor = open_predictor(folder / "run", device=str(context.device))
+    predictor = TrainedModel.open(folder / "run", device=str(context.device)).predictor()
     [each] = predictor.passes
     table = open_table(str(folder / "rows.jsonl"), each.read)
     rows = 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Unpack
@@ -30,8 +30,9 @@ from palm_ds.common.keywords import documents
 from palm_ds.common.summary import Summary
 from palm_ds.data.sources.row_inputs import COLUMNS, Rows, listed
 from palm_ds.data.tasks.task import TableTask
-from palm_ds.inference.embedder import EmbeddingSettings, Text, open_embedder
-from palm_ds.inference.predictor import Predictor, find_model, open_predictor
+from palm_ds.inference.embedder import EmbeddingSettings, Text
+from palm_ds.inference.predictor import Predictor
+from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
 from palm_ds.runtime.processes.processes import device_named
 from palm_ds.train.export import head_taken
@@ -45,6 +46,12 @@ class LoadedModel(Summary):
     folder: Path
     """The weights were read from here."""
     predictor: Predictor
+    trained: TrainedModel | None = None
+    """The opened folder; a model that was pickled opens it again if it has to."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the opened folder, which cannot be pickled."""
+        return {"folder": self.folder, "predictor": self.predictor, "trained": None}
 
     def facts(self) -> dict[str, object]:
         encoder = self.predictor.model.backbone.config
@@ -112,14 +119,10 @@ class LoadedModel(Summary):
 
     @cached_property
     def _vectors(self) -> TextVectors:
-        return TextVectors(
-            open=partial(
-                open_embedder,
-                self.folder,
-                device=self.predictor.device,
-                encoder=self.predictor.model.backbone,
-            )
-        )
+        encoder, device = self.predictor.model.backbone, self.predictor.device
+        trained = self.trained or TrainedModel.open(self.folder, device=device)
+        exact = replace(trained, precision="fp32", batch_tokens=0)
+        return TextVectors(open=partial(exact.embedder, encoder=encoder))
 
     def _for(self, task: str) -> Predictor:
         names = [task] if task else []
@@ -189,19 +192,19 @@ def load(
     precision: str = "fp32",
     batch_tokens: int = 0,
 ) -> LoadedModel:
-    """Open a trained model: a run folder, its weights/, best/ or a checkpoint, what `save` wrote,
-    or a Hugging Face folder with a head, or `org/name` of one on the hub.
+    """Open a trained model: a run folder (its weights/, else best/, else its newest good
+    checkpoint), one of these, what `save` wrote, or a Hugging Face folder with a head, or
+    `org/name` of one on the hub.
 
     `tasks`: only these. `device`: by default a GPU if there is one. `precision`: fp32, bf16 or
     fp16. `batch_tokens`: approximate tokens of a batch; 0 chooses for the device. Raises
     UserError."""
-    folder, _ = find_model(locate(Path(path))[0])
     chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    predictor = open_predictor(
-        folder,
-        tasks=tasks,
+    trained = TrainedModel.open(
+        locate(Path(path))[0],
         device=device_named(str(chosen)),
         precision=precision,
         batch_tokens=batch_tokens,
     )
-    return LoadedModel(folder=folder, predictor=predictor)
+    predictor = trained.predictor(tasks)
+    return LoadedModel(folder=trained.path, predictor=predictor, trained=trained)

@@ -23,13 +23,14 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.keywords import documents
 from palm_ds.common.plugins import classes_to_names
 from palm_ds.common.summary import Summary
-from palm_ds.inference.embedder import Embedder, EmbeddingSettings, Text, open_embedder
+from palm_ds.inference.embedder import Embedder, EmbeddingSettings, Text
+from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.runtime.processes.processes import device_named
 from palm_ds.text.tokenizer import load_tokenizer
-from palm_ds.train.setup.finished_run import weights_of
 from palm_ds.weights.download import downloader
-from palm_ds.weights.weights_folder import backbone_config_from, tokenizer_in
+from palm_ds.weights.formats.contents import CheckpointContents
+from palm_ds.weights.model_folder import encoder_config
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -42,6 +43,10 @@ class Backbone(Summary):
     """Without a folder: the keys of a recipe's `backbone`."""
     tokenizer: str = ""
     """A vocabulary file or folder; empty: that of the checkpoint."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the opened weights, which cannot be pickled."""
+        return {"folder": self.folder, "config": self.config, "tokenizer": self.tokenizer}
 
     def facts(self) -> dict[str, object]:
         new = f"new weights, {self.config.get('num_layers')} layers"
@@ -63,9 +68,10 @@ class Backbone(Summary):
             except UserError as error:
                 why = f"no such folder, and cannot be downloaded: {error}"
                 raise UserError(f"{name}: {why}") from None
-        if not tokenizer and tokenizer_in(folder) is None:
+        found = cls(folder=str(folder), tokenizer=str(tokenizer))
+        if not tokenizer and found._contents.tokenizer is None:
             raise UserError(f"{folder}: has no vocabulary; name one: tokenizer=FILE")
-        return cls(folder=str(folder), tokenizer=str(tokenizer))
+        return found
 
     @classmethod
     @checks_arguments()
@@ -83,7 +89,7 @@ class Backbone(Summary):
     def max_length(self) -> int:
         """Maximum row length in tokens."""
         if self.folder:
-            return backbone_config_from(Path(self.folder)).max_length
+            return encoder_config(self.folder).max_length
         return EncoderConfig.from_dict(self.config).max_length
 
     @documents(EmbeddingSettings)
@@ -98,16 +104,17 @@ class Backbone(Summary):
         both), or of ids with their special tokens; with
         `tokens=True` a list of (tokens, hidden). The weights are loaded at the first call. Raises
         UserError."""
-        self._with_weights()
+        _ = self._contents  # checks itself
         if device not in self._vectors:
             self._vectors[device] = TextVectors(open=partial(self._embedder, device))
         return self._vectors[device](texts, settings)
 
     def _embedder(self, device: str, settings: EmbeddingSettings) -> Embedder:
         tokenizer = load_tokenizer(self.tokenizer) if self.tokenizer else None
-        return open_embedder(
-            self.folder, settings, device=device_named(device), tokenizer=tokenizer
+        opened = TrainedModel(
+            contents=self._contents, device=device_named(device), given_tokenizer=tokenizer
         )
+        return opened.embedder(settings)
 
     @cached_property
     def _vectors(self) -> dict[str, TextVectors]:
@@ -118,7 +125,7 @@ class Backbone(Summary):
     def save_pretrained(self, folder: str | Path) -> Path:
         """Write the encoder, with its masked-word head if it has one, as a folder that
         transformers' Auto classes open. Raises UserError."""
-        return save_pretrained(self._with_weights(), folder)
+        return save_pretrained(self._contents.path, folder)
 
     @checks_arguments()
     def push_to_hub(
@@ -130,10 +137,12 @@ class Backbone(Summary):
             self.save_pretrained, name, private=private, token=token, revision=revision
         )
 
-    def _with_weights(self) -> Path:
+    @cached_property
+    def _contents(self) -> CheckpointContents:
+        """The weights, opened once. Raises UserError."""
         if not self.folder:
             raise UserError("this backbone has no weights yet; train it, or use from_pretrained")
-        return weights_of(Path(self.folder))
+        return TrainedModel.open(self.folder).contents
 
     def values(self) -> dict[str, Any]:
         """The recipe keys for this encoder."""

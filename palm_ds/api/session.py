@@ -24,7 +24,8 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.sources.row_inputs import COLUMNS, Rows, listed
 from palm_ds.inference.batching import batch_tokens_for
 from palm_ds.inference.predicted_tasks import asked_tasks
-from palm_ds.inference.predictor import Predictor, open_predictor
+from palm_ds.inference.predictor import Predictor
+from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.train.train import TrainingRun
 
 
@@ -87,7 +88,9 @@ class Session(TrainingSession):
             if self._predictor is None:
                 if not (self.folder / "recipe.yaml").is_file():
                     raise UserError("nothing was trained: call train() first")
-                self._predictor = open_predictor(self.folder, device=self.processes.device)
+                self._predictor = TrainedModel.open(
+                    self.folder, device=self.processes.device
+                ).predictor()
             return select_tasks(self._predictor, names, self.folder)
         opened = self._opened
         if opened.run.ds_config.stage == 3:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.inference.embedder import Embedder, EmbeddingSettings, Text, with_settings
+from palm_ds.inference.embedder import Embedder, EmbeddingSettings, Text
 from palm_ds.model.inputs.batch import PackedText
 
 
@@ -37,7 +37,7 @@ class TextVectors:
     def _embedder(self, settings: EmbeddingSettings) -> Embedder:
         if settings not in self.embedders:
             opened = next(iter(self.embedders.values()), None)
-            made = with_settings(opened, settings) if opened else self.open(settings)
+            made = opened.with_settings(settings) if opened else self.open(settings)
             self.embedders[settings] = made
         return self.embedders[settings]
 

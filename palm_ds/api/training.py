@@ -21,7 +21,7 @@ from palm_ds.common import exit_codes
 from palm_ds.common.arguments import checks_arguments
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import plain_messages
-from palm_ds.inference import fill_mask
+from palm_ds.inference import trained_model
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.runtime.processes.processes import leave_at_exit
 from palm_ds.runtime.processes.signals import StopFlag, stop_signals
@@ -168,7 +168,7 @@ class TrainingSession(RunDefinition):
             console = Console(width=140, force_terminal=False, force_jupyter=False, quiet=quiet)
             with plain_messages(logging.WARNING if quiet else logging.INFO):
                 opened = setup_run(
-                    self.run, console=console, data=self.data, examples=fill_mask.examples
+                    self.run, console=console, data=self.data, examples=trained_model.examples
                 )
             assert opened is not None
             weakref.finalize(self, opened.leave_folder)

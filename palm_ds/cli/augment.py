@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     from palm_ds.data.reader import TableSettings, open_table
     from palm_ds.data.reader.options import columns_of
     from palm_ds.inference.augment import AugmentSettings, augment, guesser_of
-    from palm_ds.inference.fill_mask import open_filler
+    from palm_ds.inference.trained_model import TrainedModel
 
     settings = AugmentSettings(
         copies=args.copies,
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     )
     read = TableSettings(columns=columns_of(args.columns), missing_labels="keep")
     table = open_table(args.input, read)
-    guesser = guesser_of(open_filler(args.model)) if args.model else None
+    guesser = guesser_of(TrainedModel.open(args.model).filler()) if args.model else None
     rows = augment(table, args.output, settings, guesser)
     record = {"rows": rows, "from_rows": len(table), "output": args.output}
     summarize(args, record, f"{rows:,} rows from {len(table):,}; written to {args.output}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("source", type=Path, metavar="SOURCE", help="a checkpoint, or a name on the hub")
+    add(
+        "source",
+        type=Path,
+        metavar="SOURCE",
+        help="a run, a checkpoint, or a name on the hub",
+    )
     add("target", type=local_path, metavar="TARGET", help="a new folder")
     add(
         "--to",
@@ -143,20 +149,13 @@ def _to_weights(
 
 
 def _to_onnx(args: argparse.Namespace, texts: list[str] | None, opening: dict[str, Any]) -> _Done:
-    from palm_ds.inference.onnx_scores import allowed_transitions, open_scorer
+    from palm_ds.inference.onnx_scores import run_of
     from palm_ds.weights.convert.to_onnx import OnnxOptions, convert_to_onnx
 
     _check_not_given(args, _NOT_OF_ONNX, "does not apply to --to onnx")
     options = options_of(OnnxOptions, args, texts=texts, heads=args.head, precisions=args.precision)
-    score = open_scorer(args.source, args.score) if args.score else None
-    done = convert_to_onnx(
-        args.source,
-        args.target,
-        options,
-        allowed=allowed_transitions(args.source),
-        score=score,
-        **opening,
-    )
+    of_run = partial(run_of, files=args.score or ())
+    done = convert_to_onnx(args.source, args.target, options, of_run=of_run, **opening)
     return _Done(result=done, record=done.record(), lines=_onnx_lines(done))
 
 

@@ -43,8 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from palm_ds.cli.launcher import check_hostfile
-    from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
+    from palm_ds.inference.embedder import EmbeddingSettings
     from palm_ds.inference.embedding_files import EmbeddingJob, embed_files
+    from palm_ds.inference.trained_model import TrainedModel
 
     check_hostfile()
     settings = EmbeddingSettings(
@@ -58,13 +59,10 @@ def run(args: argparse.Namespace) -> int:
         task=args.task,
     )
     group, device = start_processes(args.device)
-    embedder = open_embedder(
-        args.model,
-        settings,
-        precision=args.precision,
-        batch_tokens=args.batch_tokens,
-        device=device,
+    opened = TrainedModel.open(
+        args.model, device=device, precision=args.precision, batch_tokens=args.batch_tokens
     )
+    embedder = opened.embedder(settings)
     job = EmbeddingJob(
         inputs=args.input,
         output=args.output,

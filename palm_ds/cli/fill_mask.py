@@ -13,7 +13,7 @@ from palm_ds.common.errors import UserError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", metavar="MODEL", help="a run folder, its weights/, or a Hugging Face folder")
+    add("model", metavar="MODEL", help="a run folder, or a checkpoint of any format")
     add("texts", nargs="*", metavar="TEXT", help="a text with one [MASK] or more")
     add("--top", type=int, default=5, metavar="N", help="predictions to show for each [MASK] (5)")
     add("--task", default="", help="use the task embedding of this task")
@@ -23,9 +23,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.top < 1:
         raise UserError(f"--top {args.top}: at least 1 guess")
-    from palm_ds.inference.fill_mask import as_record, as_text, open_filler
+    from palm_ds.inference.fill_mask import as_record, as_text
+    from palm_ds.inference.trained_model import TrainedModel
 
-    filler = open_filler(args.model, task=args.task)
+    filler = TrainedModel.open(args.model).filler(args.task)
     for text in args.texts or _lines():
         filled = filler.fill(text, top=args.top, hide=args.hide)
         show(args, as_record(filler, text, filled), as_text(filler, filled))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", metavar="MODEL", help="a run folder of `palm-ds finetune`, or its weights/")
+    add("model", metavar="MODEL", help="a run folder of `palm-ds finetune`, or a part of it")
     add("--input", nargs="+", required=True, metavar="FILE", help="files of rows")
     add(
         "--output",
@@ -50,20 +50,18 @@ def run(args: argparse.Namespace) -> int:
     from palm_ds.data.reader.options import columns_of
     from palm_ds.inference.predict_files import PredictionJob, predict_files
     from palm_ds.inference.prediction_files import check_output
-    from palm_ds.inference.predictor import open_predictor
     from palm_ds.inference.score_files import settings_of
+    from palm_ds.inference.trained_model import TrainedModel
 
     check_hostfile()
     columns = columns_of(args.columns)
     check_output(args.output)
     group, device = start_processes(args.device)
-    predictor = open_predictor(
-        args.model,
-        tasks=names(args.tasks),
-        precision=args.precision,
-        batch_tokens=args.batch_tokens,
-        device=device,
-    ).generating(settings_of(args.generate, "--generate"))
+    opened = TrainedModel.open(
+        args.model, device=device, precision=args.precision, batch_tokens=args.batch_tokens
+    )
+    predictor = opened.predictor(names(args.tasks))
+    predictor = predictor.generating(settings_of(args.generate, "--generate"))
     job = PredictionJob(
         inputs=args.input,
         output=args.output,

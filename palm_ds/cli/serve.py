@@ -103,16 +103,12 @@ def check_extra() -> None:
 
 
 def _served(args: argparse.Namespace) -> Served:
-    from palm_ds.common.errors import suggest
     from palm_ds.inference.embedder import EmbeddingSettings
-    from palm_ds.inference.predictor import DTYPES
     from palm_ds.serve.model_set import Served
     from palm_ds.serve.served_model import ModelOptions, names_of
 
-    if args.precision not in DTYPES:
-        raise UserError(f"--precision {args.precision}{suggest(args.precision, DTYPES)}")
-    if min(args.batch_tokens, args.threads) < 0:
-        raise UserError("--batch_tokens and --threads: expected at least 1, or 0 to choose")
+    if args.threads < 0:
+        raise UserError(f"--threads {args.threads}: expected at least 1, or 0 to choose")
     if (args.texts or args.column) and args.index is None:
         raise UserError("--texts: they are for a search; give their vectors too (--index)")
     options = ModelOptions(

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("path", type=Path, metavar="PATH", help="a checkpoint of any format")
+    add("path", type=Path, metavar="PATH", help="a run folder, or a checkpoint of any format")
     add("--eps", type=float, metavar="X", help="LayerNorm's eps, if PATH states a wrong one")
     add("--config", type=Path, metavar="FILE", help="the encoder's config, if it is not in PATH")
 
 
 def run(args: argparse.Namespace) -> int:
-    from palm_ds.weights.formats.open import open_checkpoint
+    from palm_ds.weights.model_folder import open_model
 
-    contents = open_checkpoint(args.path, eps=args.eps, config=args.config)
+    contents = open_model(args.path, eps=args.eps, config=args.config)
     if args.json:
         show(args, _record(contents))
     else:

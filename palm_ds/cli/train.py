@@ -81,7 +81,7 @@ def _train(args: argparse.Namespace, following: Sequence[str], flag: StopFlag) -
     recipe_file = find_recipe(args.recipe)
     ds_config = find_ds_config(args.deepspeed_config)
 
-    from palm_ds.inference import fill_mask
+    from palm_ds.inference import trained_model
     from palm_ds.runtime.deepspeed.ds_config import read_ds_config
     from palm_ds.train.plan.cluster import parse_clusters
     from palm_ds.train.recipe.recipe import read_recipe
@@ -100,7 +100,7 @@ def _train(args: argparse.Namespace, following: Sequence[str], flag: StopFlag) -
         flag=flag,
         dry_run=dry_run,
         plan_for=plan_for,
-        examples=fill_mask.examples,
+        examples=trained_model.examples,
         profile=profile,
         console=console_of(args, width=140) if args.json or args.quiet else None,
     )

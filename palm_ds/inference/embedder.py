@@ -1,6 +1,6 @@
 """Turns texts into vectors with any encoder: a run, or a checkpoint of any format.
 
-    embedder = open_embedder("runs/mine", EmbeddingSettings(pooling="mean", normalize=True))
+    embedder = TrainedModel.open("runs/mine").embedder(EmbeddingSettings(normalize=True))
     embedder.embed(["a text", ("a text", "its pair")])      # (2, hidden) float32
 
     texts ──tokens, sorted by length──> batches without padding ──encoder──> pooled ──> input order
@@ -23,25 +23,19 @@ from torch.nn import functional as F  # noqa: N812
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.stream.packing import pack
 from palm_ds.data.tasks.example import build_input
-from palm_ds.inference.batching import batch_tokens_for, even_parts, row_capacity
-from palm_ds.inference.predictor import DTYPES
-from palm_ds.model.encoder.encoder import Encoder, build_encoder
+from palm_ds.inference.batching import even_parts, row_capacity
+from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.inputs.batch import Batch, PackedText
-from palm_ds.model.kernels import choose_kernels
-from palm_ds.model.multi_task_model import Model
-from palm_ds.model.packed_linear import prepare_to_predict
 from palm_ds.tasks.shared.text_task import level
 from palm_ds.text.exported_tokenizer import normalizing_tokenizer
-from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
+from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.text.tokens import TokenSpan
-from palm_ds.train.setup.finished_run import weights_of
-from palm_ds.weights import weights_folder
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.huggingface.sentence_transformers import (
     embedding_length,
-    read_modules,
+    modules_of,
 )
-from palm_ds.weights.formats.open import open_checkpoint
+from palm_ds.weights.formats.runnable import has_pooler
 
 POOLINGS = ("mean", "cls", "max", "pooler")
 Text: TypeAlias = str | Sequence[str]
@@ -100,7 +94,7 @@ class _TextBatch(NamedTuple):
 class Embedder:
     """An encoder on a device, with its tokenizer."""
 
-    folder: Path
+    contents: CheckpointContents
     """The weights were read from here."""
     encoder: Encoder
     tokenizer: Tokenizer
@@ -111,6 +105,17 @@ class Embedder:
     batch_tokens: int = 1024
     pools_prompt: bool = True
     """Whether the model was trained to pool the tokens of a prompt too, as is done here."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder or file of the weights."""
+        return self.contents.path
+
+    def with_settings(self, settings: EmbeddingSettings) -> Embedder:
+        """The same model with other settings. Raises UserError."""
+        complete = complete_settings(settings, self.contents)
+        task_id = embedding_task_id(self.contents, complete.task)
+        return replace(self, settings=complete, task_id=task_id)
 
     @property
     def size(self) -> int:
@@ -261,92 +266,27 @@ def _recorded(encoder: Encoder) -> Iterator[dict[int, torch.Tensor]]:
 # ---- opening ----
 
 
-def open_embedder(
-    path: str | Path,
-    settings: EmbeddingSettings | None = None,
-    *,
-    precision: str = "fp32",
-    batch_tokens: int = 0,
-    device: torch.device | str = "cpu",
-    tokenizer: Tokenizer | None = None,
-    encoder: Encoder | None = None,
-) -> Embedder:
-    """Open a run folder (its weights/), or a checkpoint of any format; with its own tokenizer
-    unless another is given. `batch_tokens`: approximate tokens per batch; 0 chooses for the device.
-    `encoder`: with the same weights on the same device; it is shared if it gives the same vectors.
-    Raises UserError."""
-    if precision not in DTYPES:
-        raise UserError(f"precision: {precision!r}{suggest(precision, DTYPES)}")
-    if batch_tokens < 0:
-        raise UserError(f"batch_tokens: {batch_tokens}; expected at least 1, or 0 to choose one")
-    folder, device = weights_of(Path(path)), torch.device(device)
-    contents = open_checkpoint(folder)
-    return embedder_of(
-        contents,
-        _encoder(contents, folder, precision, device, encoder),
-        tokenizer or _tokenizer(contents),
-        settings or EmbeddingSettings(),
-        device=device,
-        batch_tokens=batch_tokens,
-    )
-
-
-def embedder_of(
+def make_embedder(
     contents: CheckpointContents,
     encoder: Encoder,
     tokenizer: Tokenizer,
     settings: EmbeddingSettings,
     *,
     device: torch.device,
-    batch_tokens: int = 0,
+    batch_tokens: int,
 ) -> Embedder:
-    """An embedder with a checkpoint's opened encoder and tokenizer. Raises UserError."""
-    complete, stated = complete_settings(settings, contents), read_modules(contents.extras.files)
+    """An embedder with a checkpoint's built encoder and tokenizer. Raises UserError."""
+    complete, stated = complete_settings(settings, contents), modules_of(contents)
     return Embedder(
-        folder=contents.path,
+        contents=contents,
         encoder=encoder,
         tokenizer=normalizing_tokenizer(tokenizer, lower=True) if stated.lower else tokenizer,
         settings=complete,
         task_id=embedding_task_id(contents, complete.task),
         device=device,
-        batch_tokens=batch_tokens or batch_tokens_for(device),
+        batch_tokens=batch_tokens,
         pools_prompt=stated.pools_prompt,
     )
-
-
-def with_settings(embedder: Embedder, settings: EmbeddingSettings) -> Embedder:
-    """The same model with other settings. Raises UserError."""
-    contents = open_checkpoint(embedder.folder)
-    complete = complete_settings(settings, contents)
-    task_id = embedding_task_id(contents, complete.task)
-    return replace(embedder, settings=complete, task_id=task_id)
-
-
-def _tokenizer(contents: CheckpointContents) -> Tokenizer:
-    if contents.tokenizer is None:
-        raise UserError(f"{contents.path}: has no tokenizer")
-    return load_tokenizer(contents.text_tokenizer or contents.tokenizer)
-
-
-def _encoder(
-    contents: CheckpointContents,
-    folder: Path,
-    precision: str,
-    device: torch.device,
-    opened: Encoder | None,
-) -> Encoder:
-    config, dtype = contents.config, DTYPES[precision]
-    kernels, _ = choose_kernels({"compile": "off"}, device=device, dtype=dtype, config=config)
-    if opened and opened.kernels == kernels and next(opened.parameters()).dtype == dtype:
-        return opened
-    model = Model(build_encoder(config, kernels), {}, {})
-    weights_folder.load_weights(folder, model)
-    return prepare_to_predict(model, device, dtype).backbone
-
-
-def has_pooler(contents: CheckpointContents) -> bool:
-    """Whether a checkpoint has the trained layer over [CLS]."""
-    return any(name.startswith("backbone.pooler.") for name in contents.entries)
 
 
 def complete_settings(
@@ -354,7 +294,7 @@ def complete_settings(
 ) -> EmbeddingSettings:
     """The settings with what they leave open, checked against the model. Raises UserError."""
     config, folder = contents.config, contents.path
-    stated = read_modules(contents.extras.files)
+    stated = modules_of(contents)
     if stated.other and settings.pooling is None and not settings.tokens:
         raise UserError(
             f"{folder}: its vectors depend on {stated.other} of sentence-transformers, which is "
@@ -394,4 +334,4 @@ def embedding_task_id(contents: CheckpointContents, task: str) -> int:
         raise UserError(f"task: {task!r}: no such task in {folder}{known}")
     if not contents.config.task_types:
         return 0
-    return contents.task_ids.get(task or contents.export_task, 0)
+    return contents.task_ids[task] if task else contents.task_id

@@ -1,6 +1,6 @@
 """Predicts masked tokens with a trained model.
 
-    filler = open_filler("runs/mine")        # a run, its weights/, or any checkpoint
+    filler = TrainedModel.open("runs/mine").filler()
     filler.fill("The capital of [MASK] is Paris.", top=5)
 
 Several [MASK]s in one text are predicted independently.
@@ -18,20 +18,14 @@ import numpy as np
 import torch
 from rich.text import Text
 
-from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_generator, permutation_at
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example, collate
-from palm_ds.model.encoder.encoder import build_encoder
-from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model
-from palm_ds.model.packed_linear import prepare_to_predict
 from palm_ds.text.display import LETTER, display_tokens
-from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
-from palm_ds.train.setup.finished_run import weights_of
-from palm_ds.weights import weights_folder
+from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.weights.formats.huggingface.names import MASKED_WORDS
-from palm_ds.weights.formats.open import open_checkpoint
 
 MASK = "[MASK]"
 _SENTENCE = (8, 30)  # tokens
@@ -91,8 +85,9 @@ class Filler:
             labels=labels,
         )
         batch = collate([[(example, self.task_id)]], length=len(ids), pad=0)
+        device = next(self.model.parameters()).device
         with torch.no_grad():
-            return self.model.logits(batch, MASKED_WORDS).float().softmax(-1)
+            return self.model.logits(batch.to(device), MASKED_WORDS).float().softmax(-1)
 
     def fill(self, text: str, *, top: int, hide: str = "") -> Filled:
         """Guesses for every [MASK] of a text and every token of the word `hide`. Raises
@@ -219,55 +214,6 @@ def _short(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-# Opening a model ---------------------------------------------------------------------------------
-
-
-def open_filler(folder: str | Path, *, task: str = "") -> Filler:
-    """Open a run folder, or a checkpoint of any format with its tokenizer. `task` selects the task
-    embedding, and the head if the task has a masked-LM head. Raises UserError if there is no model
-    yet or no masked-LM head."""
-    folder = weights_of(Path(folder))
-    info, contents = weights_folder.read_info(folder), open_checkpoint(folder)
-    heads = masked_word_heads(folder)
-    if not heads:
-        raise UserError(
-            f"{folder}: has no masked-LM head; train a task that predicts tokens, such as "
-            "knowledge_masking"
-        )
-    task, head = _task_and_head(info, folder, heads, task)
-    backbone = build_encoder(info.backbone)
-    model = Model(backbone, {head: MaskedLMHead(backbone)}, {MASKED_WORDS: head})
-    weights_folder.load_weights(folder, model)
-    return Filler(
-        model=prepare_to_predict(model, "cpu", torch.float32),
-        tokenizer=load_tokenizer(contents.text_tokenizer or contents.tokenizer or folder),
-        folder=folder,
-        task=task,
-        task_id=info.task_ids.get(task, 0) if info.backbone.task_types else 0,
-    )
-
-
-def masked_word_heads(folder: Path) -> list[str]:
-    """The names of a checkpoint's masked-LM heads, in the order of their tasks."""
-    contents = open_checkpoint(folder)
-    words = [name for name, head in contents.heads.items() if head.kind == "masked_words"]
-    of_tasks = dict.fromkeys(contents.head_of.values())
-    return [*(x for x in of_tasks if x in words), *(x for x in words if x not in of_tasks)]
-
-
-def _task_and_head(
-    info: weights_folder.WeightsInfo, folder: Path, heads: Sequence[str], task: str
-) -> tuple[str, str]:
-    """The task whose embedding is used, and the head that predicts."""
-    if task and task not in info.task_ids:
-        known = suggest(task, info.task_ids) if info.task_ids else "; it names no tasks"
-        raise UserError(f"--task {task}: no such task in {folder}{known}")
-    reading = [name for name, head in info.head_of.items() if head in heads]
-    task = task or info.export_task or next(iter(reading), "")
-    head = info.head_of.get(task, heads[0])
-    return task, head if head in heads else heads[0]
-
-
 # Showing it --------------------------------------------------------------------------------------
 
 
@@ -312,12 +258,10 @@ def as_record(filler: Filler, text: str, filled: Filled) -> dict[str, Any]:
 # Examples at the end of a run -------------------------------------------------------------
 
 
-def examples(folder: Path, source: CorpusSource, *, count: int = 3, top: int = 3) -> list[str]:
-    """Sentences of a source with one token masked, and the guesses, one line each. Empty if the
-    folder has no masked-LM head."""
-    if not masked_word_heads(folder):
-        return []
-    filler = open_filler(folder)
+def example_lines(
+    filler: Filler, source: CorpusSource, *, count: int = 3, top: int = 3
+) -> list[str]:
+    """Sentences of a source with one token masked, and the guesses, one line each."""
     vocabulary = source.vocabulary
     lines = []
     for number, (start, end) in enumerate(_sentences(source, count)):

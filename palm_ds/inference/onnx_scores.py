@@ -21,7 +21,8 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.task import TableTask
 from palm_ds.data.tasks.text_generation import TextGenerator
 from palm_ds.inference.predict_files import PredictionJob, open_inputs, predict_files
-from palm_ds.inference.predictor import Predictor, find_model, open_predictor
+from palm_ds.inference.predictor import Predictor
+from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.config.meta import on_meta
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.crf import CRFHead, tag_log_probs
@@ -29,7 +30,8 @@ from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
 from palm_ds.train.setup.build import outputs_of
-from palm_ds.weights.convert.to_onnx import SOURCE, Scores
+from palm_ds.weights.convert.to_onnx import SOURCE, OnnxRun, Scores
+from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.onnx.description import FILES, FOLDER, TEXTS, OnnxDescription, OnnxHead
 from palm_ds.weights.formats.runnable import as_trained
 
@@ -37,14 +39,21 @@ if TYPE_CHECKING:
     from palm_ds.weights.formats.onnx.run import OnnxModel
 
 
-def open_scorer(
-    source: Path, files: Sequence[str]
+def run_of(contents: CheckpointContents, files: Sequence[str] = ()) -> OnnxRun:
+    """The run of an opened checkpoint, for `convert_to_onnx`. With `files` of labelled rows, the
+    written graphs are scored on them. Raises UserError."""
+    opened = TrainedModel(contents=contents)
+    score = _scorer(opened, files) if files else None
+    return OnnxRun(allowed=_allowed_transitions(opened), score=score)
+
+
+def _scorer(
+    opened: TrainedModel, files: Sequence[str]
 ) -> Callable[[Path, OnnxDescription, Sequence[str]], Scores]:
-    """What `convert_to_onnx` calls to score its files on the rows of `files`, for the tasks that
-    these have the columns of. Raises UserError if there is none, or the source is not a run with
-    tasks over tables."""
+    """Scores graphs on the rows of `files`, for the tasks that these have the columns of. Raises
+    UserError if there is none, or the source is not a run with tasks over tables."""
     try:
-        predictor = open_predictor(source)
+        predictor = opened.predictor()
     except UserError as error:
         raise UserError(f"--score needs a run: {error}") from None
     predictor = replace(predictor, tasks=_readable(predictor, files))
@@ -108,11 +117,11 @@ def _by_metric(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Scores
     }
 
 
-def allowed_transitions(source: Path) -> dict[str, torch.Tensor]:
+def _allowed_transitions(opened: TrainedModel) -> dict[str, torch.Tensor]:
     """{head with a CRF: (tags + 2, tags) bool}: the transitions that a run's decoding allows; empty
     for other checkpoints."""
     try:
-        _, recipe = find_model(source)
+        recipe = opened.recipe
     except UserError:
         return {}
     with on_meta():

@@ -1,6 +1,6 @@
 """A trained model with everything it needs to predict: many heads in few encoder passes.
 
-    predictor = open_predictor("runs/mine", tasks=["sentiment"])
+    predictor = TrainedModel.open("runs/mine").predictor(["sentiment"])
     for each in predictor.passes:
         source = predictor.source(open_table("new.tsv", each.read))
         for chunk in predictor.predict(each, source):
@@ -21,14 +21,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
-from palm_ds.common.config import read_yaml
-from palm_ds.common.errors import UserError, suggest, suggest_path
+from palm_ds.common.errors import UserError
 from palm_ds.common.rng import keyed_generator
 from palm_ds.data.reader import Table, TableSettings
 from palm_ds.data.sources.table import TableSource
@@ -44,22 +42,12 @@ from palm_ds.data.stream.task_group_dataset import (
 )
 from palm_ds.data.tasks.task import TableTask, Task
 from palm_ds.data.tasks.text_generation import SourceRoom, TextGenerator, write_texts
-from palm_ds.inference.batching import batch_tokens_for, even_parts, row_capacity
-from palm_ds.inference.imported_heads import recipe_of
-from palm_ds.inference.predicted_tasks import arranger_of, asked_tasks
+from palm_ds.inference.batching import even_parts, row_capacity
+from palm_ds.inference.predicted_tasks import arranger_of
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
-from palm_ds.model.packed_linear import prepare_to_predict
-from palm_ds.runtime.deepspeed.ds_config import DSConfig
-from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
-from palm_ds.train.recipe.recipe import Recipe, make_recipe
-from palm_ds.train.setup.build import DTYPES as DTYPES
-from palm_ds.train.setup.build import build_model
-from palm_ds.weights import weights_folder
-from palm_ds.weights.formats import native
-from palm_ds.weights.formats.huggingface import read as huggingface
-from palm_ds.weights.formats.open import open_checkpoint
-from palm_ds.weights.formats.weights_info import INFO
+from palm_ds.text.tokenizer import Tokenizer
+from palm_ds.train.recipe.recipe import Recipe
 
 T = TypeVar("T")
 
@@ -311,85 +299,3 @@ def ahead(values: Iterator[T]) -> Iterator[T]:
 def _core_to_spare(device: torch.device) -> bool:
     """Whether a thread can prepare batches without slowing down those that compute on the CPU."""
     return device.type != "cpu" or (os.cpu_count() or 1) > torch.get_num_threads()
-
-
-# ---- opening ----
-
-
-def open_predictor(
-    path: str | Path,
-    *,
-    tasks: Sequence[str] = (),
-    precision: str = "fp32",
-    batch_tokens: int = 0,
-    device: torch.device | str = "cpu",
-) -> Predictor:
-    """Open a run folder (its weights/, else best/, else the newest checkpoint), a weights folder
-    with its recipe, or a Hugging Face folder with a head. `batch_tokens`: approximate tokens per
-    batch; 0 chooses for the device. Raises UserError."""
-    if precision not in DTYPES:
-        raise UserError(f"precision: {precision!r}{suggest(precision, DTYPES)}")
-    if batch_tokens < 0:
-        raise UserError(f"batch_tokens: {batch_tokens}; expected at least 1, or 0 to choose one")
-    folder, recipe = find_model(Path(path))
-    asked = asked_tasks(recipe, tasks, folder)
-    tokenizer = _tokenizer(folder, recipe)
-    device = torch.device(device)
-    ds_config = DSConfig(path="", sections={}, stage=0, precision=precision)  # type: ignore[arg-type]
-    model = build_model(recipe, ds_config, tokenizer.vocabulary, device=device)
-    loaded = weights_folder.load_weights(folder, model)
-    for name in asked:
-        head = model.head_of[name]
-        needed = (f"heads.{head}.", "backbone.")
-        unused = () if model.heads[head].pooled else ("backbone.pooler.",)
-        missing = [each for each in loaded.newly_initialized if not each.startswith(unused)]
-        if lacking := [each for each in missing if each.startswith(needed)]:
-            raise UserError(f"{folder}: incomplete for task {name!r}: {lacking[0]} is missing")
-    return Predictor(
-        model=prepare_to_predict(model, device, DTYPES[precision]),
-        recipe=recipe,
-        tokenizer=tokenizer,
-        tasks=asked,
-        device=device,
-        batch_tokens=batch_tokens or batch_tokens_for(device),
-    )
-
-
-def find_model(path: Path) -> tuple[Path, Recipe]:
-    """The folder with the weights, and the recipe that trained them."""
-    for folder in (path, path / "weights", path / "best"):
-        if (folder / INFO).is_file():
-            values = weights_folder.read_info(folder).recipe
-            if not values.get("tasks"):
-                raise UserError(
-                    f"{folder}: its {INFO} does not name the tasks it was trained on; "
-                    "give a folder that palm-ds finetune wrote"
-                )
-            return folder, make_recipe(dict(values), str(folder / INFO))
-    if huggingface.recognises(path):
-        return path, recipe_of(open_checkpoint(path))
-    if not path.exists():
-        raise UserError(f"{path}: no such folder{suggest_path(path)}")
-    if not native.recognises(path):
-        raise UserError(
-            f"{path}: neither a run folder nor a weights folder: it has no weights/, "
-            "best/ or checkpoints/"
-        )
-    files = [folder / "recipe.yaml" for folder in (path, *path.absolute().parents[:2])]
-    for file in files:
-        if file.is_file():
-            values = read_yaml(file)
-            values.pop("corpora", None)  # what a run folder adds
-            return path, make_recipe(values, str(file))
-    raise UserError(f"{path}: has no recipe.yaml next to its checkpoints; give the run folder")
-
-
-def _tokenizer(folder: Path, recipe: Recipe) -> Tokenizer:
-    """The tokenizer saved with the weights; for a checkpoint, that of the recipe's sources."""
-    named = [source.tokenizer for source in recipe.sources.values() if source.tokenizer]
-    found = weights_folder.tokenizer_in(folder) or next((Path(x) for x in named), None)
-    if found is None and recipe.init_from:
-        found = weights_folder.tokenizer_in(Path(recipe.init_from))
-    if found is None:
-        raise UserError(f"{folder}: has no tokenizer, and its recipe names none")
-    return load_tokenizer(found)

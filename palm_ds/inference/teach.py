@@ -44,7 +44,6 @@ from palm_ds.runtime.processes.processes import Processes
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.setup.build import AnyStream, build_stream
-from palm_ds.train.setup.finished_run import weights_of
 from palm_ds.train.setup.resolve import resolve
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.setup.sources import Data, open_data
@@ -52,7 +51,6 @@ from palm_ds.train.teachers.build import teachers_of_scores
 from palm_ds.train.teachers.distillation_plan import Lessons, find_lessons
 from palm_ds.train.teachers.stored_scores import EXTENDED, stream_fingerprint
 from palm_ds.train.teachers.teachers import Teachers
-from palm_ds.weights import weights_folder
 
 _ROWS = 1024  # of a part of a table
 _STEPS = 32  # of a part of a stream
@@ -167,9 +165,7 @@ def _check_rows(recipe: Recipe, data: Data) -> None:
 
 def _with_teachers_tokenizer(recipe: Recipe, data: Data) -> Data:
     """The data as the teacher reads them."""
-    assert recipe.teacher is not None
-    paths = [Path(each.path) for each in recipe.teacher.all_models.values()]
-    places = [weights_folder.tokenizer_in(weights_of(path)) for path in paths]
+    places = [contents.tokenizer for contents in data.teacher_models.values()]
     tokenizers = [load_tokenizer(found) if found else data.tokenizer for found in places]
     if len({each.fingerprint for each in tokenizers}) > 1:
         raise UserError("teacher.models: scores of models with different tokenizers have no mean")

@@ -20,34 +20,18 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.task import TableTask
 from palm_ds.data.tasks.text_generation import TextGenerator
-from palm_ds.inference.batching import batch_tokens_for
-from palm_ds.inference.embedder import (
-    POOLINGS,
-    Embedder,
-    EmbeddingSettings,
-    embedder_of,
-    has_pooler,
-)
+from palm_ds.inference.embedder import POOLINGS, Embedder, EmbeddingSettings, make_embedder
 from palm_ds.inference.fill_mask import Filler
 from palm_ds.inference.predicted_tasks import asked_tasks
-from palm_ds.inference.predictor import (
-    DTYPES,
-    EncoderPass,
-    Predictor,
-    find_model,
-    open_predictor,
-)
-from palm_ds.model.encoder.encoder import build_encoder
+from palm_ds.inference.predictor import EncoderPass, Predictor
+from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.heads.heads import MaskedLMHead
-from palm_ds.model.kernels import choose_kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.packed_linear import prepare_to_predict
 from palm_ds.serve.forward import with_vector_heads
-from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
-from palm_ds.train.setup.finished_run import weights_of
-from palm_ds.weights import weights_folder
+from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.weights.formats.contents import CheckpointContents
-from palm_ds.weights.formats.open import open_checkpoint
+from palm_ds.weights.formats.runnable import has_pooler
 
 log = logging.getLogger(__name__)
 
@@ -111,95 +95,65 @@ class ServedModel:
 def open_served(path: Path, name: str, options: ModelOptions) -> ServedModel:
     """Open a run folder, or a checkpoint of any format, with all that it can do. Raises
     UserError."""
-    tasks = _tasks_on_rows(path)
-    opened = _with_tasks(path, tasks, options) if tasks else _without_tasks(path, options)
-    model, embedder, predictor = opened
-    contents = open_checkpoint(embedder.folder)
-    poolings = [x for x in POOLINGS if x != "pooler" or has_pooler(contents)]
+    how = {"precision": options.precision, "batch_tokens": options.batch_tokens}
+    opened = TrainedModel.open(path, device=options.devices[0], **how)
+    tasks = _tasks_on_rows(opened)
+    predictor = opened.predictor(tasks) if tasks else None
+    model = predictor.model if predictor else opened.words()
+    embedder = make_embedder(
+        opened.contents,
+        model.backbone,
+        opened.text_tokenizer,
+        options.embedding,
+        device=opened.device,
+        batch_tokens=opened.tokens,
+    )
+    poolings = [x for x in POOLINGS if x != "pooler" or has_pooler(opened.contents)]
     first = with_vector_heads(model, poolings)
     return ServedModel(
         name=name,
         path=path,
-        replicas=[first, *(_copied(first, x, options) for x in options.devices[1:])],
+        replicas=[first, *(_copied(first, x, opened.dtype) for x in options.devices[1:])],
         devices=options.devices,
         embedder=embedder,
-        task_ids=contents.task_ids if contents.config.task_types else {},
+        task_ids=_task_ids(opened.contents),
         poolings=poolings,
         predictor=predictor,
-        filler=_filler(first, embedder, contents),
-        batch_tokens=options.batch_tokens or batch_tokens_for(options.devices[0]),
+        filler=_filler(first, embedder),
+        batch_tokens=opened.tokens,
     )
 
 
-def _copied(model: Model, device: torch.device, options: ModelOptions) -> Model:
-    return prepare_to_predict(copy.deepcopy(model), device, DTYPES[options.precision])
+def _copied(model: Model, device: torch.device, dtype: torch.dtype) -> Model:
+    return prepare_to_predict(copy.deepcopy(model), device, dtype)
 
 
-_Opened = tuple[Model, Embedder, Predictor | None]
-
-
-def _tasks_on_rows(path: Path) -> list[str]:
-    """The tasks of a folder that predict something for a row as it is, in one pass (those that mask
+def _tasks_on_rows(opened: TrainedModel) -> list[str]:
+    """The tasks of a model that predict something for a row as it is, in one pass (those that mask
     tokens or write texts do not); none for a checkpoint without a recipe."""
     try:
-        folder, recipe = find_model(path)
-        asked = asked_tasks(recipe, (), folder)
+        asked = asked_tasks(opened.recipe, (), opened.path)
     except UserError:
         return []
     if writing := [name for name, task in asked.items() if isinstance(task, TextGenerator)]:
         names = ", ".join(writing)
-        log.warning("%s: texts are not served; palm-ds predict writes those of %s", path, names)
+        where = opened.path
+        log.warning("%s: texts are not served; palm-ds predict writes those of %s", where, names)
     return [name for name in asked if name not in writing and not asked[name].edits_text]
 
 
-def _with_tasks(path: Path, tasks: Sequence[str], options: ModelOptions) -> _Opened:
-    predictor = open_predictor(
-        path, tasks=tasks, precision=options.precision, device=options.devices[0]
-    )
-    contents = open_checkpoint(find_model(path)[0])
-    embedder = _embedder(contents, predictor.model, predictor.tokenizer, options)
-    return predictor.model, embedder, predictor
+def _task_ids(contents: CheckpointContents) -> Mapping[str, int]:
+    return contents.task_ids if contents.config.task_types else {}
 
 
-def _without_tasks(path: Path, options: ModelOptions) -> _Opened:
-    folder = weights_of(path)
-    contents = open_checkpoint(folder)
-    if contents.tokenizer is None:
-        raise UserError(f"{folder}: has no tokenizer")
-    device, dtype = options.devices[0], DTYPES[options.precision]
-    kernels, _ = choose_kernels(
-        {"compile": "off"}, device=device, dtype=dtype, config=contents.config
-    )
-    encoder = build_encoder(contents.config, kernels)
-    words = [name for name, head in contents.heads.items() if head.kind == "masked_words"]
-    used = [task for task, head in contents.head_of.items() if head in words]
-    head_of = {task: contents.head_of[task] for task in used} or {name: name for name in words}
-    heads = {name: MaskedLMHead(encoder) for name in dict.fromkeys(head_of.values())}
-    model = Model(encoder, heads, head_of)
-    weights_folder.load_weights(folder, model)
-    prepare_to_predict(model, device, dtype)
-    tokenizer = load_tokenizer(contents.text_tokenizer or contents.tokenizer)
-    return model, _embedder(contents, model, tokenizer, options), None
-
-
-def _embedder(
-    contents: CheckpointContents, model: Model, tokenizer: Tokenizer, options: ModelOptions
-) -> Embedder:
-    if contents.text_tokenizer is not None:
-        tokenizer = load_tokenizer(contents.text_tokenizer)
-    return embedder_of(
-        contents, model.backbone, tokenizer, options.embedding, device=options.devices[0]
-    )
-
-
-def _filler(model: Model, embedder: Embedder, contents: CheckpointContents) -> Filler | None:
+def _filler(model: Model, embedder: Embedder) -> Filler | None:
     """The masked-LM head of the first task that has one."""
     task = next(
         (x for x, head in model.head_of.items() if isinstance(model.heads[head], MaskedLMHead)), ""
     )
     if not task:
         return None
-    task_id = contents.task_ids.get(task, 0) if contents.config.task_types else 0
+    task_id = _task_ids(embedder.contents).get(task, 0)
     return Filler(model, embedder.tokenizer, embedder.folder, task, task_id)
 
 

@@ -10,7 +10,7 @@ for each head next to it, `palm-ds convert --head NAME` for any one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,20 +19,19 @@ import torch
 from safetensors.torch import load_file
 
 from palm_ds.common.version import __version__
+from palm_ds.corpus.store import Corpus
 from palm_ds.data.sources.hub_datasets import names_in
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.distillation.distillation import without_projections
-from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.model.lora import adapter_of, merged
 from palm_ds.model.multi_task_model import Model
-from palm_ds.model.pooling import TextPooling
 from palm_ds.text.exported_tokenizer import normalizing_tokenizer
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.report.metrics_file import FILE, read_metrics
 from palm_ds.train.report.run_log import RunLog
-from palm_ds.train.setup.build import outputs_of
+from palm_ds.train.setup.build import default_task, outputs_of, pooling_taken, text_pooling
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.setup.sources import Data
 from palm_ds.weights import weights_folder
@@ -44,7 +43,7 @@ from palm_ds.weights.formats.huggingface.families import served_family
 from palm_ds.weights.formats.huggingface.model_card import Provenance
 from palm_ds.weights.formats.native import ADAPTER, WEIGHTS
 from palm_ds.weights.formats.onnx.description import FOLDER as ONNX
-from palm_ds.weights.formats.weights_info import WeightsInfo
+from palm_ds.weights.formats.weights_info import INFO, WeightsInfo, read_info
 from palm_ds.weights.peft_adapter import FOLDER, write_adapter
 
 log = logging.getLogger(__name__)
@@ -77,14 +76,11 @@ def _exported_head(recipe: Recipe, task: str, parameters: Collection[str]) -> Ex
 
 def info_of(recipe: Recipe, model: Model, *, steps: int) -> WeightsInfo:
     """The description of a run's weights after `steps` steps, for weights.json."""
-    words = [t for t, h in model.head_of.items() if isinstance(model.heads[h], MaskedLMHead)]
-    taken = pooling_taken(recipe)
-    usual = [taken[0]] if taken else words or list(recipe.task_ids)
     return WeightsInfo(
         backbone=model.backbone.config,
         task_ids=recipe.task_ids,
         head_of=model.head_of,
-        export_task=recipe.export_task or next(iter(usual), ""),
+        export_task=default_task(recipe, model),
         token_heads=weights_folder.token_heads_of(model),
         heads=outputs_of(recipe, model),
         made_by={"palm_ds": __version__, "recipe": recipe.fingerprint, "steps": steps},
@@ -115,7 +111,7 @@ def best_weights(run: RunSpec, last: FinalWeights, log: RunLog | None) -> FinalW
     best = run.recipe.evaluate.best
     if log is None or not best or not run.best.exists():
         return last
-    steps = weights_folder.read_info(run.best).made_by["steps"]
+    steps = read_info(run.best / INFO).made_by["steps"]
     log.event("chosen", f"final weights: step {steps:,}, the best by {best}", of_step=steps)
     adapter = load_file(run.best / ADAPTER) if run.recipe.lora else {}
     return FinalWeights(state=load_file(run.best / WEIGHTS), adapter=adapter, steps=steps)
@@ -129,47 +125,32 @@ def exported_tokenizer(recipe: Recipe, data: Data) -> Tokenizer:
         log.info(
             "hf/: other programs' tokenizers do not split texts into words first; do it before"
         )
-    simplified, lowered = _text_steps(recipe, data)
+    simplified, lowered = _text_steps(recipe, tokenizer, data.corpora.values())
     for done, what in ((simplified, "simplified"), (lowered, "lower-cased")):
         if any(done) and not all(done):
             log.info("hf/: only some sources were %s; its tokenizer does not do it", what)
     return normalizing_tokenizer(tokenizer, simplify=all(simplified), lower=all(lowered))
 
 
-def text_tokenizer(recipe: Recipe, data: Data) -> Tokenizer | None:
-    """The tokenizer of hf/, if it does more than the run's own."""
-    simplified, lowered = _text_steps(recipe, data)
-    more = {"simplify": all(simplified), "lower": all(lowered)}
-    made = normalizing_tokenizer(data.tokenizer, **more)
-    return None if made.fingerprint == data.tokenizer.fingerprint else made
+def text_tokenizer(
+    recipe: Recipe, tokenizer: Tokenizer, corpora: Iterable[Corpus]
+) -> Tokenizer | None:
+    """The tokenizer of hf/, if it does more than the run's own. `corpora`: those of the recipe."""
+    simplified, lowered = _text_steps(recipe, tokenizer, corpora)
+    made = normalizing_tokenizer(tokenizer, simplify=all(simplified), lower=all(lowered))
+    return None if made.fingerprint == tokenizer.fingerprint else made
 
 
-def _text_steps(recipe: Recipe, data: Data) -> tuple[list[bool], list[bool]]:
+def _text_steps(
+    recipe: Recipe, tokenizer: Tokenizer, corpora: Iterable[Corpus]
+) -> tuple[list[bool], list[bool]]:
     """Whether the texts of each source were simplified, and lower-cased."""
-    tokenizer = data.tokenizer
-    texts = [corpus.manifest.options.get("text", {}) for corpus in data.corpora.values()]
+    texts = [corpus.manifest.options.get("text", {}) for corpus in corpora]
     tables = [source.read for source in recipe.sources.values() if source.table]
     simplified = [bool(x.get("simplify")) for x in texts] + [x.simplify for x in tables]
     lowered = [tokenizer.lower or bool(x.get("lower")) for x in texts]
     lowered += [tokenizer.lower for _ in tables]
     return simplified, lowered
-
-
-def pooling_taken(recipe: Recipe) -> tuple[str, TextPooling] | None:
-    """The task that trains vectors of texts, and how texts become them: `export_task` if it does,
-    else the last such task. None if no task does."""
-    found = {name: task.text_pooling() for name, task in recipe.built_tasks.items()}
-    trained = {name: pooling for name, pooling in found.items() if pooling is not None}
-    if not trained:
-        return None
-    name = recipe.export_task if recipe.export_task in trained else list(trained)[-1]
-    return name, trained[name]
-
-
-def text_pooling(recipe: Recipe) -> TextPooling | None:
-    """How texts become vectors, if a task trains that."""
-    taken = pooling_taken(recipe)
-    return taken[1] if taken else None
 
 
 def write_weights(
@@ -189,7 +170,7 @@ def write_weights(
         folder,
         info,
         tokenizer=data.tokenizer,
-        text_tokenizer=text_tokenizer(recipe, data),
+        text_tokenizer=text_tokenizer(recipe, data.tokenizer, data.corpora.values()),
         pooling=text_pooling(recipe),
         adapter=final.adapter if keep_adapter else None,
     )

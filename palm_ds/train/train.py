@@ -294,7 +294,9 @@ def _open_run(
 def _starting_point(parts: _Parts) -> StartingPoint:
     """Where the run starts; logs that and what it consists of."""
     run, data = parts.run, parts.data
-    found = find_starting_point(run, parts.model, parts.signature, parts.stream, parts.processes)
+    found = find_starting_point(
+        run, parts.model, parts.signature, parts.stream, data, parts.processes
+    )
     if run.recipe.lora:
         add_lora(parts.model, run.recipe.lora, seed=run.recipe.seed)
     log.info("%s", overview(run, parts.stream, parts.model, parts.processes.world))

@@ -5,8 +5,8 @@
                                     the hash of every file and its own
     hf/       model.safetensors config.json + tokenizer files: opens with AutoModel.from_pretrained
 
-`load_weights` starts a model from either, or from a checkpoint of any other format that
-formats/open.py knows (`--init_from`). Folders appear complete or not at all.
+`load_weights` starts a model from either, or from a checkpoint of any other format that was opened
+(model_folder.py). Folders appear complete or not at all.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from palm_ds.weights.formats.huggingface.sentence_transformers import FOLDER as 
 from palm_ds.weights.formats.huggingface.text_pooling import write_pooling
 from palm_ds.weights.formats.huggingface.write import ExportOptions, plan, write
 from palm_ds.weights.formats.native import WEIGHTS
-from palm_ds.weights.formats.open import open_checkpoint, read_info
 from palm_ds.weights.formats.tensor_files import in_memory_entry
 from palm_ds.weights.formats.weights_info import WeightsInfo, write_info
 from palm_ds.weights.larger_tables import larger_tables
@@ -179,7 +178,7 @@ def export_hf(
 
 
 def load_weights(
-    folder: Path,
+    contents: CheckpointContents,
     model: Model,
     *,
     labels: Mapping[str, Sequence[str]] | None = None,
@@ -187,7 +186,7 @@ def load_weights(
     layers: Sequence[int] | None = None,
     renamed_heads: Mapping[str, str] | None = None,
 ) -> LoadReport:
-    """Start a model from a checkpoint of any format (formats/open.py).
+    """Start a model from an opened checkpoint of any format (model_folder.open_model).
 
     The encoder must be the same and complete (a Hugging Face folder may lack the pooler); a custom
     encoder takes what fits by name. Heads are matched by name, except that the folder's only
@@ -198,8 +197,8 @@ def load_weights(
     the folder lacks are added (weights/larger_tables.py). Raises UserError if anything does not
     fit; the model is then unchanged.
     """
-    folder = Path(folder)
-    contents, state, unknown = _read(folder)
+    folder = contents.path
+    state, unknown = _read(contents)
     own, chosen = model.state_dict(), None
     if layers is not None:
         chosen = _chosen(contents, state, model, layers)
@@ -251,30 +250,14 @@ def _chosen(
     )
 
 
-def tokenizer_in(folder: Path) -> Path | None:
-    """The tokenizer of a checkpoint of any format, as a path for `load_tokenizer`; None if it has
-    none."""
-    return open_checkpoint(Path(folder)).tokenizer
-
-
-def backbone_config_from(folder: Path) -> EncoderConfig:
-    """The encoder's config in a checkpoint of any format."""
-    return read_info(folder).backbone
-
-
-def task_ids(folder: Path | None) -> dict[str, int]:
-    """{task: its row of the task embedding} of a checkpoint."""
-    return dict(read_info(folder).task_ids) if folder else {}
-
-
 # ---- reading ----
 
 
-def _read(folder: Path) -> tuple[CheckpointContents, State, list[str]]:
-    contents = open_checkpoint(folder)
+def _read(contents: CheckpointContents) -> tuple[State, list[str]]:
+    """The values, and the names of what is left out."""
     state = {name: entry.read() for name, entry in contents.entries.items()}
     skipped = {name: why for name, why in contents.skipped.items() if not why.startswith(OPTIMIZER)}
-    return contents, state, lost(skipped)
+    return state, lost(skipped)
 
 
 def _with_heads(

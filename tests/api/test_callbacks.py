@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import palm_ds as palm
 from palm_ds.api.callback_calls import HOOKS
 from palm_ds.common.errors import UserError
-from palm_ds.weights.weights_folder import read_info
+from palm_ds.weights.formats.weights_info import INFO, read_info
 from tests.helpers.small_tables import TINY, write_tables
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of DeepSpeed's
@@ -115,7 +115,7 @@ def test_a_callback_ends_the_training_with_weights(tables: Path, tmp_path: Path)
     made = trainer(tables, callbacks=[StopAfter(3)], folder=tmp_path / "run")
     made.train()
     assert made.cur_train_step == 3 and made.steps == 8
-    assert read_info(tmp_path / "run/weights").made_by["steps"] == 3
+    assert read_info(tmp_path / "run/weights" / INFO).made_by["steps"] == 3
     assert len(made.predict(["w1"])["classification"]) == 1
     by_hand = trainer(tables)
     for _ in range(3):

@@ -276,9 +276,9 @@ def test_mistakes_are_one_line(model, run: Path, tables: Path, tmp_path: Path) -
     backbone = palm.Backbone.from_pretrained(run)
     (tmp_path / "file").write_text("")
     wrong: dict[str, Any] = {
-        r"nowhere: no such folder": lambda: palm.load(tmp_path / "nowhere"),
-        r"min: no such folder; did you mean .*mine": lambda: palm.load(f"{run.parent}/min"),
-        r"neither a run folder nor a weights folder": lambda: palm.load(tables),
+        r"nowhere: no such file or folder": lambda: palm.load(tmp_path / "nowhere"),
+        r"min: no such file or folder; did you mean .*mine": lambda: palm.load(f"{run.parent}/min"),
+        r"not a checkpoint of a known format": lambda: palm.load(tables),
         r"no task 'moood'; did you mean \"mood\"\?": lambda: model(TEXTS, task="moood"),
         r"no task 'x'": lambda: palm.load(run, tasks=["x"]),
         r"precision: 'fp8'": lambda: palm.load(run, precision="fp8"),

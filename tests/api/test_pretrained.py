@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pandas
 import pytest
@@ -9,7 +11,8 @@ import torch
 
 import palm_ds as palm
 from palm_ds.common.errors import UserError
-from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
+from palm_ds.inference.embedder import EmbeddingSettings
+from palm_ds.inference.trained_model import TrainedModel
 from tests.inference.test_embedder import TEXTS, TOKENIZER, run
 
 __all__ = ["run"]
@@ -17,7 +20,7 @@ __all__ = ["run"]
 
 def test_vectors_of_texts_and_ids(run) -> None:
     backbone = palm.Backbone.from_pretrained(run)
-    embedder = open_embedder(run)
+    embedder = TrainedModel.open(run).embedder()
     found = backbone(TEXTS)
     assert isinstance(found, torch.Tensor) and found.dtype == torch.float32
     assert np.array_equal(found, embedder.embed(TEXTS))
@@ -28,12 +31,15 @@ def test_vectors_of_texts_and_ids(run) -> None:
         row[: len(own)] = torch.from_numpy(own)
     assert torch.equal(backbone(padded), backbone(TEXTS[:3]))
     assert torch.equal(backbone("cat"), backbone(["cat"]))
+    assert torch.equal(pickle.loads(pickle.dumps(backbone))("cat"), backbone("cat"))
     assert backbone([]).shape == (0, 16)
 
 
 def test_settings(run) -> None:
     backbone = palm.Backbone.from_pretrained(run)
-    wanted = open_embedder(run, EmbeddingSettings(pooling="cls", layers=(1,), normalize=True))
+    wanted = TrainedModel.open(run).embedder(
+        EmbeddingSettings(pooling="cls", layers=(1,), normalize=True)
+    )
     found = backbone(TEXTS, pooling="cls", layers=1, normalize=True)
     assert np.array_equal(found, wanted.embed(TEXTS))
     tokens = backbone(["cat", "cat sat"], tokens=True)
@@ -47,7 +53,9 @@ def test_all_settings_share_the_weights(run) -> None:
     for prompt in ("", "a ", "b "):
         found = backbone(["cat"], prompt=prompt, pooling="cls", task="a")
         wanted = EmbeddingSettings(pooling="cls", task="a")
-        assert np.array_equal(found, open_embedder(run, wanted).embed([f"{prompt}cat"]))
+        assert np.array_equal(
+            found, TrainedModel.open(run).embedder(wanted).embed([f"{prompt}cat"])
+        )
     opened = backbone._vectors["cpu"].embedders
     assert len(opened) == 3 and len({id(each.encoder) for each in opened.values()}) == 1
 

@@ -20,6 +20,7 @@ import yaml
 
 from palm_ds.common.exit_codes import STOPPED
 from palm_ds.runtime.checkpoint import checkpoint
+from palm_ds.weights.model_folder import open_model
 from tests.helpers import warm_python
 from tests.helpers.small_corpus import write_small_corpus
 from tests.helpers.warm_python import Program
@@ -314,7 +315,7 @@ def test_a_finished_run_has_all_its_files(uninterrupted) -> None:
     model = build_model(
         recipe, read_ds_config(ds_config), data.vocabulary, device=torch.device("cpu")
     ).eval()
-    load_weights(run / "weights", model)
+    load_weights(open_model(run / "weights"), model)
     example = build_input([source.read(0, 30)], data.vocabulary)
     batch = collate([[(example, 0)]], length=64, pad=data.vocabulary.pad)
     with torch.no_grad():

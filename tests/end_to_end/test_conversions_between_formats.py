@@ -18,6 +18,7 @@ from palm_ds.weights.convert import convert
 from palm_ds.weights.convert.convert import ConversionOptions
 from palm_ds.weights.formats.contents import HeadInfo
 from palm_ds.weights.formats.open import open_checkpoint
+from palm_ds.weights.model_folder import open_model
 from palm_ds.weights.weights_folder import WeightsInfo, load_weights, save_weights, token_heads_of
 from tests.helpers.small_configs import SMALL, letters
 
@@ -52,7 +53,7 @@ def test_a_weights_folder_has_everything(source: Path, tmp_path: Path) -> None:
     out = convert.convert(source, tmp_path / "again", "palm_ds", ConversionOptions(strict=True))
     assert out.report.lost == {}
     net = model(2, allowed=torch.ones(7, 5, dtype=torch.bool))
-    loaded = load_weights(tmp_path / "again", net)
+    loaded = load_weights(open_model(tmp_path / "again"), net)
     assert not loaded.newly_initialized and not loaded.unused
     expected = model(1).state_dict()
     assert {name: torch.equal(x, expected[name]) for name, x in net.state_dict().items()} == (

@@ -25,6 +25,7 @@ from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.setup.sources import open_data
 from palm_ds.train.train import train
 from palm_ds.weights.formats.native import open_contents
+from palm_ds.weights.model_folder import open_model
 from palm_ds.weights.peft_adapter import write_adapter
 from palm_ds.weights.weights_folder import export_hf, load_weights
 from tests.helpers.small_tables import rows, write_tables
@@ -86,7 +87,7 @@ def in_peft(recipe: Recipe, folder: Path) -> tuple[Any, list[list[int]]]:
     step."""
     data = open_data(recipe)
     model = build_model(recipe, DS_CONFIG, data.vocabulary, device=torch.device("cpu"))
-    load_weights(Path(recipe.init_from), model)
+    load_weights(open_model(Path(recipe.init_from)), model)
     assert recipe.lora is not None
     add_lora(model, recipe.lora, seed=recipe.seed)
     named = {name: x for name, x in model.state_dict().items() if ".lora_" in name}

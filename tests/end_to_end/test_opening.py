@@ -21,9 +21,8 @@ from tokenizers import processors
 
 from palm_ds.cli.convert import COMMAND
 from palm_ds.common.errors import UserError
-from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
-from palm_ds.inference.fill_mask import open_filler
-from palm_ds.inference.predictor import open_predictor
+from palm_ds.inference.embedder import EmbeddingSettings
+from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.multi_task_model import Model
@@ -33,6 +32,7 @@ from palm_ds.train.export import check_export, head_taken, info_of, write_hf, wr
 from palm_ds.train.setup.sources import open_data
 from palm_ds.weights import weights_folder
 from palm_ds.weights.convert.convert import ConversionOptions, convert
+from palm_ds.weights.formats.weights_info import INFO, read_info
 from tests.helpers.other_readers import TeiModel, as_old_vllm, as_tei, as_vllm, vllm_class
 from tests.helpers.saved_model import MORE_TASKS, TASKS, recipe_of, save_model
 from tests.helpers.text_tables import SPECIALS, WORDS, opened, small_tokenizer
@@ -75,7 +75,7 @@ def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, P
 
 def predicted(run: Path, task: str) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
     """Predictions for the rows of the task's file, and the rows."""
-    asked = open_predictor(run)
+    asked = TrainedModel.open(run).predictor()
     (each,) = (x for x in asked.passes if task in [y.name for y in x.tasks])
     recipe = recipe_of(run)
     columns = recipe.sources[recipe.built_tasks[task].source].read.columns
@@ -112,7 +112,7 @@ def test_text_classification(task: str, run: Path, exported: dict[str, Path]) ->
         {"text": x["text_a"], "text_pair": x["text_b"]} if task in ("pair", "rank") else x["text_a"]
         for x in rows
     ]
-    labels = getattr(open_predictor(run).tasks[task], "labels", ())
+    labels = getattr(TrainedModel.open(run).predictor().tasks[task], "labels", ())
     found = pipeline("text-classification", exported[task])(given, top_k=None)
     for mine, theirs in zip(ours, found, strict=True):
         scores = scores_of(theirs if isinstance(theirs, list) else [theirs])
@@ -203,7 +203,7 @@ def test_multiple_choice(run: Path, exported: dict[str, Path]) -> None:
 
 
 def test_fill_mask_up_to_the_longest_text(run: Path, exported: dict[str, Path]) -> None:
-    filler = open_filler(run, task="words")
+    filler = TrainedModel.open(run).filler("words")
     fill = pipeline("fill-mask", exported["words"])
     for text in ("so [MASK] .", "so " * 61 + "[MASK]"):
         (hidden,) = filler.fill(text, top=5).hidden
@@ -216,7 +216,7 @@ def test_fill_mask_up_to_the_longest_text(run: Path, exported: dict[str, Path]) 
 def test_features(run: Path, exported: dict[str, Path]) -> None:
     texts = ["so good", "a very bad x ?", "so " * 62]
     settings = EmbeddingSettings(tokens=True, task="words")
-    embedder = open_embedder(run, settings)
+    embedder = TrainedModel.open(run).embedder(settings)
     ours = embedder.embed_tokens(embedder.encode(texts))
     extract = pipeline("feature-extraction", exported["words"])
     for mine, text in zip(ours, texts, strict=True):
@@ -281,11 +281,11 @@ def test_sentence_transformers_gives_the_same_vectors(
     assert model.max_seq_length == (9 if kind == "short" else 64)
     theirs = model.encode(texts)
     for place in ("weights", "hf"):  # a run's weights know their pooling too
-        ours = open_embedder(folder / place).embed(texts)
+        ours = TrainedModel.open(folder / place).embedder().embed(texts)
         assert np.abs(ours - theirs).max() < 1e-5
     if prompts := POOLINGS[kind].prompts:
         asked = EmbeddingSettings(prompt=prompts["query"])
-        ours = open_embedder(folder / "hf", asked).embed(texts)
+        ours = TrainedModel.open(folder / "hf").embedder(asked).embed(texts)
         assert np.abs(ours - model.encode(texts, prompt_name="query")).max() < 1e-5
 
 
@@ -350,7 +350,7 @@ def test_what_sentence_transformers_saves_opens_in_servers(tmp_path: Path) -> No
     again = SentenceTransformer(str(tmp_path / "again"), device="cpu").encode(texts)
     assert np.abs(model.encode(texts) - again).max() < 1e-6
     for place in ("saved", "again", "ours"):
-        ours = open_embedder(tmp_path / place).embed(texts)
+        ours = TrainedModel.open(tmp_path / place).embedder().embed(texts)
         assert np.abs(model.encode(texts) - ours).max() < 1e-5
 
 
@@ -391,7 +391,7 @@ def test_a_run_writes_onnx_of_its_head(tmp_path: Path, caplog) -> None:
     """By default; other weights in the same folder do not keep it."""
     tasks = {"rank": {**MORE_TASKS["rank"], "task_id": 1}}
     run = save_model(tmp_path / "run", ["rank"], tasks=tasks, backbone=BACKBONE)
-    recipe, asked = recipe_of(run), open_predictor(run)
+    recipe, asked = recipe_of(run), TrainedModel.open(run).predictor()
     info = info_of(recipe, asked.model, steps=2)
     written = (tmp_path / "hf", recipe, info, asked.model.state_dict(), open_data(recipe))
     write_hf(*written, steps=2)
@@ -436,7 +436,7 @@ def test_a_run_writes_the_task_that_trains_vectors(
     tasks = {"mood": {**TASKS["mood"], "task_id": 1}}
     named = {"datasets": ["owner/news"]}
     run = save_model(tmp_path / "run", ["mood"], tasks=tasks, backbone=BACKBONE, **named)
-    recipe, asked = recipe_of(run), open_predictor(run)
+    recipe, asked = recipe_of(run), TrainedModel.open(run).predictor()
     state, data = asked.model.state_dict(), open_data(recipe)
     info = info_of(recipe, asked.model, steps=2)
     assert head_taken(recipe, state)
@@ -455,7 +455,7 @@ def test_a_run_writes_the_task_that_trains_vectors(
     assert card.startswith("---\nlibrary_name: sentence-transformers\npipeline_tag: sentence-simil")
     assert "- text-embeddings-inference" in card
     settings = EmbeddingSettings(pooling="cls", normalize=True, task="mood")
-    ours = open_embedder(run, settings).embed(["so good"])
+    ours = TrainedModel.open(run).embedder(settings).embed(["so good"])
     theirs = SentenceTransformer(str(tmp_path / "vectors"), device="cpu").encode(["so good"])
     assert np.abs(ours - theirs).max() < 1e-5
 
@@ -465,8 +465,8 @@ def test_the_recipe_chooses_the_family(family: str, tmp_path: Path) -> None:
     tasks = {"words": {**MORE_TASKS["words"], "task_id": 2}}
     changes: dict[str, Any] = {"tasks": tasks, "backbone": BACKBONE, "export_family": family}
     run = save_model(tmp_path / "run", ["words"], **changes)
-    recipe, filler = recipe_of(run), open_filler(run)
-    info = weights_folder.read_info(run / "weights")
+    recipe, filler = recipe_of(run), TrainedModel.open(run).filler()
+    info = read_info(run / "weights" / INFO)
     state = filler.model.state_dict()
     write_hf(tmp_path / "hf", recipe, info, state, open_data(recipe), steps=2)
     config = transformers.AutoConfig.from_pretrained(tmp_path / "hf")

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
+from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.inference.embedding_files import EmbeddingJob, embed_files
+from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.serve.forward import Scores
 from palm_ds.serve.limits import ServingLimits
 from palm_ds.serve.model_set import Served, open_set
@@ -49,7 +50,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     file = folder / "texts.txt"
     file.write_text("\n".join(TEXTS) + "\n")
     job = EmbeddingJob(inputs=[str(file)], output=folder / "vectors.npy")
-    embed_files(open_embedder(run, EmbeddingSettings()), job, model=str(run))
+    embed_files(TrainedModel.open(run).embedder(EmbeddingSettings()), job, model=str(run))
     served = Served(models={"run": run}, options=ModelOptions(), index=folder / "vectors.npy")
     made = Service(open_set(served), served, ServingLimits())
     yield made

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from palm_ds.data.reader import open_table
-from palm_ds.inference.embedder import open_embedder
-from palm_ds.inference.predictor import open_predictor
+from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.train.recipe.recipe import make_recipe
 from palm_ds.train.report.metrics_file import read_metrics
@@ -78,12 +77,12 @@ def test_a_run_of_retrieval_is_used_as_it_was_trained(tmp_path: Path) -> None:
     assert last["loss"] < first["loss"] and last["accuracy"] > first["accuracy"]
 
     dev = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().split("\n")[:5]]
-    embedder = open_embedder(run.folder)
+    embedder = TrainedModel.open(run.folder).embedder()
     settings = embedder.settings
     assert (settings.pooling, settings.normalize, settings.max_length) == ("cls", True, 16)
     queries = embedder.embed([row["query"] for row in dev])
     texts = embedder.embed([row["positive"] for row in dev])
-    predictor = open_predictor(run.folder)
+    predictor = TrainedModel.open(run.folder).predictor()
     (tmp_path / "new.jsonl").write_text("".join(json.dumps(row) + "\n" for row in dev))
     source = predictor.source(open_table(str(tmp_path / "new.jsonl")))
     (chunk,) = predictor.predict(predictor.passes[0], source)

@@ -18,6 +18,7 @@ from palm_ds.train.setup.build import build_model
 from palm_ds.train.setup.resolve import resolve
 from palm_ds.train.setup.sources import open_data
 from palm_ds.weights import weights_folder
+from palm_ds.weights.formats.weights_info import INFO, read_info
 from tests.helpers.text_tables import WORDS, small_tokenizer
 
 TASKS: Mapping[str, Mapping[str, Any]] = {
@@ -166,4 +167,4 @@ def save_model(folder: Path, stages: Sequence[str] = tuple(TASKS), **changes: An
 
 def recipe_of(folder: Path) -> Recipe:
     """The recipe of the weights in a run folder."""
-    return make_recipe(dict(weights_folder.read_info(folder / "weights").recipe), "weights.json")
+    return make_recipe(dict(read_info(folder / "weights" / INFO).recipe), "weights.json")

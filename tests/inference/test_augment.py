@@ -12,7 +12,7 @@ import pytest
 from palm_ds.common.errors import UserError
 from palm_ds.data.reader import Table, open_table
 from palm_ds.inference.augment import UNKNOWN, AugmentSettings, augment, changed_text, guesser_of
-from palm_ds.inference.fill_mask import open_filler
+from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.text.tokenizer import wordpiece
 from tests.helpers.saved_model import save_model
 
@@ -87,7 +87,9 @@ def test_guesses_of_a_model(tmp_path) -> None:
 
 def test_a_model_guesses_whole_words_of_texts_of_any_length(tmp_path) -> None:
     words = {"words": {"kind": "masked_words", "source": "texts"}}
-    guess = guesser_of(open_filler(save_model(tmp_path / "run", stages=("words",), tasks=words)))
+    guess = guesser_of(
+        TrainedModel.open(save_model(tmp_path / "run", stages=("words",), tasks=words)).filler()
+    )
     text = ["good", " ", "[MASK]", " ", "bad", " "] * 50  # 150 tokens; the model reads 64
     found = guess(text)
     assert len(found) == 50 and guess(["good"]) == []

@@ -16,7 +16,8 @@ from torch.nn import functional as F  # noqa: N812
 
 import palm_ds as palm
 from palm_ds.common.errors import UserError
-from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
+from palm_ds.inference.embedder import EmbeddingSettings
+from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.multi_task_model import Model
@@ -83,7 +84,9 @@ def pooled(found: dict[str, Any], pooling: str, layers: tuple[int, ...] = (-1,))
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max", "pooler"])
 @pytest.mark.parametrize("place", ["", "weights", "hf"])
 def test_vectors_equal_those_of_transformers(run, reference, pooling: str, place: str) -> None:
-    embedder = open_embedder(run / place, EmbeddingSettings(pooling=pooling), batch_tokens=300)
+    embedder = TrainedModel.open(run / place, batch_tokens=300).embedder(
+        EmbeddingSettings(pooling=pooling)
+    )
     wanted = torch.stack([pooled(found, pooling) for found in reference])
     assert np.abs(embedder.embed(TEXTS) - wanted.numpy()).max() < 1e-5
 
@@ -91,24 +94,26 @@ def test_vectors_equal_those_of_transformers(run, reference, pooling: str, place
 @pytest.mark.parametrize("batch_tokens", [1, 100, 5000])
 def test_batches_do_not_change_vectors(run, reference, batch_tokens: int) -> None:
     wanted = torch.stack([pooled(found, "mean") for found in reference]).numpy()
-    found = open_embedder(run, batch_tokens=batch_tokens).embed(TEXTS)
+    found = TrainedModel.open(run, batch_tokens=batch_tokens).embedder().embed(TEXTS)
     assert np.abs(found - wanted).max() < 1e-5
 
 
 def test_layers_dimensions_and_length(run, reference) -> None:
     settings = EmbeddingSettings(layers=(0, 1, -1), dimensions=5, normalize=True)
-    embedder = open_embedder(run, settings)
+    embedder = TrainedModel.open(run).embedder(settings)
     assert embedder.size == 5
     wanted = torch.stack([pooled(found, "mean", (0, 1, -1))[:5] for found in reference])
     assert np.abs(embedder.embed(TEXTS) - F.normalize(wanted).numpy()).max() < 1e-5
-    short = open_embedder(run, EmbeddingSettings(max_length=3))
+    short = TrainedModel.open(run).embedder(EmbeddingSettings(max_length=3))
     assert [len(each.input_ids) for each in short.encode(["", "cat sat"])] == [2, 3]
-    before = open_embedder(run, EmbeddingSettings(prompt="query: "))
-    assert np.array_equal(before.embed(["cat"]), open_embedder(run).embed(["query: cat"]))
+    before = TrainedModel.open(run).embedder(EmbeddingSettings(prompt="query: "))
+    assert np.array_equal(
+        before.embed(["cat"]), TrainedModel.open(run).embedder().embed(["query: cat"])
+    )
 
 
 def test_one_vector_for_each_token(run, reference) -> None:
-    embedder = open_embedder(run, EmbeddingSettings(tokens=True), batch_tokens=300)
+    embedder = TrainedModel.open(run, batch_tokens=300).embedder(EmbeddingSettings(tokens=True))
     found = embedder.embed_tokens(embedder.encode(TEXTS))
     for own, other in zip(found, reference, strict=True):
         assert np.abs(own - other["layers"][-1].numpy()).max() < 1e-5
@@ -121,7 +126,7 @@ def test_pairs_equal_those_of_transformers(run) -> None:
     pairs = [("cat", "the mat"), ("", "cat"), (TEXTS[5] * 3, TEXTS[6] * 3)]
     tokenizer = AutoTokenizer.from_pretrained(run / "hf")
     model = AutoModel.from_pretrained(run / "hf").eval()
-    embedder = open_embedder(run)
+    embedder = TrainedModel.open(run).embedder()
     found = embedder.embed([*pairs, "cat"])
     assert np.abs(found[-1] - embedder.embed(["cat"])[0]).max() < 1e-5
     for (one, other), own in zip(pairs, found, strict=False):
@@ -139,9 +144,12 @@ def test_pairs_equal_those_of_transformers(run) -> None:
 
 
 def test_a_task_has_its_own_embedding(run) -> None:
-    vectors = [open_embedder(run, EmbeddingSettings(task=task)).embed(["cat"]) for task in "ab"]
+    vectors = [
+        TrainedModel.open(run).embedder(EmbeddingSettings(task=task)).embed(["cat"])
+        for task in "ab"
+    ]
     assert not np.allclose(*vectors)
-    assert np.array_equal(vectors[1], open_embedder(run).embed(["cat"]))
+    assert np.array_equal(vectors[1], TrainedModel.open(run).embedder().embed(["cat"]))
 
 
 @pytest.fixture
@@ -166,16 +174,19 @@ KIND = "sentence_transformers.models."
 
 
 def test_files_of_sentence_transformers_are_the_default(sentence_folder, reference) -> None:
-    embedder = open_embedder(sentence_folder)
+    embedder = TrainedModel.open(sentence_folder).embedder()
     settings = embedder.settings
     assert (settings.pooling, settings.normalize, settings.max_length) == ("max", True, 20)
     wanted = F.normalize(pooled(reference[1], "max"), dim=0)
     assert np.abs(embedder.embed([TEXTS[1]]) - wanted.numpy()).max() < 1e-5
     (sentence_folder / "1_Pooling/config.json").write_text('{"pooling_mode": "cls"}')
-    assert open_embedder(sentence_folder).settings.pooling == "cls"
+    assert TrainedModel.open(sentence_folder).embedder().settings.pooling == "cls"
     own = EmbeddingSettings(pooling="mean", normalize=False, max_length=150)
     wanted = torch.stack([pooled(found, "mean") for found in reference])
-    assert np.abs(open_embedder(sentence_folder, own).embed(TEXTS) - wanted.numpy()).max() < 1e-5
+    assert (
+        np.abs(TrainedModel.open(sentence_folder).embedder(own).embed(TEXTS) - wanted.numpy()).max()
+        < 1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,7 +213,7 @@ def test_whatever_the_files_say_is_as_in_sentence_transformers(
     path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | change))
     wanted = SentenceTransformer(str(sentence_folder), device="cpu").encode(TEXTS)
     wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)  # truncated before it is normalized
-    assert np.abs(open_embedder(sentence_folder).embed(TEXTS) - wanted).max() < 1e-5
+    assert np.abs(TrainedModel.open(sentence_folder).embedder().embed(TEXTS) - wanted).max() < 1e-5
 
 
 def test_lower_casing_that_the_tokenizer_does_not(sentence_folder: Path) -> None:
@@ -214,11 +225,11 @@ def test_lower_casing_that_the_tokenizer_does_not(sentence_folder: Path) -> None
     file.write_text(json.dumps(state))
     (sentence_folder / "tokenizer_config.json").unlink()
     texts = ["CAT Sat", "cat"]
-    before = open_embedder(sentence_folder).embed(texts)
+    before = TrainedModel.open(sentence_folder).embedder().embed(texts)
     settings = {"max_seq_length": 20, "do_lower_case": True}
     (sentence_folder / "sentence_bert_config.json").write_text(json.dumps(settings))
     wanted = SentenceTransformer(str(sentence_folder), device="cpu").encode(texts)
-    found = open_embedder(sentence_folder).embed(texts)
+    found = TrainedModel.open(sentence_folder).embedder().embed(texts)
     assert np.abs(found - wanted).max() < 1e-5
     assert not np.allclose(found, before)
 
@@ -226,9 +237,9 @@ def test_lower_casing_that_the_tokenizer_does_not(sentence_folder: Path) -> None
 def test_prompts_that_are_not_pooled_are_refused(sentence_folder: Path) -> None:
     pooling = {"pooling_mode": "mean", "include_prompt": False}
     (sentence_folder / "1_Pooling/config.json").write_text(json.dumps(pooling))
-    assert open_embedder(sentence_folder).embed(["cat"]).shape == (1, 16)
+    assert TrainedModel.open(sentence_folder).embedder().embed(["cat"]).shape == (1, 16)
     with pytest.raises(UserError, match="prompt: the pooling .*leaves out the tokens of 'q: '"):
-        open_embedder(sentence_folder, EmbeddingSettings(prompt="q: ")).embed(["cat"])
+        TrainedModel.open(sentence_folder).embedder(EmbeddingSettings(prompt="q: ")).embed(["cat"])
 
 
 def test_texts_are_prepared_as_before_training(run: Path, tmp_path: Path) -> None:
@@ -238,20 +249,24 @@ def test_texts_are_prepared_as_before_training(run: Path, tmp_path: Path) -> Non
     own = [backend.normalizer] if backend.normalizer else []
     backend.normalizer = normalizers.Sequence([normalizers.Replace("貓", "cat"), *own])
     TOKENIZER.changed(backend).save(tmp_path / "weights/text_tokenizer")
-    plain = open_embedder(run).embed(["cat sat"])
-    assert not np.allclose(open_embedder(run).embed(["貓 sat"]), plain)
+    plain = TrainedModel.open(run).embedder().embed(["cat sat"])
+    assert not np.allclose(TrainedModel.open(run).embedder().embed(["貓 sat"]), plain)
     for folder in (
         tmp_path,
         palm.Backbone.from_pretrained(tmp_path).save_pretrained(tmp_path / "h"),
     ):
-        assert np.abs(open_embedder(folder).embed(["貓 sat"]) - plain).max() < 1e-5
+        assert np.abs(TrainedModel.open(folder).embedder().embed(["貓 sat"]) - plain).max() < 1e-5
 
 
 def test_a_pooling_of_another_kind_is_refused(sentence_folder) -> None:
     (sentence_folder / "1_Pooling/config.json").write_text('{"pooling_mode": "lasttoken"}')
     with pytest.raises(UserError, match="depend on Pooling lasttoken .*choose a pooling"):
-        open_embedder(sentence_folder)
-    assert open_embedder(sentence_folder, EmbeddingSettings(pooling="cls")).settings.normalize
+        TrainedModel.open(sentence_folder).embedder()
+    assert (
+        TrainedModel.open(sentence_folder)
+        .embedder(EmbeddingSettings(pooling="cls"))
+        .settings.normalize
+    )
     file = sentence_folder / "modules.json"
     modules = json.loads(file.read_text())
     modules[2]["type"] = f"{KIND}LayerNorm"
@@ -279,7 +294,7 @@ def test_a_pooling_of_another_kind_is_refused(sentence_folder) -> None:
 )
 def test_wrong_settings_are_named(run, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        open_embedder(run, EmbeddingSettings(**settings))
+        TrainedModel.open(run).embedder(EmbeddingSettings(**settings))
 
 
 def test_a_folder_without_a_pooler_has_no_pooled_vectors(run, tmp_path) -> None:
@@ -290,5 +305,5 @@ def test_a_folder_without_a_pooler_has_no_pooled_vectors(run, tmp_path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(run / "hf" / name, tmp_path / "bare" / name)
     with pytest.raises(UserError, match="no trained pooler"):
-        open_embedder(tmp_path / "bare", EmbeddingSettings(pooling="pooler"))
-    assert open_embedder(tmp_path / "bare").embed(["cat"]).shape == (1, 16)
+        TrainedModel.open(tmp_path / "bare").embedder(EmbeddingSettings(pooling="pooler"))
+    assert TrainedModel.open(tmp_path / "bare").embedder().embed(["cat"]).shape == (1, 16)

@@ -14,8 +14,9 @@ import pytest
 from palm_ds.cli.embed import COMMAND
 from palm_ds.common.errors import UserError
 from palm_ds.inference import embedding_files
-from palm_ds.inference.embedder import Embedder, EmbeddingSettings, open_embedder
+from palm_ds.inference.embedder import Embedder, EmbeddingSettings
 from palm_ds.inference.embedding_files import EmbeddingJob, embed_files
+from palm_ds.inference.trained_model import TrainedModel
 from tests.inference.test_embedder import TEXTS, run
 
 __all__ = ["run"]
@@ -51,7 +52,7 @@ def written(folder: Path, name: str, embedder: Embedder, **job: Any) -> Path:
 
 
 def test_vectors_in_input_order(run, folder: Path) -> None:
-    embedder = open_embedder(run)
+    embedder = TrainedModel.open(run).embedder()
     found = np.load(written(folder, "out/a.npy", embedder))
     assert found.dtype == np.float32
     assert np.abs(found - embedder.embed(TEXTS)).max() < 1e-5
@@ -60,7 +61,7 @@ def test_vectors_in_input_order(run, folder: Path) -> None:
 
 
 def test_the_same_bytes_from_two_processes(run, folder: Path) -> None:
-    embedder = open_embedder(run)
+    embedder = TrainedModel.open(run).embedder()
     whole = written(folder, "a.npy", embedder).read_bytes()
     job = EmbeddingJob(inputs=[str(folder / "texts.txt")], output=folder / "b.npy")
     parts = folder / ".b.npy.parts"
@@ -75,7 +76,7 @@ def test_the_same_bytes_from_two_processes(run, folder: Path) -> None:
 
 
 def test_smaller_types(run, folder: Path) -> None:
-    embedder = open_embedder(run)
+    embedder = TrainedModel.open(run).embedder()
     full = np.load(written(folder, "a.npy", embedder))
     half = np.load(written(folder, "half.npy", embedder, dtype="float16"))
     assert np.array_equal(half, full.astype(np.float16))
@@ -86,7 +87,7 @@ def test_smaller_types(run, folder: Path) -> None:
 
 
 def test_parquet_with_ids(run, folder: Path) -> None:
-    embedder = open_embedder(run)
+    embedder = TrainedModel.open(run).embedder()
     rows = {"inputs": [str(folder / "rows.jsonl")], "columns": {"text_a": "body"}}
     table = pq.read_table(written(folder, "a.parquet", embedder, **rows))
     assert table.column("id").to_pylist() == [f"r{n}" for n in range(62)]
@@ -99,7 +100,7 @@ def test_pairs_of_texts(run, folder: Path) -> None:
     """The two texts of a row, found or named; one named column is of single texts."""
     rows = [{"text_a": "cat", "text_b": text} for text in LINES]
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    embedder, given = open_embedder(run), {"inputs": [str(folder / "pairs.jsonl")]}
+    embedder, given = TrainedModel.open(run).embedder(), {"inputs": [str(folder / "pairs.jsonl")]}
     pairs = embedder.embed([("cat", text) for text in LINES])
     assert np.abs(np.load(written(folder, "a.npy", embedder, **given)) - pairs).max() < 1e-5
     swapped = {**given, "columns": {"text_a": "text_b", "text_b": "text_a"}}
@@ -114,7 +115,7 @@ def test_pairs_of_texts(run, folder: Path) -> None:
 
 
 def test_parquet_of_tokens(run, folder: Path) -> None:
-    embedder = open_embedder(run, EmbeddingSettings(tokens=True))
+    embedder = TrainedModel.open(run).embedder(EmbeddingSettings(tokens=True))
     found = pq.read_table(written(folder, "t.parquet", embedder)).column("embedding").to_pylist()
     wanted = embedder.embed_tokens(embedder.encode(TEXTS))
     assert [len(each) for each in found] == [len(each) for each in wanted]
@@ -122,7 +123,7 @@ def test_parquet_of_tokens(run, folder: Path) -> None:
 
 
 def test_an_interrupted_run_is_continued(run, folder: Path, monkeypatch) -> None:
-    embedder, calls = open_embedder(run), 0
+    embedder, calls = TrainedModel.open(run).embedder(), 0
     whole = written(folder, "a.npy", embedder).read_bytes()
     write = embedding_files._write_part
 
@@ -148,8 +149,8 @@ def test_a_run_is_continued_whose_output_is_in_the_models_folder(run, folder, mo
     job = EmbeddingJob(inputs=[str(folder / "texts.txt")], output=folder / "model/v.npy")
     with monkeypatch.context() as patch, pytest.raises(OSError):
         patch.setattr(embedding_files, "_publish", lambda *_: (_ for _ in ()).throw(OSError))
-        embed_files(open_embedder(folder / "model"), job, model="model")
-    summary = embed_files(open_embedder(folder / "model"), job, model="model")
+        embed_files(TrainedModel.open(folder / "model").embedder(), job, model="model")
+    summary = embed_files(TrainedModel.open(folder / "model").embedder(), job, model="model")
     assert summary is not None and summary.continued == 62
 
 
@@ -157,8 +158,8 @@ def test_parts_of_other_settings_are_not_continued(run, folder: Path, monkeypatc
     job = EmbeddingJob(inputs=[str(folder / "texts.txt")], output=folder / "b.npy")
     with monkeypatch.context() as patch, pytest.raises(OSError):
         patch.setattr(embedding_files, "_publish", lambda *_: (_ for _ in ()).throw(OSError))
-        embed_files(open_embedder(run), job, model="model")
-    other = open_embedder(run, EmbeddingSettings(pooling="cls"))
+        embed_files(TrainedModel.open(run).embedder(), job, model="model")
+    other = TrainedModel.open(run).embedder(EmbeddingSettings(pooling="cls"))
     summary = embed_files(other, job, model="model")
     assert summary is not None and summary.continued == 0
     assert np.abs(np.load(job.output) - other.embed(TEXTS)).max() < 1e-5
@@ -176,7 +177,7 @@ def test_parts_of_other_settings_are_not_continued(run, folder: Path, monkeypatc
     ],
 )
 def test_what_cannot_be_written_is_named(run, folder, job, tokens, message) -> None:
-    embedder = open_embedder(run, EmbeddingSettings(tokens=tokens))
+    embedder = TrainedModel.open(run).embedder(EmbeddingSettings(tokens=tokens))
     given = {"inputs": [str(folder / "rows.jsonl")], "columns": {"text_a": "body"}} | job
     given["output"] = folder / given["output"]
     with pytest.raises(UserError, match=message):
@@ -185,7 +186,7 @@ def test_what_cannot_be_written_is_named(run, folder, job, tokens, message) -> N
 
 
 def test_nothing_is_left_of_a_run_that_could_not_begin(run, folder: Path) -> None:
-    embedder = open_embedder(run, EmbeddingSettings(prompt="\ud800"))
+    embedder = TrainedModel.open(run).embedder(EmbeddingSettings(prompt="\ud800"))
     job = EmbeddingJob(inputs=[str(folder / "texts.txt")], output=folder / "a.npy")
     with pytest.raises(UserError, match="text 0: lone surrogate at character 1"):
         embed_files(embedder, job, model="model")

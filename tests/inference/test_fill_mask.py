@@ -21,16 +21,15 @@ from palm_ds.inference.fill_mask import (
     Filler,
     as_record,
     as_text,
-    examples,
-    masked_word_heads,
-    open_filler,
 )
+from palm_ds.inference.trained_model import TrainedModel, examples
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import SPECIALS, Tokenizer, wordpiece
 from palm_ds.text.train_tokenizer import train_tokenizer
+from palm_ds.weights.model_folder import open_model
 from palm_ds.weights.weights_folder import WeightsInfo, export_hf, save_weights
 from tests.helpers.small_corpus import write_small_corpus
 
@@ -104,7 +103,7 @@ def test_probabilities_equal_hugging_faces(tmp_path: Path, config: EncoderConfig
     with torch.no_grad():
         wanted = theirs(**inputs).logits[0, 4].softmax(-1)
     for name in ("", "weights", "hf"):
-        filled = open_filler(tmp_path / name).fill(CAPITAL, top=100)
+        filled = TrainedModel.open(tmp_path / name).filler().fill(CAPITAL, top=100)
         assert filled.ids.tolist() == inputs["input_ids"][0].tolist()
         (hidden,) = filled.hidden
         got = dict(hidden.guesses)
@@ -115,12 +114,12 @@ def test_probabilities_equal_hugging_faces(tmp_path: Path, config: EncoderConfig
 
 def test_a_task_has_its_own_embedding_and_head(run_folder: Path) -> None:
     def guesses(task: str) -> Filler:
-        return open_filler(run_folder, task=task)
+        return TrainedModel.open(run_folder).filler(task)
 
     assert (guesses("").task, guesses("").task_id) == ("masking", 1)
     assert (guesses("distance").task_id, guesses("phrases").task_id) == (0, 2)
     seen = {
-        task: open_filler(run_folder, task=task).fill(CAPITAL, top=3).hidden[0].guesses
+        task: TrainedModel.open(run_folder).filler(task).fill(CAPITAL, top=3).hidden[0].guesses
         for task in TASK_IDS
     }
     assert len({str(guess) for guess in seen.values()}) == 3
@@ -134,13 +133,13 @@ def test_a_task_has_its_own_embedding_and_head(run_folder: Path) -> None:
 def test_export_task_is_the_default(tmp_path: Path) -> None:
     net = make_model()
     save(tmp_path, net, export_task="phrases")
-    filler = open_filler(tmp_path)
+    filler = TrainedModel.open(tmp_path).filler()
     assert (filler.task, filler.task_id, list(filler.model.heads)) == ("phrases", 2, ["phrases"])
-    assert open_filler(tmp_path, task="masking").task_id == 1
+    assert TrainedModel.open(tmp_path).filler("masking").task_id == 1
 
 
 def test_masks_are_predicted_independently(run_folder: Path) -> None:
-    filler = open_filler(run_folder)
+    filler = TrainedModel.open(run_folder).filler()
     both = filler.fill("the [MASK] of [MASK]", top=4)
     assert [hidden.position for hidden in both.hidden] == [2, 4]
     alone = [filler.probabilities(both.ids, np.array([at])) for at in (2, 4)]
@@ -149,7 +148,7 @@ def test_masks_are_predicted_independently(run_folder: Path) -> None:
 
 
 def test_chinese_text_has_one_token_per_character(run_folder: Path) -> None:
-    filled = open_filler(run_folder).fill("北京是[MASK]国的首[MASK]。", top=2)
+    filled = TrainedModel.open(run_folder).filler().fill("北京是[MASK]国的首[MASK]。", top=2)
     seen = "".join(TOKENIZER.tokens(filled.ids[1:-1]))
     assert seen == "北京是[MASK]国的首[MASK]。"
     assert [hidden.position for hidden in filled.hidden] == [4, 8]
@@ -169,7 +168,7 @@ def test_chinese_text_has_one_token_per_character(run_folder: Path) -> None:
 def test_hiding_a_word(
     run_folder: Path, text: str, word: str, seen: str, truths: list[str | None]
 ) -> None:
-    filler = open_filler(run_folder)
+    filler = TrainedModel.open(run_folder).filler()
     filled = filler.fill(text, top=2, hide=word)
     assert TOKENIZER.decode(filled.ids[1:-1], skip_special=False) == seen
     was = [TOKENIZER.tokens([h.truth])[0] if h.truth >= 0 else None for h in filled.hidden]
@@ -188,7 +187,7 @@ def test_a_mask_between_sentencepieces(tmp_path: Path) -> None:
     tokenizer = train_tokenizer(SENTENCEPIECE_TEXTS, kind="sentencepiece", vocab_size=100)
     config = replace(CONFIG, vocab_size=tokenizer.size, max_positions=40)
     save(tmp_path, make_model(config), config, tokenizer)
-    filler = open_filler(tmp_path)
+    filler = TrainedModel.open(tmp_path).filler()
 
     def tokens(text: str, **options: str) -> list[str]:
         return tokenizer.tokens(filler.fill(text, top=1, **options).ids[1:-1])
@@ -223,12 +222,12 @@ def test_a_mask_between_sentencepieces(tmp_path: Path) -> None:
 )
 def test_invalid_texts(run_folder: Path, text: str, options: dict[str, str], message: str) -> None:
     with pytest.raises(UserError) as caught:
-        open_filler(run_folder).fill(text, top=2, **options)
+        TrainedModel.open(run_folder).filler().fill(text, top=2, **options)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_text_of_maximum_length(run_folder: Path) -> None:
-    filled = open_filler(run_folder).fill("[MASK] " + "the " * 13, top=2)
+    filled = TrainedModel.open(run_folder).filler().fill("[MASK] " + "the " * 13, top=2)
     assert len(filled.ids) == CONFIG.max_positions
 
 
@@ -252,7 +251,7 @@ def broken_folders(folder: Path, run_folder: Path) -> dict[str, tuple[Path, str]
     return {
         "no head": (folder / "no_head", "no masked-LM head"),
         "no head, exported": (folder / "no_head/hf", "no masked-LM head"),
-        "unfinished": (unfinished, "not finished (1,200 steps done) and has no weights/ yet"),
+        "unfinished": (unfinished, "not finished (1,200 steps done) and has no model yet"),
         "known": (known, "not finished (1,200 of 5,000 steps done)"),
         "fresh": (fresh, "not finished (no step logged)"),
         "cut": (folder / "cut", "weights.safetensors: cannot be read"),
@@ -264,24 +263,24 @@ def broken_folders(folder: Path, run_folder: Path) -> dict[str, tuple[Path, str]
 def test_folders_without_a_model(tmp_path: Path, run_folder: Path) -> None:
     for name, (folder, message) in broken_folders(tmp_path, run_folder).items():
         with pytest.raises(UserError) as caught:
-            open_filler(folder)
+            TrainedModel.open(folder).filler()
         assert message in str(caught.value) and "\n" not in str(caught.value), name
 
 
 def test_an_unknown_task(run_folder: Path) -> None:
     with pytest.raises(UserError, match='--task distanc: no such task.*did you mean "distance"'):
-        open_filler(run_folder, task="distanc")
+        TrainedModel.open(run_folder).filler("distanc")
     with pytest.raises(UserError, match="hf; it names no tasks"):
-        open_filler(run_folder / "hf", task="distance")
+        TrainedModel.open(run_folder / "hf").filler("distance")
 
 
 def test_which_heads_predict_words(run_folder: Path, tmp_path: Path) -> None:
-    assert masked_word_heads(run_folder / "weights") == ["masking", "phrases"]
-    assert len(masked_word_heads(run_folder / "hf")) == 1
+    assert open_model(run_folder / "weights").masked_lm_heads == ["masking", "phrases"]
+    assert len(open_model(run_folder / "hf").masked_lm_heads) == 1
 
 
 def test_output_as_text_and_as_json(run_folder: Path) -> None:
-    filler = open_filler(run_folder)
+    filler = TrainedModel.open(run_folder).filler()
     filled = filler.fill("the capital of [MASK] is Paris", top=2, hide="Paris")
     shown = as_text(filler, filled)
     first, one, two = shown.plain.split("\n")

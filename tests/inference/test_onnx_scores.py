@@ -12,13 +12,15 @@ import pytest
 import torch
 
 from palm_ds.cli.convert import COMMAND
-from palm_ds.inference.onnx_scores import OnnxTasks, allowed_transitions
+from palm_ds.common.errors import UserError
+from palm_ds.inference.onnx_scores import OnnxTasks, run_of
 from palm_ds.inference.predict_files import PredictionJob, predict_files
-from palm_ds.inference.predictor import open_predictor
+from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.heads.crf import CRFHead
 from palm_ds.train.setup.build import outputs_of
 from palm_ds.weights.formats.onnx.description import read_description
 from palm_ds.weights.formats.onnx.run import OnnxModel
+from palm_ds.weights.model_folder import open_model
 from tests.helpers.saved_model import TASKS, pairs, questions, save_model, texts, write_rows
 
 RNG = np.random.default_rng(4)
@@ -95,7 +97,7 @@ def test_predictions_are_the_same(
     folder: Path, said: dict[str, Any], name: str, tmp_path: Path
 ) -> None:
     tasks = [task for task, values in KINDS.items() if values["source"] == name]
-    predictor = open_predictor(folder / "run", tasks=tasks)
+    predictor = TrainedModel.open(folder / "run").predictor(tasks)
     about = read_description(folder / "out")
     graph = OnnxModel(folder / "out" / "onnx" / "model.onnx", about)
     meanings = outputs_of(predictor.recipe, predictor.model)
@@ -153,17 +155,20 @@ def test_the_command_scores_the_files(said: dict[str, Any]) -> None:
 
 
 def test_a_crf_decodes_as_the_task_allows(folder: Path) -> None:
-    found = allowed_transitions(folder / "run")
-    head = open_predictor(folder / "run").model.heads["names"]
+    found = run_of(open_model(folder / "run")).allowed
+    head = TrainedModel.open(folder / "run").predictor().model.heads["names"]
     assert isinstance(head, CRFHead) and head.crf.allowed is not None
     assert list(found) == ["names"] and torch.equal(found["names"], head.crf.allowed)
     assert not found["names"].all()
-    assert allowed_transitions(folder) == {}
+    without_tasks = replace(open_model(folder / "run"), recipe={})
+    assert run_of(without_tasks).allowed == {}
+    with pytest.raises(UserError, match="^--score needs a run: .* does not name the tasks"):
+        run_of(without_tasks, ["x"])
 
 
 TO = ("--to", "onnx")
 WRONG = {
-    "no run": (["{}/out", "{}/new", *TO, "--score", "x"], "--score needs a run: "),
+    "no run": (["{}/out", "{}/new", *TO, "--score", "x"], "has an ONNX program"),
     "no labels": (
         ["{}/run", "{}/new", "--to", "onnx", "--score", "{}/bare.jsonl"],
         "no labels to score",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from palm_ds.inference.predict_files import PredictionJob, PredictionSummary, predict_files
-from palm_ds.inference.predictor import open_predictor
+from palm_ds.inference.trained_model import TrainedModel
 from tests.helpers.saved_model import TITLE, save_model, write_rows
 
 
@@ -22,7 +22,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def predicted(run: Path, folder: Path, name: str, rows: Any) -> PredictionSummary:
     file = str(write_rows(folder / "rows.jsonl", rows))
     job = PredictionJob(inputs=[file], output=folder / "out")
-    found = predict_files(open_predictor(run, tasks=[name]), job)
+    found = predict_files(TrainedModel.open(run).predictor([name]), job)
     assert found is not None and found.rows == len(rows)
     return found
 

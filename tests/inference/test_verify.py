@@ -17,7 +17,7 @@ from palm_ds.cli.verify import COMMAND
 from palm_ds.common.errors import UserError
 from palm_ds.common.sealed_json import SEAL
 from palm_ds.corpus.manifest import NAME, read_manifest
-from palm_ds.inference.predictor import open_predictor
+from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.inference.verify import verify_folder
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
@@ -94,10 +94,10 @@ def test_every_sampled_bit_of_weights(tmp_path: Path, capsys: pytest.CaptureFixt
         assert len(found.problems) == 1 and str(file) in found.problems[0], (file, bit)
         if number < 3 * many:
             with pytest.raises(UserError, match=re.escape(str(file))):
-                open_predictor(run)
+                TrainedModel.open(run).predictor()
         flip(file, bit)
     assert not verify_folder(run)[0].problems
-    open_predictor(run)
+    TrainedModel.open(run).predictor()
 
 
 def test_weights_of_an_older_version_are_read(
@@ -108,7 +108,7 @@ def test_weights_of_an_older_version_are_read(
     state = json.loads(file.read_text()) | {"format": 1}
     del state[SEAL], state["files"]
     file.write_text(json.dumps(state))
-    open_predictor(run)
+    TrainedModel.open(run).predictor()
     assert COMMAND.call([str(run)]) == 0
     assert "has no hashes (written by an earlier version)" in capsys.readouterr().out
 

@@ -14,6 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 import palm_ds as palm
 from palm_ds.inference import predictor as predictor_module
 from palm_ds.inference.predicted_tasks import arranger_of
+from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.serve.served_model import ModelOptions, open_served
 from palm_ds.train.export import head_taken
 from palm_ds.weights import weights_folder
@@ -96,9 +97,9 @@ def test_a_task_predicts_the_same_alone_and_with_others(run, predict, monkeypatc
 
 
 def test_tasks_on_the_same_texts_share_one_encoder_pass(run) -> None:
-    asked = predictor_module.open_predictor(run, tasks=TEXT_TASKS)
+    asked = TrainedModel.open(run).predictor(TEXT_TASKS)
     assert [len(each.tasks) for each in asked.passes] == [3]
-    everything = predictor_module.open_predictor(run)
+    everything = TrainedModel.open(run).predictor()
     assert [tuple(task.name for task in each.tasks) for each in everything.passes] == [
         TEXT_TASKS,
         ("pair",),
@@ -219,7 +220,7 @@ def test_predictions_equal_those_of_transformers_with_the_export(tmp_path, predi
     tasks = {"mood": {"kind": "classification", "source": "pairs"}}
     run = save_model(tmp_path / "run", ["mood"], tasks=tasks)
     recipe = recipe_of(run)
-    asked = predictor_module.open_predictor(run)
+    asked = TrainedModel.open(run).predictor()
     state = asked.model.state_dict()
     weights_folder.export_hf(
         asked.model,
@@ -254,7 +255,7 @@ def test_two_models_in_one_process_do_not_touch_each_other(run, tmp_path, predic
     other = save_model(tmp_path / "other", ["mood"], length=24, seed=3)
     rows = texts(10)
     before = predict(run, rows, "--tasks", "mood")
-    first, second = (predictor_module.open_predictor(each, tasks=["mood"]) for each in (run, other))
+    first, second = (TrainedModel.open(each).predictor(["mood"]) for each in (run, other))
     with torch.no_grad():
         for parameter in second.model.parameters():
             parameter.mul_(1.5)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
+from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.inference.embedding_files import EmbeddingJob, embed_files
+from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.serve.model_set import Served, open_set
 from palm_ds.serve.search_index import open_index
 from palm_ds.serve.served_model import ModelOptions
@@ -25,7 +26,9 @@ def embedded(folder: Path, model: Path, name: str, dtype: str, **settings: Any) 
     (folder / "texts.txt").write_text("\n".join(TEXTS) + "\n")
     output = folder / name
     job = EmbeddingJob(inputs=[str(folder / "texts.txt")], output=output, dtype=dtype)
-    embed_files(open_embedder(model, EmbeddingSettings(**settings)), job, model=str(model))
+    embed_files(
+        TrainedModel.open(model).embedder(EmbeddingSettings(**settings)), job, model=str(model)
+    )
     return output
 
 
@@ -42,7 +45,11 @@ def test_a_search_finds_what_the_vectors_say(
 ) -> None:
     output = embedded(tmp_path, words_run, name, dtype, **settings)
     served = Served(models={"m": words_run}, options=ModelOptions(), index=output)
-    exact = open_embedder(words_run, EmbeddingSettings(**settings)).embed([*TEXTS, "so very bad"])
+    exact = (
+        TrainedModel.open(words_run)
+        .embedder(EmbeddingSettings(**settings))
+        .embed([*TEXTS, "so very bad"])
+    )
     exact /= np.linalg.norm(exact, axis=1, keepdims=True)
     with local(open_set(served), served) as server:
         found = server.answer("/search", {"query": "so very bad", "top": 5})["results"]
@@ -94,7 +101,7 @@ def test_the_texts_are_read_as_they_were_embedded(words_run: Path, tmp_path: Pat
     job = EmbeddingJob(
         inputs=[str(table)], output=tmp_path / "v.npy", columns={"text_a": "body"}, format="tsv"
     )
-    embed_files(open_embedder(words_run), job, model=str(words_run))
+    embed_files(TrainedModel.open(words_run).embedder(), job, model=str(words_run))
     assert open_index(job.output, []).texts == TEXTS
 
 

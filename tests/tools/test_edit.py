@@ -22,11 +22,12 @@ from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import load_tokenizer, wordpiece
 from palm_ds.weights.convert.resize import ResizeOptions, resize_checkpoint
+from palm_ds.weights.formats.weights_info import INFO, read_info
+from palm_ds.weights.model_folder import open_model
 from palm_ds.weights.weights_folder import (
     WeightsInfo,
     export_hf,
     load_weights,
-    read_info,
     save_weights,
 )
 from tests.helpers.reseal import reseal
@@ -88,12 +89,12 @@ def test_all_changes_in_one_call(weights: Path, tokens: Path, tmp_path: Path) ->
     said = resize_checkpoint(weights, tmp_path / "out", wanted)
     assert said[0] == "tokens: covid 1, flu 10, [ENT] 11; 1 of 4 already known"
     assert said[-1] == f"written to {tmp_path / 'out'}" and len(said) == 5
-    info = read_info(tmp_path / "out")
+    info = read_info(tmp_path / "out" / INFO)
     assert (info.backbone.vocab_size, info.backbone.max_positions) == (16, 20)
     assert (info.task_ids, info.export_task) == ({"words": 1}, "words")
     assert info.made_by["edited"] == said[:-1]
     new = model(info.backbone, seed=2)
-    assert load_weights(tmp_path / "out", new).newly_initialized == ()
+    assert load_weights(open_model(tmp_path / "out"), new).newly_initialized == ()
     assert torch.equal(hidden(model()), hidden(new))
     table, old = new.backbone.word.weight, model().backbone.word.weight
     torch.testing.assert_close(table[1], (old[6] + old[7]) / 2)
@@ -132,14 +133,14 @@ def test_trimming_keeps_every_row_of_the_vocabulary(weights: Path, tmp_path: Pat
 
 def test_without_a_tokenizer_all_rows_count_as_used(weights: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
-    save_weights(model(), bare, read_info(weights))
+    save_weights(model(), bare, read_info(weights / INFO))
     resize_checkpoint(bare, tmp_path / "out", ResizeOptions(multiple=5))
-    assert read_info(tmp_path / "out").backbone.vocab_size == 15
+    assert read_info(tmp_path / "out" / INFO).backbone.vocab_size == 15
     assert not (tmp_path / "out/tokenizer").exists()
     resize_checkpoint(
         bare, tmp_path / "two", ResizeOptions(multiple=5, tokenizer=weights / "tokenizer")
     )
-    assert read_info(tmp_path / "two").backbone.vocab_size == 10
+    assert read_info(tmp_path / "two" / INFO).backbone.vocab_size == 10
 
 
 def lost(folder: Path, name: str) -> None:
@@ -152,7 +153,7 @@ def broken(weights: Path, case: str) -> dict:
     """Damage it; returns the arguments of the command."""
     tokens = weights.parent / "tokens.txt"
     if case == "no tokenizer":
-        save_weights(model(), weights, read_info(weights))
+        save_weights(model(), weights, read_info(weights / INFO))
     elif case == "cut off":
         data = (weights / "weights.safetensors").read_bytes()
         (weights / "weights.safetensors").write_bytes(data[:-9])
@@ -217,7 +218,7 @@ def test_an_existing_folder_stays_unchanged(weights: Path, tmp_path: Path) -> No
             resize_checkpoint(weights, target, ResizeOptions(multiple=8))
     with pytest.raises(UserError, match="nowhere: no such file or folder"):
         resize_checkpoint(tmp_path / "nowhere", tmp_path / "out", ResizeOptions(multiple=8))
-    assert load_weights(weights, model(seed=2)).newly_initialized == ()
+    assert load_weights(open_model(weights), model(seed=2)).newly_initialized == ()
 
 
 @pytest.fixture

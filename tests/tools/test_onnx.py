@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 import torch
 
-from palm_ds.inference.embedder import open_embedder
+from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.crf import CRFHead
 from palm_ds.model.heads.heads import ClassHead
@@ -125,7 +125,9 @@ def test_python_without_torch(converted: Path) -> None:
 def test_its_vectors_are_those_of_palm_ds_embed(converted: Path) -> None:
     run = runpy.run_path(str(FOLDER / "run.py"))
     found = run["OnnxFolder"](converted / "out").vectors(TEXTS)
-    assert np.abs(found - open_embedder(converted / "source").embed(TEXTS)).max() < 1e-5
+    assert (
+        np.abs(found - TrainedModel.open(converted / "source").embedder().embed(TEXTS)).max() < 1e-5
+    )
 
 
 def test_cpp(converted: Path, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from palm_ds.inference.predictor import Predictor, open_predictor
+from palm_ds.inference.predictor import Predictor
+from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.train.export import head_taken, text_tokenizer
@@ -68,7 +69,7 @@ def compare(
 def test_the_head_of_a_single_task_is_exported(tmp_path: Path, name: str) -> None:
     more, opener, outputs = KINDS[name]
     run = save_model(tmp_path / "run", [name], tasks={name: {**TASKS[name], **more}})
-    asked = open_predictor(run)
+    asked = TrainedModel.open(run).predictor()
     taken = head_taken(recipe_of(run), asked.model.state_dict())
     assert isinstance(taken, ExportedHead)
     config = asked.model.backbone.config
@@ -94,7 +95,8 @@ def test_simplified_rows_give_the_weights_a_tokenizer_that_does_it(
         for name, each in recipe.sources.items()
     }
     recipe = replace(recipe, sources=sources)
-    found = text_tokenizer(recipe, open_data(recipe))
+    data = open_data(recipe)
+    found = text_tokenizer(recipe, data.tokenizer, data.corpora.values())
     assert (found is not None) == simplify
     if found:
         assert found.backend.normalizer.normalize_str("臺灣").split() == ["台", "湾"]
@@ -102,10 +104,12 @@ def test_simplified_rows_give_the_weights_a_tokenizer_that_does_it(
 
 def test_no_head_of_several_tasks_is_exported(tmp_path: Path) -> None:
     both = save_model(tmp_path / "both", ["mood", "topic"])
-    assert head_taken(recipe_of(both), open_predictor(both).model.state_dict()) is None
+    assert (
+        head_taken(recipe_of(both), TrainedModel.open(both).predictor().model.state_dict()) is None
+    )
     tasks = {"mood": dict(TASKS["mood"]), "topic": {**TASKS["topic"], "auxiliary": True}}
     one = save_model(tmp_path / "one", ["mood", "topic"], tasks=tasks)
-    taken = head_taken(recipe_of(one), open_predictor(one).model.state_dict())
+    taken = head_taken(recipe_of(one), TrainedModel.open(one).predictor().model.state_dict())
     assert taken is not None and taken.name == "mood"
 
 
@@ -131,7 +135,7 @@ def test_a_run_of_several_heads_writes_a_folder_for_each(tmp_path: Path) -> None
 
 def test_exported_regression_uses_the_units_of_the_file(tmp_path: Path) -> None:
     run = save_model(tmp_path / "run", ["size"], tasks=SCALED)
-    asked = open_predictor(run)
+    asked = TrainedModel.open(run).predictor()
     taken = head_taken(recipe_of(run), asked.model.state_dict())
     assert taken is not None and taken.outputs.deviation != 1
     weights_folder.export_hf(
@@ -149,7 +153,7 @@ def test_any_exported_head_predicts_the_same(tmp_path: Path, name: str) -> None:
     """Its classes keep their names, its texts the embedding of its task."""
     chosen = {x: {**TASKS[x], **SCALED.get(x, {})} for x in ("mood", "topic", "size")}
     run = save_model(tmp_path / "run", list(chosen), tasks=chosen)
-    asked = open_predictor(run)
+    asked = TrainedModel.open(run).predictor()
     ours, labels = predicted(asked, name, tmp_path), getattr(asked.tasks[name], "labels", ())
     options = ConversionOptions(head=name)
     assert convert(run, tmp_path / "hf", "huggingface", options).parity

@@ -16,7 +16,7 @@ from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.train.setup.build import build_model
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.setup.sources import open_data
-from palm_ds.weights.weights_folder import read_info
+from palm_ds.weights.formats.weights_info import INFO, read_info
 from tests.helpers.small_corpus import write_small_corpus
 
 MASKS, APART = "knowledge_masking", "sentence_distance"
@@ -92,7 +92,7 @@ def test_texts_are_read_as_export_task(tmp_path, chosen, name, row, family) -> N
     model = build_model(recipe, ds_config, data.vocabulary, device=torch.device("cpu"))
     final = FinalWeights(state=model.state_dict(), adapter={}, steps=recipe.curriculum.steps)
     export(run, model, final, data)
-    info = read_info(Path(run.folder / "weights"))
+    info = read_info(Path(run.folder / "weights") / INFO)
     assert (info.export_task, info.task_id) == (name, row)
     theirs = load_file(run.folder / "hf" / "model.safetensors")
     ours = model.backbone.state_dict()
@@ -124,7 +124,7 @@ def test_retromae_leaves_vectors_of_cls(tmp_path) -> None:
     model = build_model(recipe, ds_config, data.vocabulary, device=torch.device("cpu"))
     state = model.state_dict()
     export(run, model, FinalWeights(state=state, adapter={}, steps=2), data)
-    assert read_info(run.folder / "weights").export_task == "retromae"
+    assert read_info(run.folder / "weights" / INFO).export_task == "retromae"
     stored = load_file(run.folder / "weights" / "weights.safetensors")
     assert stored.keys() == state.keys() and "heads.retromae.layer.query.weight" in stored
     hf = run.folder / "hf"

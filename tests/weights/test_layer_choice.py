@@ -16,6 +16,7 @@ from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.train.recipe.recipe import make_recipe
 from palm_ds.weights.formats.weights_info import WeightsInfo
+from palm_ds.weights.model_folder import open_model
 from palm_ds.weights.weights_folder import load_weights, save_weights
 from tests.helpers.small_configs import SMALL
 from tests.helpers.word_encoders import config as word_config
@@ -41,7 +42,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, tor
 def test_the_chosen_layers_are_taken(large) -> None:
     folder, source = large
     small = model(replace(LARGE, num_layers=3), seed=2)
-    report = load_weights(folder, small, layers=[0, 4, 2])
+    report = load_weights(open_model(folder), small, layers=[0, 4, 2])
     assert not report.newly_initialized and not report.unused
     assert "weights: layers 0, 4, 2 of 5" in report.lines()
     for name, tensor in small.state_dict().items():
@@ -58,7 +59,7 @@ def test_tables_of_other_sizes_and_another_vocabulary(large) -> None:
     sizes: dict[str, Any] = dict(max_positions=25, token_types=2, task_types=0, vocab_size=50)
     small = model(replace(LARGE, num_layers=1, **sizes), seed=2)
     before = {name: x.clone() for name, x in small.state_dict().items()}
-    report = load_weights(folder, small, layers=[3])
+    report = load_weights(open_model(folder), small, layers=[3])
     after = small.state_dict()
     position, segment = (after[f"backbone.{name}.weight"] for name in ("position", "segment"))
     assert torch.equal(position[:20], source["backbone.position.weight"])
@@ -78,7 +79,7 @@ def test_tables_of_other_sizes_and_another_vocabulary(large) -> None:
 def test_no_layers_are_the_embeddings_alone(large) -> None:
     folder, source = large
     small = model(replace(LARGE, num_layers=2), seed=2)
-    report = load_weights(folder, small, layers=[])
+    report = load_weights(open_model(folder), small, layers=[])
     assert all(".layers." in name for name in report.newly_initialized)
     assert torch.equal(small.state_dict()["backbone.norm.weight"], source["backbone.norm.weight"])
 
@@ -87,18 +88,18 @@ def test_a_bag_of_words_takes_the_words(large) -> None:
     folder, source = large
     numbers = word_config("bag_of_words", vocab_size=32, hidden_size=6, embedding_size=16)
     small = model(numbers, seed=2)
-    report = load_weights(folder, small, layers=[])
+    report = load_weights(open_model(folder), small, layers=[])
     assert report.loaded == ("backbone.word.weight",)
     assert torch.equal(small.backbone.word.weight, source["backbone.word.weight"])
     with pytest.raises(UserError, match="is not a bag_of_words; `init_layers: ..` takes its word"):
-        load_weights(folder, small)
+        load_weights(open_model(folder), small)
     with pytest.raises(UserError, match="a transformer's layers do not fit bag_of_words"):
-        load_weights(folder, small, layers=[1])
+        load_weights(open_model(folder), small, layers=[1])
     narrow = model(word_config("bag_of_words", vocab_size=32), seed=2)
-    assert load_weights(folder, narrow, layers=[]).loaded
+    assert load_weights(open_model(folder), narrow, layers=[]).loaded
     wide = model(word_config("cnn", vocab_size=32, embedding_size=8))
     with pytest.raises(UserError, match=r"are \(32, 16\), here \(32, 8\); backbone.options.embed"):
-        load_weights(folder, wide, layers=[])
+        load_weights(open_model(folder), wide, layers=[])
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,9 @@ def test_a_bag_of_words_takes_the_words(large) -> None:
 def test_what_does_not_fit(large, change: dict[str, Any], layers: list[int], expected: str) -> None:
     folder, _ = large
     with pytest.raises(UserError, match=expected):
-        load_weights(folder, model(replace(LARGE, num_layers=2, **change)), layers=layers)
+        load_weights(
+            open_model(folder), model(replace(LARGE, num_layers=2, **change)), layers=layers
+        )
 
 
 def test_a_recipe_gets_the_encoder_with_as_many_layers(large) -> None:

@@ -33,15 +33,14 @@ from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import load_tokenizer, wordpiece
+from palm_ds.weights.formats.weights_info import INFO, read_info
+from palm_ds.weights.model_folder import encoder_config, open_model
 from palm_ds.weights.weights_folder import (
     LoadReport,
     WeightsInfo,
-    backbone_config_from,
     export_hf,
     load_weights,
-    read_info,
     save_weights,
-    task_ids,
 )
 from tests.helpers.small_configs import SMALL, bert_of, roberta_of
 
@@ -91,13 +90,13 @@ def test_weights_that_are_not_finite_are_refused(value: float, tmp_path: Path) -
         broken.state_dict()[name].view(-1)[3] = value
     save_weights(broken, tmp_path / "weights", info())
     with pytest.raises(UserError, match=rf"1 of [\d,]+ values of {name} are not finite \(NaN"):
-        load_weights(tmp_path / "weights", fresh)
+        load_weights(open_model(tmp_path / "weights"), fresh)
     assert same(fresh, model(seed=2))
 
 
 def test_export_task_is_stored(tmp_path: Path) -> None:
     save_weights(model(), tmp_path / "weights", replace(info(), export_task="distance"))
-    found = read_info(tmp_path / "weights")
+    found = read_info(tmp_path / "weights" / INFO)
     assert (found.export_task, found.task_id) == ("distance", 1)
     assert json.loads((tmp_path / "weights/weights.json").read_text())["export_task"] == "distance"
     assert (info().export_task, info().task_id) == ("", 0)
@@ -110,7 +109,7 @@ def test_older_folders_are_read_as_task_0(tmp_path: Path) -> None:
     for key in (SEAL, "files", "export_task"):
         del about[key]
     path.write_text(json.dumps({**about, "format": 1}))
-    assert read_info(tmp_path / "weights").task_id == 0
+    assert read_info(tmp_path / "weights" / INFO).task_id == 0
 
 
 def test_a_portable_folder_comes_back_bit_for_bit(tmp_path: Path) -> None:
@@ -118,13 +117,11 @@ def test_a_portable_folder_comes_back_bit_for_bit(tmp_path: Path) -> None:
     save_weights(net, tmp_path / "weights", info())
     assert sorted(os.listdir(tmp_path / "weights")) == ["weights.json", "weights.safetensors"]
     assert len({file.stat().st_mode for file in (tmp_path / "weights").iterdir()}) == 1
-    loaded = load_weights(tmp_path / "weights", other)
+    loaded = load_weights(open_model(tmp_path / "weights"), other)
     assert same(net, other) and not loaded.newly_initialized and not loaded.unused
-    found = read_info(tmp_path / "weights")
+    found = read_info(tmp_path / "weights" / INFO)
     assert replace(found, files={}) == info() and set(found.files) == {"weights.safetensors"}
-    assert task_ids(tmp_path / "weights") == {"masking": 0, "distance": 1}
-    assert task_ids(None) == {}
-    assert backbone_config_from(tmp_path / "weights") == CONFIG
+    assert encoder_config(tmp_path / "weights") == CONFIG
 
 
 def test_a_state_of_half_precision_is_saved_in_fp32(tmp_path: Path) -> None:
@@ -142,7 +139,7 @@ def test_heads_of_other_tasks_are_newly_initialised_or_reported(tmp_path: Path) 
     backbone = Encoder(CONFIG)
     other = Model(backbone, {"case": ClassHead(16, 2)}, {"case": "case"})
     before = other.heads["case"].out.weight.clone()  # type: ignore[union-attr]
-    loaded = load_weights(tmp_path / "weights", other)
+    loaded = load_weights(open_model(tmp_path / "weights"), other)
     assert loaded.newly_initialized == ("heads.case.out.weight", "heads.case.out.bias")
     assert set(loaded.unused) == {n for n in model().state_dict() if n.startswith("heads.")}
     assert torch.equal(before, other.heads["case"].out.weight)  # type: ignore[union-attr]
@@ -160,7 +157,9 @@ def test_a_head_for_other_classes_is_not_taken_in_silence(tmp_path: Path) -> Non
         backbone = Encoder(CONFIG)
         heads = {"distance": ClassHead(16, classes, pooled=True)}
         net = Model(backbone, heads, {"distance": "distance"})
-        return load_weights(tmp_path / "weights", net, labels={"distance": labels}, **more)
+        return load_weights(
+            open_model(tmp_path / "weights"), net, labels={"distance": labels}, **more
+        )
 
     assert not load(3, "near", "far", "other").notes
     (note,) = load(3, "a", "b", "c").notes
@@ -186,7 +185,7 @@ def test_an_older_folder_is_replaced_completely(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["weights"]
     assert sorted(os.listdir(folder)) == ["weights.json", "weights.safetensors"]
     other = model()
-    load_weights(folder, other)
+    load_weights(open_model(folder), other)
     assert same(other, model(seed=3))
 
 
@@ -241,7 +240,7 @@ def test_an_encoder_gets_a_task_embedding_and_token_types(kind: str, tmp_path: P
     inputs = {"input_ids": IDS, "token_type_ids": torch.full_like(IDS, last)}
     theirs = AutoModel.from_pretrained(tmp_path / "hf").eval()(**inputs).last_hidden_state[0]
     net = model(replace(config, task_types=4, token_types=last + 3), seed=2)
-    report = load_weights(tmp_path / "hf", net)
+    report = load_weights(open_model(tmp_path / "hf"), net)
     assert {"backbone.task.weight", "backbone.segment.weight"} <= set(report.loaded)
     tasks, types = report.notes
     assert "4 rows of zeros are added" in tasks and f"2 like the last of {last + 1}" in types
@@ -254,9 +253,9 @@ def test_rows_of_tables_are_never_dropped(tmp_path: Path) -> None:
     save_weights(model(), tmp_path / "weights", info())
     for rows in (0, 6):
         with pytest.raises(UserError, match=f"task_types 5, but this model has {rows}"):
-            load_weights(tmp_path / "weights", model(replace(CONFIG, task_types=rows)))
+            load_weights(open_model(tmp_path / "weights"), model(replace(CONFIG, task_types=rows)))
     with pytest.raises(UserError, match="token_types 4, but this model has 2"):
-        load_weights(tmp_path / "weights", model(replace(CONFIG, token_types=2)))
+        load_weights(open_model(tmp_path / "weights"), model(replace(CONFIG, token_types=2)))
 
 
 def test_the_chosen_task_is_hugging_faces_default(tmp_path: Path) -> None:
@@ -297,7 +296,7 @@ def test_the_export_of_a_run_opens_with_its_tokenizer(tmp_path: Path) -> None:
     )
     save_weights(net.state_dict(), tmp_path / "weights", about, tokenizer=tokenizer)
     export_hf(net.state_dict(), tmp_path / "hf", config=CONFIG, tokenizer=tokenizer)
-    info = read_info(tmp_path / "weights")
+    info = read_info(tmp_path / "weights" / INFO)
     assert info.task_ids == {"masking": 0} and info.made_by == made_by
     assert info.head_of == net.head_of
     assert load_tokenizer(tmp_path / "weights" / "tokenizer").fingerprint == tokenizer.fingerprint
@@ -326,12 +325,12 @@ def test_a_shape_that_hugging_face_lacks_is_refused(tmp_path: Path) -> None:
 def test_a_round_trip_is_bit_for_bit(kind: str, tmp_path: Path) -> None:
     net, other = model(SHAPES[kind]), model(SHAPES[kind], seed=2)
     export_hf(net, tmp_path / "hf", config=SHAPES[kind])
-    loaded = load_weights(tmp_path / "hf", other)
+    loaded = load_weights(open_model(tmp_path / "hf"), other)
     assert loaded.newly_initialized == ("heads.distance.out.weight", "heads.distance.out.bias")
     assert loaded.unused == ()
     mine, theirs = net.state_dict(), other.state_dict()
     assert all(torch.equal(mine[n], theirs[n]) for n in mine if "distance" not in n)
-    assert backbone_config_from(tmp_path / "hf") == SHAPES[kind]
+    assert encoder_config(tmp_path / "hf") == SHAPES[kind]
 
 
 HF_SIZES = dict(
@@ -363,7 +362,7 @@ def test_folders_that_transformers_wrote(binary: bool, tmp_path: Path) -> None:
                 path.unlink()
             torch.save(hf.state_dict(), folder / "pytorch_model.bin")
         net = model(SHAPES[kind])
-        loaded = load_weights(folder, net)
+        loaded = load_weights(open_model(folder), net)
         nsp = ("heads.next_sentence.out.weight", "heads.next_sentence.out.bias")
         assert loaded.unused == (() if kind == "roberta" else nsp)
         pooler = tuple(n for n in loaded.newly_initialized if "pooler" in n)
@@ -381,7 +380,7 @@ def test_every_masked_word_head_gets_the_imported_one(tmp_path: Path) -> None:
     backbone = Encoder(CONFIG)
     heads = {"one": MaskedLMHead(backbone), "two": MaskedLMHead(backbone)}
     net = Model(backbone, heads, {"a": "one", "b": "two"})
-    assert load_weights(tmp_path / "hf", net).newly_initialized == ()
+    assert load_weights(open_model(tmp_path / "hf"), net).newly_initialized == ()
     assert torch.equal(net.heads["one"].dense.weight, net.heads["two"].dense.weight)  # type: ignore[union-attr, arg-type]
 
 
@@ -397,7 +396,9 @@ def test_the_only_masked_word_head_goes_to_tasks_of_any_name(own: bool, tmp_path
     backbone = Encoder(CONFIG)
     heads = {name: MaskedLMHead(backbone) for name in ("mlm", "masking", "masked_words")}
     heads["titles"] = GenerationHead(backbone, smoothing=0.1)
-    loaded = load_weights(tmp_path / "from", Model(backbone, heads, {x: x for x in heads}))
+    loaded = load_weights(
+        open_model(tmp_path / "from"), Model(backbone, heads, {x: x for x in heads})
+    )
     assert loaded.newly_initialized == ()
     assert not any("masking" in name for name in loaded.unused)
     wanted = source.heads["masking"].state_dict()
@@ -414,7 +415,7 @@ def test_two_masked_lm_heads_are_matched_by_name(tmp_path: Path) -> None:
     )
     other = Encoder(CONFIG)
     heads = {name: MaskedLMHead(other) for name in ("two", "three")}
-    loaded = load_weights(tmp_path / "w", Model(other, heads, {x: x for x in heads}))
+    loaded = load_weights(open_model(tmp_path / "w"), Model(other, heads, {x: x for x in heads}))
     assert {name.split(".")[1] for name in loaded.newly_initialized} == {"three"}
     assert {name.split(".")[1] for name in loaded.unused} == {"one"}
 
@@ -430,7 +431,7 @@ def test_old_names_of_layer_norms_and_bare_models_are_read(tmp_path: Path) -> No
         old[name] = value
     save_file(old, path)
     other = model(BERT, seed=2)
-    assert load_weights(tmp_path / "hf", other).unused == ()
+    assert load_weights(open_model(tmp_path / "hf"), other).unused == ()
     assert torch.equal(net.backbone.norm.weight, other.backbone.norm.weight)  # type: ignore[arg-type]
 
 
@@ -441,16 +442,16 @@ def test_untied_output_embeddings_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(hf.config.to_json_string())
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match="differs from embeddings.word_embeddings.weight, but"):
-        load_weights(tmp_path, model(BERT))
+        load_weights(open_model(tmp_path), model(BERT))
 
 
 def test_untied_output_embeddings_are_not_loaded_into_a_tied_head(tmp_path: Path) -> None:
     untied = replace(CONFIG, tie_word_embeddings=False)
     save_weights(model(untied), tmp_path / "weights", info(untied))
     net, other = model(untied, seed=2), model(seed=2)
-    assert load_weights(tmp_path / "weights", net).unused == ()
+    assert load_weights(open_model(tmp_path / "weights"), net).unused == ()
     with pytest.raises(UserError, match="tie_word_embeddings false, but this model has true"):
-        load_weights(tmp_path / "weights", other)
+        load_weights(open_model(tmp_path / "weights"), other)
     assert same(other, model(seed=2))
 
 
@@ -520,7 +521,7 @@ def test_incompatible_weights_are_one_clear_line(
     net = model(config, seed=2)
     before = {name: value.clone() for name, value in net.state_dict().items()}
     with pytest.raises(UserError) as caught:
-        load_weights(tmp_path / "weights", net)
+        load_weights(open_model(tmp_path / "weights"), net)
     message = str(caught.value)
     assert "\n" not in message and all(word in message for word in words), message
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
@@ -550,7 +551,7 @@ def test_a_binary_that_is_not_tensors_is_refused(
     (tmp_path / "config.json").write_text(config.to_json_string())
     torch.save(content, tmp_path / name)
     with pytest.raises(UserError) as caught:
-        load_weights(tmp_path, model(BERT))
+        load_weights(open_model(tmp_path), model(BERT))
     assert all(word in str(caught.value) for word in words) and "\n" not in str(caught.value)
 
 
@@ -565,7 +566,7 @@ def test_a_binary_that_is_not_tensors_is_refused(
 def test_another_architecture_is_refused(config: dict, words: list[str], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError) as caught:
-        read_info(tmp_path)
+        open_model(tmp_path)
     assert all(word in str(caught.value) for word in words)
 
 
@@ -574,4 +575,6 @@ def test_shards_stay_in_their_folder(tmp_path: Path) -> None:
     index = {"weight_map": {"a": "../secret.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(UserError, match="outside the folder"):
-        load_weights(tmp_path, model(replace(BERT, activation="gelu", layer_norm_eps=1e-12)))
+        load_weights(
+            open_model(tmp_path), model(replace(BERT, activation="gelu", layer_norm_eps=1e-12))
+        )

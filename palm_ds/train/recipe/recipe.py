@@ -42,7 +42,7 @@ from palm_ds.train.recipe.sections import (
     SpikeSettings,
 )
 from palm_ds.train.report.tracker_clients import TrackSettings
-from palm_ds.weights.formats.open import read_info
+from palm_ds.weights.model_folder import encoder_config
 
 _RATES = {"dropout", "attention_dropout", "init_range"}
 _OVER_INIT_FROM = {"kind", "options", "task_types", "token_types", *_RATES}
@@ -317,7 +317,7 @@ def _with_encoder(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if chosen is not None and given.get("kind") in known_kinds():
         return values
     try:
-        config = read_info(str(start)).backbone
+        config = encoder_config(str(start))
     except UserError as error:
         raise UserError(f"init_from: {error}") from None
     kind = given.get("kind", config.kind)

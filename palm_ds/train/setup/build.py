@@ -20,9 +20,11 @@ from palm_ds.data.stream.task_group_dataset import TaskGroupDataset
 from palm_ds.data.tasks.soft_labels import SoftTasks
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import Encoder, Pooler, build_encoder, init_weights
+from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.kernels import choose_kernels
 from palm_ds.model.multi_task_model import Model
+from palm_ds.model.pooling import TextPooling
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.text.tokens import SpecialTokens
 from palm_ds.train.evaluate.evaluate import HeldOutSet, held_out_set
@@ -199,3 +201,29 @@ def outputs_of(recipe: Recipe, model: Model) -> dict[str, HeadOutputs]:
     """{head: the meaning of its scores}, as given by the task that owns it."""
     tasks = recipe.built_tasks
     return {name: tasks[name].head_outputs() for name in model.heads if name in tasks}
+
+
+def default_task(recipe: Recipe, model: Model) -> str:
+    """The task whose row of the task embedding is used for texts that name none: `export_task`,
+    else the task that trains vectors of texts, the first masked-word task, or the first one."""
+    words = [t for t, h in model.head_of.items() if isinstance(model.heads[h], MaskedLMHead)]
+    taken = pooling_taken(recipe)
+    usual = [taken[0]] if taken else words or list(recipe.task_ids)
+    return recipe.export_task or next(iter(usual), "")
+
+
+def pooling_taken(recipe: Recipe) -> tuple[str, TextPooling] | None:
+    """The task that trains vectors of texts, and how texts become them: `export_task` if it does,
+    else the last such task. None if no task does."""
+    found = {name: task.text_pooling() for name, task in recipe.built_tasks.items()}
+    trained = {name: pooling for name, pooling in found.items() if pooling is not None}
+    if not trained:
+        return None
+    name = recipe.export_task if recipe.export_task in trained else list(trained)[-1]
+    return name, trained[name]
+
+
+def text_pooling(recipe: Recipe) -> TextPooling | None:
+    """How texts become vectors, if a task trains that."""
+    taken = pooling_taken(recipe)
+    return taken[1] if taken else None

@@ -20,6 +20,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.multi_task_model import Model
+from palm_ds.model.pooling import TextPooling
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.checkpoint.shard_files import ResizedTable, ShardReader
 from palm_ds.runtime.optimizer.optimizer import SAME_STATE
@@ -49,6 +50,12 @@ class ModelSignature:
     """The recipe's `optimizer.kind`."""
     kinds: Mapping[str, str] = field(default_factory=dict)
     """{task: kind}."""
+    head_of: Mapping[str, str] = field(default_factory=dict)
+    """{task: its head}, as in weights.json."""
+    export_task: str = ""
+    """The task whose row of the task embedding is used for texts that name none."""
+    pooling: TextPooling | None = None
+    """How texts become vectors, if a task trains that."""
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """{parameter: shape} of all parameters."""
     lora_scale: float = 0.0
@@ -63,6 +70,9 @@ class ModelSignature:
             "heads": outputs_record(self.heads),
             "optimizer": self.optimizer,
             "kinds": dict(self.kinds),
+            "head_of": dict(self.head_of),
+            "export_task": self.export_task,
+            "pooling": asdict(self.pooling) if self.pooling else None,
             "shapes": dict(self.shapes),
             "lora_scale": self.lora_scale,
         }

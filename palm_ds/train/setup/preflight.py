@@ -28,7 +28,7 @@ from palm_ds.train.plan.memory import MemoryPlan, plan_memory
 from palm_ds.train.plan.table import plan_lines
 from palm_ds.train.plan.work import ModelSize, StepWork
 from palm_ds.train.report.environment import package_versions
-from palm_ds.train.setup.run_folder import RunSpec, data_fingerprints
+from palm_ds.train.setup.run_folder import RunSpec, data_fingerprints, start_fingerprint
 from palm_ds.train.setup.sources import Data
 from palm_ds.train.setup.space_check import (
     checkpoint_bytes,
@@ -59,7 +59,8 @@ def facts_of(run: RunSpec, data: Data) -> HostFacts:
     facts["source of palm_ds"] = _source_hash()
     facts["recipe"] = run.recipe.fingerprint
     facts["DeepSpeed file"] = _hash(json.dumps(dict(run.ds_config.sections), sort_keys=True))
-    facts |= {f"contents of {name}": found for name, found in data_fingerprints(data).items()}
+    prints = data_fingerprints(data) | start_fingerprint(run, data)
+    facts |= {f"contents of {name}": found for name, found in prints.items()}
     return HostFacts(host=host_name(), facts=facts)
 
 

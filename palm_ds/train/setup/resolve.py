@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from fractions import Fraction
-from pathlib import Path
 
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.stream.budgets import DatasetSize
@@ -14,7 +13,6 @@ from palm_ds.data.tasks.task import Task
 from palm_ds.tasks.shared.text_task import TextTask
 from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.setup.sources import Data, datasets_of, open_data
-from palm_ds.weights import weights_folder
 
 
 def resolve(recipe: Recipe, data: Data | None = None) -> Recipe:
@@ -37,7 +35,7 @@ def resolve(recipe: Recipe, data: Data | None = None) -> Recipe:
 
 def _with_resolved_tasks(recipe: Recipe, data: Data) -> Recipe:
     values, resolved = dict(recipe.tasks), dict(recipe.built_tasks)
-    row = _default_task_row(recipe)
+    row = _default_task_row(recipe, data)
     for name in sorted(
         resolved, key=lambda name: bool(resolved[name].share)
     ):  # heads' owners first
@@ -68,11 +66,11 @@ def _with_texts(task: Task, sources: Sequence[TableSource]) -> Task:
     return replace(task, texts=found.pop()) if len(found) == 1 else task
 
 
-def _default_task_row(recipe: Recipe) -> int:
+def _default_task_row(recipe: Recipe, data: Data) -> int:
     """The row of the task embedding for texts of fine-tuning tasks: that of `export_task`."""
     if not recipe.init_from or not recipe.backbone_config.task_types:
         return 0
-    return weights_folder.read_info(Path(recipe.init_from)).task_id
+    return data.start().task_id
 
 
 def size(recipe: Recipe, data: Data) -> dict[str, DatasetSize]:

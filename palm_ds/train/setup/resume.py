@@ -13,7 +13,7 @@ from palm_ds.engine import Engine
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.processes.processes import Processes
-from palm_ds.train.setup.build import AnyStream, outputs_of
+from palm_ds.train.setup.build import AnyStream, default_task, outputs_of, text_pooling
 from palm_ds.train.setup.extend import ModelSignature, WarmStart, warm_start
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.setup.sources import Data
@@ -77,6 +77,7 @@ def find_starting_point(
     model: Model,
     signature: ModelSignature,
     stream: AnyStream,
+    data: Data,
     processes: Processes,
 ) -> StartingPoint:
     """The run's own last good checkpoint, else the run to extend, else `init_from` (whose weights
@@ -93,8 +94,11 @@ def find_starting_point(
         return StartingPoint(warm_start=taken)
     if recipe.init_from:
         tasks = recipe.built_tasks.items()
+        contents = data.start()
+        for note in contents.notes:
+            log.info("init_from: %s", note)
         loaded = weights_folder.load_weights(
-            Path(recipe.init_from),
+            contents,
             model,
             labels={name: getattr(task, "labels", ()) for name, task in tasks},
             new_heads=[name for name, task in tasks if task.new_head],
@@ -114,6 +118,9 @@ def signature_of(run: RunSpec, model: Model, data: Data) -> ModelSignature:
         heads=outputs_of(run.recipe, model),
         optimizer=run.recipe.optimizer.kind,
         kinds={name: kind_of(type(task)) for name, task in run.recipe.built_tasks.items()},
+        head_of=model.head_of,
+        export_task=default_task(run.recipe, model),
+        pooling=text_pooling(run.recipe),
         shapes={name: tuple(p.shape) for name, p in model.named_parameters()},
         lora_scale=run.recipe.lora.scale if run.recipe.lora else 0.0,
     )

@@ -33,6 +33,7 @@ from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.train.recipe.recipe import CHANGEABLE, NOT_LEARNED, Recipe, make_recipe
 from palm_ds.train.report.environment import environment
 from palm_ds.train.setup.build import AnyStream, build_stream
+from palm_ds.train.setup.model_files import fingerprint_of
 from palm_ds.train.setup.resolve import resolve
 from palm_ds.train.setup.sources import Data, open_data
 
@@ -121,8 +122,23 @@ def _stored_recipe(file: Path) -> dict[str, Any]:
 
 
 def _recipe_to_store(run: RunSpec, data: Data) -> dict[str, Any]:
-    """What a run folder is checked against: the recipe, and fingerprints of its data."""
-    return run.recipe.resolved() | {"corpora": data_fingerprints(data)}
+    """What a run folder is checked against: the recipe, and fingerprints of what it reads."""
+    prints = data_fingerprints(data) | start_fingerprint(run, data)
+    return run.recipe.resolved() | {"corpora": prints}
+
+
+def start_fingerprint(run: RunSpec, data: Data) -> dict[str, str]:
+    """{`init_from`: a short hash of the weights that the run starts from}, if they state hashes.
+    After its first checkpoint, which holds all weights, the run reads them no more: they may change
+    or be deleted, and the hash stays."""
+    start, file = run.recipe.init_from, run.folder / "recipe.yaml"
+    if not start:
+        return {}
+    if file.is_file() and checkpoint.steps_in(run.checkpoints):
+        stored = read_yaml(file).get("corpora", {}).get(start)
+        return {start: stored} if stored else {}
+    contents = data.start()
+    return {start: fingerprint_of(contents)} if contents.hashes else {}
 
 
 def data_fingerprints(data: Data) -> dict[str, str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -28,14 +29,17 @@ from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.tokens import SpecialTokens
 from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.recipe.sections import SourceSettings
-from palm_ds.train.setup.teacher_files import teacher_fingerprints
-from palm_ds.weights import weights_folder
+from palm_ds.train.setup.model_files import open_teachers
+from palm_ds.weights.formats.contents import CheckpointContents
+from palm_ds.weights.model_folder import open_model
 
 _FEW_ROWS = 20  # with fewer, a single row changes a score by more than five points
 _PLURAL = {"word": "words", "phrase": "phrases", "entity": "entities"}
 
 Side: TypeAlias = Mapping[str, list[tuple[str, Any, float]]]
 """{name of a source: its parts, each (folder or name, Source or TableSource, weight)}."""
+
+OpenStart: TypeAlias = Callable[[], CheckpointContents]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +53,12 @@ class Data:
     corpora: Mapping[str, Corpus]
     tables: Mapping[str, Table]
     tokenizer: Tokenizer
+    start: OpenStart
+    """Opens the weights of `init_from`, once."""
     teachers: Mapping[str, str] = field(default_factory=dict)
     """{path of a teacher: a short hash of its files}"""
+    teacher_models: Mapping[str, CheckpointContents] = field(default_factory=dict)
+    """{name of a teacher model: its opened weights}"""
 
     @property
     def vocabulary(self) -> SpecialTokens:
@@ -62,6 +70,7 @@ class _Opening:
     """Opens the sources of a recipe one by one; each corpus or table is opened once."""
 
     recipe: Recipe
+    start: OpenStart
     in_memory: Mapping[str, NamedRows] = field(default_factory=dict)
     corpora: dict[str, Corpus] = field(default_factory=dict)
     tables: dict[str, Table] = field(default_factory=dict)
@@ -138,7 +147,7 @@ class _Opening:
 
     def _tokenizer_of_weights(self, name: str) -> Path:
         start = self.recipe.init_from
-        found = weights_folder.tokenizer_in(Path(start)) if start else None
+        found = self.start().tokenizer if start else None
         if found is None:
             why = f"{start} has none" if start else "there is no `init_from`"
             raise UserError(f"sources.{name}.tokenizer: missing, and {why}; name a vocabulary")
@@ -164,7 +173,8 @@ def open_data(recipe: Recipe, in_memory: Mapping[str, NamedRows] | None = None) 
     """Open every corpus and table of a recipe. `in_memory`: rows that were written to a file, which
     messages then do not name. Raises UserError if they have different tokenizers or lack what the
     tasks read."""
-    opening = _Opening(recipe, in_memory or {})
+    start = cache(partial(open_model, recipe.init_from))
+    opening = _Opening(recipe, start, in_memory or {})
     for name, source in recipe.sources.items():
         getattr(opening, source.reads)(name, source)
     prints = {t.fingerprint: name for name, t in opening.tokenizers.items()}
@@ -174,14 +184,17 @@ def open_data(recipe: Recipe, in_memory: Mapping[str, NamedRows] | None = None) 
             f"sources: {first} and {second} have different tokenizers; prepare corpora with the "
             f"same one (--tokenizer {first}/tokenizer) and give tables the same `tokenizer`"
         )
+    models, prints = open_teachers(recipe.teacher)
     return Data(
+        start=start,
         train=opening.train,
         held_out=opening.held_out,
         evaluation_sets=opening.evaluation_sets,
         corpora=opening.corpora,
         tables=opening.tables,
         tokenizer=next(iter(opening.tokenizers.values())),
-        teachers=teacher_fingerprints(recipe.teacher),
+        teachers=prints,
+        teacher_models=models,
     )
 
 

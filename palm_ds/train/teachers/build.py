@@ -137,7 +137,7 @@ class _Builder:
         heads = {name: tasks[owner].head(backbone) for name, owner in owners.items()}
         model = Model(backbone, heads, folder.head_of)  # one head may teach several tasks
         same = {name: name for name in heads}
-        loaded = weights_folder.load_weights(folder.contents.path, model, renamed_heads=same)
+        loaded = weights_folder.load_weights(folder.contents, model, renamed_heads=same)
         unused = () if model.pooled else ("backbone.pooler.",)
         missing = [x for x in loaded.newly_initialized if not x.startswith(unused)]
         if missing:

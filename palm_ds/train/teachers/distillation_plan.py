@@ -30,12 +30,10 @@ from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.train.plan.work import TeacherSize
 from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.setup.build import full_config
-from palm_ds.train.setup.finished_run import weights_of
 from palm_ds.train.setup.sources import Data
 from palm_ds.train.teachers.stored_scores import StoredScores, open_scores
 from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo
 from palm_ds.weights.formats.huggingface.names import NEXT_SENTENCE
-from palm_ds.weights.formats.open import open_checkpoint
 
 _USUAL, _SEVERAL = ("", "single_label_classification"), "multi_label_classification"
 _OTHERS = ("ForQuestionAnswering", "ForMultipleChoice")
@@ -107,6 +105,7 @@ class Lessons:
             + (f"; teaches {', '.join(folder.head_of)}" if folder.head_of else "")
             for folder in self.folders
         ]
+        found += [f"teacher: {note}" for each in self.folders for note in each.contents.notes]
         if self.stored:
             found.append(f"teacher: {self.stored.line}; teaches {', '.join(self.soft_tasks)}")
         weights = (self.weights | self.settings.weights).items()
@@ -115,9 +114,9 @@ class Lessons:
 
 
 def find_lessons(recipe: Recipe, data: Data) -> Lessons:
-    """Open the teachers of a recipe, whose tasks are resolved; empty if it has none. Raises
-    UserError for a teacher that does not fit."""
-    settings, tokenizer = recipe.teacher, data.tokenizer
+    """The lessons of the teachers of a recipe, whose tasks are resolved; empty if it has none.
+    Raises UserError for a teacher that does not fit."""
+    settings = recipe.teacher
     if settings is None:
         return Lessons()
     wanted = _wanted_tasks(recipe, settings)
@@ -125,7 +124,7 @@ def find_lessons(recipe: Recipe, data: Data) -> Lessons:
         stored = open_scores(Path(settings.file), recipe, data, wanted)
         return Lessons(settings=settings, stored=stored, soft_tasks=stored.tasks)
     folders = [
-        _folder(name, each, recipe, tokenizer, wanted) for name, each in settings.all_models.items()
+        _folder(name, each, recipe, data, wanted) for name, each in settings.all_models.items()
     ]
     taught = {task for folder in folders for task in folder.head_of}
     _check_taught(settings, wanted, taught, folders)
@@ -151,10 +150,10 @@ def _folder(
     name: str,
     settings: TeacherModelSettings,
     recipe: Recipe,
-    tokenizer: Tokenizer,
+    data: Data,
     wanted: Collection[str],
 ) -> TeacherFolder:
-    contents = open_checkpoint(weights_of(Path(settings.path)))
+    contents, tokenizer = data.teacher_models[name], data.tokenizer
     _check_vocabulary(contents, tokenizer)
     if (longest := contents.config.max_length) < recipe.length:
         raise UserError(

@@ -29,6 +29,7 @@ from palm_ds.weights.formats.huggingface.model_card import Provenance
 from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.open import FORMATS, format_of, open_checkpoint
 from palm_ds.weights.formats.runnable import RunnableCheckpoint, in_palm_ds
+from palm_ds.weights.model_folder import ModelFolder
 
 EXPORTS = {each.name: each.export for each in FORMATS if each.export}
 TO = tuple(EXPORTS)
@@ -163,12 +164,13 @@ def _write(
 def opened(
     source: Path, *, tokenizer: str | Path | None = None, **opening: Any
 ) -> CheckpointContents:
-    """Open a checkpoint, optionally with another tokenizer."""
+    """Open the weights that a path stands for, optionally with another tokenizer."""
+    found = ModelFolder.find(source)
     if tokenizer is None:
-        return open_checkpoint(source, **opening)
-    if source.exists() and "tokenizer" in format_of(source).options:  # checks the fingerprint
-        return open_checkpoint(source, tokenizer=tokenizer, **opening)
-    return replace(open_checkpoint(source, **opening), tokenizer=Path(tokenizer))
+        return found.open(**opening)
+    if found.path.exists() and "tokenizer" in format_of(found.path).options:
+        return found.open(tokenizer=tokenizer, **opening)  # checks the fingerprint
+    return replace(found.open(**opening), tokenizer=Path(tokenizer))
 
 
 def verify_only(

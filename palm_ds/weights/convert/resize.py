@@ -1,6 +1,6 @@
 """Resizes the token and position embeddings of a checkpoint of any format.
 
-    source ──open_checkpoint──> CheckpointContents ──resize──> CheckpointContents ──> target
+    source ──open_model──> CheckpointContents ──resize──> CheckpointContents ──> target
 
 A Hugging Face folder is written as one, every other format as a weights/ folder. Only the resized
 tables are in memory; all other tensors are copied one by one.
@@ -25,8 +25,8 @@ from palm_ds.weights.formats import native
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.huggingface import read as huggingface
 from palm_ds.weights.formats.huggingface import write as huggingface_writer
-from palm_ds.weights.formats.open import open_checkpoint
 from palm_ds.weights.formats.tensor_files import in_memory_entry
+from palm_ds.weights.model_folder import open_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ def resize_checkpoint(source: Path, target: Path, wanted: ResizeOptions) -> list
     if wanted.tokens is None and wanted.multiple is None and wanted.positions is None:
         raise UserError("nothing to do: give --add_tokens, --multiple or --positions")
     check_new_folder(target)
-    contents = open_checkpoint(source)
+    contents = open_model(source)
     path = wanted.tokenizer or contents.tokenizer
     tokenizer = load_tokenizer(path) if path else None
     names = embeddings.resizable_names(contents.entries)
@@ -73,7 +73,7 @@ def resize_checkpoint(source: Path, target: Path, wanted: ResizeOptions) -> list
     }
     new = replace(contents, entries=entries, config=changed.config, tokenizer=None)
     said += [f"skipped: {name}: {why}" for name, why in contents.skipped.items()]
-    write = _writer(new, tokenizer, said, as_hf=huggingface.recognises(source))
+    write = _writer(new, tokenizer, said, as_hf=huggingface.recognises(contents.path))
     write_new_folder(target, write)
     return [*said, f"written to {target}"]
 

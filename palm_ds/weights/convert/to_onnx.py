@@ -89,6 +89,17 @@ class OnnxOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OnnxRun:
+    """Facts about the run of a checkpoint that the checkpoint does not state."""
+
+    allowed: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """{head with a CRF: (tags + 2, tags) bool, the transitions of its decoding}; others: all."""
+    score: Callable[[Path, OnnxDescription, Sequence[str]], Scores] | None = None
+    """Scores the files of a folder, of these precisions, on labelled rows, before they are
+    published."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class OnnxFile:
     """A written graph, and how far its outputs are from the source's."""
 
@@ -167,15 +178,12 @@ def convert_to_onnx(
     target: str | Path,
     options: OnnxOptions | None = None,
     *,
-    allowed: Mapping[str, torch.Tensor] | None = None,
-    score: Callable[[Path, OnnxDescription, Sequence[str]], Scores] | None = None,
+    of_run: Callable[[CheckpointContents], OnnxRun] | None = None,
     **opening: Any,
 ) -> OnnxResult:
     """Write a folder of ONNX files that give the outputs of a checkpoint.
 
-    `allowed`: {head with a CRF: (tags + 2, tags) bool, the transitions of its decoding}; None: all.
-    `score(folder, description, precisions)` scores the files on labelled rows before they are
-    published.
+    `of_run`: adds what the run of the opened checkpoint knows.
     `opening`: options of the source's format. Raises UserError, and writes nothing, if a package is
     missing, the encoder cannot be exported, or a file's outputs differ by too much.
     """
@@ -186,7 +194,8 @@ def convert_to_onnx(
     path, origin = locate(source, options.revision)
     contents = opened(path, **opening)
     contents = replace(contents, origin=origin) if origin else contents
-    job = _plan_job(contents, options, allowed or {}, plain=not opening.keys() - {"tokenizer"})
+    run = of_run(contents) if of_run else OnnxRun()
+    job = _plan_job(contents, options, run.allowed, plain=not opening.keys() - {"tokenizer"})
     _check_skipped(contents, job.report, options)
     found: list[OnnxFile] = []
     scored: dict[str, Mapping[str, Mapping[str, float]]] = {}
@@ -194,8 +203,8 @@ def convert_to_onnx(
     def write(part: Path) -> None:
         (part / FOLDER).mkdir()
         found.extend(_write_files(job, part / FOLDER))
-        if score is not None:
-            made = score(part, job.description, [each.precision for each in found])
+        if run.score is not None:
+            made = run.score(part, job.description, [each.precision for each in found])
             scored.update(made)
         _write_rest(job, part, found, scored)
 

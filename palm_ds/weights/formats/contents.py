@@ -20,6 +20,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.printable import printable
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.heads.outputs import HeadOutputs
+from palm_ds.model.pooling import TextPooling
 
 OPTIMIZER = "optimizer state"
 """Why moments, step counts and learning rates are skipped."""
@@ -93,17 +94,36 @@ class CheckpointContents:
     """{task: the head it uses}; empty if the checkpoint has no tasks."""
     export_task: str = ""
     """The default task: texts that name no task get its row of the task embedding."""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    """The resolved recipe of the run that wrote these weights, if it is stored with them."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """{source name: why it is skipped}: optimizer state, copy of a tied tensor, unknown, ..."""
     tokenizer: Path | None = None
     """A vocab.txt, tokenizer.json or sentencepiece model, or a folder with one of them."""
     text_tokenizer: Path | None = None
     """If texts were simplified or lower-cased before they were tokenized: one that does so."""
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    """{path in the folder: SHA-256} of the files that are compared with it, at the latest when a
+    value is read; empty if the format states none."""
     extras: Extras = Extras()
+    pooling: TextPooling | None = None
+    """How its run trains texts to become vectors, if no files of `extras` state that."""
     origin: str = ""
     """Where it is from, if that is not its path: a repository of the hub and its revision."""
     notes: tuple[str, ...] = ()
     """Remarks for the user: an assumed eps, rows beyond the vocabulary, ..."""
+
+    @property
+    def task_id(self) -> int:
+        """The row of the task embedding of `export_task`; 0 if unknown."""
+        return self.task_ids.get(self.export_task, 0)
+
+    @property
+    def masked_lm_heads(self) -> list[str]:
+        """The names of the masked-LM heads, in the order of their tasks."""
+        words = [name for name, head in self.heads.items() if head.kind == "masked_words"]
+        of_tasks = dict.fromkeys(self.head_of.values())
+        return [*(x for x in of_tasks if x in words), *(x for x in words if x not in of_tasks)]
 
 
 class SavesFiles(Protocol):

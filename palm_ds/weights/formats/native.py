@@ -1,7 +1,6 @@
 """The palm_ds format: weights folders, and the checkpoints of a run.
 
     weights/                      weights.json (with hashes) + weights.safetensors (+ tokenizer/)
-    RUN                           its weights/ if it is finished, else its latest good checkpoint
     RUN/checkpoints/step_N        shards by name, of any number of processes and any ZeRO stage
 
 A checkpoint is read parameter by parameter, so the largest one decides the memory it takes;
@@ -10,7 +9,7 @@ optimizer moments are skipped. Files are hashed before anything is read from the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from math import isqrt, prod
@@ -20,15 +19,16 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from palm_ds.common.config import parse, read_yaml
 from palm_ds.common.errors import UserError
 from palm_ds.common.version import __version__
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.distillation.distillation import PREFIX as DISTILLATION
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.lora import merged_parts, merged_values
+from palm_ds.model.pooling import TextPooling
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.checkpoint.shard_files import ShardReader
-from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.formats.contents import (
     OPTIMIZER,
@@ -64,7 +64,7 @@ TEXT_TOKENIZER = "text_tokenizer"
 """Simplifies and lower-cases texts as training did before its own tokenizer."""
 ADAPTER = "lora.safetensors"
 """Of a run's best/: LoRA's matrices before they were merged."""
-_CHECKPOINTS = "checkpoints"
+_WEIGHTS_OF_RUN = ("weights", "best")
 _MASKED = ("dense.weight", "dense.bias", "norm.weight", "norm.bias", "bias")
 _CLASSES = ("out.weight", "out.bias")
 
@@ -73,51 +73,42 @@ _CLASSES = ("out.weight", "out.bias")
 
 
 def recognises(path: Path) -> bool:
-    """Whether it is a weights/ folder, a checkpoint, a folder of checkpoints, or a run folder."""
-    return _is_checkpoint(path) or (path / INFO).is_file() or _within(path) is not None
+    """Whether it is a weights/ folder or a checkpoint."""
+    return is_checkpoint(path) or (path / INFO).is_file()
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether it is one checkpoint of a run."""
+    return path.name.startswith("step_") and (path / checkpoint.MANIFEST).is_file()
 
 
 def open_contents(
     path: Path, *, tokenizer: Path | None = None, eps: float | None = None
 ) -> CheckpointContents:
-    """Open a weights folder, a run, or one of its checkpoints.
+    """Open a weights folder, or a checkpoint of a run after verifying it.
 
     `tokenizer`: the tokenizer it was trained with, as a file or folder; a checkpoint has only its
     fingerprint, which must match. `eps` overrides the LayerNorm eps of the config. Raises UserError
     if anything is missing or damaged.
     """
-    return with_eps(_opened(Path(path), tokenizer), eps)
+    path = Path(path)
+    if is_checkpoint(path):
+        return open_verified(checkpoint.open_published(path), tokenizer=tokenizer, eps=eps)
+    found, own = _from_weights(path), Path(tokenizer) if tokenizer else None
+    return with_eps(replace(found, tokenizer=own, text_tokenizer=None) if own else found, eps)
 
 
-def _opened(path: Path, tokenizer: Path | None) -> CheckpointContents:
-    if (path / INFO).is_file():
-        found, own = _from_weights(path), Path(tokenizer) if tokenizer else None
-        return replace(found, tokenizer=own, text_tokenizer=None) if own else found
-    if _is_checkpoint(path):
-        return _from_checkpoint(checkpoint.open_published(path), tokenizer)
-    within = _within(path)
-    if within is None:
-        raise UserError(f"{path}: no {INFO} and no checkpoint")
-    if (within / INFO).is_file():
-        return _opened(within, tokenizer)
-    # Leftovers of an interrupted save do not matter here; a bad checkpoint does.
-    said: list[str] = []
-    found = checkpoint.latest_good(within, group=SINGLE_PROCESS, warn=said.append)
-    assert found is not None, "there was a checkpoint a moment ago"
-    opened = _from_checkpoint(found, tokenizer)
-    return replace(opened, notes=(*opened.notes, *said))
+def open_verified(
+    found: checkpoint.VerifiedCheckpoint, *, tokenizer: Path | None = None, eps: float | None = None
+) -> CheckpointContents:
+    """Open a checkpoint that was verified before, like `open_contents`."""
+    return with_eps(_from_checkpoint(found, tokenizer), eps)
 
 
-def _is_checkpoint(path: Path) -> bool:
-    return path.name.startswith("step_") and (path / checkpoint.MANIFEST).is_file()
-
-
-def _within(path: Path) -> Path | None:
-    """A run's weights folder, else its folder of checkpoints."""
-    if (path / "weights" / INFO).is_file():
-        return path / "weights"
-    folders = [folder for folder in (path / _CHECKPOINTS, path) if checkpoint.steps_in(folder)]
-    return folders[0] if folders else None
+def encoder_in(found: checkpoint.VerifiedCheckpoint) -> EncoderConfig:
+    """The config of a checkpoint's encoder. Raises UserError."""
+    signature = signature_in(found)
+    return EncoderConfig.from_dict(signature["backbone"], f"{found.path}: signature.backbone")
 
 
 def _from_weights(folder: Path) -> CheckpointContents:
@@ -140,6 +131,8 @@ def _from_weights(folder: Path) -> CheckpointContents:
         task_ids=info.task_ids,
         head_of=info.head_of,
         export_task=info.export_task,
+        recipe=info.recipe,
+        hashes={name: str(entry["sha256"]) for name, entry in info.files.items()},
         tokenizer=own if own.is_dir() else None,
         text_tokenizer=preparing if preparing.is_dir() else None,
         extras=Extras(config=info.extra_config, files=_files_in(folder / MODULES_FOLDER)),
@@ -183,7 +176,7 @@ def _from_checkpoint(
 ) -> CheckpointContents:
     signature = signature_in(found)
     stored = _stored(found)
-    config = EncoderConfig.from_dict(signature["backbone"], f"{found.path}: signature.backbone")
+    config = encoder_in(found)
     names = stored.names()
     recorded = {name: tuple(shape) for name, shape in signature["shapes"].items()}
     shapes = recorded or _shapes(names, stored, config)
@@ -205,6 +198,10 @@ def _from_checkpoint(
             read_outputs(signature.get("heads"), f"{found.path}: signature.heads"),
         ),
         task_ids=signature["task_ids"],
+        head_of=signature.get("head_of", {}),
+        export_task=signature.get("export_task", ""),
+        hashes=found.hashes,
+        pooling=_pooling_in(signature, found.path),
         skipped={f"{kind}/{n}": OPTIMIZER for n in names for kind in sorted(stored.moments(n))}
         | unknown,
         tokenizer=_tokenizer_of(found.path, tokenizer, signature.get("tokenizer")),
@@ -224,6 +221,11 @@ def signature_in(found: checkpoint.VerifiedCheckpoint) -> dict[str, Any]:
     if not isinstance(signature, dict) or not isinstance(signature.get("backbone"), dict):
         raise UserError(f"{found.path}: {checkpoint.MANIFEST} does not describe the encoder")
     return {"task_ids": {}, "shapes": {}, **signature}
+
+
+def _pooling_in(signature: Mapping[str, Any], path: Path) -> TextPooling | None:
+    stated = signature.get("pooling")
+    return parse(TextPooling, stated, f"{path}: signature.pooling") if stated else None
 
 
 def _stored(found: checkpoint.VerifiedCheckpoint) -> ShardReader:
@@ -286,16 +288,35 @@ def _columns(name: str, config: EncoderConfig) -> int:
 
 
 def _tokenizer_of(path: Path, given: Path | None, fingerprint: str | None) -> Path | None:
-    """The given tokenizer, or the finished run's, if it has the checkpoint's fingerprint."""
-    default = path.parent.parent / "weights" / "tokenizer"
-    found = Path(given) if given else default if default.is_dir() else None
-    if found is None or fingerprint is None:
-        return found
-    if load_tokenizer(found).fingerprint == fingerprint:
-        return found
-    if given:
+    """The given tokenizer, or one that its run names, if it has the checkpoint's fingerprint."""
+    if given and fingerprint and load_tokenizer(given).fingerprint != fingerprint:
         raise UserError(f"{path}: was trained with a tokenizer other than {given}")
-    return None
+    if given:
+        return Path(given)
+    return next((x for x in _named_tokenizers(path) if _has_fingerprint(x, fingerprint)), None)
+
+
+def _named_tokenizers(path: Path) -> Iterator[Path]:
+    """Those of the weights of a checkpoint's run, of the sources of its recipe, of `init_from`."""
+    run = path.parent.parent
+    yield from (run / folder / "tokenizer" for folder in _WEIGHTS_OF_RUN)
+    try:
+        recipe = read_yaml(run / "recipe.yaml")
+    except UserError:
+        return
+    sources, corpora, start = (recipe.get(x) or {} for x in ("sources", "corpora", "init_from"))
+    yield from (Path(x["tokenizer"]) for x in sources.values() if x.get("tokenizer"))
+    yield from (Path(name) / "tokenizer" for name in corpora)
+    if start:
+        yield from (Path(start), *(Path(start) / x / "tokenizer" for x in _WEIGHTS_OF_RUN))
+
+
+def _has_fingerprint(tokenizer: Path, fingerprint: str | None) -> bool:
+    """Whether there is a tokenizer, and it is the one of this fingerprint, if that is known."""
+    try:
+        return tokenizer.exists() and fingerprint in (None, load_tokenizer(tokenizer).fingerprint)
+    except UserError:
+        return False
 
 
 def heads_of(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError, suggest, suggest_path
-from palm_ds.weights.formats import native, weights_info
+from palm_ds.weights.formats import native
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.deepspeed.format import FORMAT as DEEPSPEED
 from palm_ds.weights.formats.format import Format
@@ -19,37 +19,20 @@ from palm_ds.weights.formats.huggingface.read import CONFIG
 from palm_ds.weights.formats.not_read import check_not_other
 from palm_ds.weights.formats.paddle.format import FORMAT as PADDLE
 from palm_ds.weights.formats.tensorflow.format import FORMAT as TENSORFLOW
-from palm_ds.weights.formats.weights_info import INFO, WeightsInfo
 
 FORMATS: tuple[Format, ...] = (DEEPSPEED, native.FORMAT, PADDLE, HUGGINGFACE, TENSORFLOW)
 """In the order in which they are tried: a folder of DeepSpeed shards may have a weights.json."""
 
 
 def open_checkpoint(path: str | Path, **options: Any) -> CheckpointContents:
-    """Open a checkpoint of any format.
+    """Open a checkpoint of any format, itself: `weights.model_folder.open_model` also opens runs.
 
     `options` depend on the format (`eps`, `config`, `tokenizer`, ...); None means not given.
     Raises UserError if no format recognises the path, or an option is not one of its format's.
     """
     path = Path(path)
     found = format_of(path)
-    given = {name: value for name, value in options.items() if value is not None}
-    _check_options(found, given, path)
-    return found.open(path, **given)
-
-
-def read_info(path: str | Path) -> WeightsInfo:
-    """Encoder, tasks and origin of a checkpoint; only palm_ds's own formats have the latter two."""
-    path = Path(path)
-    if (path / INFO).is_file():
-        return weights_info.read_info(path / INFO)
-    contents = open_checkpoint(path)
-    return WeightsInfo(
-        backbone=contents.config,
-        task_ids=contents.task_ids,
-        head_of=contents.head_of,
-        export_task=contents.export_task,
-    )
+    return found.open(path, **check_options(found, options, path))
 
 
 def format_of(path: Path) -> Format:
@@ -71,7 +54,9 @@ def format_of(path: Path) -> Format:
     raise UserError(f"{path}: not a checkpoint of a known format; looked for: {wanted}")
 
 
-def _check_options(found: Format, given: Mapping[str, Any], path: Path) -> None:
+def check_options(found: Format, options: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The options that are given. Raises UserError if one is not an option of the format."""
+    given = {name: value for name, value in options.items() if value is not None}
     for name in given:
         if name not in found.options:
             near = suggest(name, found.options) if found.options else "; it has no options"
@@ -79,3 +64,4 @@ def _check_options(found: Format, given: Mapping[str, Any], path: Path) -> None:
     eps = given.get("eps", 1.0)
     if not 0 < eps <= 1:
         raise UserError(f"eps: expected a number above 0 and at most 1, got {eps}")
+    return given

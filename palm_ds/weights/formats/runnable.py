@@ -121,7 +121,7 @@ class _InPalmDs:
 
 def has_pooler(contents: CheckpointContents) -> bool:
     """Whether the checkpoint has a trained pooler."""
-    return "backbone.pooler.dense.weight" in contents.entries
+    return any(name.startswith("backbone.pooler.") for name in contents.entries)
 
 
 def load_encoder(contents: CheckpointContents, kernels: Kernels = PLAIN) -> Encoder:

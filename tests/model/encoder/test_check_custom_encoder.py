@@ -17,7 +17,8 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.train.recipe.recipe import make_recipe
 from palm_ds.weights import weights_folder
 from palm_ds.weights.convert.convert import convert
-from palm_ds.weights.formats.weights_info import WeightsInfo
+from palm_ds.weights.formats.weights_info import INFO, WeightsInfo, read_info
+from palm_ds.weights.model_folder import open_model
 
 OWN = "tests.helpers.own_encoder.PreNorm"
 SIZE: dict[str, Any] = dict(
@@ -52,16 +53,16 @@ def test_valid_encoders_pass(numbers: EncoderConfig) -> None:
 def test_weights_are_saved_and_loaded(tmp_path: Path) -> None:
     model = model_of(config(scale=0.5))
     folder = saved(tmp_path / "weights", model)
-    assert weights_folder.read_info(folder).backbone == config(scale=0.5)
-    other = model_of(weights_folder.read_info(folder).backbone, seed=1)
-    loaded = weights_folder.load_weights(folder, other)
+    assert read_info(folder / INFO).backbone == config(scale=0.5)
+    other = model_of(read_info(folder / INFO).backbone, seed=1)
+    loaded = weights_folder.load_weights(open_model(folder), other)
     assert not loaded.newly_initialized and not loaded.unused
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
     with pytest.raises(UserError, match="has backbone.options {'scale': 0.5}, but this model"):
-        weights_folder.load_weights(folder, model_of(config()))
+        weights_folder.load_weights(open_model(folder), model_of(config()))
     with pytest.raises(UserError, match=f"has backbone.kind '{OWN}', but this model has ''"):
-        weights_folder.load_weights(folder, model_of(config("")))
+        weights_folder.load_weights(open_model(folder), model_of(config("")))
 
 
 def test_built_in_weights_load_if_they_fit(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_built_in_weights_load_if_they_fit(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="batch: missing"):  # the encoder is complete before
         make_recipe(values)
     model = model_of(config(scale=2.0), seed=1)
-    loaded = weights_folder.load_weights(folder, model)
+    loaded = weights_folder.load_weights(open_model(folder), model)
     assert loaded.newly_initialized == (
         "backbone.wide",
         "backbone.last.weight",
@@ -79,9 +80,11 @@ def test_built_in_weights_load_if_they_fit(tmp_path: Path) -> None:
     assert "newly initialised: backbone.wide" in str(loaded) and not loaded.unused
     small = model_of(replace(config(), max_positions=12))
     with pytest.raises(UserError, match=r"position.weight is \(20, 16\), not \(12, 16\)"):
-        weights_folder.load_weights(folder, small)
+        weights_folder.load_weights(open_model(folder), small)
     with pytest.raises(UserError, match="has backbone.layer_norm_eps"):
-        weights_folder.load_weights(folder, model_of(replace(config(), layer_norm_eps=1e-3)))
+        weights_folder.load_weights(
+            open_model(folder), model_of(replace(config(), layer_norm_eps=1e-3))
+        )
 
 
 def test_other_formats_refuse_a_custom_encoder(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ import httpx
 import numpy as np
 import pytest
 
-from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
-from palm_ds.inference.fill_mask import as_record, open_filler
+from palm_ds.inference.embedder import EmbeddingSettings
+from palm_ds.inference.fill_mask import as_record
 from palm_ds.inference.predict_files import PredictionJob, predict_files
-from palm_ds.inference.predictor import open_predictor
+from palm_ds.inference.trained_model import TrainedModel
 from tests.helpers.saved_model import pairs, questions, tagged, texts, write_rows
 from tests.helpers.serving import Local, local, opened
 
@@ -45,7 +45,7 @@ ROWS = {
 def from_files(run: Path, task: str, folder: Path) -> list[dict[str, Any]]:
     """What `palm-ds predict` writes for the rows of a task."""
     folder.mkdir()
-    predictor = open_predictor(run, tasks=[task])
+    predictor = TrainedModel.open(run).predictor([task])
     file = write_rows(folder / "rows.jsonl", ROWS[task])
     job = PredictionJob(inputs=[str(file)], output=folder / "out")
     predict_files(predictor, job)
@@ -130,7 +130,7 @@ def test_truncated_texts_are_counted(server: Local) -> None:
 def test_vectors_are_those_of_the_embedder(server: Local, tasks_run: Path, pooling: str) -> None:
     given = ["good", "bad so very good ? " * 3, "a b c"]
     found = server.answer("/embed", {"texts": given, "pooling": pooling})["embeddings"]
-    wanted = open_embedder(tasks_run, EmbeddingSettings(pooling=pooling)).embed(given)
+    wanted = TrainedModel.open(tasks_run).embedder(EmbeddingSettings(pooling=pooling)).embed(given)
     assert np.abs(np.array(found) - wanted).max() < 1e-5
 
 
@@ -160,7 +160,7 @@ def test_vectors_in_openais_form(server: Local) -> None:
 def test_masked_words_are_those_of_the_command(server: Local, words_run: Path) -> None:
     given = ["so [MASK] .", "a [MASK] [MASK] good"]
     found = server.answer("/fill-mask", {"texts": given, "top": 3})["results"]
-    filler = open_filler(words_run)
+    filler = TrainedModel.open(words_run).filler()
     wanted = [as_record(filler, text, filler.fill(text, top=3)) for text in given]
     check_same(found, wanted)
 

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from palm_ds.inference.embedder import EmbeddingSettings, open_embedder
+from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.inference.embedding_files import EmbeddingJob, embed_files
+from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.serve.model_set import Served, open_set
 from palm_ds.serve.served_model import ModelOptions
 from tests.helpers.serving import listening, local
@@ -51,7 +52,9 @@ def url(tasks_run: Path, words_run: Path, tmp_path: Path) -> Iterator[str]:
     texts = tmp_path / "texts.txt"
     texts.write_text("good so good\nbad ?\n")
     job = EmbeddingJob(inputs=[str(texts)], output=tmp_path / "vectors.npy")
-    embed_files(open_embedder(tasks_run, EmbeddingSettings()), job, model=str(tasks_run))
+    embed_files(
+        TrainedModel.open(tasks_run).embedder(EmbeddingSettings()), job, model=str(tasks_run)
+    )
     models = {"tasks": tasks_run, "words": words_run}
     served = Served(models=models, options=ModelOptions(), index=job.output)
     with local(open_set(served), served) as server, listening(server.service) as found:

@@ -15,7 +15,7 @@ import transformers
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
-from palm_ds.inference.embedder import open_embedder
+from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.encoder.encoder import Encoder, build_encoder
 from palm_ds.model.heads.crf import CRFHead, viterbi
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
@@ -25,8 +25,8 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.convert import onnx_parity
 from palm_ds.weights.convert.convert import convert
-from palm_ds.weights.convert.to_onnx import OnnxOptions, OnnxResult, convert_to_onnx
-from palm_ds.weights.formats.contents import NEXT_SENTENCE_CLASSES
+from palm_ds.weights.convert.to_onnx import OnnxOptions, OnnxResult, OnnxRun, convert_to_onnx
+from palm_ds.weights.formats.contents import NEXT_SENTENCE_CLASSES, CheckpointContents
 from palm_ds.weights.formats.onnx import write
 from palm_ds.weights.formats.onnx.description import read_description
 from palm_ds.weights.formats.onnx.run import OnnxModel
@@ -73,6 +73,10 @@ def model() -> Model:
     return noisy(Model(backbone, heads, {name: name for name in HEADS}))
 
 
+def of_run(contents: CheckpointContents) -> OnnxRun:
+    return OnnxRun(allowed={"tags": ALLOWED})
+
+
 @pytest.fixture(scope="module")
 def converted(model: Model, tmp_path_factory: pytest.TempPathFactory) -> OnnxResult:
     folder = tmp_path_factory.mktemp("onnx")
@@ -85,7 +89,7 @@ def converted(model: Model, tmp_path_factory: pytest.TempPathFactory) -> OnnxRes
     )
     save_weights(model, folder / "source", info, tokenizer=WORDS)
     options = OnnxOptions(heads=HEADS, precisions=("int8", "fp16"))
-    return convert_to_onnx(folder / "source", folder / "out", options, allowed={"tags": ALLOWED})
+    return convert_to_onnx(folder / "source", folder / "out", options, of_run=of_run)
 
 
 def graph_of(done: OnnxResult, precision: str = "fp32") -> OnnxModel:
@@ -237,7 +241,7 @@ def _copy_of(done: OnnxResult) -> Any:
 
 def _again(done: OnnxResult, target: Path, **options: Any) -> OnnxResult:
     made = OnnxOptions(heads=HEADS, **options)
-    return convert_to_onnx(done.source, target, made, allowed={"tags": ALLOWED})
+    return convert_to_onnx(done.source, target, made, of_run=of_run)
 
 
 def test_large_weights_lie_next_to_the_graph(converted, tmp_path, monkeypatch) -> None:
@@ -302,7 +306,7 @@ def test_real_weights(tmp_path: Path) -> None:
     done = convert_to_onnx(minilm(), tmp_path / "out", OnnxOptions(precisions=("fp16", "int8")))
     fp32, fp16, int8 = (each.bytes for each in done.files)
     assert fp16 < 0.51 * fp32 and int8 < 0.26 * fp32
-    embedder = open_embedder(minilm())
+    embedder = TrainedModel.open(minilm()).embedder()
     texts = ["A man is eating food.", "Two dogs run; 2023."]
     ids = [each.input_ids for each in embedder.encode(texts)]
     shape = (len(ids), max(map(len, ids)))

@@ -175,7 +175,7 @@ def test_a_custom_head_keeps_its_shapes(tmp_path: Path) -> None:
 def test_a_checkpoint_contains_the_model(stage: int, world: int, tmp_path: Path) -> None:
     net = model()
     path = save(tmp_path, net, stage, world)
-    assert native.recognises(path) and native.recognises(tmp_path)
+    assert native.recognises(path) and not native.recognises(tmp_path)
     contents = native.open_contents(path)
     assert contents.config == CONFIG
     assert contents.task_ids == {"masking": 0, "distance": 2}
@@ -231,27 +231,9 @@ def info() -> WeightsInfo:
     )
 
 
-def test_a_run_opens_as_its_weights_or_its_newest_checkpoint(tmp_path: Path) -> None:
-    save(tmp_path / "checkpoints", model(1), step=5)
-    save(tmp_path / "checkpoints", model(2), step=9)
-    table = "backbone.word.weight"
-    newest = native.open_contents(tmp_path)
-    assert newest.format.endswith("step 9")
-    assert torch.equal(newest.entries[table].read(), model(2).state_dict()[table])
-    save_weights(model(3), tmp_path / "weights", info(), tokenizer=WORDS)
-    done = native.open_contents(tmp_path)
-    assert torch.equal(done.entries[table].read(), model(3).state_dict()[table])
-
-
-def test_a_bad_newest_checkpoint_is_reported_and_skipped(
-    tmp_path: Path,
-) -> None:
-    save(tmp_path / "checkpoints", model(1), step=5)
+def test_a_damaged_checkpoint_is_not_opened(tmp_path: Path) -> None:
     bad = save(tmp_path / "checkpoints", model(2), step=9)
     flip(next(bad.glob("*.safetensors")))
-    contents = native.open_contents(tmp_path)
-    assert contents.format.endswith("step 5")
-    assert "step_00000009: not used" in contents.notes[0]
     with pytest.raises(UserError, match="checksum"):
         native.open_contents(bad)
 
@@ -266,6 +248,22 @@ def test_a_checkpoints_tokenizer_is_the_one_it_was_trained_with(tmp_path: Path) 
     other.save(tmp_path / "other")
     with pytest.raises(UserError, match="a tokenizer other than"):
         native.open_contents(path, tokenizer=tmp_path / "other")
+
+
+def test_a_checkpoint_knows_the_tokenizers_that_its_run_names(tmp_path: Path) -> None:
+    """Of those only the one it was trained with."""
+    path = save(tmp_path / "checkpoints", model())
+    other = wordpiece(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "z"], lower=True)
+    other.save(tmp_path / "other")
+    (tmp_path / "corpus").mkdir()
+    WORDS.save(tmp_path / "corpus/tokenizer")
+    sources = {"a": {"tokenizer": str(tmp_path / "other")}, "b": {"corpus": "c", "tokenizer": ""}}
+    recipe = {"sources": sources, "init_from": str(tmp_path / "gone")}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    assert native.open_contents(path).tokenizer is None
+    corpora = {str(tmp_path / "corpus"): "its fingerprint"}
+    (tmp_path / "recipe.yaml").write_text(json.dumps({**recipe, "corpora": corpora}))
+    assert native.open_contents(path).tokenizer == tmp_path / "corpus/tokenizer"
 
 
 def flip(file: Path) -> None:

@@ -229,6 +229,18 @@ class EmbeddingModules:
         return plain and self.max_length in (0, max_length) and not (self.dimensions or self.lower)
 
 
+def modules_of(contents: CheckpointContents) -> EmbeddingModules:
+    """What a checkpoint states, in files or as a run's checkpoint does. Raises UserError."""
+    if (stated := contents.pooling) is None:
+        return read_modules(contents.extras.files)
+    return EmbeddingModules(
+        pooling=stated.pooling,
+        normalize=stated.normalize,
+        max_length=stated.max_length,
+        prompts=any(stated.prompts.values()),
+    )
+
+
 def read_modules(files: Mapping[str, Path]) -> EmbeddingModules:
     """What the files of `find_modules` state. Raises UserError for one that is no JSON object."""
     length = max(map(_cut, _encoders(files)), default=0)
@@ -272,7 +284,7 @@ def _encoders(files: Mapping[str, Path]) -> list[Path]:
 def embedding_length(contents: CheckpointContents) -> int:
     """The tokens of a text after which it is truncated: as its files of sentence-transformers say,
     those of its tokenizer in a Hugging Face folder without them, at most what the encoder reads."""
-    length = read_modules(contents.extras.files).max_length
+    length = modules_of(contents).max_length
     if not length and contents.tokenizer == contents.path:
         length = _cut(contents.path / "config.json")
     return min(length or contents.config.max_length, contents.config.max_length)

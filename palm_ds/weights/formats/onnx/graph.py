@@ -26,7 +26,7 @@ from palm_ds.model.kernels import Kernels
 from palm_ds.weights.formats.contents import NEXT_SENTENCE_CLASSES, CheckpointContents, HeadInfo
 from palm_ds.weights.formats.huggingface.sentence_transformers import (
     embedding_length,
-    read_modules,
+    modules_of,
 )
 from palm_ds.weights.formats.onnx.description import (
     TEXTS,
@@ -159,7 +159,7 @@ def _described(name: str, head: HeadInfo, *, several: bool, task_id: int) -> Onn
 
 
 def _embedding(contents: CheckpointContents) -> tuple[OnnxEmbedding | None, tuple[str, ...]]:
-    stated = read_modules(contents.extras.files)
+    stated = modules_of(contents)
     if stated.other:
         what = f"depend on {stated.other} of sentence-transformers"
         return None, (f"no {EMBEDDING} in the graph: its vectors {what}",)

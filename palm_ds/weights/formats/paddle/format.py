@@ -8,7 +8,7 @@ from pathlib import Path
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.formats.contents import USUAL, CheckpointContents, SavesFiles
 from palm_ds.weights.formats.format import Export, Format
-from palm_ds.weights.formats.huggingface.sentence_transformers import read_modules
+from palm_ds.weights.formats.huggingface.sentence_transformers import modules_of
 from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.paddle.read import open_contents, recognises
 from palm_ds.weights.formats.paddle.write import plan, why_no_tokenizer, write
@@ -16,7 +16,7 @@ from palm_ds.weights.formats.paddle.write import plan, why_no_tokenizer, write
 
 def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
     planned = plan(contents.entries, contents.config, contents.heads, target)
-    stated = read_modules(contents.extras.files)
+    stated = modules_of(contents)
     usual = stated.is_usual(contents.config.max_length)
     why = f"{USUAL}; " if usual else ""
     behind = dict.fromkeys(contents.extras.files, f"{why}PaddleNLP has no sentence-transformers")

@@ -1,0 +1,286 @@
+"""A trained model of any path, opened once, and what it can be used for.
+
+    opened = TrainedModel.open("runs/mine", device="cuda")     model_folder.py: which weights
+    opened.predictor(["sentiment"])     its tasks on rows of tables
+    opened.embedder(settings)           vectors of texts
+    opened.filler()                     masked words
+
+Each builds its model when it is asked for; predictors share one. Only a run, and a Hugging Face
+folder with a head, have tasks; the other two work with a checkpoint of any format.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from palm_ds.common.config import read_yaml
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.corpus.store import Corpus, open_corpus
+from palm_ds.data.sources.corpus import CorpusSource
+from palm_ds.data.tasks.task import TableTask
+from palm_ds.inference.batching import batch_tokens_for
+from palm_ds.inference.embedder import Embedder, EmbeddingSettings, make_embedder
+from palm_ds.inference.fill_mask import Filler, example_lines
+from palm_ds.inference.imported_heads import recipe_of
+from palm_ds.inference.predicted_tasks import asked_tasks
+from palm_ds.inference.predictor import Predictor
+from palm_ds.model.encoder.encoder import PLAIN, Encoder, build_encoder
+from palm_ds.model.heads.heads import MaskedLMHead
+from palm_ds.model.kernels import Kernels, choose_kernels
+from palm_ds.model.multi_task_model import Model
+from palm_ds.model.packed_linear import prepare_to_predict
+from palm_ds.runtime.deepspeed.ds_config import DSConfig
+from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
+from palm_ds.train.export import text_tokenizer
+from palm_ds.train.recipe.recipe import Recipe, make_recipe
+from palm_ds.train.setup.build import DTYPES, build_model
+from palm_ds.weights import weights_folder
+from palm_ds.weights.formats import native
+from palm_ds.weights.formats.contents import CheckpointContents
+from palm_ds.weights.formats.huggingface import read as huggingface
+from palm_ds.weights.formats.huggingface.names import MASKED_WORDS
+from palm_ds.weights.formats.weights_info import INFO
+from palm_ds.weights.model_folder import open_model
+from palm_ds.weights.weights_folder import LoadReport
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedModel:
+    """An opened model."""
+
+    contents: CheckpointContents
+    device: torch.device = torch.device("cpu")
+    precision: str = "fp32"
+    batch_tokens: int = 0
+    """Approximate tokens of a batch; 0 chooses for the device."""
+    given_tokenizer: Tokenizer | None = None
+    """Instead of the model's own."""
+
+    def __post_init__(self) -> None:
+        if self.precision not in DTYPES:
+            raise UserError(f"precision: {self.precision!r}{suggest(self.precision, DTYPES)}")
+        if self.batch_tokens < 0:
+            what = "expected at least 1, or 0 to choose one"
+            raise UserError(f"batch_tokens: {self.batch_tokens}; {what}")
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        device: torch.device | str = "cpu",
+        precision: str = "fp32",
+        batch_tokens: int = 0,
+        tokenizer: Tokenizer | None = None,
+    ) -> TrainedModel:
+        """Open a run folder (its weights/, else best/, else its newest good checkpoint, with a
+        warning that says which), or a checkpoint of any format. Raises UserError."""
+        contents = open_model(path)
+        for note in contents.notes:
+            log.warning("%s", note)
+        return cls(
+            contents=contents,
+            device=torch.device(device),
+            precision=precision,
+            batch_tokens=batch_tokens,
+            given_tokenizer=tokenizer,
+        )
+
+    @property
+    def path(self) -> Path:
+        """The folder or file of the weights."""
+        return self.contents.path
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.precision]
+
+    @property
+    def tokens(self) -> int:
+        """Approximate tokens of a batch."""
+        return self.batch_tokens or batch_tokens_for(self.device)
+
+    # ---- what it was trained with ----
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The recipe that trained it, or one with the heads of a Hugging Face folder. Raises
+        UserError for a model without tasks."""
+        if (self.path / INFO).is_file():
+            if not self.contents.recipe.get("tasks"):
+                raise UserError(
+                    f"{self.path}: its {INFO} does not name the tasks it was trained on; "
+                    "give a folder that palm-ds finetune wrote"
+                )
+            return make_recipe(dict(self.contents.recipe), str(self.path / INFO))
+        if huggingface.recognises(self.path):
+            return recipe_of(self.contents)
+        if not self._is_checkpoint:
+            raise UserError(
+                f"{self.path}: neither a run folder nor a weights folder: it is "
+                f"{self.contents.format}, which names no tasks"
+            )
+        return _recipe_beside(self.path)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer it was trained with. Raises UserError if it is not known."""
+        if self.given_tokenizer is not None:
+            return self.given_tokenizer
+        if self.contents.tokenizer is None:
+            of = ", and the one its recipe names is not there" if self._is_checkpoint else ""
+            raise UserError(f"{self.path}: has no tokenizer{of}")
+        return load_tokenizer(self.contents.tokenizer)
+
+    @property
+    def _is_checkpoint(self) -> bool:
+        return native.is_checkpoint(self.path)
+
+    @cached_property
+    def text_tokenizer(self) -> Tokenizer:
+        """The tokenizer for plain texts: if those of training were simplified or lower-cased before
+        they were tokenized, it does so too. Raises UserError."""
+        if self.given_tokenizer is None and self.contents.text_tokenizer is not None:
+            return load_tokenizer(self.contents.text_tokenizer)
+        if self.given_tokenizer is not None or not self._is_checkpoint:
+            return self.tokenizer
+        try:
+            made = text_tokenizer(self.recipe, self.tokenizer, _corpora(self.recipe))
+        except UserError as error:
+            log.warning("%s: texts are not simplified or lower-cased: %s", self.path, error)
+            return self.tokenizer
+        return made or self.tokenizer
+
+    # ---- what it does ----
+
+    def predictor(self, tasks: Sequence[str] = ()) -> Predictor:
+        """The named tasks on rows of tables, or all that predict. Raises UserError."""
+        asked = asked_tasks(self.recipe, tasks, self.path)
+        model, loaded = self._task_model
+        self._check_complete(asked, model, loaded)
+        return Predictor(
+            model=model,
+            recipe=self.recipe,
+            tokenizer=self.tokenizer,
+            tasks=asked,
+            device=self.device,
+            batch_tokens=self.tokens,
+        )
+
+    @cached_property
+    def _task_model(self) -> tuple[Model, LoadReport]:
+        """The model with the heads of all tasks of the recipe."""
+        how = DSConfig(path="", sections={}, stage=0, precision=self.precision)  # type: ignore[arg-type]
+        model = build_model(self.recipe, how, self.tokenizer.vocabulary, device=self.device)
+        loaded = weights_folder.load_weights(self.contents, model)
+        return prepare_to_predict(model, self.device, self.dtype), loaded
+
+    def _check_complete(
+        self, asked: Mapping[str, TableTask], model: Model, loaded: LoadReport
+    ) -> None:
+        for name in asked:
+            head = model.head_of[name]
+            needed = (f"heads.{head}.", "backbone.")
+            unused = () if model.heads[head].pooled else ("backbone.pooler.",)
+            missing = [each for each in loaded.newly_initialized if not each.startswith(unused)]
+            if lacking := [each for each in missing if each.startswith(needed)]:
+                raise UserError(
+                    f"{self.path}: incomplete for task {name!r}: {lacking[0]} is missing"
+                )
+
+    def embedder(
+        self, settings: EmbeddingSettings | None = None, *, encoder: Encoder | None = None
+    ) -> Embedder:
+        """Vectors of texts. `encoder`: with the same weights on the same device; it is shared if it
+        gives the same vectors. Raises UserError."""
+        kernels = self._kernels
+        alike = encoder and encoder.kernels == kernels
+        if encoder is None or not alike or next(encoder.parameters()).dtype != self.dtype:
+            encoder = self._word_model({}, kernels).backbone
+        return make_embedder(
+            self.contents,
+            encoder,
+            self.text_tokenizer,
+            settings or EmbeddingSettings(),
+            device=self.device,
+            batch_tokens=self.tokens,
+        )
+
+    def filler(self, task: str = "") -> Filler:
+        """Masked words. `task` selects the task embedding, and the head if the task has a masked-LM
+        head. Raises UserError if there is no such head."""
+        if not self.contents.masked_lm_heads:
+            raise UserError(
+                f"{self.path}: has no masked-LM head; train a task that predicts tokens, such as "
+                "knowledge_masking"
+            )
+        task, head = _task_and_head(self.contents, task)
+        return Filler(
+            model=self._word_model({MASKED_WORDS: head}, PLAIN),
+            tokenizer=self.text_tokenizer,
+            folder=self.path,
+            task=task,
+            task_id=self.contents.task_ids.get(task, 0) if self.contents.config.task_types else 0,
+        )
+
+    def words(self) -> Model:
+        """The encoder with all its masked-LM heads, by their tasks."""
+        heads, head_of = self.contents.masked_lm_heads, self.contents.head_of
+        used = {task: head for task, head in head_of.items() if head in heads}
+        return self._word_model(used or {name: name for name in heads}, self._kernels)
+
+    @property
+    def _kernels(self) -> Kernels:
+        config = self.contents.config
+        how = {"device": self.device, "dtype": self.dtype, "config": config}
+        return choose_kernels({"compile": "off"}, **how)[0]
+
+    def _word_model(self, head_of: Mapping[str, str], kernels: Kernels) -> Model:
+        backbone = build_encoder(self.contents.config, kernels)
+        heads = {name: MaskedLMHead(backbone) for name in dict.fromkeys(head_of.values())}
+        model = Model(backbone, heads, head_of)
+        weights_folder.load_weights(self.contents, model)
+        return prepare_to_predict(model, self.device, self.dtype)
+
+
+def _recipe_beside(path: Path) -> Recipe:
+    """The recipe of the run that a checkpoint is of."""
+    for folder in path.absolute().parents[:2]:
+        if (folder / "recipe.yaml").is_file():
+            values = read_yaml(folder / "recipe.yaml")
+            values.pop("corpora", None)  # what a run folder adds
+            return make_recipe(values, str(folder / "recipe.yaml"))
+    raise UserError(f"{path}: has no recipe.yaml next to its checkpoints; give the run folder")
+
+
+def _corpora(recipe: Recipe) -> Iterable[Corpus]:
+    """The prepared corpora of a recipe, opened one after another. Raises UserError."""
+    prepared = [x for x in recipe.sources.values() if not x.table and not x.ernie]
+    return (open_corpus(folder) for source in prepared for folder in source.weights)
+
+
+def _task_and_head(contents: CheckpointContents, task: str) -> tuple[str, str]:
+    """The task whose embedding is used, and the masked-LM head that predicts."""
+    heads = contents.masked_lm_heads
+    if task and task not in contents.task_ids:
+        known = suggest(task, contents.task_ids) if contents.task_ids else "; it names no tasks"
+        raise UserError(f"--task {task}: no such task in {contents.path}{known}")
+    reading = [name for name, head in contents.head_of.items() if head in heads]
+    task = task or contents.export_task or next(iter(reading), "")
+    head = contents.head_of.get(task, heads[0])
+    return task, head if head in heads else heads[0]
+
+
+def examples(folder: Path, source: CorpusSource) -> list[str]:
+    """Masked words of some sentences of a source, predicted at the end of a run, one line each.
+    Empty if the folder has no masked-LM head."""
+    opened = TrainedModel(contents=open_model(folder))
+    return example_lines(opened.filler(), source) if opened.contents.masked_lm_heads else []

@@ -1,0 +1,148 @@
+"""The weights that a path stands for: one rule, whoever asks.
+
+    RUN                 its weights/, else best/, else its newest good checkpoint
+    RUN/checkpoints     the newest good one
+    anything else       itself: weights/, best/, step_N, a Hugging Face folder, any other format
+
+`open_model(path)` opens them, `encoder_config(path)` reads the encoder's config alone. Opening a
+checkpoint hashes its files, so what is opened is passed on instead of opened again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from palm_ds.common.config import read_yaml
+from palm_ds.common.errors import UserError
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.runtime.checkpoint import checkpoint
+from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
+from palm_ds.weights.formats import native, weights_info
+from palm_ds.weights.formats.contents import CheckpointContents
+from palm_ds.weights.formats.open import FORMATS, check_options, open_checkpoint
+from palm_ds.weights.formats.weights_info import INFO
+
+_RECIPE, _METRICS, _CHECKPOINTS = "recipe.yaml", "metrics.jsonl", "checkpoints"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFolder:
+    """The weights that a path stands for."""
+
+    path: Path
+    """A folder or file that a format recognises."""
+    checkpoint: checkpoint.VerifiedCheckpoint | None = None
+    """The verified checkpoint, if it was chosen among those of a run."""
+    notes: tuple[str, ...] = ()
+    """Which weights of a run were taken, unless they are its final ones; checkpoints not used."""
+
+    @classmethod
+    def find(cls, path: str | Path) -> ModelFolder:
+        """The weights for a path. Raises UserError if a run has none yet, or no good ones; that a
+        path does not exist is found when it is opened."""
+        path = Path(path)
+        place = _place(path)
+        if not checkpoint.steps_in(place):
+            return cls(path=place, notes=_note(path, place))
+        said: list[str] = []
+        found = checkpoint.latest_good(place, group=SINGLE_PROCESS, warn=said.append)
+        assert found is not None, "there was a checkpoint a moment ago"
+        # Leftovers of an interrupted save do not matter here; a bad checkpoint does.
+        bad = [line for line in said if checkpoint.PARTIAL not in line]
+        return cls(path=found.path, checkpoint=found, notes=(*_note(path, found.path), *bad))
+
+    def open(self, **options: Any) -> CheckpointContents:
+        """Open the weights; `options` as of `open_checkpoint`. Raises UserError."""
+        if self.checkpoint is None:
+            contents = open_checkpoint(self.path, **options)
+        else:
+            given = check_options(native.FORMAT, options, self.path)
+            contents = native.open_verified(self.checkpoint, **given)
+        return replace(contents, notes=(*self.notes, *contents.notes))
+
+
+def open_model(path: str | Path, **options: Any) -> CheckpointContents:
+    """Open the weights that a path stands for. Raises UserError."""
+    return ModelFolder.find(path).open(**options)
+
+
+def encoder_config(path: str | Path) -> EncoderConfig:
+    """The config of the encoder that a path stands for. All weights of a run share it, so no
+    tensor is read or hashed. Raises UserError."""
+    place = _place(Path(path))
+    if (place / INFO).is_file():
+        return weights_info.read_info(place / INFO).backbone
+    if native.is_checkpoint(place):
+        return native.encoder_in(checkpoint.open_published(place, hashes=False))
+    if steps := checkpoint.steps_in(place):
+        return native.encoder_in(_newest_manifest(place, steps))
+    return open_checkpoint(place).config
+
+
+def _newest_manifest(folder: Path, steps: Sequence[int]) -> checkpoint.VerifiedCheckpoint:
+    """The newest checkpoint with a sound manifest; its files are not verified."""
+    errors: list[UserError] = []
+    for step in steps:
+        try:
+            return checkpoint.open_published(folder / checkpoint.folder_name(step), hashes=False)
+        except UserError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _place(path: Path) -> Path:
+    """The path itself, or the part of a run folder to look in. Raises UserError for a run that has
+    nothing yet."""
+    if (path / INFO).is_file():
+        return path
+    for folder in (path / "weights", path / "best"):
+        if (folder / INFO).is_file():
+            return folder
+    if checkpoint.steps_in(path / _CHECKPOINTS):
+        return path / _CHECKPOINTS
+    is_run = any((path / name).is_file() for name in (_RECIPE, _METRICS))
+    if is_run and not any(each.recognises(path) for each in FORMATS):
+        raise UserError(
+            f"{path}: this run is not finished ({_progress(path)}) and has no model yet: no "
+            "weights/, no best/ and no checkpoint in checkpoints/; the same palm-ds pretrain "
+            "command resumes it"
+        )
+    return path
+
+
+def _note(asked: Path, taken: Path) -> tuple[str, ...]:
+    """A line about weights of a run that are not its final ones."""
+    if taken in (asked, asked / "weights"):
+        return ()
+    which = "its best weights so far" if taken.name == "best" else "its newest good checkpoint"
+    return (f"{asked}: has no weights/ yet; taken: {taken.relative_to(asked)}, {which}",)
+
+
+def _progress(run: Path) -> str:
+    """`3 of 1,680 steps done`, as far as the files of a run tell."""
+    steps = [step for line in _lines(run / _METRICS) if (step := _step_of(line))]
+    if not steps:
+        return "no step logged"
+    try:
+        stages = read_yaml(run / _RECIPE).get("stages")
+        counts = [n for stage in stages for name, n in stage.items() if name != "mix"]
+        return f"{steps[-1]:,} of {sum(counts):,} steps done"
+    except (UserError, TypeError, AttributeError):
+        return f"{steps[-1]:,} steps done"
+
+
+def _lines(file: Path) -> list[bytes]:
+    return file.read_bytes().splitlines() if file.is_file() else []
+
+
+def _step_of(line: bytes) -> int:
+    """The step of a line of metrics.jsonl; 0 for other lines and broken ones."""
+    try:
+        record = json.loads(line)
+        return int(record["step"]) if record["kind"] == "step" else 0
+    except (ValueError, KeyError, TypeError):
+        return 0
