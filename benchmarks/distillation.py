@@ -181,10 +181,10 @@ def labelled_share(args: argparse.Namespace, rows: str) -> float:
 def write_half(args: argparse.Namespace) -> None:
     """Every second layer of the model."""
     from palm_ds.weights import weights_folder
-    from palm_ds.weights.formats.open import open_checkpoint
     from palm_ds.weights.formats.weights_info import WeightsInfo
+    from palm_ds.weights.model_folder import open_model
 
-    contents = open_checkpoint(args.model)
+    contents = open_model(args.model)
     state = {name: entry.read() for name, entry in contents.entries.items()}
     layers = list(range(1, contents.config.num_layers, 2))
     kept = {name: x for name, x in state.items() if not name.startswith("backbone.layers.")}

@@ -99,12 +99,12 @@ def _place(path: Path) -> Path:
     nothing yet."""
     if (path / INFO).is_file():
         return path
+    is_run = any((path / name).is_file() for name in (_RECIPE, _METRICS))
     for folder in (path / "weights", path / "best"):
-        if (folder / INFO).is_file():
+        if (folder / INFO).is_file() or (is_run and folder.is_dir()):  # opening a damaged one fails
             return folder
     if checkpoint.steps_in(path / _CHECKPOINTS):
         return path / _CHECKPOINTS
-    is_run = any((path / name).is_file() for name in (_RECIPE, _METRICS))
     if is_run and not any(each.recognises(path) for each in FORMATS):
         raise UserError(
             f"{path}: this run is not finished ({_progress(path)}) and has no model yet: no "
@@ -128,7 +128,7 @@ def _progress(run: Path) -> str:
     if not steps:
         return "no step logged"
     try:
-        stages = read_yaml(run / _RECIPE).get("stages")
+        stages: Any = read_yaml(run / _RECIPE).get("stages")
         counts = [n for stage in stages for name, n in stage.items() if name != "mix"]
         return f"{steps[-1]:,} of {sum(counts):,} steps done"
     except (UserError, TypeError, AttributeError):

@@ -93,6 +93,13 @@ def test_a_run_with_nothing_yet_says_how_far_it_is(run: Path) -> None:
             )
 
 
+def test_damaged_weights_are_not_replaced_by_others(run: Path) -> None:
+    save_weights(model(4), run / "weights", info())
+    (run / "weights/weights.json").unlink()
+    with pytest.raises(UserError, match="weights: not a checkpoint of a known format"):
+        open_model(run)
+
+
 def test_other_paths_are_themselves(tmp_path: Path) -> None:
     assert ModelFolder.find(tmp_path).path == tmp_path
     with pytest.raises(UserError, match="not a checkpoint of a known format"):

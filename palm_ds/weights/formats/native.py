@@ -304,11 +304,12 @@ def _named_tokenizers(path: Path) -> Iterator[Path]:
         recipe = read_yaml(run / "recipe.yaml")
     except UserError:
         return
-    sources, corpora, start = (recipe.get(x) or {} for x in ("sources", "corpora", "init_from"))
+    sources, start = recipe.get("sources") or {}, recipe.get("init_from")
     yield from (Path(x["tokenizer"]) for x in sources.values() if x.get("tokenizer"))
-    yield from (Path(name) / "tokenizer" for name in corpora)
+    yield from (Path(name) / "tokenizer" for name in recipe.get("corpora") or ())
     if start:
-        yield from (Path(start), *(Path(start) / x / "tokenizer" for x in _WEIGHTS_OF_RUN))
+        yield Path(start)
+        yield from (Path(start) / x / "tokenizer" for x in ("", *_WEIGHTS_OF_RUN))
 
 
 def _has_fingerprint(tokenizer: Path, fingerprint: str | None) -> bool:
