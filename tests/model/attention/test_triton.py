@@ -22,7 +22,7 @@ from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.ops.dropout import dropout_keys
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SHAPES = [
     ([[7]], 7, 1, 3),
     ([[1]], 1, 1, 1),

@@ -10,7 +10,7 @@ from torch import nn
 from palm_ds.model.config.meta import on_meta
 from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SIZES = dict(vocab_size=50, hidden_size=8, num_layers=1, num_heads=2, max_positions=16)
 
 

@@ -22,7 +22,7 @@ from palm_ds.model.ops.dropout import add_dropout, dropout, dropout_keys
 from palm_ds.model.ops.fused_norm import Drop, FusedLayerNorm
 from tests.model.test_multi_task_model import dropping, losses_and_grads
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 
 
