@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--check",
-        "--dry_run",
         dest="dry_run",
         action="store_true",
         help="check everything and measure the hosts, without training",

@@ -23,17 +23,18 @@ _ZEROS = "0" * 64
 
 def write_sealed_json(path: str | Path, content: Mapping[str, object]) -> None:
     """Replaces a file with `content` and its seal, atomically."""
+    write_file_atomically(path, sealed_json(content))
+
+
+def sealed_json(content: Mapping[str, object]) -> str:
+    """`content` with its seal, as the text of a file."""
     text = json.dumps({SEAL: _ZEROS, **content}, indent=2, ensure_ascii=False) + "\n"
-    write_file_atomically(path, text.replace(_ZEROS, _hash(text), 1))
+    return text.replace(_ZEROS, _hash(text), 1)
 
 
-def seal_problem(text: str, state: Mapping[str, object], *, sealed: bool) -> str:
-    """Why the text of a file is not as it was written, or nothing. `state`: what it says.
-
-    `sealed`: whether it must have a seal. Files of older versions have none."""
+def seal_problem(text: str, state: Mapping[str, object]) -> str:
+    """Why the text of a file is not as it was written, or nothing. `state`: what it says."""
     seal = state.get(SEAL)
-    if seal is None and not sealed:
-        return ""
     if not isinstance(seal, str) or len(seal) != len(_ZEROS):
         return f"`{SEAL}` is missing"
     if _hash(text.replace(seal, _ZEROS, 1)) != seal:

@@ -18,12 +18,8 @@ from palm_ds.common.file_hash import sha256_of_file
 from palm_ds.common.sealed_json import seal_problem, write_sealed_json
 
 VERSION = 2
-_UNSEALED = 1
-"""The version whose manifest has no hash of its own."""
 COUNTED_ANNOTATIONS = ("word", "phrase", "entity")
 """Annotations of spans, with 1 at the first token of each, that the manifest counts."""
-_LATER = ("span_counts", "dropped")
-"""Fields that manifests written by older versions lack."""
 _KEYS = {"annotations": "marks", "span_counts": "units"}
 """Keys in manifest.json that differ from the name of their field."""
 NAME = "manifest.json"
@@ -104,18 +100,17 @@ def _check_seal(text: str, state: object, file: Path) -> None:
     """Raises UserError if the manifest is not as it was written."""
     if not isinstance(state, dict) or "version" not in state:
         raise UserError(f"{file}: not a corpus manifest: it has no key `version`")
-    if state["version"] not in (VERSION, _UNSEALED):
+    if state["version"] != VERSION:
         raise UserError(
             f"{file}: version {state['version']!r}, but this program reads version {VERSION}; "
             "prepare the corpus again"
         )
-    if problem := seal_problem(text, state, sealed=state["version"] == VERSION):
+    if problem := seal_problem(text, state):
         raise UserError(f"{file}: {problem}; copy or prepare the corpus again")
 
 
 def _manifest_from(state: Mapping[str, Any], file: Path) -> Manifest:
     keys = {f.name: _KEYS.get(f.name, f.name) for f in fields(Manifest)}
-    keys = {name: key for name, key in keys.items() if key in state or name not in _LATER}
     missing = [key for key in keys.values() if key not in state]
     if missing:
         raise UserError(f"{file}: key `{missing[0]}` is missing; prepare the corpus again")

@@ -83,8 +83,7 @@ class Corpus:
 
     @cached_property
     def repeated(self) -> np.ndarray:
-        """The numbers of the documents with the same tokens as another one, ascending; none in a
-        corpus that an older version wrote."""
+        """The numbers of the documents with the same tokens as another one, ascending."""
         name = f"index/{REPEATED}"
         if name not in self.manifest.files:
             return np.zeros(0, np.int64)
@@ -108,8 +107,8 @@ class Corpus:
         return self.tokenizer().vocabulary
 
     def count_spans(self, annotation: str) -> int:
-        """The number of words, phrases or entities: from the manifest or, if an older version wrote
-        it, counted once."""
+        """The number of words, phrases or entities: from the manifest or, if it was added
+        later, counted once."""
         if annotation not in self._span_counts:
             columns = (block.columns[annotation] for block in self._blocks())
             self._span_counts[annotation] = sum(int(np.count_nonzero(x == 1)) for x in columns)

@@ -178,7 +178,7 @@ def load_part(folder: Path, number: int) -> tuple[ShardSummary, dict[str, Any]]:
     summary = ShardSummary(
         shard=Shard(**state["shard"]),
         text_bytes=state["text_bytes"],
-        span_counts=state.get("units", {}),
+        span_counts=state["units"],
         file=state["file"],
         lengths=lambda: load_lengths(part_file(folder, number, ".npz")),
     )

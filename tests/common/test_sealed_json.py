@@ -11,8 +11,8 @@ from palm_ds.common.sealed_json import SEAL, seal_problem, write_sealed_json
 CONTENT = {"format": 3, "counts": {"a": 12, "é\n": 1e-05}, "files": [], "hash": "0" * 64}
 
 
-def problem(text: str, *, sealed: bool = True) -> str:
-    return seal_problem(text, json.loads(text), sealed=sealed)
+def problem(text: str) -> str:
+    return seal_problem(text, json.loads(text))
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
@@ -24,10 +24,9 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert file.read_text() == text
 
 
-def test_older_files_have_no_seal() -> None:
-    assert problem(json.dumps(CONTENT), sealed=False) == ""
+def test_a_seal_is_required() -> None:
     assert problem(json.dumps(CONTENT)) == f"`{SEAL}` is missing"
-    assert problem(json.dumps({**CONTENT, SEAL: "1"}), sealed=False) == f"`{SEAL}` is missing"
+    assert problem(json.dumps({**CONTENT, SEAL: "1"})) == f"`{SEAL}` is missing"
 
 
 def noticed(data: bytes) -> bool:

@@ -340,7 +340,7 @@ def test_the_folder_of_a_different_recipe_is_refused(uninterrupted) -> None:
     assert "Traceback" not in output
 
 
-def test_dry_run_and_print_config_train_nothing(uninterrupted, tmp_path) -> None:
+def test_check_and_print_config_train_nothing(uninterrupted, tmp_path) -> None:
     recipe, ds_config, _ = uninterrupted
     output = finish(start(recipe, ds_config, tmp_path / "run", "--plan", "2 x H100, 40 %"))
     assert "nothing was trained" in output
@@ -361,7 +361,7 @@ def test_weights_of_one_run_start_another(uninterrupted, tmp_path) -> None:
     """A warm start loads only weights: the schedule restarts, the first loss is lower."""
     recipe, ds_config, whole = uninterrupted
     run = tmp_path / "run"
-    folded = start(recipe, ds_config, run, "--init_from", str(whole / "hf"), "--dry_run")
+    folded = start(recipe, ds_config, run, "--init_from", str(whole / "hf"), "--check")
     assert "its weights/ has them" in finish(folded)  # hf/ has one task's embedding
     finish(start(recipe, ds_config, run, "--init_from", str(whole / "weights")))
     assert losses(run)[0][MASKS] < losses(whole)[0][MASKS] - 0.03

@@ -16,7 +16,7 @@ import zstandard
 
 from palm_ds.cli.main import main
 from palm_ds.common.errors import exit_on_user_error
-from palm_ds.common.sealed_json import SEAL
+from palm_ds.common.sealed_json import SEAL, sealed_json
 from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.corpus.store import open_corpus
 from palm_ds.text.tokenizer import SPECIALS
@@ -250,11 +250,12 @@ def flip(data: bytes) -> bytes:
 
 
 def edit(**changes) -> Callable[[bytes], bytes]:
-    """Of a manifest without a hash of its own, as older versions wrote it."""
+    """Of a manifest, whose own hash is right."""
 
     def change(data: bytes) -> bytes:
-        state = {**json.loads(data), SEAL: None, "version": 1, **changes}
-        return json.dumps({k: v for k, v in state.items() if v is not None}).encode()
+        state = {**json.loads(data), **changes}
+        del state[SEAL]
+        return sealed_json({k: v for k, v in state.items() if v is not None}).encode()
 
     return change
 
@@ -271,8 +272,8 @@ DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes] | None, str]] = {
     "another JSON": ("manifest.json", lambda _: b"[]", "no key `version`"),
     "another version": (
         "manifest.json",
-        edit(version=99),
-        "version 99, but this program reads version 2",
+        edit(version=1),
+        "version 1, but this program reads version 2",
     ),
     "a key less": ("manifest.json", edit(marks=None), "key `marks` is missing"),
     "a shard less said": ("manifest.json", edit(shards=[{"name": "x"}]), "damaged"),

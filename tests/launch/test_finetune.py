@@ -185,7 +185,7 @@ def test_a_wrong_recipe_is_one_line(case, folder, tmp_path, root, enter) -> None
         changes = {key: value}
     else:
         changes, expected = TOGETHER[case]
-    said = enter_recipe(enter, root, tmp_path, changed(folder, changes), "--dry_run")
+    said = enter_recipe(enter, root, tmp_path, changed(folder, changes), "--check")
     assert said.code == 2, said
     assert said.err.startswith("error: ") and said.err.count("\n") == 1, said.err
     assert expected in said.err, said.err
@@ -200,7 +200,7 @@ def test_an_unknown_metric_is_an_error_before_training(folder, tmp_path, root, e
 
 def test_scores_on_very_few_rows_get_a_warning(folder, tmp_path, root, enter) -> None:
     few = {"sources.a.validation": "", "held_out": 0.2, "evaluate": {}}
-    said = enter_recipe(enter, root, tmp_path, changed(folder, few), "--dry_run")
+    said = enter_recipe(enter, root, tmp_path, changed(folder, few), "--check")
     assert said.code == 0 and "rows are held out (held_out: 0.2), too few to score on" in said.out
 
 

@@ -26,7 +26,6 @@ from transformers import (
 )
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.sealed_json import SEAL
 from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
 from palm_ds.model.heads.generation import GenerationHead
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
@@ -100,16 +99,6 @@ def test_export_task_is_stored(tmp_path: Path) -> None:
     assert (found.export_task, found.task_id) == ("distance", 1)
     assert json.loads((tmp_path / "weights/weights.json").read_text())["export_task"] == "distance"
     assert (info().export_task, info().task_id) == ("", 0)
-
-
-def test_older_folders_are_read_as_task_0(tmp_path: Path) -> None:
-    save_weights(model(), tmp_path / "weights", replace(info(), export_task="distance"))
-    path = tmp_path / "weights/weights.json"
-    about = json.loads(path.read_text())
-    for key in (SEAL, "files", "export_task"):
-        del about[key]
-    path.write_text(json.dumps({**about, "format": 1}))
-    assert read_info(tmp_path / "weights" / INFO).task_id == 0
 
 
 def test_a_portable_folder_comes_back_bit_for_bit(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ class InputOptions:
 
 
 def input_options(state: Mapping[str, Any]) -> InputOptions:
-    """Restores options from JSON, possibly written by an older version with fewer of them."""
+    """Restores options from JSON."""
     values: dict[str, Any] = {
         key: tuple(v) if isinstance(v, list) else v for key, v in state.items()
     }

@@ -111,15 +111,14 @@ class EncoderConfig:
     ) -> EncoderConfig:
         """Reads palm_ds's own keys (and `preset`), or those of ERNIE, PALM and Hugging Face.
 
-        Earlier names of the own keys (`width`, `layers`, `heads`, ...) are aliases. A foreign
-        mapping has its own defaults: two token types, no task embedding, and a LayerNorm eps of
-        1e-12 (Hugging Face: `model_type`), 1e-6 (PALM, which has a task embedding, but no key
-        `use_task_id`) or 1e-5 (ERNIE). `strict`: values from JSON, where `"1"` is not a number.
+        A foreign mapping has its own defaults: two token types, no task embedding, and a LayerNorm
+        eps of 1e-12 (Hugging Face: `model_type`), 1e-6 (PALM, which has a task embedding, but no
+        key `use_task_id`) or 1e-5 (ERNIE). `strict`: values from JSON, where `"1"` is not a number.
         Raises UserError, starting with `where`, for unknown keys, contradicting keys, and other
         architectures.
         """
         known = {"preset", *cls.__dataclass_fields__}
-        values = check_keys(_current_names(values, where), known | FOREIGN_KEYS, where)
+        values = check_keys(values, known | FOREIGN_KEYS, where)
         own = {key: value for key, value in values.items() if key in known}
         foreign = {key: value for key, value in values.items() if key not in known}
         preset = own.pop("preset", None)
@@ -194,16 +193,6 @@ _ALIASES = {
     "initializer_range": "init_range",
     "pad_token_id": "pad",
 }
-_EARLIER = {  # names in recipes and weights before 0.1.0
-    "width": "hidden_size",
-    "layers": "num_layers",
-    "heads": "num_heads",
-    "ffn": "intermediate_size",
-    "positions": "max_positions",
-    "segments": "token_types",
-    "task_slots": "task_types",
-    "eps": "layer_norm_eps",
-}
 _SHARED_KEYS = {
     "vocab_size",
     "hidden_size",
@@ -234,19 +223,6 @@ _WITHOUT_EFFECT = set(
     _name_or_path""".split()  # noqa: SIM905  a list of quoted names is harder to read
 )
 FOREIGN_KEYS = {*_ALIASES, *_SHARED_KEYS, *_TASK_KEYS, *_MUST_BE, *_WITHOUT_EFFECT, "emb_size"}
-
-
-def _current_names(values: object, where: str) -> object:
-    """Replaces the earlier names of keys by the current ones; returns a non-mapping unchanged."""
-    if not isinstance(values, Mapping):
-        return values
-    for earlier, name in _EARLIER.items():
-        if earlier in values and values.get(name, values[earlier]) != values[earlier]:
-            raise UserError(
-                f"{where}.{earlier}: {values[earlier]!r} contradicts {name}: {values[name]!r}; "
-                f"they are the same setting; give only {name}"
-            )
-    return {_EARLIER.get(key, key): value for key, value in values.items()}
 
 
 def _translate(foreign: dict[str, Any], hidden_size: int | None, where: str) -> dict[str, Any]:

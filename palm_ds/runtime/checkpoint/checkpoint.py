@@ -40,8 +40,6 @@ from palm_ds.runtime.processes.process_group import SINGLE_PROCESS, ProcessGroup
 
 T = TypeVar("T")
 FORMAT = 3
-_UNSEALED = 2
-"""The format of older versions, whose manifest has no hash of its own."""
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
 _OLD = ".old" + PARTIAL  # being deleted
@@ -354,11 +352,11 @@ def _manifest(path: Path) -> tuple[dict[str, Any], str]:
     try:
         text = (path / MANIFEST).read_bytes().decode("utf-8")
         manifest = json.loads(text)
-        if manifest["format"] not in (FORMAT, _UNSEALED):
+        if manifest["format"] != FORMAT:
             return {}, (
                 f"{MANIFEST} has format {manifest['format']!r}, this version reads {FORMAT}"
             )
-        if problem := seal_problem(text, manifest, sealed=manifest["format"] == FORMAT):
+        if problem := seal_problem(text, manifest):
             return {}, f"{MANIFEST} {problem}"
         _check_contents(manifest)
     except FileNotFoundError:

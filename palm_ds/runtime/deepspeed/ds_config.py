@@ -210,8 +210,7 @@ def make_ds_config(values: Mapping[str, Any], *, where: str = "deepspeed config"
     """A DSConfig from the parsed file; `where` names it in errors."""
     sections = copy.deepcopy(dict(values))
     sections.pop("_about", None)
-    palm = _with_compile_as_kernel(sections.pop("palm_ds", {}), where)
-    section = parse(PalmSection, palm, f"{where}: palm_ds", strict=True)
+    section = parse(PalmSection, sections.pop("palm_ds", {}), f"{where}: palm_ds", strict=True)
     micro_rows = _micro_rows(sections.pop("train_micro_batch_size_per_gpu", "auto"), where)
     _refuse(sections, where)
     _resolve_auto(sections, where)
@@ -233,23 +232,6 @@ def make_ds_config(values: Mapping[str, Any], *, where: str = "deepspeed config"
     )
     _check_with_deepspeed(ds_config)
     return ds_config
-
-
-def _with_compile_as_kernel(palm: object, where: str) -> Any:
-    """`compile: true` of older files is `kernels: {compile: on}`."""
-    if not isinstance(palm, Mapping) or "compile" not in palm:
-        return palm
-    palm = dict(palm)
-    value = palm.pop("compile")
-    if not isinstance(value, bool):
-        raise UserError(
-            f"{where}: palm_ds.compile: expected true or false, got {shorten(value)}; "
-            'better: palm_ds.kernels: {"compile": "on"}'
-        )
-    kernels = palm.get("kernels", {})
-    if isinstance(kernels, Mapping):
-        palm["kernels"] = {"compile": "on" if value else "off", **kernels}
-    return palm
 
 
 def _micro_rows(value: object, where: str) -> int | None:

@@ -25,7 +25,7 @@ _FLAGS = {
     *("--save_pid", "--module", "--bind_cores_to_rank", "--quiet", "-h", "--help"),
 }
 """Options of `deepspeed` without a value."""
-_CHECKS = {"--check", "--dry_run", "--plan"}
+_CHECKS = {"--check", "--plan"}
 _REPLACED = {"-H", "--hostfile", "--master_addr", "--master_port", "--launcher"}
 _DEFAULT_HOSTFILE = "/job/hostfile"
 _PASSED_ON = ("NCCL", "PYTHON", "MV2", "UCX", "MLFLOW", "OMP_", "GLOO_", "DS_", "TORCH_", "PALM_")

@@ -100,7 +100,7 @@ class _Rollbacks:
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> _Rollbacks:
-        """From what a checkpoint stores; older versions stored less."""
+        """From what a checkpoint stores; the first ones of 0.1.0 stored two values."""
         names = "rollbacks", "last_rollback", "restored", "last_good"
         return cls(
             record[names[0]], record[names[1]], *(record.get(name, -1) for name in names[2:])
@@ -142,7 +142,7 @@ class Recovery:
         }
 
     def restore(self, record: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint; those of older versions have no record, or a shorter one."""
+        """Continue from a checkpoint's record; a new run has none."""
         if record:
             self._detector.load_state_dict(record["losses"])
             self._skipped_in_a_row = record["skipped_in_a_row"]

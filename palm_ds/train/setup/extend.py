@@ -129,7 +129,7 @@ def warm_start(
     fresh = tuple(name for name in parameters if name not in stored)
     grown = _grown(before["task_ids"], signature.task_ids, parameters, stored)
     kept = {name: p for name, p in parameters.items() if name not in fresh and name not in grown}
-    _check_shapes(old, before.get("shapes", {}), kept, stored)
+    _check_shapes(old, before["shapes"], kept)
     read = found.state["consumed"]
     return WarmStart(
         found=found,
@@ -142,7 +142,7 @@ def warm_start(
 
 def _check(old: Path, before: Mapping[str, Any], signature: ModelSignature) -> None:
     now = signature.record()
-    if before.get("lora_scale"):
+    if before["lora_scale"]:
         raise UserError(
             f"extend: {old}: was trained with LoRA, whose optimizer state is not that of whole "
             "matrices; start from its weights with `init_from`"
@@ -152,13 +152,13 @@ def _check(old: Path, before: Mapping[str, Any], signature: ModelSignature) -> N
             f"extend: {old}: its corpora were prepared with another tokenizer; prepare the new "
             "ones with that tokenizer (--tokenizer RUN/weights/tokenizer)"
         )
-    kinds = (before.get("optimizer", "adamw"), signature.optimizer)
+    kinds = (before["optimizer"], signature.optimizer)
     if kinds[0] != kinds[1] and not set(kinds) <= set(SAME_STATE):
         raise UserError(
             f"extend: {old}: was trained with optimizer.kind {kinds[0]}, this recipe has "
             f"{kinds[1]}; their optimizer states are incompatible"
         )
-    _check_kinds(old, before.get("kinds", {}), now["kinds"])
+    _check_kinds(old, before["kinds"], now["kinds"])
     encoder = asdict(EncoderConfig.from_dict(before["backbone"], f"{old}: signature.backbone"))
     encoders = [
         {k: v for k, v in x.items() if k not in _MAY_DIFFER} for x in (encoder, now["backbone"])
@@ -173,7 +173,7 @@ def _check_kinds(old: Path, before: Mapping[str, str], now: Mapping[str, str]) -
     """Raises UserError if a task has another kind than in the old run: heads are matched by task
     name."""
     for task, kind in now.items():
-        if before.get(task, kind) != kind:  # early checkpoints store no kinds
+        if before.get(task, kind) != kind:
             raise UserError(
                 f"extend: {old}: tasks.{task} is of kind {before[task]} there and {kind} here; "
                 "give the new task another name, so that its head is newly initialised"
@@ -184,15 +184,12 @@ def _check_shapes(
     old: Path,
     shapes: Mapping[str, Sequence[int]],
     parameters: Mapping[str, torch.Tensor],
-    stored: ShardReader,
 ) -> None:
     for name, parameter in parameters.items():
-        here = tuple(parameter.shape)
-        there = tuple(shapes.get(name, here))
-        if here != there or parameter.numel() != stored.size(name):
-            shown = there if name in shapes else f"{stored.size(name):,} values"
+        here, there = tuple(parameter.shape), tuple(shapes[name])
+        if here != there:
             raise UserError(
-                f"extend: {old}: {name} has {shown} there and {here} here; give its task the "
+                f"extend: {old}: {name} has {there} there and {here} here; give its task the "
                 "settings and classes that it has there, or another name"
             )
 

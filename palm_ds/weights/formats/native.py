@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
-from math import isqrt, prod
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -178,13 +178,12 @@ def _from_checkpoint(
     stored = _stored(found)
     config = encoder_in(found)
     names = stored.names()
-    recorded = {name: tuple(shape) for name, shape in signature["shapes"].items()}
-    shapes = recorded or _shapes(names, stored, config)
-    shapes = {x: shapes[x] for x in ordered(shapes) if not x.startswith(DISTILLATION)}
+    recorded = signature["shapes"]
+    shapes = {x: tuple(recorded[x]) for x in ordered(recorded) if not x.startswith(DISTILLATION)}
     for name, shape in shapes.items():
         if name not in stored or not stored.covers(name) or stored.size(name) != prod(shape):
             raise UserError(f"{found.path}: {name}: some of its values are missing")
-    unknown = {name: _unknown(name) for name in names if name not in shapes}
+    maps = {name: "a map to a teacher's width" for name in names if name.startswith(DISTILLATION)}
     entries = _entries(stored, shapes, signature.get("lora_scale", 0.0))
     shapes = {name: entry.shape for name, entry in entries.items()}
     contents = CheckpointContents(
@@ -203,24 +202,20 @@ def _from_checkpoint(
         hashes=found.hashes,
         pooling=_pooling_in(signature, found.path),
         skipped={f"{kind}/{n}": OPTIMIZER for n in names for kind in sorted(stored.moments(n))}
-        | unknown,
+        | maps,
         tokenizer=_tokenizer_of(found.path, tokenizer, signature.get("tokenizer")),
     )
     return checked(contents)
 
 
-def _unknown(name: str) -> str:
-    """Why a parameter of a checkpoint is left out."""
-    learned = name.startswith(DISTILLATION)
-    return "a map to a teacher's width" if learned else "part of an unknown kind of head"
-
-
 def signature_in(found: checkpoint.VerifiedCheckpoint) -> dict[str, Any]:
     """The model that a checkpoint belongs to (`train.extend.ModelSignature`). Raises UserError."""
-    signature = found.state.get("signature", found.state.get("lineage"))  # its earlier name
-    if not isinstance(signature, dict) or not isinstance(signature.get("backbone"), dict):
+    signature = found.state.get("signature")
+    if not isinstance(signature, dict) or not all(
+        isinstance(signature.get(key), dict) for key in ("backbone", "shapes")
+    ):
         raise UserError(f"{found.path}: {checkpoint.MANIFEST} does not describe the encoder")
-    return {"task_ids": {}, "shapes": {}, **signature}
+    return {"task_ids": {}, **signature}
 
 
 def _pooling_in(signature: Mapping[str, Any], path: Path) -> TextPooling | None:
@@ -257,34 +252,6 @@ def _entries(
 
 def _whole(stored: ShardReader, name: str, shape: tuple[int, ...]) -> torch.Tensor:
     return stored.read(name, "weight", 0, stored.size(name)).view(shape)
-
-
-def _shapes(
-    names: Iterable[str], stored: ShardReader, config: EncoderConfig
-) -> dict[str, tuple[int, ...]]:
-    """The shapes of an early checkpoint, which stored only flat values: matrices of the standard
-    encoder and heads have hidden_size or intermediate_size columns."""
-    found: dict[str, tuple[int, ...]] = {}
-    for name in names:
-        size = stored.size(name)
-        if name.endswith(TRANSITIONS):
-            tags = isqrt(size + 1) - 1  # size is (tags + 2) * tags
-            found[name] = (tags + 2, tags)
-            continue
-        rows, over = divmod(size, _columns(name, config))
-        if not over:
-            found[name] = (rows, _columns(name, config)) if _is_matrix(name) else (rows,)
-    return found
-
-
-def _is_matrix(name: str) -> bool:
-    return name.endswith(".weight") and "norm" not in name.rsplit(".", 2)[-2]
-
-
-def _columns(name: str, config: EncoderConfig) -> int:
-    if not _is_matrix(name):
-        return 1
-    return config.feed_forward_size if name.endswith(".contract.weight") else config.hidden_size
 
 
 def _tokenizer_of(path: Path, given: Path | None, fingerprint: str | None) -> Path | None:

@@ -15,7 +15,7 @@ from palm_ds.common.config import parse, shorten
 from palm_ds.common.errors import UserError
 from palm_ds.common.file_hash import sha256_of_file
 from palm_ds.common.printable import printable
-from palm_ds.common.sealed_json import seal_problem, write_sealed_json
+from palm_ds.common.sealed_json import SEAL, seal_problem, write_sealed_json
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.runtime.checkpoint.checkpoint import check_file
@@ -24,7 +24,7 @@ from palm_ds.weights.formats.tensor_files import read_json
 INFO = "weights.json"
 _VERSION = 2
 _UNSEALED = 1
-"""The version of older folders, which have no hashes."""
+"""The version of the first folders of 0.1.0, which have no hashes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class WeightsInfo:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """The run's recipe, with everything filled in: tasks and the names of their classes."""
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """{path in the folder: its size and sha256} of every other file; of an older folder empty."""
+    """{path in the folder: its size and sha256} of every other file; none in version 1."""
 
     @property
     def task_id(self) -> int:
@@ -87,8 +87,7 @@ def outputs_record(heads: Mapping[str, HeadOutputs]) -> dict[str, dict[str, Any]
 
 
 def read_outputs(values: object, where: str) -> dict[str, HeadOutputs]:
-    """Read what `outputs_record` wrote; empty if an older version wrote nothing. Raises
-    UserError."""
+    """Read what `outputs_record` wrote; empty if there is nothing. Raises UserError."""
     if not isinstance(values, dict):
         return {}
     return {name: parse(HeadOutputs, each, f"{where}.{name}") for name, each in values.items()}
@@ -103,7 +102,7 @@ def read_info(path: Path) -> WeightsInfo:
         raise UserError(f"{path}: has no `backbone`, the encoder's config")
     keys = ("task_ids", "head_of", "extra_config", "made_by", "recipe")
     rest = {key: about[key] for key in keys if isinstance(about.get(key), dict)}
-    if isinstance(about.get("export_task"), str):  # older folders have none
+    if isinstance(about.get("export_task"), str):
         rest["export_task"] = about["export_task"]
     if isinstance(about.get("token_heads"), list):
         rest["token_heads"] = tuple(map(str, about["token_heads"]))
@@ -111,7 +110,8 @@ def read_info(path: Path) -> WeightsInfo:
     config = EncoderConfig.from_dict(about["backbone"], f"{path}: backbone", strict=True)
     _check_tasks(rest, config, path)
     text = path.read_bytes().decode("utf-8")
-    if problem := seal_problem(text, about, sealed=about["format"] == _VERSION):
+    sealed = about["format"] == _VERSION or SEAL in about
+    if sealed and (problem := seal_problem(text, about)):
         raise UserError(f"{path}: {problem}")
     files = about.get("files") if about["format"] == _VERSION else {}
     if not isinstance(files, dict) or not all(map(_is_stated, files.values())):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.sealed_json import SEAL
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import ClassHead
@@ -165,22 +163,6 @@ def test_a_head_of_another_form_is_refused(old: Path) -> None:
     model.get_submodule("heads.b.out").register_parameter("weight", same_size)
     with pytest.raises(UserError, match="heads.b.out.weight has"):
         taken(old, model)
-
-
-def test_early_runs_are_extended_by_sizes_alone(old: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(old, tmp_path / "early")
-    manifest = next(run.glob("checkpoints/*/manifest.json"))
-    record = json.loads(manifest.read_text()) | {"format": 2}
-    del record[SEAL]
-    early = record["state"].pop("signature")
-    del early["kinds"], early["shapes"]
-    record["state"]["lineage"] = early  # its earlier name
-    manifest.write_text(json.dumps(record))
-    assert taken(run, make_model({"a": 2, "b": 3})).new == ()
-    with pytest.raises(
-        UserError, match=r"heads.b.out.weight has 24 values there and \(4, 8\) here"
-    ):
-        taken(run, make_model({"a": 2, "b": 4}))
 
 
 def test_the_signature_of_a_run_is_json(old: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.sealed_json import SEAL
+from palm_ds.common.sealed_json import SEAL, write_sealed_json
 from palm_ds.model.distillation.distillation import Distillation
 from palm_ds.model.distillation.settings import (
     EmbeddingsSettings,
@@ -78,12 +78,6 @@ def cut(net: Model, stage: int, world: int, rank: int) -> Iterator[ParamShard]:
             yield ParamShard(name, low, {"weight": flat[low:high], **moments}, {})
 
 
-def early_state() -> dict[str, Any]:
-    """What the first checkpoints recorded: another key, and no shapes."""
-    record = signature(model()).record()
-    return {"lineage": {key: x for key, x in record.items() if key not in ("kinds", "shapes")}}
-
-
 def signature(net: Model) -> ModelSignature:
     return ModelSignature(
         backbone=CONFIG,
@@ -143,15 +137,6 @@ def test_every_layout_gives_the_same_bytes(tmp_path: Path) -> None:
     first = found.pop((0, 1))
     assert set(first) == {"weights.json", "weights.safetensors"}
     assert all(other == first for other in found.values())
-
-
-def test_early_checkpoints_give_the_same_bytes(tmp_path: Path) -> None:
-    steps = [
-        save(tmp_path / name, model(), 3, 2, state=state)
-        for name, state in {"early": early_state(), "now": None}.items()
-    ]
-    early, now = (written(step, step.parent / "out") for step in steps)
-    assert early == now
 
 
 class TwoLayers(Head):
@@ -289,14 +274,16 @@ def shorten_all(folder: Path) -> None:
 
 
 def stateless(path: Path) -> None:
-    change(path / "manifest.json", state={}, format=2, **{SEAL: None})
+    content = json.loads((path / "manifest.json").read_text())
+    del content[SEAL]
+    write_sealed_json(path / "manifest.json", {**content, "state": {}})
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut short": (shorten_all, "bytes instead of"),
     "of no encoder": (stateless, "does not describe the encoder"),
     "manifest no JSON": (lambda p: (p / "manifest.json").write_text("{"), "is damaged"),
-    "of another version": (lambda p: change(p / "manifest.json", format=1), "format 1"),
+    "of another version": (lambda p: change(p / "manifest.json", format=2), "format 2"),
     "a file gone": (lambda p: next(p.glob("*.safetensors")).unlink(), "is missing"),
 }
 
