@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
 from palm_ds.common.file_hash import sha256_of_file
-from palm_ds.common.file_lock import try_lock
+from palm_ds.common.file_lock import locked, try_lock
 
 log = logging.getLogger(__name__)
 
@@ -127,8 +127,7 @@ class FileCache:
 
     def _make_room(self, keep: Collection[Path] = ()) -> bool:
         """Evicts files that no process uses, the longest unused first, until all fit."""
-        with (self.folder / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(self.folder / ".lock"):
             files = sorted(self._files())
             excess = sum(size for _, size, _ in files) - self.limit
             for _, size, path in files:

@@ -10,12 +10,12 @@ file would otherwise be believed.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from palm_ds.common.atomic import write_file_atomically
+from palm_ds.common.file_hash import hash_of_text
 
 SEAL = "sha256_of_this_file"
 _ZEROS = "0" * 64
@@ -29,7 +29,7 @@ def write_sealed_json(path: str | Path, content: Mapping[str, object]) -> None:
 def sealed_json(content: Mapping[str, object]) -> str:
     """`content` with its seal, as the text of a file."""
     text = json.dumps({SEAL: _ZEROS, **content}, indent=2, ensure_ascii=False) + "\n"
-    return text.replace(_ZEROS, _hash(text), 1)
+    return text.replace(_ZEROS, hash_of_text(text), 1)
 
 
 def seal_problem(text: str, state: Mapping[str, object]) -> str:
@@ -37,10 +37,6 @@ def seal_problem(text: str, state: Mapping[str, object]) -> str:
     seal = state.get(SEAL)
     if not isinstance(seal, str) or len(seal) != len(_ZEROS):
         return f"`{SEAL}` is missing"
-    if _hash(text.replace(seal, _ZEROS, 1)) != seal:
+    if hash_of_text(text.replace(seal, _ZEROS, 1)) != seal:
         return "has changed since it was written (checksum mismatch)"
     return ""
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()

@@ -6,14 +6,12 @@ write_ernie("data/wiki", "wiki.gz", length=128, seed=1)
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import json
 import logging
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from rich.console import Console
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
 from palm_ds.common.file_hash import sha256_of_file
+from palm_ds.common.file_lock import locked
 from palm_ds.common.json_files import write_json
 from palm_ds.common.rng import derive_key, keyed_generator
 from palm_ds.corpus.input.discover import find_inputs
@@ -62,7 +61,7 @@ def open_ernie(
     if (corpus := _fresh(folder, wanted)) is not None:
         return corpus
     try:
-        with _alone(folder):
+        with locked(folder.with_name(folder.name + ".lock")):
             corpus = _fresh(folder, wanted)
             if corpus is None:
                 corpus = _make(folder, str(lines), str(tokenizer), wanted, workers, console)
@@ -140,14 +139,6 @@ def _make(
     move_into_place(new, folder, aside=old)
     shutil.rmtree(old, ignore_errors=True)
     return open_corpus(folder)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Admits one process of this machine at a time; the others wait."""
-    with folder.with_name(folder.name + ".lock").open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 # ---- a corpus to a file ----

@@ -9,11 +9,11 @@ with the files that are missing.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import shutil
 from pathlib import Path
 
+from palm_ds.common.file_hash import hash_of_text
 from palm_ds.common.remote_files import RemoteFolder
 from palm_ds.corpus.corpus_folder import cache_settings
 from palm_ds.corpus.manifest import NAME, Manifest
@@ -25,7 +25,7 @@ _MARK = "UNFINISHED"
 
 def work_folder(url: str) -> Path:
     """Where a corpus is prepared that will be put behind a URL."""
-    key = hashlib.sha256(url.encode()).hexdigest()[:16]
+    key = hash_of_text(url)[:16]
     name = url.rstrip("/").rpartition("/")[2]
     folder = cache_settings()[0] / "prepare" / f"{name}-{key}"
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -13,11 +13,9 @@ Workers on any machine read all they need from this folder.
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,8 @@ import numpy as np
 
 from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
-from palm_ds.common.file_hash import sha256_of_file
+from palm_ds.common.file_hash import hash_of_text, sha256_of_file
+from palm_ds.common.file_lock import locked
 from palm_ds.common.json_files import write_json
 from palm_ds.corpus.input.discover import Input, InputSpan, WorkUnit
 from palm_ds.corpus.input.options import InputOptions, input_options
@@ -142,15 +141,10 @@ def changed_option(folder: Path, job: PreparationJob) -> str | None:
     return next(iter(differences(there, _state(job))), None)
 
 
-@contextmanager
-def exclusive_lock(folder: Path) -> Iterator[None]:
+def exclusive_lock(folder: Path) -> AbstractContextManager[None]:
     """Admits one preparation at a time to a folder. The lock ends with the process in any case."""
-    with (folder / ".lock").open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{folder}: another preparation is writing to this folder") from None
-        yield
+    busy = f"{folder}: another preparation is writing to this folder"
+    return locked(folder / ".lock", busy=busy)
 
 
 def part_file(folder: Path, number: int, suffix: str) -> Path:
@@ -228,5 +222,4 @@ def hash_lexicons(files: Sequence[str]) -> dict[str, str]:
 def hash_tokenizer(folder: Path) -> str:
     """A hash of a tokenizer's file or folder, without loading it."""
     files = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else [folder]
-    digest = hashlib.sha256("".join(map(sha256_of_file, files)).encode())
-    return digest.hexdigest()
+    return hash_of_text("".join(map(sha256_of_file, files)))

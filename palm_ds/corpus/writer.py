@@ -23,6 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from palm_ds.common.atomic import write_file_atomically
+from palm_ds.common.file_hash import hash_of_text
 from palm_ds.common.json_files import write_json
 from palm_ds.corpus.manifest import (
     COUNTED_ANNOTATIONS,
@@ -285,7 +286,7 @@ def write_dataset_files(folder: Path, shards: Sequence[Shard], fingerprint: str)
 def content_fingerprint(summaries: Iterable[Mapping[str, Any]]) -> str:
     """A hash over the shards' hashes."""
     text = "\n".join(str(summary["sha256"]) for summary in summaries)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hash_of_text(text)
 
 
 def save_lengths(file: Path, lengths: ShardLengths) -> None:

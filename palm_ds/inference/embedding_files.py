@@ -10,7 +10,6 @@ number of processes.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import time
@@ -25,6 +24,7 @@ import pyarrow.parquet as pq
 
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.file_hash import hash_of_text
 from palm_ds.common.json_files import write_json
 from palm_ds.common.version import __version__
 from palm_ds.data.reader import Table, TableSettings, open_table
@@ -147,7 +147,7 @@ def _key(embedder: Embedder, table: Table) -> str:
     dtype = str(next(embedder.encoder.parameters()).dtype)
     settings = [asdict(embedder.settings), embedder.task_id, embedder.batch_tokens, dtype]
     text = json.dumps([stats, settings, str(embedder.device.type), table.fingerprint, __version__])
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hash_of_text(text)
 
 
 def _prepare(parts: Path, key: str) -> None:

@@ -10,7 +10,6 @@ here and with `transformers.AutoTokenizer` on the folder that `save` writes. For
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from tokenizers import Tokenizer as Backend
 
 from palm_ds.common.config import unique_keys
 from palm_ds.common.errors import UserError
+from palm_ds.common.file_hash import hash_of_text
 from palm_ds.common.json_files import write_json
 from palm_ds.text.byte_level_bpe import VOCABULARY, as_tokenizer_json
 from palm_ds.text.check_tokenizer_json import (
@@ -166,7 +166,7 @@ class Tokenizer:
         if self._unlisted:
             state[UNLISTED] = self._unlisted
         canonical = json.dumps(state, sort_keys=True, ensure_ascii=True)
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        return hash_of_text(canonical)
 
     def _regular(self) -> np.ndarray:
         special = set(self.roles.values())

@@ -13,7 +13,6 @@ Which words, `word_segmenter` in tokenizer_config.json says:
 
 from __future__ import annotations
 
-import hashlib
 import io
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,6 +26,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.file_hash import hash_of_text
 from palm_ds.text.sentencepiece_model import WORD_START
 from palm_ds.text.vocabulary_file import read_bytes, read_text
 
@@ -97,7 +97,7 @@ class WordSegmenter:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of what determines the words."""
-        return hashlib.sha256("\n".join([self.kind, *sorted(self.words)]).encode()).hexdigest()
+        return hash_of_text("\n".join([self.kind, *sorted(self.words)]))
 
     def save(self, folder: Path) -> dict[str, str]:
         """Writes the dictionary; returns the entry of tokenizer_config.json."""

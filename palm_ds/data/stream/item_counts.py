@@ -8,7 +8,6 @@ cannot be written to, the file is in the user's cache folder.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import io
 import json
@@ -16,8 +15,6 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +24,8 @@ import numpy as np
 
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.cache_folder import cache_folder
+from palm_ds.common.file_hash import hash_of_text
+from palm_ds.common.file_lock import locked
 from palm_ds.corpus.executors import open_executor
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def item_counts(task: CorpusTask, split: CorpusSplit, max_length: int) -> ItemCo
         if (found := _read(folder / name, segments + len(split.blocks))) is not None:
             return ItemCounts(found[:segments], found[segments:])
     file = _writable(_folders(split)) / name
-    with _locked(file.with_suffix(".lock")):
+    with locked(file.with_suffix(".lock")):
         if (found := _read(file, segments + len(split.blocks))) is None:
             _write(file, _count(task, split, max_length))
             found = _read(file, segments + len(split.blocks))
@@ -67,7 +66,7 @@ def item_counts(task: CorpusTask, split: CorpusSplit, max_length: int) -> ItemCo
 def _hash_of(task: CorpusTask, split: CorpusSplit, max_length: int) -> str:
     files = {name: entry["sha256"] for name, entry in split.corpus.manifest.files.items()}
     text = json.dumps([_VERSION, files, split.describe(), task.arrangement_key(), max_length])
-    return hashlib.sha256((text + _source_code(type(task))).encode()).hexdigest()[:32]
+    return hash_of_text(text + _source_code(type(task)))[:32]
 
 
 def _source_code(kind: type) -> str:
@@ -113,15 +112,6 @@ def _write(file: Path, counts: np.ndarray) -> None:
     buffer = io.BytesIO()
     np.save(buffer, counts)
     write_file_atomically(file, buffer.getvalue())
-
-
-@contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    import fcntl
-
-    with file.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _count(task: CorpusTask, split: CorpusSplit, max_length: int) -> np.ndarray:

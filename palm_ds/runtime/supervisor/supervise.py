@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import math
 import os
 import shlex
@@ -19,6 +17,8 @@ from types import FrameType
 
 from palm_ds.common import exit_codes
 from palm_ds.common.errors import UserError
+from palm_ds.common.file_hash import hash_of_text
+from palm_ds.common.file_lock import locked
 from palm_ds.common.printable import printable
 from palm_ds.runtime.supervisor.attempt import Attempt, Outcome
 from palm_ds.runtime.supervisor.command_line import RunCommand, understand
@@ -175,18 +175,14 @@ def _name_of(words: Sequence[str]) -> str:
     """The same for the same command in the same folder, so that a later `palm-ds run` finds what an
     earlier one has left running."""
     text = "\0".join([os.getcwd(), str(os.getuid()), *words])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hash_of_text(text)[:16]
 
 
 @contextmanager
 def _only_one(name: str) -> Iterator[None]:
     """Raises UserError if the same command is supervised already: it would be killed."""
     path = Path(tempfile.gettempdir()) / f"palm-ds-run-{name}.lock"
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError("palm-ds run: this command already runs under palm-ds run") from None
+    with locked(path, busy="palm-ds run: this command already runs under palm-ds run"):
         try:
             yield
         finally:

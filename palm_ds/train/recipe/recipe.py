@@ -6,7 +6,6 @@ recipe.yaml + a.b=c overrides ──read_recipe──> Recipe ──resolved─�
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,6 +15,7 @@ from typing import Any, Literal
 
 from palm_ds.common.config import override, parse, parse_override, read_yaml
 from palm_ds.common.errors import UserError
+from palm_ds.common.file_hash import fingerprint
 from palm_ds.data.stream.curriculum_spec import CurriculumSpec, parse_stages
 from palm_ds.data.stream.stages import Curriculum, StepInfo, tasks_of
 from palm_ds.data.tasks.task import Task, build
@@ -275,8 +275,7 @@ class Recipe:
 
     @property
     def fingerprint(self) -> str:
-        text = json.dumps(self.learned(), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return fingerprint(self.learned())
 
 
 def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:

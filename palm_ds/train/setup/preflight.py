@@ -6,8 +6,6 @@ than the rest, without an error.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +15,7 @@ import torch
 
 import palm_ds
 from palm_ds.common.errors import UserError
+from palm_ds.common.file_hash import fingerprint, hash_of_text
 from palm_ds.runtime.checkpoint.writer import short_memory
 from palm_ds.runtime.device.memory import free_host_memory, host_memory
 from palm_ds.runtime.processes import measure
@@ -58,7 +57,7 @@ def facts_of(run: RunSpec, data: Data) -> HostFacts:
     facts = {f"package {name}": found for name, found in package_versions(_COMPARED).items()}
     facts["source of palm_ds"] = _source_hash()
     facts["recipe"] = run.recipe.fingerprint
-    facts["DeepSpeed file"] = _hash(json.dumps(dict(run.ds_config.sections), sort_keys=True))
+    facts["DeepSpeed file"] = fingerprint(dict(run.ds_config.sections))[:12]
     prints = data_fingerprints(data) | start_fingerprint(run, data)
     facts |= {f"contents of {name}": found for name, found in prints.items()}
     return HostFacts(host=host_name(), facts=facts)
@@ -215,8 +214,5 @@ def _clock_lines(hosts: Sequence[str], ahead: Sequence[float]) -> list[str]:
 def _source_hash() -> str:
     folder = Path(palm_ds.__file__).parent
     files = sorted(folder.rglob("*.py"))
-    return _hash("".join(f"{file.relative_to(folder)} {file.read_text('utf-8')}" for file in files))
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:12]
+    text = "".join(f"{file.relative_to(folder)} {file.read_text('utf-8')}" for file in files)
+    return hash_of_text(text)[:12]

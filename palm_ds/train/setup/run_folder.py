@@ -7,7 +7,6 @@ checkpoints/, weights/ (sharded_state) and hf/ (opens with AutoModel).
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ import yaml
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.config import differences, read_yaml
 from palm_ds.common.errors import UserError
+from palm_ds.common.file_hash import fingerprint
 from palm_ds.common.json_files import write_json
 from palm_ds.common.remote_files import check_local
 from palm_ds.corpus.store import Corpus
@@ -151,8 +151,7 @@ def data_fingerprints(data: Data) -> dict[str, str]:
 def corpus_fingerprint(corpus: Corpus) -> str:
     """A short hash of a corpus's contents, from the hashes in its manifest."""
     shards = {shard.name: corpus.manifest.files[shard.name] for shard in corpus.manifest.shards}
-    text = json.dumps([shards, dict(corpus.manifest.tokenizer)], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return fingerprint([shards, dict(corpus.manifest.tokenizer)])
 
 
 def write_folder(run: RunSpec, config: Mapping[str, Any], data: Data) -> None:

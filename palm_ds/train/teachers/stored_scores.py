@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from bisect import bisect
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +12,7 @@ import numpy as np
 import torch
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.file_hash import fingerprint
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.score_file import ScoreFileInfo, ids_column, read_info, read_lists, reading
 from palm_ds.data.tasks.soft_labels import RowScores, SoftTasks
@@ -44,8 +43,7 @@ def stream_fingerprint(recipe: Recipe, data: Data) -> str:
     corpora = {name: corpus.manifest.tokens for name, corpus in data.corpora.items()}
     tables = {name: table.fingerprint for name, table in data.tables.items()}
     values["data"] = [corpora, tables, data.tokenizer.fingerprint]
-    text = json.dumps(values, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return fingerprint(values, default=str)
 
 
 @dataclass(frozen=True)

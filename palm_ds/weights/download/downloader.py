@@ -21,13 +21,13 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import sha256 as hash_of
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.file_hash import hash_of_text
 from palm_ds.weights.download.archive import BadArchiveError, unpack
 from palm_ds.weights.download.catalogue import (
     ERNIE,
@@ -38,7 +38,7 @@ from palm_ds.weights.download.catalogue import (
     HubModel,
     Published,
 )
-from palm_ds.weights.download.http import PATIENCE, Patience, Progress, fetch, locked
+from palm_ds.weights.download.http import PATIENCE, Patience, Progress, fetch, one_at_a_time
 
 GROUPS: dict[str, Mapping[str, Published]] = {
     "pretrain": PRETRAIN,
@@ -195,8 +195,8 @@ def _made(folder: Path, make: Callable[[Path], None], places: Places, again: boo
     """Make a folder unless it exists; one process at a time does. The lock is in the cache, not
     next to the folder."""
     if again or not _there(folder):
-        mark = hash_of(str(folder.absolute()).encode()).hexdigest()[:16]
-        with locked(places.cache.expanduser() / "locks" / mark, str(folder)):
+        mark = hash_of_text(str(folder.absolute()))[:16]
+        with one_at_a_time(places.cache.expanduser() / "locks" / mark, str(folder)):
             if again or not _there(folder):  # still
                 make(folder)
     return folder
@@ -224,7 +224,7 @@ def _archive_file(name: str, archive: Archive, places: Places) -> tuple[Path, st
 
 def _cached(url: str, cache: Path) -> Path:
     """The file in the cache: one per URL, so that mirrors are not mixed up."""
-    mark = hash_of(url.rpartition("/")[0].encode()).hexdigest()[:8]
+    mark = hash_of_text(url.rpartition("/")[0])[:8]
     return cache.expanduser() / "archives" / mark / url.rpartition("/")[2]
 
 

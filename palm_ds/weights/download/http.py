@@ -11,7 +11,6 @@ two versions of a file (no If-Range, no check of Content-Range) and takes files 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import re
@@ -21,9 +20,10 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from email.message import Message
+from functools import partial
 from http.client import (
     HTTPConnection,
     HTTPException,
@@ -37,6 +37,7 @@ from typing import IO
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
 from palm_ds.common.file_hash import sha256_of_file
+from palm_ds.common.file_lock import locked
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +94,7 @@ def fetch(
     """
     if not re.match(r"https?://[^/\s]+/\S*$", url, re.IGNORECASE):
         raise UserError(f"{url}: not an http or https address")
-    with locked(file, file.name):
+    with one_at_a_time(file, file.name):
         if not file.exists():
             part = _PartialFile(url, file, size)
             try:
@@ -356,20 +357,14 @@ def _check(part: _PartialFile, sha256: str | None) -> None:
         raise UserError(f"{part.url}: {wrong}; the file is deleted")
 
 
-@contextmanager
-def locked(file: Path, name: str) -> Iterator[None]:
-    """One process at a time, by `file`.lock, which is released when its process ends in any way.
-    `name`: shown to those that wait."""
+def one_at_a_time(file: Path, name: str) -> AbstractContextManager[None]:
+    """Admit one process at a time, by `file`.lock. `name`: shown to those that wait."""
+    lock = file.with_name(file.name + ".lock")
     with _writing(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle = file.with_name(file.name + ".lock").open("ab")
-    with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.warning("%s: another process is working on it; waiting", name)
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        lock.touch()
+    say = partial(log.warning, "%s: another process is working on it; waiting", name)
+    return locked(lock, on_wait=say)
 
 
 @contextmanager
