@@ -33,7 +33,7 @@ import torch
 from palm_ds.data.tasks.example import Example, collate
 from palm_ds.engine import Engine, start
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import choose_kernels
@@ -78,7 +78,7 @@ def build(shape: str, tokens: int) -> Trainer:
     )
     dtype = torch.bfloat16 if gpu else torch.float32
     kernels, _ = choose_kernels({}, device=device.type, dtype=dtype, config=config)
-    backbone = Encoder(config, kernels)
+    backbone = build_encoder(config, kernels)
     model = Model(backbone, {"words": MaskedLMHead(backbone)}, {"words": "words"})
     engine = Engine(model, ds_config=ds_config, optimizer=OPTIMIZER, rows=rows, seed=1)
     return Trainer(engine, [make_batch(rows)])

@@ -29,7 +29,7 @@ import torch
 from palm_ds.data.tasks.example import Example, collate
 from palm_ds.engine import Engine
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels, choose_kernels
@@ -46,7 +46,7 @@ CONFIG = EncoderConfig(vocab_size=WORDS, hidden_size=256, num_layers=4, num_head
 
 def build_model(kernels: Kernels) -> Model:
     torch.manual_seed(0)
-    backbone = Encoder(CONFIG, kernels)
+    backbone = build_encoder(CONFIG, kernels)
     heads = {"words": MaskedLMHead(backbone), "order": ClassHead(256, 9, pooled=True)}
     return Model(backbone, heads, {name: name for name in heads})
 

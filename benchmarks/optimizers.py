@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.kernels import Kernels
 from palm_ds.runtime.optimizer.flat_layout import FlatLayout, NeedsLayouts, Param, Piece
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig, build_optimizer
@@ -93,7 +93,7 @@ def main() -> None:
     shape = {"num_layers": options.layers, "hidden_size": options.width}
     heads = options.width // 64
     config = EncoderConfig(vocab_size=options.words, num_heads=heads, **shape)
-    model = nn.ModuleDict({"backbone": Encoder(config, Kernels())})
+    model = nn.ModuleDict({"backbone": build_encoder(config, Kernels())})
     kinds = dict.fromkeys(["adamw", *options.kinds])
     steps = {kind: prepared_step(kind, model, torch.device(options.device)) for kind in kinds}
     turns = [{kind: step() for kind, step in steps.items()} for _ in range(WARM + options.rounds)][

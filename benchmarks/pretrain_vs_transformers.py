@@ -76,7 +76,7 @@ from palm_ds.data.stream.packed_stream import PackedStream  # noqa: E402
 from palm_ds.data.stream.task_group_dataset import make_datasets  # noqa: E402
 from palm_ds.data.tasks.example import Example, build_input  # noqa: E402
 from palm_ds.data.tasks.layout import layouts  # noqa: E402
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig  # noqa: E402
+from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder  # noqa: E402
 from palm_ds.model.heads.heads import MaskedLMHead  # noqa: E402
 from palm_ds.model.kernels import choose_kernels  # noqa: E402
 from palm_ds.model.multi_task_model import Model  # noqa: E402
@@ -179,7 +179,7 @@ def build_model(shape: str, length: int) -> Model:
     )
     kernels, _ = choose_kernels({}, device="cpu", dtype=torch.float32, config=config)
     torch.manual_seed(1)
-    backbone = Encoder(config, kernels)
+    backbone = build_encoder(config, kernels)
     return Model(backbone, {"words": MaskedLMHead(backbone)}, {"words": "words"})
 
 

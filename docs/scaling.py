@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from palm_ds.model.config.config import PRESETS, EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.deepspeed.ds_config import DSConfig, make_ds_config
@@ -37,7 +37,7 @@ def model_of(preset: str) -> ModelSize:
     """The size of a preset with a masked-LM head, without its weights."""
     config = EncoderConfig.from_dict({**PRESETS[preset], "vocab_size": WORDS})
     with torch.device("meta"):
-        backbone = Encoder(config)
+        backbone = build_encoder(config)
         return size_of(Model(backbone, {"words": MaskedLMHead(backbone)}, {"words": "words"}))
 
 

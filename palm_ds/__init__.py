@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         TaskWithData,
         TextTask,
         Trainer,
+        TransformerEncoder,
         load,
     )
     from palm_ds.api import (
@@ -56,6 +57,7 @@ __all__ = [
     "CorpusTask",
     "Encoder",
     "EncoderLayer",
+    "TransformerEncoder",
     "Head",
     "HeadOutput",
     "LoadedModel",

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from palm_ds.common.errors import UserError
+from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.fgm import FGM
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.runtime.checkpoint import checkpoint, sharded_state
@@ -35,7 +36,13 @@ from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.runtime.device.memory import names_micro_batch
 from palm_ds.runtime.device.tf32 import use_tf32
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig, build_optimizer
-from palm_ds.runtime.optimizer.param_groups import freeze, param_lr_scales, set_lr
+from palm_ds.runtime.optimizer.param_groups import (
+    USUAL_NAMES,
+    EncoderNames,
+    freeze,
+    param_lr_scales,
+    set_lr,
+)
 from palm_ds.runtime.optimizer.wrappers import StepFreezing
 from palm_ds.runtime.processes.processes import Processes, check_precision, start, stop
 from palm_ds.runtime.processes.watchdog import Watchdog
@@ -86,14 +93,16 @@ class Engine:
         freeze(model, optimizer.freeze)
         names = [name for name, _ in model.named_parameters()]
         self._step_freezing = StepFreezing(freezable, names)
+        encoder = _encoder_names(model)
         self._optimizer: Any = build_optimizer(
             model,
             optimizer,
             zero_stage=ds_config.stage,
             checked=ds_config.checks_itself,
             update_counts=update_counts,
-            lr_scales=param_lr_scales(names, optimizer.layer_decay, lr_scales),
+            lr_scales=param_lr_scales(names, optimizer.layer_decay, lr_scales, above=encoder.above),
             freezable=self._step_freezing.patterns,
+            names=encoder,
         )
         frozen = sharded_state.frozen_shards(model, self.rank, self.world)
         self._swap = SwapFolder.claim(ds_config, model, self.processes)
@@ -325,6 +334,16 @@ class Engine:
         """Release the engine and leave the process group, on all processes."""
         self.release()
         stop()
+
+
+def _encoder_names(model: nn.Module) -> EncoderNames:
+    """What the model's encoder says of its parameters; the usual for any other model."""
+    encoder = getattr(model, "backbone", None)
+    if not isinstance(encoder, Encoder):
+        return USUAL_NAMES
+    matrices = encoder.matrices(encoder.config)
+    stacked = {matrix.path: matrix.stacked for matrix in matrices if matrix.stacked > 1}
+    return EncoderNames(above=encoder.above_layers, stacked=stacked)
 
 
 def _layout(ds_config: DSConfig, world: int) -> checkpoint.Layout:

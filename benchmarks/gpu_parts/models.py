@@ -12,7 +12,7 @@ import torch
 
 from palm_ds.data.tasks.example import Example, collate
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.encoder.flops import training_flops
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.inputs.batch import Batch
@@ -77,7 +77,7 @@ class Setup:
     def model(self, kernels: Kernels, device: torch.device) -> Model:
         """Masked words and a class of each sequence, as pretraining has them."""
         torch.manual_seed(1)
-        backbone = Encoder(self.config, kernels)
+        backbone = build_encoder(self.config, kernels)
         heads = {"words": MaskedLMHead(backbone), "order": ClassHead(self.hidden, 9, pooled=True)}
         return Model(backbone, heads, {name: name for name in heads}).to(device)
 

@@ -11,7 +11,9 @@ from palm_ds.api.pretrained import Backbone
 from palm_ds.api.trainer import MultiHeadTrainer, Trainer
 from palm_ds.data.tasks.task import CorpusTask, TableTask, Task
 from palm_ds.data.tasks.task_with_data import TaskWithData
-from palm_ds.model.encoder.encoder import Encoder, EncoderLayer
+from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.layer import EncoderLayer
+from palm_ds.model.encoder.transformer import TransformerEncoder
 from palm_ds.model.heads.heads import Head, HeadOutput
 from palm_ds.tasks.shared.text_task import ClassesTask, TextTask
 
@@ -22,6 +24,7 @@ __all__ = [
     "CorpusTask",
     "Encoder",
     "EncoderLayer",
+    "TransformerEncoder",
     "Head",
     "HeadOutput",
     "LoadedModel",

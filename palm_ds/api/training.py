@@ -22,6 +22,8 @@ from palm_ds.common.arguments import checks_arguments
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import plain_messages
 from palm_ds.inference import trained_model
+from palm_ds.inference import fill_mask
+from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.runtime.processes.processes import leave_at_exit
 from palm_ds.runtime.processes.signals import StopFlag, stop_signals
@@ -215,9 +217,10 @@ class TrainingSession(RunDefinition):
         `palm.Backbone.from_pretrained`, palm-ds predict and `init_from`; or the encoder for
         Hugging Face."""
         folder = Path(folder)
-        if huggingface and (kind := self.recipe.backbone_config.kind):
+        config = self.recipe.backbone_config
+        if huggingface and not encoder_class(config).hf:
             raise UserError(
-                f"save: Hugging Face has no encoder like {kind}; leave out huggingface=True"
+                f"save: Hugging Face has no encoder like {config.kind}; leave out huggingface=True"
             )
         if self._opened is None:
             written = self.folder / ("hf" if huggingface else "weights")

@@ -10,8 +10,7 @@ Which texts share a batch depends on the texts alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -25,6 +24,10 @@ from palm_ds.data.stream.packing import pack
 from palm_ds.data.tasks.example import build_input
 from palm_ds.inference.batching import even_parts, row_capacity
 from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.inference.batching import batch_tokens_for, even_parts, row_capacity
+from palm_ds.inference.predictor import DTYPES
+from palm_ds.model.encoder.encoder import Encoder, build_encoder
+from palm_ds.model.encoder.states import WantedStates, recorded
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.tasks.shared.text_task import level
 from palm_ds.text.exported_tokenizer import normalizing_tokenizer
@@ -230,37 +233,18 @@ class Embedder:
         """The outputs (rows * length, hidden) of the chosen layers, averaged."""
         if self.settings.layers == (-1,):
             return self.encoder(batch).flatten(0, 1)
-        with _recorded(self.encoder) as outputs:
-            self.encoder(batch)
         numbers = [number % (len(self.encoder.layers) + 1) for number in self.settings.layers]
-        return torch.stack([outputs[number] for number in numbers]).mean(0).flatten(0, 1)
+        wanted = WantedStates(embeddings=0 in numbers, hidden=tuple(x for x in numbers if x))
+        with recorded(self.encoder, wanted) as states:
+            self.encoder(batch)
+        outputs = [states.hidden[number] if number else states.embeddings for number in numbers]
+        return torch.stack([x for x in outputs if x is not None]).mean(0).flatten(0, 1)
 
     def _finished(self, vectors: torch.Tensor) -> np.ndarray:
         vectors = vectors[:, : self.size].float()
         if self.settings.normalize:
             vectors = F.normalize(vectors, dim=1)
         return vectors.cpu().numpy()
-
-
-@contextmanager
-def _recorded(encoder: Encoder) -> Iterator[dict[int, torch.Tensor]]:
-    """The output of each layer of a forward pass, by number; 0: the embeddings."""
-    outputs: dict[int, torch.Tensor] = {}
-
-    def note(number: int) -> Callable[..., None]:
-        def hook(_module: object, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-            outputs[number] = output
-            if number == 1:
-                outputs[0] = given[0]
-
-        return hook
-
-    hooks = [layer.register_forward_hook(note(n)) for n, layer in enumerate(encoder.layers, 1)]
-    try:
-        yield outputs
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 # ---- opening ----

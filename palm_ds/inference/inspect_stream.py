@@ -23,7 +23,7 @@ from palm_ds.data.stream.task_group_dataset import PackedRow, TaskGroupDataset
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.task import Task
 from palm_ds.model.distillation.soft_labels import soft_name
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import predicts_tokens
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
@@ -146,7 +146,7 @@ def _tokenizer(data: Data) -> Tokenizer:
 def token_prediction_tasks(recipe: Recipe, vocabulary: SpecialTokens) -> frozenset[str]:
     """The tasks whose head predicts tokens, found by building every head on a tiny encoder."""
     config = full_config(recipe.backbone_config, vocabulary)
-    backbone = Encoder(
+    backbone = build_encoder(
         replace(config, hidden_size=8, num_layers=1, num_heads=1, intermediate_size=8)
     )
     tasks = recipe.built_tasks

@@ -24,7 +24,7 @@ from palm_ds.inference.predict_files import PredictionJob, open_inputs, predict_
 from palm_ds.inference.predictor import Predictor
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.config.meta import on_meta
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.crf import CRFHead, tag_log_probs
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.inputs.batch import Batch
@@ -125,7 +125,8 @@ def _allowed_transitions(opened: TrainedModel) -> dict[str, torch.Tensor]:
     except UserError:
         return {}
     with on_meta():
-        backbone = Encoder(replace(recipe.backbone_config, vocab_size=8, kind="", options={}))
+        sizes = replace(recipe.backbone_config, vocab_size=8, kind="bert", options={})
+        backbone = build_encoder(sizes)
         heads = {name: task.head(backbone) for name, task in recipe.built_tasks.items()}
     return {
         name: head.crf.allowed.cpu()

@@ -22,23 +22,15 @@ from torch import nn
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.rng import derive_key
+from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.config.meta import on_meta
-from palm_ds.model.encoder.encoder import EncoderLayer
+from palm_ds.model.encoder.encoder import ROLES, Encoder, Matrix
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.ops.dropout import dropout
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-TARGETS = {
-    "query": "qkv.query",
-    "key": "qkv.key",
-    "value": "qkv.value",
-    "attention_output": "project",
-    "intermediate": "expand",
-    "output": "contract",
-}
-"""The matrices of a layer, by their names in a recipe: modules of `EncoderLayer`."""
 _PARTS = ("query", "key", "value")
 _FIRST_SITE = 16  # of LoRA's dropouts in a layer, above those of the layer itself
 _SPLIT = re.compile(r"(.+\.qkv)\.(query|key|value)\.(weight|bias)")
@@ -69,18 +61,18 @@ class LoraSettings:
         if not 0 <= self.dropout < 1:
             raise UserError(f"lora.dropout: {self.dropout} is not from 0 to below 1")
         if not self.target_names:
-            raise UserError(f"lora.targets: empty; name some of {', '.join(TARGETS)}, or `all`")
+            raise UserError(f"lora.targets: empty; name some of {', '.join(ROLES)}, or `all`")
         for name in self.target_names:
-            if name not in TARGETS:
-                raise UserError(f"lora.targets: no {name!r}{suggest(name, [*TARGETS, 'all'])}")
+            if name not in ROLES:
+                raise UserError(f"lora.targets: no {name!r}{suggest(name, [*ROLES, 'all'])}")
 
     @property
     def target_names(self) -> tuple[str, ...]:
-        """The targets by name, in the order of TARGETS."""
+        """The targets by name, in the order of ROLES."""
         if self.targets == "all":
-            return tuple(TARGETS)
+            return ROLES
         given = [self.targets] if isinstance(self.targets, str) else self.targets
-        return (*(name for name in TARGETS if name in given), *(set(given) - set(TARGETS)))
+        return (*(name for name in ROLES if name in given), *(set(given) - set(ROLES)))
 
     @property
     def scale(self) -> float:
@@ -111,12 +103,14 @@ class SplitLinear(nn.Module):
 
     def __init__(self, joined: nn.Linear):
         super().__init__()
-        size = joined.in_features
-        weights, biases = joined.weight.split(size), joined.bias.split(size)
-        for name, weight, bias in zip(_PARTS, weights, biases, strict=True):
+        biased, size = joined.bias is not None, joined.out_features // len(_PARTS)
+        for number, name in enumerate(_PARTS):
+            rows = slice(number * size, (number + 1) * size)
             with on_meta():
-                part = nn.Linear(size, size)
-            part.weight, part.bias = (nn.Parameter(x.detach().clone()) for x in (weight, bias))
+                part = nn.Linear(joined.in_features, size, bias=biased)
+            part.weight = nn.Parameter(joined.weight[rows].detach().clone())
+            if biased:
+                part.bias = nn.Parameter(joined.bias[rows].detach().clone())
             self.add_module(name, part)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -124,48 +118,85 @@ class SplitLinear(nn.Module):
 
 
 class LoraDropout(nn.Module):
-    """Dropout of a layer's inputs, with the keys that the layer has in this forward pass."""
+    """Dropout of a layer's inputs, with the keys that the layer has in this forward pass; torch's
+    own for a layer without keys."""
 
-    def __init__(self, layer: EncoderLayer, site: int, rate: float):
+    def __init__(self, layer: nn.Module, site: int, rate: float):
         super().__init__()
         self.rate, self._site = rate, site
         self._layers = (layer,)  # in a tuple, or it would become a submodule
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rate = self.rate if self.training else 0.0
-        return dropout(x, rate, self._layers[0].keys_at(self._site, x) if rate else None)
+        keys_at = getattr(self._layers[0], "keys_at", None)
+        return dropout(x, rate, keys_at(self._site, x) if rate and keys_at else None)
+
+
+def lora_modules(matrices: Iterable[Matrix]) -> dict[str, str]:
+    """{role: the module of a layer that LoRA changes}"""
+    return {
+        role: matrix.path if len(matrix.roles) == 1 else f"{matrix.path}.{role}"
+        for matrix in matrices
+        for role in matrix.roles
+    }
 
 
 def add_lora(model: Model, settings: LoraSettings, *, seed: int) -> None:
     """Freeze the encoder and add trainable A and B to it, in place. B starts at 0 and A as in peft,
     by the seed: the outputs stay. Heads, and the pooler if one of them reads it, remain trainable.
     Call it once the model has the weights to start from."""
-    config = peft_config(settings, target_modules=[TARGETS[x] for x in settings.target_names])
+    encoder = model.backbone
+    modules = _targets(encoder, settings)
+    config = peft_config(settings, target_modules=list(modules.values()))
     from peft import inject_adapter_in_model
 
-    encoder = model.backbone
-    layers = [layer for layer in encoder.layers if isinstance(layer, EncoderLayer)]
-    assert len(layers) == len(encoder.layers), "not the built-in encoder"
-    if not set(settings.target_names).isdisjoint(_PARTS):
-        for layer in layers:
-            layer.add_module("qkv", SplitLinear(layer.qkv))
     torch.manual_seed(derive_key(seed, "lora") >> 1)
     inject_adapter_in_model(config, encoder)
     encoder.pooler.requires_grad_(model.pooled)
     if settings.dropout:
-        encoder.adapter_columns = encoder.config.hidden_size
-        if "output" in settings.target_names:
-            encoder.adapter_columns = encoder.config.feed_forward_size
-        for layer in layers:
-            _use_keys(layer, settings)
+        changed = [each.get_submodule(x) for each in encoder.layers for x in modules.values()]
+        encoder.adapter_columns = max(each.in_features for each in changed)
+        for layer in encoder.layers:
+            _use_keys(layer, modules, settings.dropout)
 
 
-def _use_keys(layer: EncoderLayer, settings: LoraSettings) -> None:
+def check_targets(encoder: type[Encoder], config: EncoderConfig, settings: LoraSettings) -> None:
+    """Raises UserError for matrices that such an encoder does not have."""
+    known = lora_modules(encoder.matrices(config))
+    if not known:
+        raise UserError(f"lora: backbone.kind is {config.kind}, which has no matrices for it")
+    for name in settings.target_names if settings.targets != "all" else ():
+        if name not in known:
+            raise UserError(
+                f"lora.targets: backbone.kind {config.kind} has no {name!r}{suggest(name, known)}"
+            )
+
+
+def _targets(encoder: Encoder, settings: LoraSettings) -> dict[str, str]:
+    """{target: the module of each layer that it is}; stacked matrices are split first."""
+    matrices = encoder.matrices(encoder.config)
+    check_targets(type(encoder), encoder.config, settings)
+    for number, layer in enumerate(encoder.layers):
+        for matrix in matrices:
+            if set(matrix.roles).isdisjoint(settings.target_names):
+                continue
+            joined = dict(layer.named_modules()).get(matrix.path)
+            if not isinstance(joined, nn.Linear):
+                raise UserError(
+                    f"lora: {type(encoder).__name__}: layer {number} has no linear map "
+                    f"{matrix.path}; its `matrices` says so"
+                )
+            if len(matrix.roles) > 1:
+                layer.set_submodule(matrix.path, SplitLinear(joined))
+    return {x: y for x, y in lora_modules(matrices).items() if x in settings.target_names}
+
+
+def _use_keys(layer: nn.Module, modules: Mapping[str, str], rate: float) -> None:
     """Replace peft's dropouts, which draw from the generator of the process."""
-    for site, name in enumerate(TARGETS, _FIRST_SITE):
-        if name in settings.target_names:
-            dropouts = layer.get_submodule(f"{TARGETS[name]}.lora_dropout")
-            dropouts.add_module("default", LoraDropout(layer, site, settings.dropout))
+    for site, name in enumerate(ROLES, _FIRST_SITE):
+        if name in modules:
+            dropouts = layer.get_submodule(f"{modules[name]}.lora_dropout")
+            dropouts.add_module("default", LoraDropout(layer, site, rate))
 
 
 # ---- weights ----

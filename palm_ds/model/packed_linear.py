@@ -14,10 +14,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from palm_ds.model.encoder.encoder import EncoderLayer
+from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.multi_task_model import Model
 
-_PACKED = ("qkv", "project", "expand", "contract")
 _DTYPES = (torch.float32, torch.bfloat16)
 _TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.05}
 
@@ -68,16 +67,18 @@ def prepare_to_predict(model: Model, device: torch.device | str, dtype: torch.dt
     """The same model on a device, for nothing but predictions."""
     model.to(device, dtype).eval()
     if torch.device(device).type == "cpu" and can_pack(dtype):
-        for layer in model.backbone.layers:
-            if isinstance(layer, EncoderLayer):
-                _pack(layer)
+        _pack(model.backbone)
     return model
 
 
-def _pack(layer: EncoderLayer) -> None:
-    for name in _PACKED:
-        if type(linear := getattr(layer, name)) is nn.Linear:
-            setattr(layer, name, PackedLinear(linear))
+def _pack(encoder: Encoder) -> None:
+    """Pack the matrices of its layers; a user's layer may lack some."""
+    paths = [matrix.path for matrix in encoder.matrices(encoder.config)]
+    for layer in encoder.layers:
+        modules = dict(layer.named_modules())
+        for path in paths:
+            if type(linear := modules.get(path)) is nn.Linear:
+                layer.set_submodule(path, PackedLinear(linear))
 
 
 @cache

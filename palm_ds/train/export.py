@@ -178,14 +178,15 @@ def write_weights(
 
 
 def export(run: RunSpec, model: Model, final: FinalWeights, data: Data) -> None:
-    """Write weights/ and hf/ of the run folder, with `lora` also adapter/. A user-defined encoder
-    has no hf/."""
+    """Write weights/ and hf/ of the run folder, with `lora` also adapter/, which belongs to hf/. An
+    encoder that Hugging Face does not have has neither of these two."""
     recipe, state, steps = run.recipe, final.state, final.steps
     info = write_weights(run.folder / "weights", recipe, model, final, data)
-    if not model.backbone.config.kind:
-        scores = held_out_scores(run.folder, steps)
-        write_hf(run.folder / "hf", recipe, info, state, data, steps=steps, scores=scores)
-        _write_heads(run.heads_folder, recipe, info, final, data, scores)
+    if not model.backbone.hf:
+        return
+    scores = held_out_scores(run.folder, steps)
+    write_hf(run.folder / "hf", recipe, info, state, data, steps=steps, scores=scores)
+    _write_heads(run.heads_folder, recipe, info, final, data, scores)
     if recipe.lora:
         hf, base = run.folder / "hf", recipe.init_from
         write_adapter(run.folder / FOLDER, final.adapter, recipe.lora, hf, base=base)

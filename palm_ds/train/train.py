@@ -130,8 +130,9 @@ class TrainingRun:
             state = engine.full_state_dict()
         self._export(state)
         if run_log:
-            kind = self.model.backbone.config.kind
-            hf = f"none (no such encoder as {kind})" if kind else self.run.folder / "hf"
+            encoder = self.model.backbone
+            no_hf = f"none (no such encoder as {encoder.config.kind})"
+            hf = self.run.folder / "hf" if encoder.hf else no_hf
             if (heads := self.run.heads_folder).is_dir():
                 hf = f"{hf}, {heads}"
             run_log.event("end", f"weights: {self.run.folder / 'weights'}; Hugging Face: {hf}")
@@ -142,7 +143,8 @@ class TrainingRun:
                 run_log.event("report", f"report: {write_report(self.run.folder)}")
             except OSError as error:
                 run_log.event("report", f"report: cannot be written: {error.strerror}")
-            for line in [] if kind else write_onnx(self.run.folder / "hf", self.run.recipe):
+            graph = write_onnx(self.run.folder / "hf", self.run.recipe) if encoder.hf else ()
+            for line in graph:
                 run_log.event("onnx", line)
         engine.processes.barrier()
 
@@ -174,7 +176,7 @@ class TrainingRun:
             for _, source, _ in opened
             if isinstance(source, CorpusSource) and len(source)
         )
-        folder = "weights" if self.model.backbone.config.kind else "hf"
+        folder = "hf" if self.model.backbone.hf else "weights"
         return list(self.examples(self.run.folder / folder, source))
 
     def leave_folder(self) -> None:

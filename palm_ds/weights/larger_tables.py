@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import encoder_class
 
 _TASKS, _SEGMENTS = "backbone.task.weight", "backbone.segment.weight"
 
@@ -21,7 +22,8 @@ def larger_tables(
     What it makes of a text is the same at first, whatever the task: rows of the task embedding are
     zeros, new token types are like the last one."""
     tables, notes = {}, []
-    if target.task_types and not source.task_types and not target.kind:
+    known = encoder_class(target).is_specified()  # where its embeddings are
+    if known and target.task_types and not source.task_types:
         tables[_TASKS] = torch.zeros(target.task_types, target.hidden_size)
         source = replace(source, task_types=target.task_types)
         notes.append(
@@ -29,7 +31,7 @@ def larger_tables(
             "it is the hf/ of a run: its weights/ has them)"
         )
     new = target.token_types - source.token_types
-    if new > 0 and not target.kind and _SEGMENTS in state:
+    if known and new > 0 and _SEGMENTS in state:
         table = state[_SEGMENTS]
         tables[_SEGMENTS] = torch.cat([table, table[-1:].expand(new, -1)])
         notes.append(f"token types: {new} like the last of {source.token_types} are added")

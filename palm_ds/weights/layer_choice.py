@@ -20,7 +20,7 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.config.encoder_kinds import is_custom
+from palm_ds.model.encoder.encoder import encoder_class
 
 _LAYER = re.compile(r"backbone\.layers\.(\d+)\.(.+)")
 _WORDS, _TASKS = "backbone.word.weight", "backbone.task.weight"
@@ -51,7 +51,7 @@ def choose_layers(
 ) -> ChosenWeights:
     """The weights `state` of an encoder `source` for an encoder `target`, whose new weights are
     `own`. `masked_words`: the source's masked-LM heads. Raises UserError if they do not fit."""
-    if target.kind and not is_custom(target.kind):
+    if not encoder_class(target).takes_layers:
         return _words_only(state, own, target, layers=layers, folder=folder)
     _check(source, target, layers, folder)
     kept, notes = _renamed(state, layers), [_layers_note(layers, source)]
@@ -82,8 +82,7 @@ def _check(
     source: EncoderConfig, target: EncoderConfig, layers: Sequence[int], folder: Path
 ) -> None:
     if source.kind != target.kind:
-        names = [config.kind or "a transformer" for config in (source, target)]
-        raise UserError(f"init_layers: {folder} is {names[0]}, this encoder {names[1]}")
+        raise UserError(f"init_layers: {folder} is {source.kind}, this encoder {target.kind}")
     if source.hidden_size != target.hidden_size:
         raise UserError(
             f"init_layers: {folder} has hidden_size {source.hidden_size}, this encoder "

@@ -19,7 +19,9 @@ from safetensors.torch import save_file
 
 from palm_ds.common.atomic import follow_umask, write_folder_atomically
 from palm_ds.common.config import read_json
-from palm_ds.model.lora import TARGETS, LoraSettings, peft_config
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.kinds.bert import Bert
+from palm_ds.model.lora import LoraSettings, lora_modules, peft_config
 from palm_ds.weights.formats.huggingface.families import FAMILIES
 from palm_ds.weights.formats.huggingface.target import HEAD_CLASSES
 
@@ -91,7 +93,8 @@ def _hf_name(name: str, prefix: str) -> str:
     """The name in transformers of an A or B."""
     match = _ADAPTER.fullmatch(name)
     assert match is not None
-    target = next(key for key, module in TARGETS.items() if module == match[2])
+    targets = lora_modules(Bert.matrices(EncoderConfig()))  # hf/ has BERT's shape
+    target = next(key for key, module in targets.items() if module == match[2])
     return f"{prefix}encoder.layer.{match[1]}.{_MODULES[target]}.lora_{match[3]}.weight"
 
 

@@ -23,6 +23,7 @@ from palm_ds.common.atomic import follow_umask, write_folder_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.config.encoder_kinds import is_custom
+from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.heads.crf import CRFHead
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
@@ -279,11 +280,12 @@ def _with_heads(
 def _check_same(source: EncoderConfig, target: EncoderConfig, folder: Path) -> None:
     """Raises UserError if the configs do not fit. For a custom encoder the shapes of the tensors
     decide."""
-    if source.kind != target.kind and target.kind and not is_custom(target.kind):
+    own, custom = source.kind == target.kind, is_custom(target.kind)
+    if not own and not custom and not encoder_class(target).takes_layers:
         raise UserError(
             f"{folder}: is not a {target.kind}; `init_layers: []` takes its word embeddings alone"
         )
-    names = _SAME if source.kind == target.kind or not target.kind else _NOT_SEEN
+    names = _SAME if own or not custom else _NOT_SEEN
     for name in names:
         if getattr(source, name) != getattr(target, name):
             key = "intermediate_size" if name == "feed_forward_size" else name

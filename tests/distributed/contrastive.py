@@ -16,7 +16,7 @@ from palm_ds.common.rng import derive_key
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example, collate, join
 from palm_ds.engine import Engine
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
 from palm_ds.model.heads.embedding import ContrastiveHead, SimilarityHead, VectorSettings
 from palm_ds.model.heads.heads import ClassHead
 from palm_ds.model.inputs.batch import Batch
@@ -42,7 +42,7 @@ def make_model(dropout: str) -> Model:
         dropout=0.1,
         attention_dropout=0.1 if dropout == "counter" else 0.0,
     )
-    backbone = Encoder(config, Kernels(attention="tiles", dropout=dropout))
+    backbone = build_encoder(config, Kernels(attention="tiles", dropout=dropout))
     heads = {
         "order": ClassHead(32, 3),
         "found": ContrastiveHead(

@@ -12,7 +12,7 @@ from tiny import LENGTH, LR, OPTIMIZER, ROWS, WORDS, arguments, write
 
 from palm_ds.data.tasks.example import Example, collate
 from palm_ds.engine import Engine, start
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
@@ -39,7 +39,7 @@ def make_model(which: str) -> Model:
         dropout=0.0,
         attention_dropout=0.0,
     )
-    backbone = Encoder(config)
+    backbone = build_encoder(config)
     heads: dict[str, torch.nn.Module] = {
         "words": MaskedLMHead(backbone),
         "order": ClassHead(33, 3, pooled=True),

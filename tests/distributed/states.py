@@ -10,7 +10,7 @@ import torch
 from tiny import LENGTH, LR, OPTIMIZER, ROWS, SEED, WORDS, arguments, share, write
 
 from palm_ds.engine import Engine
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
@@ -25,7 +25,7 @@ def larger_model() -> Model:
     config = EncoderConfig(
         vocab_size=WORDS, hidden_size=192, num_layers=4, num_heads=4, max_positions=LENGTH
     )
-    backbone = Encoder(config)
+    backbone = build_encoder(config)
     heads = {"words": MaskedLMHead(backbone), "order": ClassHead(192, 3, pooled=True)}
     return Model(backbone, heads, {name: name for name in heads})
 

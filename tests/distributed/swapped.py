@@ -11,7 +11,7 @@ import torch
 from tiny import LENGTH, OPTIMIZER, ROWS, SEED, WORDS, arguments, train, write
 
 from palm_ds.engine import Engine
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
@@ -40,7 +40,7 @@ def larger_model() -> Model:
         max_positions=LENGTH,
         dropout=0.1,
     )
-    backbone = Encoder(config, Kernels(attention="tiles", dropout="counter"))
+    backbone = build_encoder(config, Kernels(attention="tiles", dropout="counter"))
     heads = {"words": MaskedLMHead(backbone), "order": ClassHead(192, 3, pooled=True)}
     return Model(backbone, heads, {name: name for name in heads})
 

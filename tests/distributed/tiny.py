@@ -18,7 +18,7 @@ import torch
 from palm_ds.common.rng import derive_key
 from palm_ds.data.tasks.example import Example, collate
 from palm_ds.engine import Engine
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.inputs.visibility import multi_flow
@@ -45,7 +45,7 @@ def make_model(dropout: float = 0.0, kind: type[Model] = Model) -> Model:
         dropout=dropout,
         attention_dropout=dropout,
     )
-    backbone = Encoder(config, Kernels(attention="tiles", dropout="counter"))
+    backbone = build_encoder(config, Kernels(attention="tiles", dropout="counter"))
     heads = {
         "words": MaskedLMHead(backbone),
         "order": ClassHead(32, 3, pooled=True, dropout=dropout),

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForTokenClassification
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.crf import CRFHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.convert import convert
@@ -29,7 +29,9 @@ WORDS = letters("t")
 def model(seed: int, allowed: torch.Tensor | None = None) -> Model:
     torch.manual_seed(seed)
     net = Model(
-        Encoder(CONFIG), {"tags": CRFHead(CONFIG.hidden_size, 5, allowed=allowed)}, {"tags": "tags"}
+        build_encoder(CONFIG),
+        {"tags": CRFHead(CONFIG.hidden_size, 5, allowed=allowed)},
+        {"tags": "tags"},
     )
     with torch.no_grad():
         for parameter in net.parameters():

@@ -24,7 +24,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.pooling import TextPooling
 from palm_ds.text.tokenizer import wordpiece
@@ -255,7 +255,7 @@ POOLINGS = {
 def encoder_folder(folder: Path, family: str, pooling: TextPooling) -> Path:
     config = ENCODERS[family]
     torch.manual_seed(2)
-    model = Model(Encoder(config), {}, {}).eval()
+    model = Model(build_encoder(config), {}, {}).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)

@@ -9,7 +9,7 @@ import torch
 
 from palm_ds.model.attention.dense import plain_attention
 from palm_ds.model.attention.plan import AttentionPlan
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder, EncoderConfig, build_encoder
 from palm_ds.model.generation.infilling_decoder import Prompt, TargetFormat
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.inputs.batch import Batch, PackedText
@@ -24,7 +24,7 @@ def small_encoder(vocab_size: int = 12, *, seed: int = 1, spread: float = 0.3) -
         vocab_size=vocab_size, hidden_size=16, num_layers=2, num_heads=2, max_positions=64,
         init_range=spread,
     )  # fmt: skip
-    return Encoder(config).eval()
+    return build_encoder(config).eval()
 
 
 def small_model(vocab_size: int = 12, *, seed: int = 1) -> tuple[Encoder, MaskedLMHead]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 
@@ -17,7 +17,7 @@ def noisy_model(
 ) -> Model:
     """A masked-LM head `words`, and {name: (classes, whether it reads whole texts)}."""
     torch.manual_seed(5)
-    backbone = Encoder(config)
+    backbone = build_encoder(config)
     heads: dict[str, torch.nn.Module] = {words: MaskedLMHead(backbone)}
     for name, (number, pooled) in classes.items():
         heads[name] = ClassHead(config.hidden_size, number, pooled=pooled)

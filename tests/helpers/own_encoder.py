@@ -21,7 +21,7 @@ class PreNormLayer(palm.EncoderLayer):
         return self.residual_dropout(x, self.feed_forward(self.output_norm(x)))
 
 
-class PreNorm(palm.Encoder):
+class PreNorm(palm.TransformerEncoder):
     def __init__(self, config: Any, *rest: Any, scale: float = 1.0, **more: Any):
         super().__init__(config, *rest, **more)
         self.last = nn.LayerNorm(config.hidden_size)
@@ -35,20 +35,27 @@ class PreNorm(palm.Encoder):
         return self.last(super().forward(batch, at)) * self.scale + self.wide.sum(1)
 
 
-class SeesAll(palm.Encoder):
+class SeesAll(palm.TransformerEncoder):
     """Shows tokens what a task hides from them."""
 
     def forward(self, batch, at=None):
         return super().forward(replace(batch, visibility=None), at)
 
 
-class Idle(palm.Encoder):
+class Silent(palm.Encoder):
+    """Says nothing of its costs."""
+
+    def forward(self, batch: Any, at: Any = None) -> torch.Tensor:
+        return gather_positions(at, self.word(batch.input_ids))[0]
+
+
+class Idle(palm.TransformerEncoder):
     def __init__(self, *given: Any, **more: Any):
         super().__init__(*given, **more)
         self.spare = nn.Linear(2, 2)
 
 
-class Mean(palm.Encoder):
+class Mean(palm.TransformerEncoder):
     """All texts of a row see one another."""
 
     def forward(self, batch: Any, at: Any = None) -> torch.Tensor:
@@ -56,23 +63,23 @@ class Mean(palm.Encoder):
         return gather_positions(at, x + x.mean(1, keepdim=True))[0]
 
 
-class Deaf(palm.Encoder):
+class Deaf(palm.TransformerEncoder):
     """Knows no `at`."""
 
     def forward(self, batch: Any, at: Any = None) -> torch.Tensor:
         return super().forward(batch)
 
 
-class Narrow(palm.Encoder):
+class Narrow(palm.TransformerEncoder):
     def forward(self, batch: Any, at: Any = None) -> torch.Tensor:
         return super().forward(batch, at)[..., :3]
 
 
-class Endless(palm.Encoder):
+class Endless(palm.TransformerEncoder):
     def forward(self, batch: Any, at: Any = None) -> torch.Tensor:
         return super().forward(batch, at) * float("inf")
 
 
-class Failing(palm.Encoder):
+class Failing(palm.TransformerEncoder):
     def forward(self, batch: Any, at: Any = None) -> torch.Tensor:
         raise KeyError("first\nsecond")

@@ -24,7 +24,7 @@ from palm_ds.data.stream.task_group_dataset import (
     held_out_rows,
 )
 from palm_ds.data.tasks.task import Task
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import Tokenizer, wordpiece
@@ -73,7 +73,7 @@ def built_of(dataset: TaskGroupDataset) -> tuple[list[BuiltRow], Batch]:
 def model_of(*tasks: Task) -> Model:
     """A small encoder without dropout, with a head for each task, all its weights noisy."""
     torch.manual_seed(3)
-    backbone = Encoder(
+    backbone = build_encoder(
         EncoderConfig(
             vocab_size=small_tokenizer().size,
             hidden_size=16,

@@ -19,7 +19,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import SPECIALS, wordpiece
 from palm_ds.weights.formats.huggingface.sentence_transformers import read_modules
@@ -44,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """weights/ and hf/ of a run with the tasks a (row 0) and b (row 1)."""
     folder = tmp_path_factory.mktemp("run")
     torch.manual_seed(1)
-    model = Model(Encoder(CONFIG), {}, {}).eval()
+    model = Model(build_encoder(CONFIG), {}, {}).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)

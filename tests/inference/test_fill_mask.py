@@ -24,7 +24,7 @@ from palm_ds.inference.fill_mask import (
 )
 from palm_ds.inference.trained_model import TrainedModel, examples
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import SPECIALS, Tokenizer, wordpiece
@@ -61,7 +61,7 @@ CAPITAL = "The capital of [MASK] is Paris."
 
 def make_model(config: EncoderConfig = CONFIG, *, words: bool = True) -> Model:
     torch.manual_seed(3)
-    backbone = Encoder(config)
+    backbone = build_encoder(config)
     heads: dict[str, torch.nn.Module] = {"distance": ClassHead(16, 3, pooled=True)}
     if words:
         heads |= {name: MaskedLMHead(backbone) for name in ("masking", "phrases")}

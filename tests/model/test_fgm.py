@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from palm_ds.data.tasks.example import Example, collate
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
 from palm_ds.model.fgm import FGM, perturbation
 from palm_ds.model.heads.heads import ClassHead
 from palm_ds.model.inputs.batch import Batch
@@ -47,7 +47,9 @@ def model_of() -> Model:
         dropout=0.0,
         attention_dropout=0.0,
     )
-    return Model(Encoder(config), {"sort": ClassHead(WIDTH, 3, pooled=True)}, {"sort": "sort"})
+    return Model(
+        build_encoder(config), {"sort": ClassHead(WIDTH, 3, pooled=True)}, {"sort": "sort"}
+    )
 
 
 def test_each_text_is_perturbed_by_the_same_length() -> None:

@@ -15,11 +15,12 @@ import torch
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.example import Example, collate
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.encoder.encoder import ROLES, EncoderConfig, build_encoder
+from palm_ds.model.encoder.transformer import TransformerEncoder
 from palm_ds.model.heads.heads import ClassHead
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
-from palm_ds.model.lora import TARGETS, LoraSettings, add_lora, merged, merged_parts
+from palm_ds.model.lora import LoraSettings, add_lora, lora_modules, merged, merged_parts
 from palm_ds.model.multi_task_model import Model
 
 SIZE, INNER = 16, 40
@@ -38,7 +39,7 @@ def small_model(*, pooled: bool = True, recompute: bool = False) -> Model:
         dropout=0.0,
         attention_dropout=0.0,
     )
-    backbone = Encoder(config, Kernels(dropout="counter"), recompute=recompute)
+    backbone = build_encoder(config, Kernels(dropout="counter"), recompute=recompute)
     return Model(backbone, {"topic": ClassHead(SIZE, 3, pooled=pooled)}, {"topic": "topic"})
 
 
@@ -155,11 +156,12 @@ def test_dropout_depends_on_the_place_of_a_token_alone() -> None:
 def test_each_matrix_has_its_own_masks_at_its_rate() -> None:
     model = adapted(replace(ALL, dropout=0.25)).train()
     layer, seen = model.backbone.layers[0], {}
-    for name, module in TARGETS.items():
+    modules = lora_modules(TransformerEncoder.matrices(model.backbone.config))
+    for name, module in modules.items():
         dropped = layer.get_submodule(f"{module}.lora_dropout.default")
         dropped.register_forward_hook(lambda _m, x, y, name=name: seen.update({name: y / x[0]}))
     model(batch())
-    assert list(seen) == list(TARGETS)
+    assert list(seen) == list(ROLES)
     for name, ratio in seen.items():
         kept = ratio[~ratio.isnan()]
         assert set((3 * kept).round(decimals=3).unique().tolist()) <= {0.0, 4.0}, name

@@ -10,7 +10,8 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.example import Example, collate
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+from palm_ds.model.encoder.transformer import TransformerEncoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
@@ -32,7 +33,7 @@ CONFIG = EncoderConfig(
 
 def model(kernels: Kernels = FAST, **changes: object) -> Model:
     torch.manual_seed(4)
-    backbone = Encoder(CONFIG, kernels)
+    backbone = build_encoder(CONFIG, kernels)
     heads = {
         "words": MaskedLMHead(backbone),
         "order": ClassHead(16, 6, pooled=True),
@@ -92,7 +93,7 @@ def test_an_idle_head_cannot_make_the_loss_non_finite() -> None:
 
 def test_an_unused_pooler_gets_a_gradient_too() -> None:
     torch.manual_seed(4)
-    backbone = Encoder(CONFIG)
+    backbone = build_encoder(CONFIG)
     net = Model(backbone, {"case": ClassHead(16, 2)}, {"c": "case"})
     net(batch(c=([0], [1])))["c"].loss_sum.backward()
     grad = backbone.pooler.dense.weight.grad
@@ -174,7 +175,7 @@ def test_the_last_layer_is_computed_where_labels_are(
 
 
 def test_heads_and_tasks_must_fit_together() -> None:
-    backbone = Encoder(CONFIG)
+    backbone = build_encoder(CONFIG)
     with pytest.raises(UserError, match='no head "ordr"; did you mean "order"'):
         Model(backbone, {"order": ClassHead(16, 2)}, {"a": "order", "b": "ordr"})
     with pytest.raises(UserError, match='head "case": no task'):
@@ -183,7 +184,7 @@ def test_heads_and_tasks_must_fit_together() -> None:
         model().logits(batch(), "e")
 
 
-def dropping(kernels: Kernels, kind: type[Encoder] = Encoder) -> Model:
+def dropping(kernels: Kernels, kind: type[TransformerEncoder] = TransformerEncoder) -> Model:
     torch.manual_seed(4)
     config = replace(CONFIG, max_positions=48, dropout=0.2, attention_dropout=0.2)
     backbone = kind(config, replace(kernels, dropout="counter"))
@@ -212,9 +213,9 @@ def losses_and_grads(
 
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("attention", ["plain", "tiles"])
-@pytest.mark.parametrize("kind", [Encoder, PreNorm])
+@pytest.mark.parametrize("kind", [TransformerEncoder, PreNorm])
 def test_dropout_does_not_depend_on_micro_batches(
-    kind: type[Encoder], attention: str, recompute: bool
+    kind: type[TransformerEncoder], attention: str, recompute: bool
 ) -> None:
     """Nor on padding, the kernel of attention, or recomputation."""
     found = losses_and_grads(dropping(Kernels(), kind), [slice(0, 4)], [48])

@@ -3,7 +3,7 @@ import copy
 import pytest
 import torch
 
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.packed_linear import PackedLinear, can_pack, prepare_to_predict
@@ -18,7 +18,7 @@ needs_packing = pytest.mark.skipif(
 
 def model() -> Model:
     torch.manual_seed(0)
-    return Model(Encoder(SMALL), {}, {}).eval()
+    return Model(build_encoder(SMALL), {}, {}).eval()
 
 
 def batch(rows: int) -> Batch:

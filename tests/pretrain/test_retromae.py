@@ -17,7 +17,7 @@ from palm_ds.common.rng import derive_key, keyed_generator
 from palm_ds.data.sources.corpus import CorpusSource, split_corpus
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset, build_rows, refs
 from palm_ds.data.tasks.task import build
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
@@ -130,7 +130,9 @@ def test_decoder_equals_the_equations(source: CorpusSource, tied: bool) -> None:
     assert len(set(np.diff(targets[:, FIRST].nonzero()[:, 0]))) > 1
     targets = torch.cat([targets, targets[:1]])  # a text of one token
     torch.manual_seed(1)
-    backbone = Encoder(config(source.vocabulary.size, activation="gelu", tie_word_embeddings=tied))
+    backbone = build_encoder(
+        config(source.vocabulary.size, activation="gelu", tie_word_embeddings=tied)
+    )
     head = RetromaeHead(backbone).double()
     with torch.no_grad():
         for parameter in head.parameters():
@@ -147,7 +149,7 @@ def test_decoder_equals_the_equations(source: CorpusSource, tied: bool) -> None:
 
 
 def test_a_batch_without_labels_gives_zero_gradients(source: CorpusSource) -> None:
-    backbone = Encoder(config(source.vocabulary.size))
+    backbone = build_encoder(config(source.vocabulary.size))
     net = Model(backbone, {"retromae": RetromaeHead(backbone)}, {"retromae": "retromae"})
     batch = replace(batch_of(dataset_of(source, "retromae"), 0, 2), labels={})
     net(batch)["retromae"].loss_sum.backward()
@@ -156,12 +158,12 @@ def test_a_batch_without_labels_gives_zero_gradients(source: CorpusSource) -> No
 
 
 def test_token_embeddings_are_saved_once_and_loaded(tmp_path: Path) -> None:
-    backbone = Encoder(config(20, tie_word_embeddings=False))
+    backbone = build_encoder(config(20, tie_word_embeddings=False))
     net = Model(backbone, {"r": RetromaeHead(backbone)}, {"r": "r"})
     state = net.state_dict()
     assert not [name for name in state if name.endswith("tied_words")]
     assert "heads.r.words.decoder" in state
-    other = Encoder(config(20, tie_word_embeddings=False))
+    other = build_encoder(config(20, tie_word_embeddings=False))
     same = Model(other, {"r": RetromaeHead(other)}, {"r": "r"})
     same.load_state_dict(state)
     assert dict(same.named_parameters(remove_duplicate=False))["heads.r.tokens.tied_words"] is (
@@ -179,7 +181,7 @@ def test_the_vectors_learn_what_is_in_the_texts(source: CorpusSource) -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_layers": 2}
     kernels = Kernels(attention="tiles", masked_lm_loss="chunked")
-    backbone = Encoder(config(source.vocabulary.size, **sizes), kernels)
+    backbone = build_encoder(config(source.vocabulary.size, **sizes), kernels)
     heads = {task.name: task.head(backbone) for task in dataset.tasks}
     net = Model(backbone, heads, {name: name for name in heads})
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3, weight_decay=0.0)

@@ -13,7 +13,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.sources.corpus import CorpusSource, split_corpus
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset, build_rows, refs
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.pretrain.simcse import Simcse
@@ -67,7 +67,7 @@ def test_dropout_is_all_that_differs(source: CorpusSource, pooling: Any) -> None
     config = EncoderConfig(
         vocab_size=source.vocabulary.size, hidden_size=16, num_layers=2, num_heads=2, dropout=0.1
     )
-    backbone = Encoder(config, Kernels(dropout="counter"))
+    backbone = build_encoder(config, Kernels(dropout="counter"))
     model = Model(backbone, {"simcse": task.head(backbone)}, {"simcse": "simcse"})
     vectors = model(batch)["simcse"].scores
     assert vectors is not None and (vectors[::2] - vectors[1::2]).abs().min(1)[0].max() > 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.weights_folder import WeightsInfo, save_weights
@@ -36,7 +36,7 @@ def words_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=tokenizer.size, hidden_size=16, num_layers=2, num_heads=2, max_positions=64
     )
     torch.manual_seed(3)
-    backbone = Encoder(config)
+    backbone = build_encoder(config)
     model = Model(backbone, {"masking": MaskedLMHead(backbone)}, {"masking": "masking"}).eval()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -24,7 +24,7 @@ from palm_ds.data.stream.task_group_dataset import (
 )
 from palm_ds.data.tasks.example import Example
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.crf import CRFHead
 from palm_ds.model.heads.heads import ClassHead
 from palm_ds.model.multi_task_model import Model
@@ -543,7 +543,7 @@ def test_a_small_model_learns_tags_that_follow_from_words(
         vocab_size=source.vocabulary.size, hidden_size=32, num_layers=1, num_heads=2,
         max_positions=24, task_types=0, dropout=0.0, attention_dropout=0.0,
     )  # fmt: skip
-    backbone = Encoder(config)
+    backbone = build_encoder(config)
     head = task.head(backbone)
     assert isinstance(head, CRFHead if crf else ClassHead)
     model = Model(backbone, {"slots": head}, {"slots": "slots"})

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import wordpiece
@@ -72,7 +72,7 @@ def enter(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     torch.manual_seed(2)
-    backbone = Encoder(CONFIG)
+    backbone = build_encoder(CONFIG)
     heads = {"masking": MaskedLMHead(backbone), "order": ClassHead(8, 3, pooled=True)}
     net = Model(backbone, heads, {name: name for name in heads})
     info = WeightsInfo(backbone=CONFIG, task_ids={"masking": 0, "order": 1})
@@ -135,7 +135,7 @@ def test_show_writes_nothing(enter: Enter, source: Path, tmp_path: Path) -> None
 
 
 def words_only(config: EncoderConfig) -> Model:
-    backbone = Encoder(config)
+    backbone = build_encoder(config)
     return Model(backbone, {"words": MaskedLMHead(backbone)}, {"words": "words"})
 
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.example import Example, collate
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import load_tokenizer, wordpiece
@@ -48,7 +48,7 @@ IDS = [3, 8, 9, 6, 7, 4]
 
 def model(config: EncoderConfig = CONFIG, seed: int = 1) -> Model:
     torch.manual_seed(seed)
-    backbone = Encoder(config)
+    backbone = build_encoder(config)
     heads = {"words": MaskedLMHead(backbone), "order": ClassHead(16, 3, pooled=True)}
     net = Model(backbone, heads, {name: name for name in heads}).eval()
     with torch.no_grad():

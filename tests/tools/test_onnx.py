@@ -17,6 +17,8 @@ import torch
 
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.inference.embedder import open_embedder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.crf import CRFHead
 from palm_ds.model.heads.heads import ClassHead
 from palm_ds.model.heads.outputs import HeadOutputs
@@ -74,7 +76,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(2)
     heads = {"mood": ClassHead(16, 2, pooled=True), "names": CRFHead(16, 3)}
     heads["answer"] = ClassHead(16, 2)
-    model = Model(Encoder(config), heads, {name: name for name in heads})
+    model = Model(build_encoder(config), heads, {name: name for name in heads})
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)

@@ -27,6 +27,8 @@ from transformers import (
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.common.sealed_json import SEAL
+from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
 from palm_ds.model.heads.generation import GenerationHead
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.heads.outputs import HeadOutputs
@@ -52,7 +54,7 @@ IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11]])
 
 def model(config: EncoderConfig = CONFIG, seed: int = 1, *, words: bool = True) -> Model:
     torch.manual_seed(seed)
-    backbone = Encoder(config)
+    backbone = build_encoder(config)
     heads: dict[str, torch.nn.Module] = {"distance": ClassHead(16, 3, pooled=True)}
     if words:
         heads["masking"] = MaskedLMHead(backbone)
@@ -125,7 +127,7 @@ def test_a_state_of_half_precision_is_saved_in_fp32(tmp_path: Path) -> None:
 def test_heads_of_other_tasks_are_newly_initialised_or_reported(tmp_path: Path) -> None:
     save_weights(model(), tmp_path / "weights", info())
     torch.manual_seed(9)
-    backbone = Encoder(CONFIG)
+    backbone = build_encoder(CONFIG)
     other = Model(backbone, {"case": ClassHead(16, 2)}, {"case": "case"})
     before = other.heads["case"].out.weight.clone()  # type: ignore[union-attr]
     loaded = load_weights(open_model(tmp_path / "weights"), other)
@@ -143,7 +145,7 @@ def test_a_head_for_other_classes_is_not_taken_in_silence(tmp_path: Path) -> Non
     save_weights(model(), tmp_path / "weights", replace(info(), heads=known))
 
     def load(classes: int, *labels: str, **more: Any) -> LoadReport:
-        backbone = Encoder(CONFIG)
+        backbone = build_encoder(CONFIG)
         heads = {"distance": ClassHead(16, classes, pooled=True)}
         net = Model(backbone, heads, {"distance": "distance"})
         return load_weights(
@@ -366,7 +368,7 @@ def test_folders_that_transformers_wrote(binary: bool, tmp_path: Path) -> None:
 def test_every_masked_word_head_gets_the_imported_one(tmp_path: Path) -> None:
     export_hf(model(), tmp_path / "hf", config=CONFIG)
     torch.manual_seed(3)
-    backbone = Encoder(CONFIG)
+    backbone = build_encoder(CONFIG)
     heads = {"one": MaskedLMHead(backbone), "two": MaskedLMHead(backbone)}
     net = Model(backbone, heads, {"a": "one", "b": "two"})
     assert load_weights(open_model(tmp_path / "hf"), net).newly_initialized == ()
@@ -382,7 +384,7 @@ def test_the_only_masked_word_head_goes_to_tasks_of_any_name(own: bool, tmp_path
     else:
         export_hf(source, tmp_path / "from", config=CONFIG)
     torch.manual_seed(3)
-    backbone = Encoder(CONFIG)
+    backbone = build_encoder(CONFIG)
     heads = {name: MaskedLMHead(backbone) for name in ("mlm", "masking", "masked_words")}
     heads["titles"] = GenerationHead(backbone, smoothing=0.1)
     loaded = load_weights(
@@ -397,12 +399,12 @@ def test_the_only_masked_word_head_goes_to_tasks_of_any_name(own: bool, tmp_path
 
 
 def test_two_masked_lm_heads_are_matched_by_name(tmp_path: Path) -> None:
-    backbone = Encoder(CONFIG)
+    backbone = build_encoder(CONFIG)
     two = {name: MaskedLMHead(backbone) for name in ("one", "two")}
     save_weights(
         Model(backbone, two, {x: x for x in two}), tmp_path / "w", WeightsInfo(backbone=CONFIG)
     )
-    other = Encoder(CONFIG)
+    other = build_encoder(CONFIG)
     heads = {name: MaskedLMHead(other) for name in ("two", "three")}
     loaded = load_weights(open_model(tmp_path / "w"), Model(other, heads, {x: x for x in heads}))
     assert {name.split(".")[1] for name in loaded.newly_initialized} == {"three"}

@@ -41,6 +41,9 @@ class AttentionPlan:
     do not have them."""
     partial: bool = False
     """Whether the batch has texts whose tokens do not all attend to one another."""
+    positions: torch.Tensor | None = None
+    """(rows, length): the position of each token in its sequence, for layers that turn queries and
+    keys by it; None: no layer does."""
     keys: DropoutKeys | None = None
     """What dropout masks are computed from; None: torch draws them."""
 

@@ -52,11 +52,11 @@ class EncoderConfig:
     """First row of the position embedding that is used (RoBERTa: 2)."""
     pad: int = 0
     """Id of the padding token."""
-    kind: str = ""
-    """An encoder that is not a transformer: `bag_of_words`, `cnn`, `bilstm`, or a custom one as
-    `module.Class` (docs/model.md)."""
+    kind: str = "bert"
+    """The architecture: `bert` (also ERNIE and RoBERTa), `bag_of_words`, `cnn`, `bilstm`, or a
+    custom one as `module.Class` (docs/model.md)."""
     options: dict[str, Any] = field(default_factory=dict)
-    """With `kind`: more keyword arguments of its constructor."""
+    """The values of an architecture that others do not have."""
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "num_layers", "num_heads", "max_positions", "token_types"):
@@ -87,13 +87,11 @@ class EncoderConfig:
             )
         if self.vocab_size is not None and self.pad >= self.vocab_size:
             raise UserError(f"pad: {self.pad} must be below vocab_size, {self.vocab_size}")
-        if self.kind and "." not in self.kind and self.kind not in known_kinds():
+        if "." not in self.kind and self.kind not in known_kinds():
             near = suggest(self.kind, known_kinds())
             raise UserError(
                 f'kind: no encoder "{self.kind}"{near} (or module.Class; `preset` names a size)'
             )
-        if self.options and not self.kind:
-            raise UserError("options: only with `kind`")
 
     @property
     def feed_forward_size(self) -> int:
@@ -120,6 +118,8 @@ class EncoderConfig:
         known = {"preset", *cls.__dataclass_fields__}
         values = check_keys(values, known | FOREIGN_KEYS, where)
         own = {key: value for key, value in values.items() if key in known}
+        if own.get("kind") == "":  # as weights were written before the transformer had a name
+            del own["kind"]
         foreign = {key: value for key, value in values.items() if key not in known}
         preset = own.pop("preset", None)
         if preset is not None and preset not in PRESETS:

@@ -1,6 +1,6 @@
 """Encoders by name: the files of palm_ds/model/encoder/kinds, each with one class.
 
-backbone: {kind: bag_of_words}                       a file
+backbone: {kind: bert}                               a file
 backbone: {kind: my_module.MyEncoder, preset: tiny}  a class of the user's
 """
 
@@ -18,7 +18,7 @@ _PACKAGE = "palm_ds.model.encoder.kinds"
 
 
 def known_kinds() -> tuple[str, ...]:
-    """The encoders that come with palm_ds, besides the transformer."""
+    """The encoders that come with palm_ds."""
     package = importlib.import_module(_PACKAGE)
     return tuple(sorted(module.name for module in pkgutil.iter_modules(package.__path__)))
 
@@ -37,7 +37,7 @@ def shipped_class(kind: object) -> type[Any] | None:
         return None
     module = importlib.import_module(f"{_PACKAGE}.{kind}")
     classes = (x for x in vars(module).values() if isinstance(x, type))
-    (found,) = (x for x in classes if x.__module__ == module.__name__ and "defaults" in vars(x))
+    (found,) = (x for x in classes if x.__module__ == module.__name__ and hasattr(x, "defaults"))
     return found
 
 
@@ -49,4 +49,4 @@ def defaults_of_kind(kind: object) -> Mapping[str, Any]:
 
 def is_custom(kind: str) -> bool:
     """Whether a kind is a class of the user's, about which palm_ds knows nothing."""
-    return bool(kind) and kind not in known_kinds()
+    return kind not in known_kinds()

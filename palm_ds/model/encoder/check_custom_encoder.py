@@ -2,7 +2,8 @@
 
     backbone: {preset: tiny, kind: my_module.PreNorm, options: {scale: 0.5}}
 
-A custom encoder is a subclass of palm_ds.model.encoder.encoder.Encoder. Running it on a few texts
+A custom encoder is a subclass of palm_ds.model.encoder.encoder.Encoder, most often of the
+transformer. Running it on a few texts
 shows whether it keeps that class's contract; a violation would otherwise surface late or never, as
 a worse loss curve or as different results under another ZeRO stage.
 """
@@ -17,7 +18,8 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder, build_encoder
+from palm_ds.model.config.encoder_kinds import is_custom
+from palm_ds.model.encoder.encoder import Encoder, build_encoder, encoder_class
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.inputs.visibility import prefix_lm
 
@@ -29,8 +31,8 @@ def check_custom_encoder(config: EncoderConfig, partial_tasks: Sequence[str] = (
     """Raises UserError if the class named by `kind` breaks the contract of an encoder: wrong
     shapes, texts of a row that see one another, unused parameters; with `partial_tasks`, tasks with
     texts whose tokens do not all attend to one another, also tokens that see what is hidden from
-    them. Without `kind`, does nothing."""
-    if not config.kind:
+    them. An encoder that comes with palm_ds is tried too if it has no attention."""
+    if encoder_class(config).is_specified() and not is_custom(config.kind):
         return
     where = f"backbone.kind: {config.kind}"
     vocab_size = max(_VOCAB_SIZE, config.pad + 1)

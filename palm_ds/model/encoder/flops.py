@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.config.encoder_kinds import shipped_class
+from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.inputs.batch import Batch
 
 
@@ -23,32 +23,42 @@ def training_flops(
     A scalar on the batch's device: nothing waits for it."""
     tokens, squares = sequence_sums(batch)
     labels = sum(len(batch.labels[task][0]) for task in vocab_tasks if task in batch.labels)
-    layers = layer_flops(config) * tokens + attention_flops(config) * squares
+    flops = encoder_class(config).flops(config)
+    layers = flops.token * tokens
+    for window, each in flops.pairs.items():
+        layers = layers + each * (squares if window is None else pairs_within(batch, window))
     return layers + head_flops(config) * labels
 
 
 def sequence_sums(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """The lengths of a batch's sequences without padding, summed, and their squares, as float64.
     `cu_seqlens` may end in empty sequences."""
+    lengths = _lengths(batch)
+    return lengths.sum(), (lengths**2).sum()
+
+
+def pairs_within(batch: Batch, window: int) -> torch.Tensor:
+    """Pairs of tokens of a sequence that are at most `window` apart, over all sequences."""
+    lengths = _lengths(batch)
+    near = lengths * (2 * window + 1) - window * (window + 1)
+    return torch.where(lengths > window, near, lengths**2).sum()
+
+
+def _lengths(batch: Batch) -> torch.Tensor:
     ids = batch.sequence_ids.flatten()
     starts = batch.cu_seqlens[:-1].long().clamp(max=ids.numel() - 1)
-    lengths = batch.cu_seqlens.diff().double() * (ids[starts] >= 0)
-    return lengths.sum(), (lengths**2).sum()
+    return batch.cu_seqlens.diff().double() * (ids[starts] >= 0)
 
 
 def layer_flops(config: EncoderConfig) -> float:
     """FLOPs of all layers for each token, forward and backward, without attention scores."""
-    if word_encoder := shipped_class(config.kind):
-        return 6.0 * word_encoder.layer_weights(config)
-    size = config.hidden_size
-    return 6.0 * config.num_layers * (4 * size**2 + 2 * size * config.feed_forward_size)
+    return encoder_class(config).flops(config).token
 
 
 def attention_flops(config: EncoderConfig) -> float:
-    """FLOPs of attention in all layers for each pair of tokens of a sequence."""
-    if shipped_class(config.kind):
-        return 0.0
-    return 12.0 * config.num_layers * config.hidden_size
+    """FLOPs of attention in all layers for each pair of tokens of a sequence that every layer
+    compares."""
+    return sum(encoder_class(config).flops(config).pairs.values())
 
 
 def head_flops(config: EncoderConfig) -> float:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.encoder.encoder import Encoder, EncoderLayer
+from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.inputs.teacher_outputs import EncoderStates
 
 
@@ -42,7 +42,7 @@ class WantedStates:
         if self.embeddings and not layers:
             raise UserError(f"{where}: has no layers, and so no embeddings below them")
         for number in self.qkv:
-            if not isinstance(layers[number - 1], EncoderLayer):
+            if encoder.qkv_module(number) is None:
                 raise UserError(f"{where}: layer {number} has no queries, keys and values")
 
 
@@ -66,9 +66,12 @@ def _hooks(
     if wanted.embeddings:
         yield layers[0].register_forward_pre_hook(_keep_input(states))
     for number in wanted.hidden:
-        yield layers[number - 1].register_forward_hook(_keep_output(states.hidden, number))
+        module = encoder.hidden_module(number)
+        yield module.register_forward_hook(_keep_output(states.hidden, number))
     for number in wanted.qkv:
-        yield layers[number - 1].qkv.register_forward_hook(_keep_output(states.qkv, number))
+        module = encoder.qkv_module(number)
+        assert module is not None, "WantedStates.check says so"
+        yield module.register_forward_hook(_keep_output(states.qkv, number))
 
 
 def _keep_input(states: EncoderStates) -> Any:

@@ -11,7 +11,9 @@ positions, no task embedding and no attention.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -20,11 +22,39 @@ from torch.utils.checkpoint import checkpoint
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import PLAIN, Encoder, Pooler, gather_positions, init_weights
+from palm_ds.model.encoder.encoder import (
+    PLAIN,
+    Activations,
+    Encoder,
+    EncoderFlops,
+    Pooler,
+    gather_positions,
+    init_weights,
+)
 from palm_ds.model.encoder.sequences import POOLINGS, Sequences
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.ops.dropout import DropoutKeys, dropout
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordOptions:
+    """`backbone.options` of every such encoder."""
+
+    embedding_size: int = 0
+    """Width of the word embeddings; 0 means the hidden size."""
+    pooling: str = "softsign_sum"
+    """How vectors of tokens become that of their text."""
+
+    def __post_init__(self) -> None:
+        if self.embedding_size < 0:
+            raise UserError(
+                f"backbone.options.embedding_size: {self.embedding_size} is not a width; expected "
+                "a number from 1, or 0 for the hidden size"
+            )
+        if self.pooling not in POOLINGS:
+            near = suggest(self.pooling, POOLINGS)
+            raise UserError(f"backbone.options.pooling: no {self.pooling!r}{near}")
 
 
 class WordEncoder(Encoder):
@@ -38,25 +68,19 @@ class WordEncoder(Encoder):
         "dropout": 0.0,
         "attention_dropout": 0.0,
     }
-    """Hyperparameters that a recipe need not give; a subclass adds `hidden_size`."""
+    """A subclass adds `hidden_size`."""
+    options_type: ClassVar[type] = WordOptions
 
-    def __init__(
-        self,
-        config: EncoderConfig,
-        kernels: Kernels = PLAIN,
-        *,
-        recompute: bool = False,
-        embedding_size: int = 0,
-        pooling: str = "softsign_sum",
-    ):
-        """`embedding_size`: width of the word embeddings; 0 means the hidden size. `pooling`: how
-        vectors of tokens become that of their text. Raises UserError."""
-        nn.Module.__init__(self)  # a transformer's parts are not wanted
-        assert config.vocab_size is not None, "vocab_size must be filled in from the tokenizer"
-        _check(config, embedding_size, pooling)
-        self.config, self.kernels, self.recompute = config, kernels, recompute
-        self.pooling, self.embedding_size = pooling, embedding_size or config.hidden_size
-        self.adapter_columns = self.embedding_size
+    def __init__(self, config: EncoderConfig, kernels: Kernels = PLAIN, *, recompute: bool = False):
+        super().__init__(config, kernels, recompute=recompute)
+        assert config.vocab_size is not None
+        if config.task_types:
+            raise UserError(
+                f"backbone.task_types: {config.task_types}, but {config.kind} has no task "
+                "embedding; set 0"
+            )
+        self.options = self.options_of(config)
+        self.embedding_size = self.adapter_columns = self.input_sizes(config)[0]
         self.word = nn.Embedding(config.vocab_size, self.embedding_size)
         if config.token_types > 1:
             self.segment = nn.Embedding(config.token_types, self.embedding_size)
@@ -64,20 +88,39 @@ class WordEncoder(Encoder):
         init_weights(self, config.init_range)
         self.layers = nn.ModuleList(self.layer(number) for number in range(config.num_layers))
 
+    @abstractmethod
+    def layer(self, number: int) -> nn.Module:
+        """Builds the layer `number` (from 0)."""
+
     def input_size(self, number: int) -> int:
         """Width of the vectors that the layer `number` reads."""
         return self.hidden_size if number else self.embedding_size
 
-    @staticmethod
-    def input_sizes(config: EncoderConfig) -> list[int]:
+    @classmethod
+    def input_sizes(cls, config: EncoderConfig) -> list[int]:
         """The same of every layer, by the configuration alone."""
-        first = config.options.get("embedding_size") or config.hidden_size
+        first = cls.options_of(config).embedding_size or config.hidden_size
         return [first, *(config.hidden_size for _ in range(config.num_layers - 1))]
 
     @classmethod
+    @abstractmethod
     def layer_weights(cls, config: EncoderConfig) -> int:
         """Weights that a token is multiplied with in the layers, without biases."""
-        raise NotImplementedError
+
+    @classmethod
+    @abstractmethod
+    def kept_values(cls, config: EncoderConfig, size: int) -> int:
+        """Values that a layer with inputs of this size keeps of a token for its backward pass."""
+
+    @classmethod
+    def flops(cls, config: EncoderConfig) -> EncoderFlops:
+        """Of its matrices; there is no attention."""
+        return EncoderFlops(token=6.0 * cls.layer_weights(config))
+
+    @classmethod
+    def activations(cls, config: EncoderConfig) -> Activations:
+        kept = [cls.kept_values(config, size) for size in cls.input_sizes(config)]
+        return Activations(attention=0, feed_forward=sum(kept) / len(kept), widest=max(kept))
 
     def forward(self, batch: Batch, at: torch.Tensor | None = None) -> torch.Tensor:
         if batch.visibility is not None:
@@ -96,25 +139,9 @@ class WordEncoder(Encoder):
             else:
                 x = layer(x, sequences)
             x = self._drop(x, keys, number)
-        texts = sequences.pooled(x, self.pooling).to(x.dtype)
+        texts = sequences.pooled(x, self.options.pooling).to(x.dtype)
         return gather_positions(at, torch.where(sequences.first[..., None], texts, x))[0]
 
     def _drop(self, x: torch.Tensor, keys: DropoutKeys | None, site: int) -> torch.Tensor:
         rate = self.config.dropout if self.training else 0.0
         return dropout(x, rate, keys.site(site) if keys else None)
-
-
-def _check(config: EncoderConfig, embedding_size: int, pooling: str) -> None:
-    if config.task_types:
-        raise UserError(
-            f"backbone.task_types: {config.task_types}, but {config.kind} has no task embedding; "
-            "set 0"
-        )
-    if type(embedding_size) is not int or embedding_size < 0:
-        raise UserError(
-            f"backbone.options.embedding_size: {embedding_size!r} is not a width; expected a "
-            "number from 1, or 0 for the hidden size"
-        )
-    if pooling not in POOLINGS:
-        near = suggest(str(pooling), POOLINGS)
-        raise UserError(f"backbone.options.pooling: no {pooling!r}{near}")

@@ -100,8 +100,8 @@ class InfillingDecoder:
 
 
 def check_generates(encoder: Encoder) -> None:
-    """Raises UserError if the encoder has a forward pass of its own."""
-    if type(encoder).forward is not Encoder.forward:
+    """Raises UserError if the encoder cannot continue texts."""
+    if not encoder.generates:
         name = type(encoder).__name__
         raise UserError(f"{name} has a forward pass of its own, which does not generate texts")
 

@@ -20,9 +20,9 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.runtime.optimizer.flat_layout import AllReduce, FlatLayout, NeedsLayouts, Param
+from palm_ds.runtime.optimizer.param_groups import USUAL_NAMES
 from palm_ds.runtime.optimizer.scaled_adam import adamw_, count_update
 
-_STACKED = {"qkv": 3}  # matrices in one parameter, by the name of its module
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _EPS = 1e-7
 
@@ -54,9 +54,11 @@ class Muon(NeedsLayouts):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
         options: MuonOptions = MuonOptions(),
+        stacked: Mapping[str, int] = USUAL_NAMES.stacked,
     ):
+        """`stacked`: {module of a layer: matrices that are stacked in its weight}."""
         super().__init__(groups, dict(lr=lr, betas=betas, eps=eps, weight_decay=0.0, fused=True))
-        self.options = options
+        self.options, self.stacked = options, stacked
         self._cut: Mapping[torch.Tensor, frozenset[int]] = {}
 
     def set_layouts(
@@ -125,15 +127,15 @@ class Muon(NeedsLayouts):
 
     def _orthogonalized(self, matrix: torch.Tensor, param: Param) -> torch.Tensor:
         """The update of a parameter, relative to the learning rate."""
-        parts = matrix.chunk(stacked_matrices(param.name))
+        parts = matrix.chunk(stacked_matrices(param.name, self.stacked))
         scale = _SCALES[self.options.adjust_lr](*parts[0].shape)
         updates = [orthogonalize(part, self.options.ns_steps) for part in parts]
         return torch.cat(updates).to(matrix.dtype).mul_(scale)
 
 
-def stacked_matrices(name: str) -> int:
+def stacked_matrices(name: str, stacked: Mapping[str, int]) -> int:
     """How many matrices a parameter stacks: 3 for queries, keys and values."""
-    return next((_STACKED[part] for part in name.split(".") if part in _STACKED), 1)
+    return next((count for path, count in stacked.items() if f".{path}." in f".{name}."), 1)
 
 
 def orthogonalize(matrix: torch.Tensor, steps: int) -> torch.Tensor:

@@ -19,7 +19,12 @@ from palm_ds.runtime.optimizer.check_custom_optimizer import checked_optimizer_c
 from palm_ds.runtime.optimizer.flat_layout import NeedsLayouts, whole_param
 from palm_ds.runtime.optimizer.lamb import Lamb
 from palm_ds.runtime.optimizer.muon import Muon, MuonOptions
-from palm_ds.runtime.optimizer.param_groups import is_hidden_matrix, param_groups
+from palm_ds.runtime.optimizer.param_groups import (
+    USUAL_NAMES,
+    EncoderNames,
+    is_hidden_matrix,
+    param_groups,
+)
 from palm_ds.runtime.optimizer.stable_adamw import StableAdamW
 from palm_ds.runtime.optimizer.state import ADAM, MOMENTUM, OptimizerStateSpec
 from palm_ds.runtime.optimizer.wrappers import EMA, ClipAndSkipNonFinite
@@ -116,10 +121,12 @@ def build_optimizer(
     update_counts: Mapping[str, int] | None = None,
     lr_scales: Mapping[str, float] | None = None,
     freezable: Iterable[str] = (),
+    names: EncoderNames = USUAL_NAMES,
 ) -> torch.optim.Optimizer:
     """The optimizer of a model. `checked`: it clips gradients itself and skips steps with
     non-finite ones. That is for ZeRO 0 in fp32, where DeepSpeed does neither well; otherwise
-    DeepSpeed does both. `update_counts`, `lr_scales` and `freezable` are as in `param_groups`."""
+    DeepSpeed does both. `update_counts`, `lr_scales` and `freezable` are as in `param_groups`;
+    `names`: those of the model's encoder."""
     cls, spec = optimizer_class(config, zero_stage=zero_stage)
     groups = param_groups(
         model,
@@ -129,7 +136,7 @@ def build_optimizer(
         freezable=freezable,
         split_hidden=config.kind == "muon",
     )
-    settings = dict(lr=config.lr, ema=config.ema, **_settings(config))
+    settings = dict(lr=config.lr, ema=config.ema, **_settings(config, names))
     if checked:
         settings["clip"] = config.clip
     bases = (*([ClipAndSkipNonFinite] if checked else []), EMA, cls)
@@ -141,7 +148,7 @@ def build_optimizer(
     return optimizer
 
 
-def _settings(config: OptimizerConfig) -> dict[str, Any]:
+def _settings(config: OptimizerConfig, names: EncoderNames) -> dict[str, Any]:
     """The keyword arguments of the optimizer's own class."""
     if config.kind not in _KINDS:
         return dict(config.options)
@@ -149,7 +156,7 @@ def _settings(config: OptimizerConfig) -> dict[str, Any]:
     if config.kind == "adamw":
         settings["fused"] = True
     if config.kind == "muon":
-        settings["options"] = muon_options(config.options)
+        settings |= {"options": muon_options(config.options), "stacked": names.stacked}
     return settings
 
 

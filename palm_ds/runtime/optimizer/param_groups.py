@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -57,8 +58,24 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
         parameters[name].requires_grad_(False)
 
 
+class EncoderNames(NamedTuple):
+    """What the names of an encoder's parameters say, `backbone.` left out."""
+
+    above: tuple[str, ...] = ("pooler",)
+    """Modules that come after the last layer."""
+    stacked: Mapping[str, int] = MappingProxyType({"qkv": 3})
+    """{module of a layer: matrices that are stacked by rows in its weight}"""
+
+
+USUAL_NAMES = EncoderNames()
+
+
 def param_lr_scales(
-    names: Sequence[str], layer_decay: float, scales: Mapping[str, float] | None = None
+    names: Sequence[str],
+    layer_decay: float,
+    scales: Mapping[str, float] | None = None,
+    *,
+    above: Sequence[str] = USUAL_NAMES.above,
 ) -> dict[str, float]:
     """{parameter: multiplier of the scheduled learning rate}, for all `names`.
 
@@ -66,23 +83,24 @@ def param_lr_scales(
     pooler have 1, the top layer layer_decay, the one below its square, and so on; embeddings, with
     their LayerNorm, have layer_decay ** (layers + 1).
 
-    `scales` {pattern: scale} override that; the last matching pattern wins.
+    `scales` {pattern: scale} override that; the last matching pattern wins. `above`: the
+    encoder's modules after its last layer, which count as the pooler does.
     """
     layers = max((int(m[1]) + 1 for m in map(_LAYER.match, names) if m), default=0)
     if layer_decay < 1 and not layers:
         raise UserError("optimizer.layer_decay: the model has no layers named backbone.layers.0")
-    found = {name: layer_decay ** _depth(name, layers) for name in names}
+    found = {name: layer_decay ** _depth(name, layers, above) for name in names}
     for pattern, scale in (scales or {}).items():
         found |= dict.fromkeys(match_patterns([pattern], names, "learning rates"), scale)
     return found
 
 
-def _depth(name: str, layers: int) -> int:
+def _depth(name: str, layers: int, above: Sequence[str]) -> int:
     """How many layers below the pooler a parameter is; 0 for the pooler and the heads."""
     if match := _LAYER.match(name):
         return layers - int(match[1])
-    is_embedding = name.startswith("backbone.") and not name.startswith("backbone.pooler.")
-    return layers + 1 if is_embedding else 0
+    over = name.startswith(tuple(f"backbone.{module}." for module in above))
+    return layers + 1 if name.startswith("backbone.") and not over else 0
 
 
 class _GroupKey(NamedTuple):

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import Activations, encoder_class
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.train.plan.work import ModelSize, StepWork
 
@@ -114,9 +115,9 @@ def activation_bytes(
 ) -> float:
     """What one micro-batch keeps for the backward pass: `tokens` positions, `labels` of which go
     through the masked-LM head. The last layer keeps its second half for the labels only."""
-    width, dropped = config.hidden_size, config.dropout > 0
-    attention = _attention_values(config) * size + 4 * config.num_heads + width * dropped
-    forward = _feed_forward_values(config) * size + 16 + width * dropped
+    width, dropped, kept = config.hidden_size, config.dropout > 0, _kept(config)
+    attention = kept.attention * size + 4 * kept.heads + width * dropped
+    forward = kept.feed_forward * size + 16 + width * dropped
     layers = tokens * (config.num_layers * attention + (config.num_layers - 1) * forward)
     if recompute:
         layers = tokens * (config.num_layers * width * size + attention + forward)
@@ -126,19 +127,13 @@ def activation_bytes(
     return layers + embedded + head + gradients
 
 
-def _attention_values(config: EncoderConfig) -> int:
-    """Query, key and value, the attention's output, LayerNorm's input and output."""
-    return 6 * config.hidden_size
-
-
-def _feed_forward_values(config: EncoderConfig) -> int:
-    """The activation's input and output, LayerNorm's input and output."""
-    return 2 * config.feed_forward_size + 2 * config.hidden_size
+def _kept(config: EncoderConfig) -> Activations:
+    return encoder_class(config).activations(config)
 
 
 def _working_bytes(config: EncoderConfig, size: int, tokens: float, labels: float) -> float:
     """The gradients of a layer's inner tensors, or a chunk of logits in fp32 and again in the
     model's type."""
-    layer = tokens * size * (2 * config.feed_forward_size + config.hidden_size)
+    layer = tokens * size * _kept(config).widest
     logits = min(labels, LOGIT_ROWS) * (config.vocab_size or 0) * (4 + size)
     return max(layer, logits)

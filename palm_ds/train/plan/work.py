@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.flops import attention_flops, head_flops, layer_flops, sequence_sums
+from palm_ds.model.encoder.encoder import encoder_class
+from palm_ds.model.encoder.flops import head_flops, pairs_within, sequence_sums
 from palm_ds.model.heads.heads import predicts_tokens
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
@@ -53,12 +54,19 @@ class StepWork:
     """Without padding."""
     squares: float
     """The sum of the squared lengths of the sequences."""
+    near: Mapping[int, float] = field(default_factory=dict)
+    """{window of attention: pairs of tokens of a sequence that are at most so far apart}; without
+    an entry all pairs count."""
     labels: float
     """Tokens that go through the masked-LM head."""
 
     def flops(self, config: EncoderConfig) -> float:
         """Forward and backward, nothing counted twice; as in the log. Forward is a third."""
-        layers = layer_flops(config) * self.tokens + attention_flops(config) * self.squares
+        flops = encoder_class(config).flops(config)
+        layers = flops.token * self.tokens
+        for window, each in flops.pairs.items():
+            pairs = self.squares if window is None else self.near.get(window, self.squares)
+            layers += each * pairs
         return layers + head_flops(config) * self.labels
 
 
@@ -85,16 +93,21 @@ def work_of(model: Model, batches: Iterable[Batch], rows: int) -> StepWork:
     """The work of a step from (some of) its batches, as if all its `rows` were like them."""
     tokens = squares = labels = seen = 0.0
     tasks, length = vocab_tasks(model), 0
+    pairs = model.backbone.flops(model.backbone.config).pairs
+    near = {window: 0.0 for window in pairs if window is not None}
     for batch in batches:
         sums = sequence_sums(batch)
         tokens, squares = tokens + float(sums[0]), squares + float(sums[1])
         labels += sum(batch.count(task) for task in tasks if task in batch.labels)
         seen, length = seen + len(batch.input_ids), batch.input_ids.shape[1]
+        for window in near:
+            near[window] += float(pairs_within(batch, window))
     scale = rows / seen
     return StepWork(
         rows=rows,
         length=length,
         tokens=tokens * scale,
         squares=squares * scale,
+        near={window: pairs * scale for window, pairs in near.items()},
         labels=labels * scale,
     )

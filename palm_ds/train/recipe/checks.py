@@ -13,6 +13,8 @@ from palm_ds.data.stream.curriculum_spec import CurriculumSpec
 from palm_ds.data.stream.stages import tasks_of
 from palm_ds.data.tasks.task import Task
 from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import encoder_class
+from palm_ds.model.lora import LoraSettings, check_targets
 from palm_ds.train.recipe.sections import MOST_EXAMPLES, BatchSize, SourceSettings
 
 
@@ -142,8 +144,8 @@ def check_export_task(name: str, tasks: Collection[str], encoder: EncoderConfig)
         raise UserError("export_task: backbone.task_types is 0, there are no task embeddings")
 
 
-def check_lora(init_from: str, extend: str, encoder: EncoderConfig) -> None:
-    """There are weights to adapt, and they are those of the built-in encoder."""
+def check_lora(settings: LoraSettings, init_from: str, extend: str, encoder: EncoderConfig) -> None:
+    """There are weights to adapt, and their encoder has such matrices."""
     if extend:
         raise UserError(
             "lora, extend: LoRA adapts weights that stay fixed; start from that run's weights with "
@@ -151,8 +153,7 @@ def check_lora(init_from: str, extend: str, encoder: EncoderConfig) -> None:
         )
     if not init_from:
         raise UserError("lora: needs `init_from`, the weights that it adapts")
-    if encoder.kind:
-        raise UserError(f"lora: only for the built-in encoder; backbone.kind is {encoder.kind}")
+    check_targets(encoder_class(encoder), encoder, settings)
 
 
 def assign_task_ids(tasks: Mapping[str, Task], slots: int) -> dict[str, int]:

@@ -20,7 +20,7 @@ from palm_ds.data.stream.curriculum_spec import CurriculumSpec, parse_stages
 from palm_ds.data.stream.stages import Curriculum, StepInfo, tasks_of
 from palm_ds.data.tasks.task import Task, build
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.config.encoder_kinds import known_kinds
+from palm_ds.model.config.encoder_kinds import is_custom, shipped_class
 from palm_ds.model.distillation.settings import TeacherSettings
 from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.lora import LoraSettings
@@ -150,7 +150,7 @@ class Recipe:
         _ = self.batch_size, self.curriculum_spec.task_groups  # these check themselves
         encoder_class(self.backbone_config)
         if self.lora:
-            check_lora(self.init_from, self.extend, self.backbone_config)
+            check_lora(self.lora, self.init_from, self.extend, self.backbone_config)
         checks = TaskChecks(
             tasks=self.built_tasks,
             sources=self.sources,
@@ -313,14 +313,15 @@ def _with_encoder(values: Mapping[str, Any]) -> Mapping[str, Any]:
         return values
     if not given.keys() <= _OVER_INIT_FROM and chosen is None:
         return values
-    if chosen is not None and given.get("kind") in known_kinds():
+    shipped = shipped_class(given.get("kind"))
+    if chosen is not None and shipped and not shipped.takes_layers:
         return values
     try:
         config = encoder_config(str(start))
     except UserError as error:
         raise UserError(f"init_from: {error}") from None
     kind = given.get("kind", config.kind)
-    if kind != config.kind and kind in known_kinds():
+    if kind != config.kind and not is_custom(kind):
         return values
     sizes = {"num_layers": len(chosen)} if isinstance(chosen, list) and chosen else {}
     return {**values, "backbone": {**asdict(config), **sizes, **given}}

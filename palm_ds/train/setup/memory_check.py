@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.train.recipe.recipe import Recipe
 
 _TOKEN_BYTES = 40  # five int64 tensors of a batch
@@ -14,7 +14,8 @@ def check_memory(recipe: Recipe, vocabulary: int, *, world: int, memory: int) ->
     """Raises UserError if the weights, in fp32, or one process's part of a step's batch take more
     than `memory` bytes. A run needs several times as much."""
     config = recipe.backbone_config
-    needed = 4 * _least_parameters(config, vocabulary)
+    words = config.vocab_size or vocabulary
+    needed = 4 * encoder_class(config).least_parameters(config, words)
     if needed > memory:
         raise UserError(
             f"backbone: vocab_size {config.vocab_size or vocabulary:,}, max_positions "
@@ -29,12 +30,3 @@ def check_memory(recipe: Recipe, vocabulary: int, *, world: int, memory: int) ->
             f"{tokens * _TOKEN_BYTES / _GB:,.0f} GB, and {memory / _GB:,.0f} GB can be used here; "
             "lower it, or use more processes"
         )
-
-
-def _least_parameters(config: EncoderConfig, vocabulary: int) -> int:
-    """Those of the built-in encoder's tables and matrices; a custom encoder may have fewer."""
-    if config.kind:
-        return 0
-    width = config.hidden_size
-    tables = (config.vocab_size or vocabulary) + config.max_positions
-    return width * (tables + config.num_layers * (4 * width + 2 * config.feed_forward_size))

@@ -25,7 +25,7 @@ def choose_micro_batch(
 ) -> DSConfig:
     """`config` with the rows of a micro-batch, for steps of `rows` packed rows on GPUs. On CPUs,
     for encoders that no plan knows, and if the file gives a number, it is as it was. Collective."""
-    if processes.device.type != "cuda" or model.backbone.config.kind:
+    if processes.device.type != "cuda" or not model.backbone.is_specified():
         return config
     memory = torch.cuda.get_device_properties(processes.device).total_memory
     masked = _MASKED * bool(vocab_tasks(model))

@@ -17,6 +17,7 @@ from palm_ds.common.atomic import check_new_folder, write_new_folder
 from palm_ds.common.byte_sizes import parse_bytes
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.version import __version__
+from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.weights.convert import mapping_report, parity
 from palm_ds.weights.convert.documents import SourceDocuments, read_documents
@@ -272,9 +273,10 @@ def check_target(source: Path, target: Path) -> None:
 
 
 def _check_encoder(contents: CheckpointContents, to: str) -> None:
-    if (kind := contents.config.kind) and to != "palm_ds":
+    config = contents.config
+    if not encoder_class(config).hf and to != "palm_ds":
         raise UserError(
-            f"{contents.path}: {to} cannot hold its encoder, {kind}; palm_ds can, with its "
+            f"{contents.path}: {to} cannot hold its encoder, {config.kind}; palm_ds can, with its "
             "heads and tokenizer"
         )
 

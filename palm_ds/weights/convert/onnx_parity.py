@@ -25,7 +25,13 @@ from palm_ds.weights.formats.expected_shapes import TRANSITIONS
 from palm_ds.weights.formats.onnx.description import OnnxDescription, OnnxEmbedding, OnnxHead
 from palm_ds.weights.formats.onnx.graph import EMBEDDING
 from palm_ds.weights.formats.onnx.run import in_onnx_runtime, word_starts
-from palm_ds.weights.formats.runnable import Outputs, RunnableCheckpoint, Texts, read_values
+from palm_ds.weights.formats.runnable import (
+    Outputs,
+    RunnableCheckpoint,
+    Texts,
+    last_state,
+    read_values,
+)
 
 TOLERANCE = {"fp32": 1e-5, "fp16": parity.TOLERANCE[torch.float16], "int8": 0.5}
 """Largest allowed difference relative to the largest value (at least 1). What int8 loses differs
@@ -109,7 +115,7 @@ class GraphComparison:
         """With the vectors of whole texts and the tags of CRFs, both computed from texts without
         padding."""
         config, sizes = self.contents.config, texts.real.sum(1).tolist()
-        last = outputs["encoder" if config.kind else f"layer {config.num_layers}"]
+        last = outputs[last_state(config)]
         made = dict(outputs)
         if how := self.about.embedding:
             made[EMBEDDING] = torch.stack([_pooled(x, how) for x in last.split(sizes)])

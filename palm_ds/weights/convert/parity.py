@@ -130,7 +130,7 @@ def tolerance_of(a: CheckpointContents, b: CheckpointContents) -> float:
 
 
 def _check_shapes(a: CheckpointContents, b: CheckpointContents) -> None:
-    kinds = [each.config.kind or "palm_ds's own" for each in (a, b)]
+    kinds = [each.config.kind for each in (a, b)]
     if kinds[0] != kinds[1]:
         raise UserError(f"{a.path}, {b.path}: have different encoders, {kinds[0]} and {kinds[1]}")
     for name in ("hidden_size", "num_layers", "num_heads"):

@@ -14,6 +14,7 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.config.encoder_kinds import is_custom
 from palm_ds.model.config.meta import on_meta
 from palm_ds.model.encoder.encoder import Encoder, build_encoder
+from palm_ds.model.encoder.kinds.bert import Bert
 from palm_ds.model.heads.crf import CRFHead
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo, check_names
@@ -28,7 +29,7 @@ def expected_shapes(config: EncoderConfig, heads: Mapping[str, HeadInfo]) -> dic
     class knows its shapes. Raises UserError if no tensor can have the sizes in `config`."""
     try:
         with on_meta():
-            backbone = Encoder(config) if is_custom(config.kind) else build_encoder(config)
+            backbone = Bert(config) if is_custom(config.kind) else build_encoder(config)
             modules = {name: _head(head, backbone) for name, head in heads.items()}
     except (RuntimeError, TypeError, OverflowError) as error:
         reason = str(error).splitlines()[0]

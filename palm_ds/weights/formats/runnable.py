@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.config.encoder_kinds import is_custom
 from palm_ds.model.config.meta import on_meta
-from palm_ds.model.encoder.encoder import PLAIN, Encoder, build_encoder
+from palm_ds.model.encoder.encoder import PLAIN, Encoder, build_encoder, encoder_class
+from palm_ds.model.encoder.states import WantedStates, recorded
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.inputs.batch import Batch, PackedText
@@ -66,34 +68,25 @@ class _InPalmDs:
 
     def __init__(self, contents: CheckpointContents, task_id: int):
         self.contents, self.task_id = contents, task_id
-        self.custom = bool(contents.config.kind)
         self.pooler = has_pooler(contents)
         self.backbone = load_encoder(contents)
 
     def __call__(self, texts: Texts) -> Outputs:
-        found: Outputs = {}
         real = texts.real.flatten()
-
-        def keep(name: str) -> Callable[..., None]:
-            return lambda _module, _given, out: found.update({name: out.flatten(0, 1)})
-
-        parts: list[tuple[str, nn.Module]] = []
-        if not self.custom:  # a custom encoder promises nothing about its parts
-            parts += [("embeddings", self.backbone.norm)]
-            parts += [(f"layer {i + 1}", x) for i, x in enumerate(self.backbone.layers)]
-        hooks = [part.register_forward_hook(keep(name)) for name, part in parts]
-        try:
+        wanted = WantedStates()
+        if self.backbone.is_specified():
+            numbers = range(1, len(self.backbone.layers) + 1)
+            wanted = WantedStates(embeddings=True, hidden=tuple(numbers))
+        with recorded(self.backbone, wanted) as states:
             last = self.backbone(self._batch(texts))  # (texts, length, hidden)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        outputs = {name: x[real] for name, x in found.items()}
+        found = {} if states.embeddings is None else {"embeddings": states.embeddings}
+        found |= {f"layer {number}": x for number, x in states.hidden.items()}
+        outputs = {name: x.flatten(0, 1)[real] for name, x in found.items()}
         pooled = self.backbone.pooler(last[:, 0]) if self.pooler else None
         if pooled is not None:
             outputs["pooled"] = pooled
         flat = last.flatten(0, 1)
-        if self.custom:
-            outputs["encoder"] = flat[real]
+        outputs[last_state(self.contents.config)] = flat[real]
         for name, head in self.contents.heads.items():
             if head.kind == "masked_words":
                 outputs[f"head {name}"] = self._words(name, flat[texts.at()])
@@ -119,6 +112,11 @@ class _InPalmDs:
         return Batch.from_rows(rows, length=texts.ids.shape[1], pad=self.contents.config.pad)
 
 
+def last_state(config: EncoderConfig) -> str:
+    """The name of what the encoder returns among the outputs."""
+    return f"layer {config.num_layers}" if encoder_class(config).is_specified() else "encoder"
+
+
 def has_pooler(contents: CheckpointContents) -> bool:
     """Whether the checkpoint has a trained pooler."""
     return any(name.startswith("backbone.pooler.") for name in contents.entries)
@@ -127,7 +125,7 @@ def has_pooler(contents: CheckpointContents) -> bool:
 def load_encoder(contents: CheckpointContents, kernels: Kernels = PLAIN) -> Encoder:
     """The encoder of a checkpoint on the CPU, in fp32. Raises UserError if a value is not
     finite."""
-    custom = bool(contents.config.kind)
+    custom = is_custom(contents.config.kind)
     with torch.device("cpu") if custom else on_meta():  # custom ones may compute in __init__
         backbone = build_encoder(contents.config, kernels)
     state = {

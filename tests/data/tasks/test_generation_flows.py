@@ -11,7 +11,7 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.example import Example, build_input, collate
 from palm_ds.data.tasks.generation_flows import FlowOptions, random_spans, same_head
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
@@ -151,7 +151,7 @@ def test_one_packed_forward_is_the_three_flows_of_the_paper(attention: str, posi
     config = EncoderConfig(
         vocab_size=40, hidden_size=16, num_layers=3, num_heads=2, token_types=4, task_types=0
     )
-    encoder = Encoder(config, Kernels(attention=attention, masked_lm_loss="chunked"))
+    encoder = build_encoder(config, Kernels(attention=attention, masked_lm_loss="chunked"))
     options = FlowOptions(noise_rate=0.5, word_weight=0.5, positions=positions)  # type: ignore[arg-type]
     head = options.head(encoder)
     model = Model(encoder, {"t": head}, {"t": "t"}).eval()

@@ -17,7 +17,7 @@ from tests.model.test_attention import batch_of, compare
 from palm_ds.model.attention.attention import attend, plan_attention
 from palm_ds.model.attention.triton import packed_backward, packed_forward, sequence_bounds
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.ops.dropout import dropout_keys
@@ -95,7 +95,7 @@ def test_an_encoder_learns_the_same_with_triton_and_plain_attention() -> None:
     results = []
     for attention in ("plain", "triton"):
         torch.manual_seed(0)
-        encoder = Encoder(config, Kernels(attention=attention, dropout="counter")).train()
+        encoder = build_encoder(config, Kernels(attention=attention, dropout="counter")).train()
         out = encoder(batch)
         out.square().mean().backward()
         used = [p.grad for p in encoder.parameters() if p.grad is not None]

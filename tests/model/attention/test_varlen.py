@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from palm_ds.common.errors import UserError
 from palm_ds.model.attention.attention import attend, plan_attention
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import EncoderLayer
+from palm_ds.model.encoder.layer import EncoderLayer
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.ops.dropout import dropout_keys

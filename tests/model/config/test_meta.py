@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from palm_ds.model.config.meta import on_meta
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
 
 ROOT = Path(__file__).resolve().parents[3]
 SIZES = dict(vocab_size=50, hidden_size=8, num_layers=1, num_heads=2, max_positions=16)
@@ -18,9 +18,9 @@ def test_shapes_without_values_or_random_numbers() -> None:
     config = EncoderConfig(**SIZES)
     state = torch.get_rng_state()
     with on_meta():
-        shapes = Encoder(config).state_dict()
+        shapes = build_encoder(config).state_dict()
     assert torch.equal(torch.get_rng_state(), state)
-    made = Encoder(config).state_dict()
+    made = build_encoder(config).state_dict()
     assert {name: x.shape for name, x in shapes.items()} == {n: x.shape for n, x in made.items()}
     assert {x.device.type for x in shapes.values()} == {"meta"}
     assert {x.device.type for x in made.values()} == {"cpu"}

@@ -14,7 +14,7 @@ from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
 from palm_ds.model.distillation.distillation import Distillation
 from palm_ds.model.distillation.settings import TeacherSettings
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder, EncoderConfig, build_encoder
 from palm_ds.model.encoder.states import WantedStates, recorded
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.weights.formats.huggingface.names import from_names
@@ -24,7 +24,7 @@ SIZES: dict[str, Any] = {"token_types": 2, "task_types": 0, "max_positions": 16,
 
 def encoder(**sizes: int) -> Encoder:
     values = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, **SIZES, **sizes}
-    return Encoder(EncoderConfig(**values)).eval()
+    return build_encoder(EncoderConfig(**values)).eval()
 
 
 def settings(**sections: Any) -> TeacherSettings:

@@ -11,7 +11,7 @@ from torch import nn
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.distillation.settings import LogitsSettings
 from palm_ds.model.distillation.soft_labels import scores_of, soft_loss, word_scores
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.crf import CRFHead
 from palm_ds.model.heads.heads import (
     ChoiceHead,
@@ -23,7 +23,7 @@ from palm_ds.model.heads.heads import (
 )
 
 HIDDEN = 8
-ENCODER = Encoder(
+ENCODER = build_encoder(
     EncoderConfig(vocab_size=20, hidden_size=HIDDEN, num_layers=1, num_heads=2, max_positions=8)
 )
 HEADS: list[Any] = [

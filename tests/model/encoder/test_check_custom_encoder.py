@@ -11,7 +11,8 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.encoder.check_custom_encoder import check_custom_encoder
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig, build_encoder
+from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+from palm_ds.model.encoder.kinds.bert import Bert
 from palm_ds.model.heads.heads import ClassHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.train.recipe.recipe import make_recipe
@@ -42,7 +43,7 @@ def saved(folder: Path, model: Model) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("numbers", [config(""), config(), config(scale=0.5)])
+@pytest.mark.parametrize("numbers", [config("bert"), config(), config(scale=0.5)])
 def test_valid_encoders_pass(numbers: EncoderConfig) -> None:
     check_custom_encoder(numbers)
     check_custom_encoder(
@@ -61,12 +62,12 @@ def test_weights_are_saved_and_loaded(tmp_path: Path) -> None:
         assert torch.equal(tensor, other.state_dict()[name]), name
     with pytest.raises(UserError, match="has backbone.options {'scale': 0.5}, but this model"):
         weights_folder.load_weights(open_model(folder), model_of(config()))
-    with pytest.raises(UserError, match=f"has backbone.kind '{OWN}', but this model has ''"):
-        weights_folder.load_weights(open_model(folder), model_of(config("")))
+    with pytest.raises(UserError, match=f"has backbone.kind '{OWN}', but this model has 'bert'"):
+        weights_folder.load_weights(open_model(folder), model_of(config("bert")))
 
 
 def test_built_in_weights_load_if_they_fit(tmp_path: Path) -> None:
-    folder = saved(tmp_path / "weights", model_of(config("")))
+    folder = saved(tmp_path / "weights", model_of(config("bert")))
     values = {"init_from": str(folder), "backbone": {"kind": OWN, "options": {"scale": 2.0}}}
     with pytest.raises(UserError, match="batch: missing"):  # the encoder is complete before
         make_recipe(values)
@@ -114,6 +115,7 @@ def test_tasks_that_hide_tokens_need_attention_that_follows(kind: str) -> None:
     [
         ("Nothing", {}, "Nothing' is not a subclass of palm_ds.model.encoder.encoder.Encoder"),
         ("PreNorm", {"scael": 1}, 'options.scael: unknown key; did you mean "scale"'),
+        ("Silent", {}, "does not define activations, flops; a subclass of palm.Transformer"),
         ("PreNorm", {"config": 1}, "options.config: not an option"),
         ("Idle", {}, r"spare.weight is not used in the forward pass \(2 unused parameters\)"),
         ("Mean", {}, "depend on the other texts in its row"),
@@ -132,8 +134,7 @@ def test_violations_are_one_line_errors(kind, options, expected) -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"kind": "bert"}, 'backbone: kind: no encoder "bert"'),
-        ({"options": {"a": 1}}, "backbone: options: only with `kind`"),
+        ({"kind": "berd"}, 'backbone: kind: no encoder "berd"; did you mean "bert"'),
     ],
 )
 def test_wrong_keys(values: dict[str, Any], expected: str) -> None:
@@ -142,4 +143,4 @@ def test_wrong_keys(values: dict[str, Any], expected: str) -> None:
 
 
 def test_the_built_in_encoder_is_the_default() -> None:
-    assert type(build_encoder(config(""))) is Encoder
+    assert type(build_encoder(config("bert"))) is Bert

@@ -22,7 +22,7 @@ from transformers import (
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.example import Example, collate
-from palm_ds.model.encoder.encoder import PRESETS, Encoder, EncoderConfig
+from palm_ds.model.encoder.encoder import PRESETS, Encoder, EncoderConfig, build_encoder
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.weights.formats.huggingface import read as huggingface
@@ -79,7 +79,7 @@ def same_backbone(model: torch.nn.Module, **kernels: str) -> Encoder:
     config = EncoderConfig.from_dict(model.config.to_dict())
     state, left_over = from_names(model.state_dict(), model.config.model_type)
     assert left_over == []
-    backbone = Encoder(config, Kernels(**kernels)).eval()
+    backbone = build_encoder(config, Kernels(**kernels)).eval()
     backbone.load_state_dict({k.removeprefix("backbone."): v for k, v in state.items()})
     return backbone
 
@@ -147,7 +147,7 @@ def test_equals_recorded_outputs(kind: str, shared: Path) -> None:
         pytest.skip(f"no recorded outputs: {folder}")
     contents = huggingface.open_contents(folder)
     config = contents.config
-    backbone = Encoder(config).eval()
+    backbone = build_encoder(config).eval()
     entries = contents.entries
     body = {k: v.read() for k, v in entries.items() if k.startswith("backbone.")}
     missing = backbone.load_state_dict(
@@ -185,7 +185,7 @@ def small(attention: str = "plain", **changes: object) -> Encoder:
     )
     off = dict(dropout=0.0, attention_dropout=0.0)
     config = EncoderConfig(**{**values, **off, **changes})  # type: ignore[arg-type]
-    return Encoder(config, Kernels(attention=attention))
+    return build_encoder(config, Kernels(attention=attention))
 
 
 def packing(sizes: list[int], order: list[int], chances: list[bool]) -> list[list[int]]:
@@ -278,7 +278,9 @@ def test_initial_weights_depend_only_on_the_seed() -> None:
     first, second = small().state_dict(), small().state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
     torch.manual_seed(2)
-    backbone = Encoder(EncoderConfig(vocab_size=4000, hidden_size=64, num_layers=2, num_heads=2))
+    backbone = build_encoder(
+        EncoderConfig(vocab_size=4000, hidden_size=64, num_layers=2, num_heads=2)
+    )
     for name, value in backbone.state_dict().items():
         if name.endswith("bias"):
             assert (value == 0).all(), name

@@ -6,7 +6,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.encoder.flops import sequence_sums, training_flops
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.inputs.batch import Batch, PackedText
@@ -43,7 +43,7 @@ def test_it_counts_what_torch_counts() -> None:
     """One sequence that fills the row; torch counts all products with plain kernels."""
     batch = packed(16)
     batch.labels["words"] = (torch.tensor([0, 3, 9]), torch.tensor([1, 2, 3]))
-    backbone = Encoder(CONFIG)
+    backbone = build_encoder(CONFIG)
     model = Model(backbone, {"words": MaskedLMHead(backbone)}, {"words": "words"})
     ours = float(training_flops(CONFIG, batch, ["words"]))
     with FlopCounterMode(display=False) as counter:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.encoder.encoder import EncoderConfig
+from palm_ds.model.encoder.transformer import TransformerEncoder
 from palm_ds.model.generation.infilling_decoder import InfillingDecoder
 from palm_ds.model.inputs.batch import Batch
 from tests.helpers.infilling import FORMAT, next_scores, prompt, small_model
@@ -45,7 +46,7 @@ def test_hypotheses_may_be_reordered_and_prompts_dropped() -> None:
 
 
 def test_an_encoder_with_a_forward_of_its_own_does_not_generate() -> None:
-    class Own(Encoder):
+    class Own(TransformerEncoder):
         def forward(self, batch: Batch, at: torch.Tensor | None = None) -> torch.Tensor:
             return super().forward(batch, at)
 

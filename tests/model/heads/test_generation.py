@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
 from palm_ds.model.heads.generation import GenerationHead
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.kernels import Kernels
@@ -18,12 +18,12 @@ FLOWS = torch.tensor([0, 0, 0, 1, 1, 1])
 
 def head(kernel: str = "chunked", **options) -> GenerationHead:
     torch.manual_seed(0)
-    return GenerationHead(Encoder(CONFIG, Kernels(masked_lm_loss=kernel)), **options)
+    return GenerationHead(build_encoder(CONFIG, Kernels(masked_lm_loss=kernel)), **options)
 
 
 def test_it_is_a_masked_lm_head_without_options() -> None:
     torch.manual_seed(0)
-    plain = MaskedLMHead(Encoder(CONFIG, Kernels(masked_lm_loss="chunked")))
+    plain = MaskedLMHead(build_encoder(CONFIG, Kernels(masked_lm_loss="chunked")))
     mine = head()
     assert mine.state_dict().keys() == plain.state_dict().keys()
     assert torch.equal(mine(ROWS, TOKENS).loss_sum, plain(ROWS, TOKENS).loss_sum)

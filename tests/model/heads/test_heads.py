@@ -21,7 +21,7 @@ from transformers import (
 
 import palm_ds.tasks
 from palm_ds.data.tasks.task import build
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder, EncoderConfig, build_encoder
 from palm_ds.model.heads.heads import (
     ChoiceHead,
     ClassHead,
@@ -55,7 +55,7 @@ def backbone(**kernels: str) -> Encoder:
     config = EncoderConfig(
         vocab_size=61, hidden_size=16, num_layers=1, num_heads=2, max_positions=20
     )
-    return Encoder(config, Kernels(**kernels))
+    return build_encoder(config, Kernels(**kernels))
 
 
 @pytest.mark.parametrize("kernel", ["plain", "chunked"])
@@ -68,7 +68,9 @@ def test_masked_lm_scores_equal_hugging_face(kind: str, kernel: str) -> None:
             parameter.add_(torch.randn_like(parameter) * 0.1)
     state, skipped = from_names(hf.state_dict(), kind)
     assert skipped == []
-    body = Encoder(EncoderConfig.from_dict(hf.config.to_dict()), Kernels(masked_lm_loss=kernel))
+    body = build_encoder(
+        EncoderConfig.from_dict(hf.config.to_dict()), Kernels(masked_lm_loss=kernel)
+    )
     model = Model(body, {MASKED_WORDS: MaskedLMHead(body)}, {"t": MASKED_WORDS}).eval()
     missing = model.load_state_dict(state, strict=False).missing_keys
     assert missing == ["backbone.pooler.dense.weight", "backbone.pooler.dense.bias"]
@@ -101,7 +103,7 @@ def test_tied_embeddings_are_one_parameter_and_saved_once() -> None:
 def test_an_untied_head_learns_its_own_output_embeddings(kernel: str) -> None:
     torch.manual_seed(5)
     config = replace(backbone().config, tie_word_embeddings=False)
-    body = Encoder(config, Kernels(masked_lm_loss=kernel))
+    body = build_encoder(config, Kernels(masked_lm_loss=kernel))
     head = MaskedLMHead(body)
     assert head.decoder.shape == body.word.weight.shape and "decoder" in head.state_dict()
     rows, targets = torch.randn(7, 16), torch.randint(0, len(head.decoder), (7,))
@@ -164,7 +166,7 @@ def largest_and_deviation(
         max_positions=4,
         init_range=init_range,
     )
-    encoder = Encoder(config)
+    encoder = build_encoder(config)
     head = build("task", {"kind": kind, "source": "s", **settings}).head(encoder)
     weights = dict(head.named_parameters())["out.weight"].detach() / init_range
     return float(weights.abs().max()), float(weights.std())

@@ -13,7 +13,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.attention.attention import attend, plan_attention
 from palm_ds.model.attention.tiles import TILE
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.inputs.visibility import Visibility, full, multi_flow, prefix_lm, visible
 from palm_ds.model.kernels import Kernels
@@ -194,7 +194,7 @@ def test_a_query_is_as_in_a_pass_of_its_own(attention: str, recompute: bool) -> 
     """The vectors of an encoder at each token are those of a text that holds only what the token,
     and what it attends to, attend to."""
     torch.manual_seed(0)
-    encoder = Encoder(CONFIG, Kernels(attention=attention), recompute=recompute).eval()
+    encoder = build_encoder(CONFIG, Kernels(attention=attention), recompute=recompute).eval()
     text = replace(
         flows(3, 3, [0, 1, 2], [0, 1, 1]), position_ids=np.array([0, 1, 2, *[3, 4, 5] * 3])
     )

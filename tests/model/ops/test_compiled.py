@@ -17,7 +17,9 @@ from torch import nn
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.example import collate
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig, EncoderLayer
+from palm_ds.model.encoder.encoder import EncoderConfig
+from palm_ds.model.encoder.layer import EncoderLayer
+from palm_ds.model.encoder.transformer import TransformerEncoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels, choose_kernels
@@ -61,7 +63,11 @@ def compiled(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     return lines
 
 
-def model(kernels: Kernels, kind: type[Encoder] = Encoder, config: EncoderConfig = CONFIG) -> Model:
+def model(
+    kernels: Kernels,
+    kind: type[TransformerEncoder] = TransformerEncoder,
+    config: EncoderConfig = CONFIG,
+) -> Model:
     torch.manual_seed(4)
     backbone = kind(config, kernels)
     heads = {"words": MaskedLMHead(backbone), "order": ClassHead(16, 6, pooled=True, dropout=0.4)}
@@ -87,10 +93,17 @@ def losses_and_grads(net: Model, count: int = 20) -> tuple[torch.Tensor, list[An
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize(
     ("attention", "kind", "recompute"),
-    [("plain", Encoder, False), ("tiles", Encoder, True), ("sdpa", PreNorm, False)],
+    [
+        ("plain", TransformerEncoder, False),
+        ("tiles", TransformerEncoder, True),
+        ("sdpa", PreNorm, False),
+    ],
 )
 def test_twenty_batches_compile_each_size_once(
-    attention: str, kind: type[Encoder], recompute: bool, compiled: Callable[[], list[str]]
+    attention: str,
+    kind: type[TransformerEncoder],
+    recompute: bool,
+    compiled: Callable[[], list[str]],
 ) -> None:
     """All layers share a graph; the last one has others, since it is computed where labels are: 0
     to 16 labels are one size, 17 to 19 another. Masks are those of the uncompiled layers."""
@@ -142,7 +155,7 @@ class Printing(EncoderLayer):
         return super().forward(x, plan, at)
 
 
-class Talkative(Encoder):
+class Talkative(TransformerEncoder):
     def layer(self, number: int) -> nn.Module:
         return Printing(self.config, self.kernels)
 

@@ -30,11 +30,11 @@ def test_backbone_matrices_decay() -> None:
 
 
 def test_real_model_groups_cover_everything_once() -> None:
-    from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+    from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
     from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
     from palm_ds.model.multi_task_model import Model
 
-    backbone = Encoder(
+    backbone = build_encoder(
         EncoderConfig(vocab_size=50, hidden_size=8, num_layers=1, num_heads=2, max_positions=8)
     )
     heads = {"words": MaskedLMHead(backbone), "order": ClassHead(8, 3)}

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.encoder.encoder import EncoderConfig
+from palm_ds.model.encoder.transformer import TransformerEncoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.multi_task_model import Model
@@ -17,7 +18,7 @@ from palm_ds.runtime.processes.processes import start
 from palm_ds.runtime.zero.sharded_modules import ShardedModules
 
 
-class Scaled(Encoder):
+class Scaled(TransformerEncoder):
     """With a parameter outside of its parts."""
 
     def __init__(self, *arguments: Any, **options: Any):

@@ -12,7 +12,7 @@ import torch
 
 from palm_ds.data.tasks.example import Example, collate
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
@@ -41,7 +41,7 @@ KERNELS = Kernels(attention="sdpa", masked_lm_loss="chunked")
 
 
 def build(config: EncoderConfig, *, recompute: bool = False) -> Model:
-    backbone = Encoder(config, KERNELS, recompute=recompute)
+    backbone = build_encoder(config, KERNELS, recompute=recompute)
     return Model(backbone, {"words": MaskedLMHead(backbone)}, {"words": "words"})
 
 

@@ -39,9 +39,9 @@ LORA = (
     (
         {
             "init_from": "x",
-            "backbone": {**GOOD["backbone"], "kind": "tests.helpers.own_encoder.PreNorm"},
+            "backbone": {"kind": "cnn"},
         },
-        "lora: only for the built-in encoder; backbone.kind is tests.helpers.own_encoder.PreNorm",
+        "lora: backbone.kind is cnn, which has no matrices for it",
     ),
     ({"lora": {"rnak": 4}}, 'lora.rnak: unknown key; did you mean "rank"?'),
     ({"alpha": 4}, 'alpha: unknown key; did you mean "lora.alpha"?'),

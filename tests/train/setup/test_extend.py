@@ -12,7 +12,7 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import ClassHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.checkpoint import checkpoint, sharded_state
@@ -36,7 +36,7 @@ def make_model(classes: dict[str, int], **changes: Any) -> Model:
         "num_heads": 2,
         "max_positions": 16,
     }
-    backbone = Encoder(EncoderConfig(**{**values, "task_types": 3, **changes}))
+    backbone = build_encoder(EncoderConfig(**{**values, "task_types": 3, **changes}))
     heads = {name: ClassHead(8, number) for name, number in classes.items()}
     return Model(backbone, heads, {name: name for name in heads})
 

@@ -10,7 +10,7 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.example import Example, collate
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
+from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.convert.embeddings import (
@@ -33,7 +33,7 @@ USED = 37  # of the 40 rows
 
 def net(config: EncoderConfig, seed: int = 1) -> Model:
     torch.manual_seed(seed)
-    backbone = Encoder(config)
+    backbone = build_encoder(config)
     heads: dict[str, torch.nn.Module] = {
         "one": MaskedLMHead(backbone),
         "two": MaskedLMHead(backbone),
@@ -48,7 +48,7 @@ def net(config: EncoderConfig, seed: int = 1) -> Model:
 
 def rebuilt(changed: ResizedState) -> Model:
     model = Model(
-        backbone := Encoder(changed.config),
+        backbone := build_encoder(changed.config),
         {
             "one": MaskedLMHead(backbone),
             "two": MaskedLMHead(backbone),

@@ -17,6 +17,8 @@ from torch.nn import functional as F  # noqa: N812
 from palm_ds.common.errors import UserError
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.encoder.encoder import Encoder, build_encoder
+from palm_ds.inference.embedder import open_embedder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.crf import CRFHead, viterbi
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.heads.outputs import HeadOutputs
@@ -61,7 +63,7 @@ def noisy(model: Model) -> Model:
 @pytest.fixture(scope="module")
 def model() -> Model:
     """ERNIE's relu, task embeddings, and a head of every kind."""
-    backbone, size = Encoder(CONFIG), CONFIG.hidden_size
+    backbone, size = build_encoder(CONFIG), CONFIG.hidden_size
     heads = {
         "words": MaskedLMHead(backbone),
         "kind": ClassHead(size, 3, pooled=True),

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from palm_ds.data.tasks.example import Example, collate
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import Encoder, build_encoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.formats.contents import CheckpointContents
@@ -61,7 +61,7 @@ def save(model: transformers.PreTrainedModel, folder: Path, **options: object) -
 
 def build(contents: CheckpointContents) -> Model:
     """The model of the contents, in fp32."""
-    backbone = Encoder(contents.config)
+    backbone = build_encoder(contents.config)
     heads: dict[str, torch.nn.Module] = {}
     for name, head in contents.heads.items():
         if head.kind == "masked_words":

@@ -10,7 +10,7 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.crf import CRFHead
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo, TensorEntry
@@ -27,7 +27,7 @@ HEADS = {
 
 
 def test_shapes_are_those_of_a_model_with_values() -> None:
-    backbone = Encoder(CONFIG)
+    backbone = build_encoder(CONFIG)
     heads = {"words": MaskedLMHead(backbone), "order": ClassHead(8, 3), "tags": CRFHead(8, 4)}
     model = torch.nn.ModuleDict({"backbone": backbone, "heads": torch.nn.ModuleDict(heads)})
     real = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}

@@ -21,7 +21,7 @@ from palm_ds.model.distillation.settings import (
     LogitsSettings,
     TeacherSettings,
 )
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.crf import CRFHead
 from palm_ds.model.heads.heads import ClassHead, Head, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
@@ -46,7 +46,7 @@ LAYOUTS = [(stage, world) for stage in (0, 1, 2, 3) for world in (1, 2, 3)]
 
 def model(seed: int = 1) -> Model:
     torch.manual_seed(seed)
-    backbone = Encoder(CONFIG)
+    backbone = build_encoder(CONFIG)
     heads = {
         "masking": MaskedLMHead(backbone),
         "distance": ClassHead(8, 3, pooled=True),
@@ -149,7 +149,7 @@ class TwoLayers(Head):
 
 
 def test_a_custom_head_keeps_its_shapes(tmp_path: Path) -> None:
-    net = Model(Encoder(CONFIG), {"mine": TwoLayers()}, {"mine": "mine"})
+    net = Model(build_encoder(CONFIG), {"mine": TwoLayers()}, {"mine": "mine"})
     opened = native.open_contents(save(tmp_path, net, 3, 2))
     assert set(opened.entries) == set(net.state_dict())
     for name, entry in opened.entries.items():

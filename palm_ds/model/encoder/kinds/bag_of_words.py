@@ -38,6 +38,11 @@ class BagOfWords(WordEncoder):
         (size,) = cls.input_sizes(config)
         return size * config.hidden_size if size != config.hidden_size else 0
 
+    @classmethod
+    def kept_values(cls, config: EncoderConfig, size: int) -> int:
+        """The embeddings and, of another width, the vectors."""
+        return size if size == config.hidden_size else size + config.hidden_size
+
 
 class _Fit(nn.Module):
     """A linear map between different widths; between equal ones, none."""

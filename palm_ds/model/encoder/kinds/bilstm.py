@@ -41,6 +41,11 @@ class BiLSTM(WordEncoder):
         half = config.hidden_size // 2
         return sum(2 * 4 * half * (size + half) for size in cls.input_sizes(config))
 
+    @classmethod
+    def kept_values(cls, config: EncoderConfig, size: int) -> int:
+        """The inputs in both orders, and of each direction four gates, the cell and the output."""
+        return 2 * size + 6 * config.hidden_size
+
 
 class LSTMLayer(nn.Module):
     """One LSTM in each direction."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -21,8 +22,28 @@ from palm_ds.model.config.activations import ACTIVATIONS
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import PLAIN
 from palm_ds.model.encoder.sequences import Sequences
-from palm_ds.model.encoder.word_encoder import WordEncoder
+from palm_ds.model.encoder.word_encoder import WordEncoder, WordOptions
 from palm_ds.model.kernels import Kernels
+
+
+@dataclass(frozen=True, kw_only=True)
+class CNNOptions(WordOptions):
+    """`backbone.options` of `kind: cnn`."""
+
+    windows: tuple[int, ...] = (3,)
+    """The words that each convolution sees."""
+    pool: int = 3
+    """Neighbours of the maximum; 1 means none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.windows or min(self.windows) < 1:
+            raise UserError(
+                f"backbone.options.windows: {list(self.windows)}: expected a number of words, as "
+                "[2, 3, 4]"
+            )
+        if self.pool < 1:
+            raise UserError(f"backbone.options.pool: {self.pool}: expected a number of words, as 3")
 
 
 class CNN(WordEncoder):
@@ -33,41 +54,37 @@ class CNN(WordEncoder):
         "hidden_size": 128,
         "activation": "relu",
     }
+    options_type: ClassVar[type] = CNNOptions
 
-    def __init__(
-        self,
-        config: EncoderConfig,
-        kernels: Kernels = PLAIN,
-        *,
-        windows: Sequence[int] = (3,),
-        pool: int = 3,
-        **others: Any,
-    ):
-        """`windows`: the words that each convolution sees. `pool`: neighbours of the maximum; 1
-        means none. Raises UserError."""
-        self.windows = _checked(windows, "windows")
-        (self.pool,) = _checked([pool], "pool")
-        if config.hidden_size % len(self.windows):
+    def __init__(self, config: EncoderConfig, kernels: Kernels = PLAIN, *, recompute: bool = False):
+        windows = self.options_of(config).windows
+        if config.hidden_size % len(windows):
             raise UserError(
-                f"backbone.options.windows: {len(self.windows)} windows do not divide the "
-                f"hidden_size {config.hidden_size}"
+                f"backbone.options.windows: {len(windows)} windows do not divide the hidden_size "
+                f"{config.hidden_size}"
             )
-        super().__init__(config, kernels, **others)
+        super().__init__(config, kernels, recompute=recompute)
 
     def layer(self, number: int) -> nn.Module:
         return ConvolutionLayer(
             self.input_size(number),
             self.hidden_size,
-            windows=self.windows,
-            pool=self.pool,
+            windows=self.options.windows,
+            pool=self.options.pool,
             activation=self.config.activation,
         )
 
     @classmethod
     def layer_weights(cls, config: EncoderConfig) -> int:
-        windows = config.options.get("windows", (3,))
+        windows = cls.options_of(config).windows
         each = config.hidden_size // len(windows)
         return sum(sum(windows) * size * each for size in cls.input_sizes(config))
+
+    @classmethod
+    def kept_values(cls, config: EncoderConfig, size: int) -> int:
+        """The words of every window, the activation's input and output, the neighbours."""
+        options = cls.options_of(config)
+        return sum(options.windows) * size + (2 + options.pool) * config.hidden_size
 
 
 class ConvolutionLayer(nn.Module):
@@ -99,14 +116,3 @@ def _offsets(window: int) -> range:
     """The places of a window around a word; one more to the right if it is even."""
     before = (window - 1) // 2
     return range(-before, window - before)
-
-
-def _checked(sizes: object, name: str) -> tuple[int, ...]:
-    given = tuple(sizes) if isinstance(sizes, list | tuple) else ()
-    if not given or any(type(size) is not int or size < 1 for size in given):
-        example = "3" if name == "pool" else "[2, 3, 4]"
-        shown = given[0] if name == "pool" and given else sizes
-        raise UserError(
-            f"backbone.options.{name}: {shown!r}: expected a number of words, as {example}"
-        )
-    return given

@@ -17,6 +17,7 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.pooling import TextPooling
 from palm_ds.weights.formats.contents import NEXT_SENTENCE_CLASSES, Extras, HeadInfo, TensorEntry
@@ -92,7 +93,7 @@ def plan(
     its heads. `extras`: parts of the source's folder to keep. `prefix`: an encoder without heads
     has the base model's prefix too (`bert.`); vLLM reads its names only without it."""
     extras = extras or Extras()
-    if config.kind:
+    if not encoder_class(config).hf:
         raise UserError(f"Hugging Face has no such encoder as {config.kind}")
     if not 0 <= target.task_id < max(config.task_types, 1):
         raise UserError(

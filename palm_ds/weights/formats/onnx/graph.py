@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
@@ -113,7 +114,7 @@ def plan_graph(
             task_id=0 if len(rows) > 1 else rows.pop(),
             heads=described,
             embedding=embedding,
-            custom=bool(config.kind),
+            custom=not encoder_class(config).is_specified(),
         ),
         notes=notes,
         skipped=skipped,

@@ -19,6 +19,7 @@ import onnx
 import torch
 
 from palm_ds.common.errors import UserError
+from palm_ds.model.config.encoder_kinds import is_custom
 from palm_ds.model.heads.crf import FORBIDDEN
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.expected_shapes import TRANSITIONS
@@ -47,7 +48,7 @@ def write_fp32(
         with _quiet(), torch.no_grad():
             program = _exported(model, description)
     except Exception as error:  # of many types
-        if not description.custom:
+        if not is_custom(contents.config.kind):
             raise
         reason = _first_line(error)
         raise UserError(

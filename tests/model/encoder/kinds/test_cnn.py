@@ -46,8 +46,8 @@ def test_it_computes_what_torch_computes(windows: list[int], pool: int, num_laye
     ("options", "expected"),
     [
         ({"windows": [3, 0]}, r"options.windows: \[3, 0\]: expected a number of words"),
-        ({"windows": 3}, "options.windows: 3: expected"),
-        ({"pool": "2"}, "options.pool: '2': expected a number of words, as 3"),
+        ({"windows": 3}, "options.windows: expected a list, got 3"),
+        ({"pool": "2"}, 'options.pool: expected a whole number, got "2"'),
         ({"windows": [1, 2, 3]}, "3 windows do not divide the hidden_size 16"),
     ],
 )

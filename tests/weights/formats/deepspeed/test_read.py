@@ -17,7 +17,7 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.formats.contents import OPTIMIZER
@@ -42,7 +42,7 @@ GENUINE = ("deepspeed_z1_bf16_wrap_frozen", "deepspeed_z3_fp32")
 
 def model() -> Model:
     torch.manual_seed(3)
-    backbone = Encoder(CONFIG)
+    backbone = build_encoder(CONFIG)
     heads = {"words": MaskedLMHead(backbone), "pairs": ClassHead(8, 3, pooled=True)}
     return Model(backbone, heads, {name: name for name in heads})
 

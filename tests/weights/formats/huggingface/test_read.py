@@ -19,7 +19,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import SPECIALS, load_tokenizer, wordpiece
@@ -501,7 +501,7 @@ def test_a_model_gets_the_heads_of_the_class(tmp_path: Path) -> None:
     config = EncoderConfig(
         vocab_size=WORDS, hidden_size=16, num_layers=1, num_heads=2, max_positions=20
     )
-    backbone = Encoder(config)
+    backbone = build_encoder(config)
     heads = {
         "tags": ClassHead(16, 3),
         "next_sentence": ClassHead(16, 2, pooled=True),

@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import Encoder, build_encoder
 from palm_ds.model.heads.crf import CRFHead
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.inputs.batch import Batch
@@ -145,7 +145,7 @@ def keep(found: dict[str, torch.Tensor], name: str) -> Any:
 
 def modules(contents: CheckpointContents) -> tuple[Encoder, torch.nn.ModuleDict]:
     """The encoder and the heads with all weights of a checkpoint."""
-    backbone = Encoder(contents.config).eval()
+    backbone = build_encoder(contents.config).eval()
     heads = torch.nn.ModuleDict(
         {
             name: MaskedLMHead(backbone)

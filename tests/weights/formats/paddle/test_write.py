@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.text.tokenizer import load_tokenizer
@@ -39,7 +39,7 @@ WORDS = letters("f")
 def state_of(config: EncoderConfig, **heads: int) -> dict[str, torch.Tensor]:
     """An encoder and heads with these numbers of classes; 0 means a masked-LM head."""
     torch.manual_seed(1)
-    backbone = Encoder(config)
+    backbone = build_encoder(config)
     modules = {
         name: ClassHead(config.hidden_size, count) if count else MaskedLMHead(backbone)
         for name, count in heads.items()

@@ -1,0 +1,176 @@
+"""One layer of a transformer, and what distinguishes the layers of one architecture from another's.
+
+    post (BERT)         x = norm(x + attention(x));  x = norm(x + feed_forward(x))
+    pre (ModernBERT)    x = x + attention(norm(x));  x = x + feed_forward(norm(x))
+
+A LayerSpec is what differs; its defaults are BERT's. Sizes, rates and eps are the configuration's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from palm_ds.model.attention.attention import AttentionPlan, attend
+from palm_ds.model.config.activations import ACTIVATIONS
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import gather_positions
+from palm_ds.model.encoder.rotary import Rotary
+from palm_ds.model.kernels import Kernels, layer_norm
+from palm_ds.model.ops.compiled import CompiledRegion
+from palm_ds.model.ops.dropout import DropoutKeys, add_dropout, dropout
+from palm_ds.model.ops.fused_norm import Drop, FusedLayerNorm
+
+NormKind = Literal["layer_norm", "layer_norm_without_bias", "rms_norm"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpec:
+    """What a layer computes, apart from its sizes."""
+
+    norm_place: Literal["post", "pre"] = "post"
+    """After each half and its residual connection, or before each half."""
+    norm: NormKind = "layer_norm"
+    attention_norm: bool = True
+    """`pre`: False leaves out the norm before the attention (ModernBERT's first layer)."""
+    qkv_bias: bool = True
+    attention_output_bias: bool = True
+    intermediate_bias: bool = True
+    output_bias: bool = True
+    gated: bool = False
+    """The feed-forward network multiplies its activated values by as many others (GLU, Shazeer
+    2020, arXiv 2002.05202); `expand` returns both, the activated ones first."""
+    activation: str = ""
+    """Empty: the configuration's."""
+    rotary_base: float | None = None
+    """Queries and keys are turned by their positions (rotary.py); None: they are not."""
+    rotary_neighbours: bool = False
+    """Rotary: turns dimension 2i with 2i + 1 (NeoBERT), instead of i with i + half."""
+    window: int | None = None
+    """Tokens that a token attends to on each side; None: all of its text."""
+
+    def weights(self, config: EncoderConfig) -> int:
+        """Weights that a token is multiplied with, without biases."""
+        size, inner = config.hidden_size, config.feed_forward_size
+        return 4 * size**2 + (3 if self.gated else 2) * size * inner
+
+
+def build_norm(kind: NormKind, size: int, eps: float, kernels: Kernels) -> nn.Module:
+    """A norm over `size` values."""
+    if kind == "layer_norm":
+        return layer_norm(size, eps, kernels.layer_norm)
+    return nn.RMSNorm(size, eps=eps) if kind == "rms_norm" else nn.LayerNorm(size, eps, bias=False)
+
+
+class EncoderLayer(nn.Module):
+    """One encoder layer; with `post`, each half ends in dropout, add, norm ("dan" in ERNIE's
+    code)."""
+
+    def __init__(self, config: EncoderConfig, kernels: Kernels, spec: LayerSpec = LayerSpec()):
+        super().__init__()
+        size, inner = config.hidden_size, config.feed_forward_size
+        self.spec, self.num_heads = spec, config.num_heads
+        self.activation = ACTIVATIONS[spec.activation or config.activation]
+        self.dropout_rate, self.attention_rate = config.dropout, config.attention_dropout
+        self._keys: DropoutKeys | None = None
+        self._at: torch.Tensor | None = None
+        self._dropouts = 0
+        self.register_forward_pre_hook(_begin_layer, with_kwargs=True)
+        self.qkv = nn.Linear(size, 3 * size, bias=spec.qkv_bias)
+        self.rotary: Rotary | None = None
+        if spec.rotary_base is not None:
+            self.rotary = Rotary(
+                spec.rotary_base, config.num_heads, neighbours=spec.rotary_neighbours
+            )
+        self.project = nn.Linear(size, size, bias=spec.attention_output_bias)
+        self.attention_norm = self._norm(config, kernels) if spec.attention_norm else nn.Identity()
+        expanded = (2 if spec.gated else 1) * inner
+        self.expand = nn.Linear(size, expanded, bias=spec.intermediate_bias)
+        self.contract = nn.Linear(inner, size, bias=spec.output_bias)
+        self.output_norm = self._norm(config, kernels)
+
+    def _norm(self, config: EncoderConfig, kernels: Kernels) -> nn.Module:
+        return build_norm(self.spec.norm, config.hidden_size, config.layer_norm_eps, kernels)
+
+    def forward(
+        self, x: torch.Tensor, plan: AttentionPlan, at: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Returns (rows, length, hidden), or (n, hidden) at the flat positions `at` (n,)."""
+        pre = self.spec.norm_place == "pre"
+        attended = self.attention(self.attention_norm(x) if pre else x, plan)
+        return self.after_attention(x, attended, at)
+
+    def after_attention(
+        self, x: torch.Tensor, attended: torch.Tensor, at: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The rest of the layer, for its input x and the attention's output."""
+        x, attended = gather_positions(at, x, attended)
+        if self.spec.norm_place == "pre":
+            x = self.residual_dropout(x, self.project(attended))
+            return self.residual_dropout(x, self.feed_forward(self.output_norm(x)))
+        x = self._add_norm(self.attention_norm, x, self.project(attended))
+        return self._add_norm(self.output_norm, x, self.feed_forward(x))
+
+    def _add_norm(self, norm: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """LayerNorm(x + dropout(y))."""
+        overridden = type(self).residual_dropout is not EncoderLayer.residual_dropout
+        if overridden or not isinstance(norm, FusedLayerNorm):
+            return norm(self.residual_dropout(x, y))
+        keys, rate = self._next_keys(y), self.dropout_rate if self.training else 0.0
+        if rate and keys is None:
+            return norm(x, dropout(y, rate, None))
+        return norm(x, y, Drop(rate, keys) if rate and keys else None)
+
+    def compile_in(self, region: CompiledRegion, *, whole: bool) -> None:
+        """`whole`: with the attention, whose implementation must allow it."""
+        if whole or type(self).forward is not EncoderLayer.forward:
+            self.forward = region.wrap(self.forward)
+        else:
+            self.after_attention = region.wrap(self.after_attention)
+
+    def attention(self, x: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
+        """Multi-head attention before the output projection, (rows, length, hidden)."""
+        rate = self.attention_rate if self.training else 0.0
+        qkv = self.qkv(x)
+        if self.rotary is not None:
+            qkv = self.rotary(qkv, plan.positions)
+        return attend(qkv, plan, num_heads=self.num_heads, dropout=rate, window=self.spec.window)
+
+    def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The feed-forward network, (..., hidden) -> (..., hidden)."""
+        inner = self.expand(x)  # (..., intermediate), or twice as many
+        if not self.spec.gated:
+            return self.contract(self.activation(inner))
+        activated, multiplier = inner.chunk(2, -1)
+        return self.contract(self.activation(activated) * multiplier)
+
+    def residual_dropout(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """x + dropout(y), (rows, length, hidden) or (n, hidden) at the positions `at`. Every call
+        in a forward pass has its own masks."""
+        keys = self._next_keys(y)
+        return add_dropout(x, y, self.dropout_rate if self.training else 0.0, keys)
+
+    def _next_keys(self, y: torch.Tensor) -> DropoutKeys | None:
+        """The keys of the next dropout in this layer, for the rows of y."""
+        self._dropouts += 1  # 0 is the attention
+        return self.keys_at(self._dropouts, y)
+
+    def keys_at(self, site: int, y: torch.Tensor) -> DropoutKeys | None:
+        """The keys of a place in this layer, for the rows of y in this forward pass."""
+        keys = None if self._keys is None else self._keys.site(site)
+        if keys is not None and y.dim() == 2 and self._at is not None:
+            keys = keys.select(self._at)
+        return keys
+
+
+def _begin_layer(layer: EncoderLayer, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+    """Note what the dropout masks of a forward pass depend on. It comes with the plan, so that a
+    pass that is repeated for the backward pass gets the same masks. LoRA's dropouts, inside the
+    linear maps, read it too: nothing could be passed to them as an argument."""
+    arguments = dict(zip(("x", "plan", "at"), positional, strict=False)) | named
+    plan = arguments.get("plan")
+    layer._keys = plan.keys if isinstance(plan, AttentionPlan) else None
+    layer._at, layer._dropouts = arguments.get("at"), 0

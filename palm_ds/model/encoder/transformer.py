@@ -1,0 +1,256 @@
+"""Transformer encoders: ERNIE 2.0, BERT and RoBERTa are one architecture in different sizes; others
+differ in their TransformerSpec.
+
+    word + position + segment (+ task) embeddings -> LayerNorm -> dropout
+    num_layers x a layer (layer.py), for some architectures a LayerNorm after the last
+    pooler: tanh of a linear map of a row, for heads that read whole texts
+
+It runs on packed rows: a token attends to its own sequence only, whatever else is in the row.
+
+Weights are initialised as BERT's and ERNIE's are (TruncatedNormal in both): matrices and embeddings
+from a normal distribution with standard deviation `init_range`, truncated at two standard
+deviations; biases 0, LayerNorm weights 1. They are drawn in module order from torch's generator, so
+`torch.manual_seed` determines them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from palm_ds.common.errors import UserError
+from palm_ds.model.attention.attention import AttentionPlan, plan_attention
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import (
+    PLAIN,
+    Activations,
+    Encoder,
+    EncoderFlops,
+    Matrix,
+    Pooler,
+    init_weights,
+)
+from palm_ds.model.encoder.layer import EncoderLayer, LayerSpec, NormKind, build_norm
+from palm_ds.model.inputs.batch import Batch
+from palm_ds.model.kernels import Kernels
+from palm_ds.model.ops.compiled import CompiledRegion, padded_positions
+from palm_ds.model.ops.dropout import DropoutKeys, dropout
+from palm_ds.model.ops.fused_norm import Drop, FusedLayerNorm
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerSpec:
+    """What a transformer computes, apart from its sizes; the defaults are BERT's."""
+
+    layers: tuple[LayerSpec, ...]
+    learned_positions: bool = True
+    """Whether there is a position embedding."""
+    token_types: bool = True
+    """Whether there is a token type embedding."""
+    norm: NormKind = "layer_norm"
+    """Of the embeddings and after the last layer."""
+    embedding_norm: bool = True
+    final_norm: bool = False
+    """Whether there is a norm after the last layer."""
+
+
+class TransformerEncoder(Encoder):
+    """An architecture is a subclass with its own `spec`.
+
+    A subclass may also override `layer`, or `forward` under the same contract. Without an
+    `options_type` its constructor may take more keywords, which a recipe sets in
+    `backbone.options`.
+    """
+
+    takes_layers = True
+    above_layers = ("pooler", "final_norm")
+
+    def __init__(self, config: EncoderConfig, kernels: Kernels = PLAIN, *, recompute: bool = False):
+        super().__init__(config, kernels, recompute=recompute)
+        assert config.vocab_size is not None
+        spec = self.structure = self.spec(config)
+        _check(config, spec)
+        size = config.hidden_size
+        self.word = nn.Embedding(config.vocab_size, size)
+        if spec.learned_positions:
+            self.position = nn.Embedding(config.max_positions, size)
+        if spec.token_types:
+            self.segment = nn.Embedding(config.token_types, size)
+        if config.task_types:
+            self.task = nn.Embedding(config.task_types, size)
+        self.norm = self._norm() if spec.embedding_norm else nn.Identity()
+        self.layers = nn.ModuleList(self.layer(number) for number in range(config.num_layers))
+        if spec.final_norm:
+            self.final_norm = self._norm()
+        self.pooler = Pooler(size)
+        init_weights(self, config.init_range)
+        if kernels.compile == "on":
+            self._compile()
+
+    @classmethod
+    def spec(cls, config: EncoderConfig) -> TransformerSpec:
+        """The architecture with these hyperparameters."""
+        return TransformerSpec(layers=(LayerSpec(),) * config.num_layers)
+
+    def layer(self, number: int) -> nn.Module:
+        """Builds the layer `number` (from 0), which is called as `EncoderLayer` is; only the last
+        one gets `at`."""
+        return EncoderLayer(self.config, self.kernels, self.structure.layers[number])
+
+    def _norm(self) -> nn.Module:
+        eps = self.config.layer_norm_eps
+        return build_norm(self.structure.norm, self.hidden_size, eps, self.kernels)
+
+    def _compile(self) -> None:
+        region, whole = CompiledRegion("layers"), self.kernels.attention != "tiles"
+        for layer in self.layers:
+            if isinstance(layer, EncoderLayer):
+                layer.compile_in(region, whole=whole)
+            else:
+                layer.forward = region.wrap(layer.forward)
+        self._join = CompiledRegion("embeddings").wrap(self._join)
+
+    def forward(self, batch: Batch, at: torch.Tensor | None = None) -> torch.Tensor:
+        """Computes most of the last layer for the positions `at` only."""
+        keys = self._dropout_keys(batch)
+        x = self._embed(batch, keys)
+        compiled = self.kernels.compile == "on"
+        plan = plan_attention(batch, self.kernels.attention, compiled=compiled, keys=keys)
+        plan = self._with_positions(plan, batch)
+        rows = at if at is None or not compiled else padded_positions(at, batch.input_ids.numel())
+        for number, layer in enumerate(self.layers, 1):
+            arguments = () if rows is None or number < len(self.layers) else (rows,)
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(layer, x, plan.for_layer(number), *arguments, use_reentrant=False)
+            else:
+                x = layer(x, plan.for_layer(number), *arguments)
+        if self.structure.final_norm:
+            x = self.final_norm(x)
+        return x if at is None or not compiled else x[: len(at)]
+
+    def read(self, batch: Batch, plans: Sequence[AttentionPlan]) -> torch.Tensor:
+        x = self._embed(batch, None)
+        for layer, plan in zip(self.layers, plans, strict=True):
+            x = layer(x, self._with_positions(plan, batch))
+        return self.final_norm(x) if self.structure.final_norm else x
+
+    def _with_positions(self, plan: AttentionPlan, batch: Batch) -> AttentionPlan:
+        """The plan with the positions of tokens, if a layer turns queries and keys by them."""
+        turns = any(layer.rotary_base is not None for layer in self.structure.layers)
+        return replace(plan, positions=batch.position_ids) if turns else plan
+
+    def _embed(self, batch: Batch, keys: DropoutKeys | None) -> torch.Tensor:
+        parts = [self.word(batch.input_ids)]
+        if self.structure.learned_positions:
+            parts.append(self.position(batch.position_ids + self.config.position_offset))
+        if self.structure.token_types:
+            parts.append(self.segment(batch.token_type_ids))
+        if self.config.task_types:
+            parts.append(self.task(batch.task_ids))
+        return self._join(parts, keys)
+
+    def _join(self, parts: list[torch.Tensor], keys: DropoutKeys | None) -> torch.Tensor:
+        """Sum, LayerNorm and dropout of the embeddings. The look-ups are not compiled with it:
+        their gradients would be added up in no fixed order."""
+        x = parts[0]
+        for part in parts[1:]:  # ERNIE's order: word, position, segment, task
+            x = x + part
+        rate = self.config.dropout if self.training else 0.0
+        if rate and keys and isinstance(self.norm, FusedLayerNorm):
+            return self.norm(x, drop=Drop(rate, keys), after=True)
+        return dropout(self.norm(x), rate, keys)
+
+    # ---- answers ----
+
+    @classmethod
+    def flops(cls, config: EncoderConfig) -> EncoderFlops:
+        """Those of `spec`, also for a subclass with layers of its own."""
+        layers = cls.spec(config).layers
+        windows = Counter(layer.window for layer in layers)
+        return EncoderFlops(
+            token=6.0 * sum(layer.weights(config) for layer in layers),
+            pairs={window: 12.0 * n * config.hidden_size for window, n in windows.items()},
+        )
+
+    @classmethod
+    def activations(cls, config: EncoderConfig) -> Activations:
+        """Attention: query, key and value, its output, the norm's input and output. Feed-forward
+        network: the activation's input and output, and if it is gated the product and what it is
+        multiplied by; the norm's input and output."""
+        size, inner = config.hidden_size, config.feed_forward_size
+        layers = cls.spec(config).layers
+        gated = sum(layer.gated for layer in layers) / len(layers)
+        return Activations(
+            attention=6 * size,
+            feed_forward=(2 + 2 * gated) * inner + 2 * size,
+            heads=config.num_heads,
+            widest=(2 + gated) * inner + size,
+        )
+
+    @classmethod
+    def least_parameters(cls, config: EncoderConfig, vocabulary: int) -> int:
+        if not cls.is_specified():
+            return 0
+        spec = cls.spec(config)
+        rows = vocabulary + (config.max_positions if spec.learned_positions else 0)
+        return config.hidden_size * rows + sum(layer.weights(config) for layer in spec.layers)
+
+    @classmethod
+    def matrices(cls, config: EncoderConfig) -> tuple[Matrix, ...]:
+        """Those of EncoderLayer; a subclass whose layers have others says so itself."""
+        gated = any(layer.gated for layer in cls.spec(config).layers)
+        return (
+            Matrix(path="qkv", roles=("query", "key", "value"), stacked=3),
+            Matrix(path="project", roles=("attention_output",)),
+            Matrix(path="expand", roles=("intermediate",), stacked=2 if gated else 1),
+            Matrix(path="contract", roles=("output",)),
+        )
+
+    @classmethod
+    def is_specified(cls) -> bool:
+        """No subclass with layers or a forward pass of its own."""
+        base = TransformerEncoder
+        return cls.layer is base.layer and cls.forward is base.forward
+
+    def hidden_module(self, number: int) -> nn.Module:
+        """The last hidden state is the encoder's output."""
+        last = self.structure.final_norm and number == len(self.layers)
+        return self.final_norm if last else self.layers[number - 1]
+
+    def qkv_module(self, number: int) -> nn.Module | None:
+        layer = self.layers[number - 1]
+        if not isinstance(layer, EncoderLayer):
+            return None
+        return layer.qkv if layer.rotary is None else layer.rotary
+
+    @property
+    def generates(self) -> bool:
+        """Not with a forward pass of its own, nor with windows, which caches do not have."""
+        whole = all(layer.window is None for layer in self.structure.layers)
+        return whole and type(self).forward is TransformerEncoder.forward
+
+
+def _check(config: EncoderConfig, spec: TransformerSpec) -> None:
+    """Raises UserError for hyperparameters that this architecture cannot have."""
+    if not spec.token_types and config.token_types > 1:
+        raise UserError(
+            f"backbone.token_types: {config.token_types}, but {config.kind} has no token type "
+            "embedding; set 1"
+        )
+    if not spec.learned_positions and config.position_offset:
+        raise UserError(
+            f"backbone.position_offset: {config.position_offset}, but {config.kind} has no "
+            "position embedding; set 0"
+        )
+    if any(layer.rotary_base is not None for layer in spec.layers) and (
+        config.hidden_size // config.num_heads % 2
+    ):
+        raise UserError(
+            f"backbone.num_heads: heads of {config.hidden_size // config.num_heads} values, but "
+            f"{config.kind} turns them in pairs; use an even head size"
+        )
