@@ -154,7 +154,9 @@ def add_lora(model: Model, settings: LoraSettings, *, seed: int) -> None:
     inject_adapter_in_model(config, encoder)
     encoder.pooler.requires_grad_(model.pooled)
     if settings.dropout:
-        changed = [each.get_submodule(x) for each in encoder.layers for x in modules.values()]
+        changed: list[Any] = [
+            each.get_submodule(x) for each in encoder.layers for x in modules.values()
+        ]
         encoder.adapter_columns = max(each.in_features for each in changed)
         for layer in encoder.layers:
             _use_keys(layer, modules, settings.dropout)

@@ -101,8 +101,8 @@ class Encoder(nn.Module, ABC):
     options_type: ClassVar[type | None] = None
     """The dataclass of `backbone.options`; None: they are keywords of the constructor."""
     hf: ClassVar[str] = ""
-    """The architecture that Hugging Face has of it: a module of
-    palm_ds/weights/formats/huggingface/architectures; empty: none."""
+    """What Hugging Face calls the architecture: `bert` covers all with BERT's shape
+    (palm_ds/weights/formats/huggingface); empty: it has none."""
     takes_layers: ClassVar[bool] = False
     """Whether `init_layers` can choose among the layers of a larger one."""
     above_layers: ClassVar[tuple[str, ...]] = ("pooler",)

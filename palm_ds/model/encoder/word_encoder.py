@@ -69,7 +69,7 @@ class WordEncoder(Encoder):
         "attention_dropout": 0.0,
     }
     """A subclass adds `hidden_size`."""
-    options_type: ClassVar[type] = WordOptions
+    options_type: ClassVar[type | None] = WordOptions
 
     def __init__(self, config: EncoderConfig, kernels: Kernels = PLAIN, *, recompute: bool = False):
         super().__init__(config, kernels, recompute=recompute)

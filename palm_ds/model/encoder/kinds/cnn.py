@@ -54,7 +54,7 @@ class CNN(WordEncoder):
         "hidden_size": 128,
         "activation": "relu",
     }
-    options_type: ClassVar[type] = CNNOptions
+    options_type: ClassVar[type | None] = CNNOptions
 
     def __init__(self, config: EncoderConfig, kernels: Kernels = PLAIN, *, recompute: bool = False):
         windows = self.options_of(config).windows
