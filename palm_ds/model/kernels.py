@@ -67,11 +67,13 @@ def choose_kernels(
     fixed_shapes: bool = True,
     partial_tasks: Sequence[str] = (),
     states_read: bool = False,
+    windows: bool = False,
 ) -> tuple[Kernels, list[str]]:
     """The requested or fastest implementation of each operation ("auto": the fastest), and one log
     line per operation. `fixed_shapes`: all batches have the same number of rows and length.
     `partial_tasks`: tasks with texts whose tokens do not all attend to one another. `states_read`:
-    what layers compute inside is recorded (palm_ds/model/encoder/states.py).
+    what layers compute inside is recorded (palm_ds/model/encoder/states.py). `windows`: layers
+    attend within a window.
 
     Raises UserError for an unknown operation or implementation, and for one that cannot run here.
     """
@@ -87,6 +89,7 @@ def choose_kernels(
         fixed_shapes=fixed_shapes,
         partial_tasks=partial_tasks,
         states_read=states_read,
+        windows=windows,
         layer_norm=requested.get("layer_norm", "auto"),
     )
     chosen, lines = {}, {}

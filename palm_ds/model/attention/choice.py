@@ -100,6 +100,8 @@ def _from_registry(environment: Environment, name: str, package: str) -> str | N
 def _efficient(environment: Environment) -> str | None:
     if reason := _hides_nothing(environment):
         return reason
+    if environment.windows:
+        return "has no windows"
     if environment.dtype == torch.bfloat16 and (reason := _needs_capability(environment, (8, 0))):
         return f"{reason} for bf16"
     return draws_own_masks(environment)

@@ -148,6 +148,11 @@ class Encoder(nn.Module, ABC):
         """It has no fewer parameters with so many words; 0: unknown."""
         return 0
 
+    @classmethod
+    def has_windows(cls, config: EncoderConfig) -> bool:
+        """Whether tokens of some layers attend to their neighbours alone."""
+        return any(window is not None for window in cls.flops(config).pairs)
+
     # ---- what is in it ----
 
     @classmethod

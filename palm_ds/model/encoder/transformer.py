@@ -179,14 +179,15 @@ class TransformerEncoder(Encoder):
 
     @classmethod
     def activations(cls, config: EncoderConfig) -> Activations:
-        """Attention: query, key and value, its output, the norm's input and output. Feed-forward
-        network: the activation's input and output, and if it is gated the product and what it is
-        multiplied by; the norm's input and output."""
+        """Attention: query, key and value, its output, the norm's input and output, the angles of a
+        head. Feed-forward network: the activation's input and output, and if it is gated the
+        product and what it is multiplied by; the norm's input and output."""
         size, inner = config.hidden_size, config.feed_forward_size
         layers = cls.spec(config).layers
         gated = sum(layer.gated for layer in layers) / len(layers)
+        turned = sum(layer.rotary_base is not None for layer in layers) / len(layers)
         return Activations(
-            attention=6 * size,
+            attention=6 * size + turned * (size // config.num_heads),
             feed_forward=(2 + 2 * gated) * inner + 2 * size,
             heads=config.num_heads,
             widest=(2 + gated) * inner + size,

@@ -22,6 +22,8 @@ class Environment:
     """Whether all batches have the same number of rows and length."""
     partial_tasks: Sequence[str] = ()
     """The tasks with texts whose tokens do not all attend to one another."""
+    windows: bool = False
+    """Whether layers attend within a window."""
     states_read: bool = False
     """Whether what layers compute inside is recorded."""
     layer_norm: str = "auto"

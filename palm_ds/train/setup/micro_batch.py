@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.runtime.processes.processes import Processes
@@ -25,7 +26,8 @@ def choose_micro_batch(
 ) -> DSConfig:
     """`config` with the rows of a micro-batch, for steps of `rows` packed rows on GPUs. On CPUs,
     for encoders that no plan knows, and if the file gives a number, it is as it was. Collective."""
-    if processes.device.type != "cuda" or not model.backbone.is_specified():
+    known = encoder_class(model.backbone.config).is_specified()
+    if processes.device.type != "cuda" or not known:
         return config
     memory = torch.cuda.get_device_properties(processes.device).total_memory
     masked = _MASKED * bool(vocab_tasks(model))

@@ -39,7 +39,7 @@ LORA = (
     (
         {
             "init_from": "x",
-            "backbone": {"kind": "cnn"},
+            "backbone": {"kind": "cnn", "hidden_size": 16},
         },
         "lora: backbone.kind is cnn, which has no matrices for it",
     ),

@@ -1,0 +1,44 @@
+"""An architecture of somebody's: norms before each half, rotary positions, a gated feed-forward
+network, no biases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import palm_ds as palm
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.layer import LayerSpec
+from palm_ds.model.encoder.transformer import TransformerSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThrowawayOptions:
+    """`backbone.options`."""
+
+    rotary_base: float = 10_000.0
+    """Of the angles by which queries and keys are turned."""
+
+
+class Throwaway(palm.TransformerEncoder):
+    options_type = ThrowawayOptions
+
+    @classmethod
+    def spec(cls, config: EncoderConfig) -> TransformerSpec:
+        layer = LayerSpec(
+            norm_place="pre",
+            norm="layer_norm_without_bias",
+            qkv_bias=False,
+            attention_output_bias=False,
+            intermediate_bias=False,
+            output_bias=False,
+            gated=True,
+            activation="gelu",
+            rotary_base=cls.options_of(config).rotary_base,
+        )
+        return TransformerSpec(
+            layers=(layer,) * config.num_layers,
+            learned_positions=False,
+            token_types=False,
+            norm="layer_norm_without_bias",
+            final_norm=True,
+        )
