@@ -22,7 +22,6 @@ from palm_ds.common.arguments import checks_arguments
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import plain_messages
 from palm_ds.inference import trained_model
-from palm_ds.inference import fill_mask
 from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.runtime.processes.processes import leave_at_exit

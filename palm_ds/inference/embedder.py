@@ -24,9 +24,6 @@ from palm_ds.data.stream.packing import pack
 from palm_ds.data.tasks.example import build_input
 from palm_ds.inference.batching import even_parts, row_capacity
 from palm_ds.model.encoder.encoder import Encoder
-from palm_ds.inference.batching import batch_tokens_for, even_parts, row_capacity
-from palm_ds.inference.predictor import DTYPES
-from palm_ds.model.encoder.encoder import Encoder, build_encoder
 from palm_ds.model.encoder.states import WantedStates, recorded
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.tasks.shared.text_task import level

@@ -16,8 +16,6 @@ import pytest
 import torch
 
 from palm_ds.inference.trained_model import TrainedModel
-from palm_ds.model.encoder.encoder import Encoder
-from palm_ds.inference.embedder import open_embedder
 from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.crf import CRFHead
 from palm_ds.model.heads.heads import ClassHead

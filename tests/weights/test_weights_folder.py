@@ -26,8 +26,6 @@ from transformers import (
 )
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.encoder.encoder import Encoder, EncoderConfig
-from palm_ds.common.sealed_json import SEAL
 from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
 from palm_ds.model.heads.generation import GenerationHead
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead

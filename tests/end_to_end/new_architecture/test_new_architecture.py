@@ -220,7 +220,10 @@ def test_it_is_pretrained(stage: int, tmp_path: Path, capsys: pytest.CaptureFixt
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     machine = json.loads(MACHINE.read_text())
-    machine |= {"zero_optimization": {"stage": stage}, "palm_ds": {"activation_checkpointing": True}}
+    machine |= {
+        "zero_optimization": {"stage": stage},
+        "palm_ds": {"activation_checkpointing": True},
+    }
     (tmp_path / "machine.json").write_text(json.dumps(machine))
     words = [str(tmp_path / "recipe.yaml"), "--deepspeed_config", str(tmp_path / "machine.json")]
     run = ["--run_dir", str(tmp_path / "run")]

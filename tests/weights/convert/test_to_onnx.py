@@ -16,8 +16,6 @@ from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
 from palm_ds.inference.trained_model import TrainedModel
-from palm_ds.model.encoder.encoder import Encoder, build_encoder
-from palm_ds.inference.embedder import open_embedder
 from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.crf import CRFHead, viterbi
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
