@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.runtime.test_checkpoint import Team
+from tests.runtime.checkpoint.test_checkpoint import Team
 
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.checkpoint import writer as checkpoint_writer
