@@ -128,7 +128,7 @@ class TrainedModel:
                 f"{self.path}: neither a run folder nor a weights folder: it is "
                 f"{self.contents.format}, which names no tasks"
             )
-        return _recipe_beside(self.path)
+        return _recipe_of_checkpoint(self.path)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -251,7 +251,7 @@ class TrainedModel:
         return prepare_to_predict(model, self.device, self.dtype)
 
 
-def _recipe_beside(path: Path) -> Recipe:
+def _recipe_of_checkpoint(path: Path) -> Recipe:
     """The recipe of the run that a checkpoint is of."""
     for folder in path.absolute().parents[:2]:
         if (folder / "recipe.yaml").is_file():

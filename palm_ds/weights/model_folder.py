@@ -1,4 +1,4 @@
-"""The weights that a path stands for: one rule, whoever asks.
+"""The weights that a path stands for: one rule for all that ask.
 
     RUN                 its weights/, else best/, else its newest good checkpoint
     RUN/checkpoints     the newest good one
@@ -11,6 +11,7 @@ checkpoint hashes its files, so what is opened is passed on instead of opened ag
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,6 +46,8 @@ class ModelFolder:
         """The weights for a path. Raises UserError if a run has none yet, or no good ones; that a
         path does not exist is found when it is opened."""
         path = Path(path)
+        if not os.path.exists(path):  # unlike Path.exists, also of a name that is too long
+            return cls(path=path)
         place = _place(path)
         if not checkpoint.steps_in(place):
             return cls(path=place, notes=_note(path, place))
@@ -73,6 +76,8 @@ def open_model(path: str | Path, **options: Any) -> CheckpointContents:
 def encoder_config(path: str | Path) -> EncoderConfig:
     """The config of the encoder that a path stands for. All weights of a run share it, so no
     tensor is read or hashed. Raises UserError."""
+    if not os.path.exists(path):
+        return open_checkpoint(path).config
     place = _place(Path(path))
     if (place / INFO).is_file():
         return weights_info.read_info(place / INFO).backbone

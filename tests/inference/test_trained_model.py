@@ -195,7 +195,7 @@ DOORS: Mapping[str, Callable[[Path, Path], State]] = {
 
 
 def changed(path: Path, **changes: Any) -> dict[str, Any]:
-    """The recipe of the finished run beside a run, with changes."""
+    """The recipe of the finished run next to a run, with changes."""
     return recipe_of(path.with_name("finished")).resolved() | changes
 
 
