@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import TypeVar
+from types import MappingProxyType, NoneType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.keywords import descriptions
 from palm_ds.common.remote_files import check_local
 
 T = TypeVar("T")
@@ -39,6 +42,56 @@ def local_path(text: str) -> Path:
     except UserError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return Path(text)
+
+
+def add_fields(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup,
+    cls: type,
+    *names: str,
+    metavar: Mapping[str, str],
+    choices: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    flags: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Options from the fields of a dataclass, for `options_of`: with their types and defaults and,
+    as help, the first sentence of their descriptions.
+
+    `names`: of the fields; all by default. `metavar` by field name, of all but switches; `flags`:
+    {field: option} of other names. A field that is True by default becomes --no_NAME, one of
+    several values is repeatable."""
+    kinds, about = get_type_hints(cls), descriptions(cls)
+    for field in fields(cls):
+        name = field.name
+        if names and name not in names:
+            continue
+        text, flag = _help_of(about.get(name, "")), flags.get(name, f"--{name}")
+        if field.default is True:
+            flag, text = flags.get(name, f"--no_{name}"), f"do not {text}"
+        if isinstance(field.default, bool):
+            more: dict[str, Any] = {"action": "store_false" if field.default else "store_true"}
+        else:
+            more = {"metavar": metavar[name], "choices": choices.get(name)}
+            more |= _type_of(kinds[name])
+            text += "; repeatable" if "action" in more else _shown(field.default)
+        parser.add_argument(flag, dest=name, default=None, help=text, **more)
+
+
+def _type_of(hint: Any) -> dict[str, Any]:
+    """`int` of int and of int | None; several values of a tuple."""
+    if get_origin(hint) is tuple:
+        return {"action": "append"}
+    return {"type": next(each for each in get_args(hint) or (hint,) if each is not NoneType)}
+
+
+def _shown(default: object) -> str:
+    if default is None or default == "" or default is MISSING:
+        return ""
+    return f" ({default:g})" if isinstance(default, float) else f" ({default})"
+
+
+def _help_of(description: str) -> str:
+    """The first sentence of a description, as the help of an option."""
+    first = description.partition(". ")[0].removesuffix(".")
+    return first[:1].lower() + first[1:] if first[1:2].islower() or first[1:2] == " " else first
 
 
 def options_of(cls: type[T], args: argparse.Namespace, **more: object) -> T:

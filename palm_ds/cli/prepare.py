@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import CONTINUES, Command, hint_next
-from palm_ds.cli.options import options_of
+from palm_ds.cli.options import add_fields, options_of
 from palm_ds.cli.output import console_of, summarize
 from palm_ds.common.errors import UserError
 
@@ -68,41 +67,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_reading(group: argparse._ArgumentGroup) -> None:
-    from palm_ds.corpus.input.options import DOCUMENTS, FORMATS
+    from palm_ds.corpus.input.options import DOCUMENTS, FORMATS, InputOptions
+    from palm_ds.corpus.options import ScreenOptions
 
+    columns = ("text_field", "id_field", "title_field", "turns_field")
+    reading = {"format": "KIND", **dict.fromkeys(columns, "NAME"), "text_documents": "END"}
+    choices = {"format": FORMATS, "text_documents": DOCUMENTS}
+    add_fields(group, InputOptions, *reading, metavar=reading, choices=choices)
     add = group.add_argument
-    add("--format", choices=FORMATS, default="auto", metavar="KIND", help=", ".join(FORMATS))
-    add("--text_field", default="text", metavar="NAME", help="field with the text (text)")
-    add("--id_field", metavar="NAME", help="field with the id (id, else file and place)")
-    add(
-        "--title_field",
-        metavar="NAME",
-        help="field with a title, which becomes a heading of the text",
-    )
     add("--pair_fields", nargs="+", metavar="F", help="fields of a pair (text_a text_b label)")
     add("--no_label", action="store_true", help="the pairs have no label")
-    add(
-        "--turns_field",
-        metavar="NAME",
-        help="field with the turns of a dialogue (turns, else messages)",
-    )
-    add(
-        "--text_documents",
-        choices=DOCUMENTS,
-        default="blank_line",
-        metavar="END",
-        help="in text files: a document per blank_line, line or file (blank_line)",
-    )
     add("--strict", action="store_true", help="stop at the first bad line instead of reporting it")
-    _add_screening(add)
-
-
-def _add_screening(add: Callable[..., object]) -> None:
-    add(
-        "--dedup",
-        metavar="KIND",
-        help="drop copies of earlier documents: exact, near (0.8), or a similarity",
-    )
+    dropping = {"dedup": "KIND", "filters": "NAME"}
+    add_fields(group, ScreenOptions, metavar=dropping, flags={"filters": "--filter"})
     add(
         "--not_in",
         action="append",
@@ -110,70 +87,16 @@ def _add_screening(add: Callable[..., object]) -> None:
         metavar="INPUT",
         help="with --dedup: drop copies of these too, such as a test set; repeatable",
     )
-    add(
-        "--filter",
-        action="append",
-        dest="filters",
-        default=[],
-        metavar="NAME",
-        help="drop documents of low quality: gopher, or module:function; repeatable",
-    )
 
 
 def _add_text(group: argparse._ArgumentGroup) -> None:
-    from palm_ds.corpus.options import LANGUAGES, NEWLINES
+    from palm_ds.corpus.options import LANGUAGES, NEWLINES, TextOptions
 
-    add = group.add_argument
-    add(
-        "--language",
-        choices=LANGUAGES,
-        default="mixed",
-        metavar="L",
-        help="en, zh or mixed (mixed)",
-    )
-    add(
-        "--lower",
-        action="store_true",
-        help="lower-case the text; the annotation `capital` keeps the capitals",
-    )
-    add("--simplify", action="store_true", help="convert traditional to simplified Chinese")
-    add(
-        "--newline",
-        choices=NEWLINES,
-        default="auto",
-        metavar="AS",
-        help="line ends are a break or a space (auto: as the text suggests)",
-    )
-    add("--segmenter", metavar="M:F", help="your Chinese segmenter: module:function(text) -> words")
-    add(
-        "--lexicon_phrase",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a list of phrases, one per line; repeatable",
-    )
-    add(
-        "--lexicon_entity",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a list of entities, one per line; repeatable",
-    )
-    add(
-        "--no_collocations",
-        action="store_false",
-        dest="collocations",
-        help="do not mine phrases from the text",
-    )
-    add("--collocation_count", type=int, default=8, metavar="N", help="minimum count of a pair (8)")
-    add(
-        "--collocation_npmi",
-        type=float,
-        default=0.35,
-        metavar="X",
-        help="minimum normalized PMI of a pair (0.35)",
-    )
-    add(
+    shown = {"language": "L", "newline": "AS", "segmenter": "M:F", "collocation_npmi": "X"}
+    shown |= {"lexicon_phrase": "FILE", "lexicon_entity": "FILE", "collocation_count": "N"}
+    choices = {"language": LANGUAGES, "newline": NEWLINES}
+    add_fields(group, TextOptions, metavar=shown, choices=choices)
+    group.add_argument(
         "--annotation",
         action="append",
         dest="annotations",

@@ -6,11 +6,14 @@ import argparse
 import logging
 import os
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import Command, hint_next
+from palm_ds.cli.options import add_fields, options_of
 from palm_ds.common.errors import UserError
+from palm_ds.serve.limits import ServingLimits
 
 if TYPE_CHECKING:
     import torch
@@ -49,34 +52,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--pooling", default=None, help="of embeddings: mean, cls, max or pooler")
     add("--normalize", action=argparse.BooleanOptionalAction, default=None, help="of embeddings")
     add("--quiet", action="store_true", help="no line for each request")
-    bounds = parser.add_argument_group("limits")
-    for name, (kind, value, text) in _limits().items():
-        shown = f"{text} ({value:g})" if kind is float else f"{text} ({value})"
-        bounds.add_argument(f"--{name}", type=kind, default=value, metavar="N", help=shown)
-
-
-def _limits() -> dict[str, tuple[type, float, str]]:
-    """{option: (type, default, help)}; palm_ds/serve/limits.py has the same defaults."""
-    return {
-        "max_texts": (int, 256, "texts of a request"),
-        "max_characters": (int, 100_000, "characters of a text"),
-        "max_bytes": (int, 4 << 20, "bytes of a request"),
-        "max_queue": (int, 1024, "texts of all clients in work"),
-        "timeout": (float, 60.0, "seconds for a request"),
-        "read_timeout": (float, 15.0, "seconds for a client to send it"),
-        "drain_timeout": (float, 30.0, "seconds to finish after SIGTERM"),
-    }
+    limits = {field.name: "N" for field in fields(ServingLimits)}
+    add_fields(parser.add_argument_group("limits"), ServingLimits, metavar=limits)
 
 
 def run(args: argparse.Namespace) -> int:
     check_extra()
     from palm_ds.serve.http.server import address_of, is_loopback, listen, serve
-    from palm_ds.serve.limits import ServingLimits
     from palm_ds.serve.model_set import open_set
     from palm_ds.serve.service import Service
 
     allowed_hosts = [_host_name(name) for name in args.allowed_host]
-    limits = ServingLimits(**{name: getattr(args, name) for name in _limits()})
+    limits = options_of(ServingLimits, args)
     token = _token(args.token_file)
     with listen(args.host, args.port) as bound:
         _log(quiet=args.quiet)

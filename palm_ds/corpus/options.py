@@ -15,18 +15,28 @@ _NEAR = 0.8  # least similarity of near copies
 class TextOptions:
     """How text becomes tokens and annotations."""
 
-    language: str = "mixed"  # en: no Chinese words; zh: no English phrases or names; mixed: both
-    lower: bool = False  # lower-case before a tokenizer that keeps capitals
-    simplify: bool = False  # traditional to simplified Chinese
-    newline: str = (
-        "auto"  # a single line end: auto (a break unless lines are wrapped), space, break
-    )
-    segmenter: str | None = None  # module:function for Chinese words; None: rjieba
-    lexicon_phrase: tuple[str, ...] = ()  # files, one phrase a line
-    lexicon_entity: tuple[str, ...] = ()  # files, one entity a line
-    collocations: bool = True  # mine phrases from the corpus
-    collocation_count: int = 8  # least number of occurrences
-    collocation_npmi: float = 0.35  # least normalized pointwise mutual information, -1 to 1
+    language: str = "mixed"
+    """en, zh or mixed. en: no Chinese words; zh: no English phrases or names."""
+    lower: bool = False
+    """Lower-case the text; the annotation `capital` keeps the capitals. Of use before a tokenizer
+    that keeps them."""
+    simplify: bool = False
+    """Convert traditional to simplified Chinese."""
+    newline: str = "auto"
+    """A line end is a break, a space, or what the text suggests. auto: a break unless lines are
+    wrapped."""
+    segmenter: str | None = None
+    """Your Chinese segmenter: module:function(text) -> words. None: rjieba."""
+    lexicon_phrase: tuple[str, ...] = ()
+    """A list of phrases, one per line."""
+    lexicon_entity: tuple[str, ...] = ()
+    """A list of entities, one per line."""
+    collocations: bool = True
+    """Mine phrases from the text."""
+    collocation_count: int = 8
+    """Minimum count of a pair."""
+    collocation_npmi: float = 0.35
+    """Minimum normalized PMI of a pair. It is from -1 to 1."""
 
     def __post_init__(self) -> None:
         for key, value, known in (
@@ -45,8 +55,10 @@ class TextOptions:
 class ScreenOptions:
     """Options of the screening; by default nothing is dropped."""
 
-    dedup: str | None = None  # exact: copies word for word; near (0.8), or a least similarity
-    filters: tuple[str, ...] = ()  # names, or module:function
+    dedup: str | None = None
+    """Drop copies of earlier documents: exact, near (0.8), or a similarity."""
+    filters: tuple[str, ...] = ()
+    """Drop documents of low quality: gopher, or module:function."""
 
     def __post_init__(self) -> None:
         try:

@@ -12,19 +12,19 @@ class ServingLimits:
     """Bounds on requests. More of anything is refused with a status of its own."""
 
     max_texts: int = 256
-    """Texts (rows, candidates) of a request; 413."""
+    """Texts (rows, candidates) of a request. More: 413."""
     max_characters: int = 100_000
-    """Characters of a text; 413. The model itself reads its first tokens only."""
+    """Characters of a text. More: 413. The model itself reads its first tokens only."""
     max_bytes: int = 4 << 20
-    """Bytes of a request's body; 413."""
+    """Bytes of a request. More: 413."""
     max_queue: int = 1024
-    """Texts of all clients that are waiting or in work; 429."""
+    """Texts of all clients, waiting or in work. More: 429."""
     timeout: float = 60.0
-    """Seconds until a request is given up, unless its client asks for less; 504."""
+    """Seconds for a request, unless its client asks for less. Then: 504."""
     read_timeout: float = 15.0
-    """Seconds in which a client must have sent its request; 408."""
+    """Seconds for a client to send its request. Then: 408."""
     drain_timeout: float = 30.0
-    """Seconds for the accepted requests after the signal to stop."""
+    """Seconds to finish accepted requests after SIGTERM."""
 
     def __post_init__(self) -> None:
         for field in fields(self):

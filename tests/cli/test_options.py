@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 
-from palm_ds.cli.options import options_of
+import pytest
+
+from palm_ds.cli.options import add_fields, options_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,3 +23,51 @@ def test_options_are_the_arguments_of_their_names() -> None:
     assert options_of(Wanted, args) == Wanted(files=("a", "b"), check=False)
     assert options_of(Wanted, args, size=3, check=None).size == 3
     assert options_of(Wanted, args, check=None).check, "the default"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    kind: str = "quick"
+    """quick or slow. Details are not shown."""
+    size: int | None = None
+    """Largest size (all)."""
+    rate: float = 30.0
+    """ONNX's rate per second."""
+    files: tuple[str, ...] = ()
+    """A file."""
+    strict: bool = False
+    """Refuse doubtful input."""
+    check: bool = True
+    """Compare the outputs. Otherwise: not."""
+    hidden: object = None
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser()
+    shown = {"kind": "KIND", "size": "N", "rate": "X", "files": "FILE"}
+    names = (*shown, "strict", "check")
+    choices, flags = {"kind": ["quick", "slow"]}, {"files": "--file"}
+    add_fields(made, Described, *names, metavar=shown, choices=choices, flags=flags)
+    return made
+
+
+def test_fields_become_options_with_their_description() -> None:
+    lines = [" ".join(line.split()) for line in parser().format_help().splitlines()]
+    assert lines[lines.index("-h, --help show this help message and exit") + 1 :] == [
+        "--kind KIND quick or slow (quick)",
+        "--size N largest size (all)",
+        "--rate X ONNX's rate per second (30)",
+        "--file FILE a file; repeatable",
+        "--strict refuse doubtful input",
+        "--no_check do not compare the outputs",
+    ]
+
+
+def test_options_from_fields_give_the_dataclass_back() -> None:
+    assert options_of(Described, parser().parse_args([])) == Described()
+    words = "--kind slow --size 3 --rate 0.5 --file a --file b --strict --no_check"
+    wanted = Described(kind="slow", size=3, rate=0.5, files=("a", "b"), strict=True, check=False)
+    assert options_of(Described, parser().parse_args(words.split())) == wanted
+    for wrong in ("--kind fast", "--size 1.5", "--rate x", "--hidden 1"):
+        with pytest.raises(SystemExit):
+            parser().parse_args(wrong.split())

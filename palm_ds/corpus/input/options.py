@@ -17,15 +17,20 @@ DOCUMENTS = ("blank_line", "file", "line")
 class InputOptions:
     """How files become documents."""
 
-    format: str = "auto"  # auto: by file name; otherwise one of FORMATS for all files
-    text_field: str = "text"  # of jsonl, parquet and Arrow rows
-    id_field: str | None = None  # None: "id" if present, else file and position
-    title_field: str | None = None  # title of a text
-    pair_fields: tuple[str, ...] = ("text_a", "text_b", "label")  # two names: no label
-    turns_field: str | None = None  # None: turns, or messages
-    text_documents: str = (
-        "blank_line"  # what ends a document in a text file: blank_line, file, line
-    )
+    format: str = "auto"
+    """auto, jsonl, text, parquet, arrow, pairs, dialogues or ernie. auto: each file by its name."""
+    text_field: str = "text"
+    """Field with the text. Of jsonl, parquet and Arrow rows."""
+    id_field: str | None = None
+    """Field with the id (id, else file and place)."""
+    title_field: str | None = None
+    """Field with a title, which becomes a heading of the text."""
+    pair_fields: tuple[str, ...] = ("text_a", "text_b", "label")
+    """Fields of a pair. Two names: no label."""
+    turns_field: str | None = None
+    """Field with the turns of a dialogue (turns, else messages)."""
+    text_documents: str = "blank_line"
+    """In text files: a document per blank_line, line or file."""
 
     def __post_init__(self) -> None:
         for key, value, known in (
