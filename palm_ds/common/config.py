@@ -32,7 +32,7 @@ T = TypeVar("T")
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Reads the mapping in a YAML file."""
     try:
-        values = yaml.load(_read_text(path), Loader=_StrictLoader)
+        values = _load_yaml(_read_text(path))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
@@ -48,12 +48,16 @@ def read_json(path: str | Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         place = f"{path}:{error.lineno}:{error.colno}"
         raise UserError(f"{place}: not valid JSON: {error.msg}") from None
+    except RecursionError:
+        raise UserError(f"{path}: not valid JSON: nested too deeply") from None
+    except ValueError as error:  # a whole number of thousands of digits
+        raise UserError(f"{path}: not valid JSON: {error}") from None
     return _mapping(values, path)
 
 
 def _read_text(path: str | Path) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")  # editors of Windows add a mark
     except IsADirectoryError:
         raise UserError(f"{path}: is a folder; expected a file") from None
     except FileNotFoundError:
@@ -82,8 +86,30 @@ def unique_keys(path: str | Path, pairs: list[tuple[str, object]]) -> dict[str, 
     return values
 
 
+def _load_yaml(text: str) -> Any:
+    """The value that a text is. Raises YAMLError."""
+    try:
+        return yaml.load(text, Loader=_StrictLoader)
+    except RecursionError:
+        raise yaml.YAMLError("nested too deeply") from None
+
+
 class _StrictLoader(yaml.SafeLoader):
     """A YAML loader that rejects duplicate keys."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+        ):  # yaml's own
+            kind = node.tag.rpartition(":")[2]
+            raise yaml.constructor.ConstructorError(
+                None, None, f"{shorten(node.value)} cannot be read as {kind}", node.start_mark
+            ) from None
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -106,7 +132,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise UserError(f"override {text!r}: expected key=value, such as optimizer.lr=1e-4")
     try:
-        return key.strip(), yaml.safe_load(written)
+        return key.strip(), _load_yaml(written)
     except yaml.YAMLError:
         raise UserError(f"override {text!r}: {written!r} is not valid YAML") from None
 
@@ -193,11 +219,20 @@ def _check_keys(cls: type, values: object, where: str) -> Mapping[str, Any]:
         if get_origin(hint) is dict and isinstance(value, Mapping):  # {name: dataclass}
             hint = get_args(hint)[1]
             inner = {f"{where}.{key}.{name}": each for name, each in value.items()}
+        _refuse_true_as_number(hint, inner)
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             for place, each in inner.items():
                 if isinstance(each, Mapping):
                     _check_keys(hint, each, place.lstrip("."))
     return mapping
+
+
+def _refuse_true_as_number(hint: object, values: Mapping[str, object]) -> None:
+    """pydantic would take `yes`, which YAML reads as true, for 1."""
+    for place, value in values.items():
+        if isinstance(value, bool) and hint in (int, float):
+            expected = "a whole number" if hint is int else "a number"
+            raise UserError(f"{place.lstrip('.')}: expected {expected}, got {shorten(value)}")
 
 
 def _not_none(hint: object) -> Any:
@@ -248,6 +283,8 @@ def _one_line(error: ValidationError, where: str) -> str:
         message = "expected a finite number"
     elif kind == "greater_than_equal":
         message = f"expected {context['ge']} or more"
+    elif kind == "too_long":
+        message = f"expected {context['max_length']} values"
     return f"{path}: {message}, got {shorten(first.get('input'))}"
 
 

@@ -54,7 +54,9 @@ def suggest(wrong: str, known: Iterable[str]) -> str:
     """`; did you mean "x"?` with the nearest known name, or `; known: ...` with all of them."""
     names = sorted(map(str, known))
     near = difflib.get_close_matches(str(wrong), names, n=1)
-    return f'; did you mean "{near[0]}"?' if near else f"; known: {', '.join(names)}"
+    if near:
+        return f'; did you mean "{near[0]}"?'
+    return f"; known: {', '.join(names) or 'none'}"
 
 
 def suggest_path(wrong: str | os.PathLike[str]) -> str:

@@ -63,9 +63,8 @@ def open_file_system(url: str) -> tuple[AbstractFileSystem, str]:
 
     try:
         return fsspec.core.url_to_fs(url)
-    except (ImportError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{url}: cannot be opened: {reason}") from None
+    except Exception as error:  # some connect at once, and each has its own errors
+        raise UserError(f"{url}: cannot be opened: {_reason(error)}") from None
 
 
 class RemoteFolder:

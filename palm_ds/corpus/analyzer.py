@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from palm_ds.common.errors import UserError
 from palm_ds.corpus.annotations import Document, find_function
 from palm_ds.corpus.input.records import JOINT, BadRecordError, Record
 from palm_ds.corpus.options import TextOptions
@@ -243,7 +244,7 @@ def find_segmenter(options: TextOptions, own: WordSegmenter | None) -> Segmenter
     """The Chinese word segmenter: the user's function, `own` of the tokenizer, or rjieba; None for
     English."""
     if options.segmenter:
-        return find_function(options.segmenter, "segmenter")
+        return _of_the_user(find_function(options.segmenter, "segmenter"), options.segmenter)
     if own is not None:
         return own.cut
     if options.language == "en":
@@ -272,3 +273,17 @@ def find_names(options: TextOptions) -> Callable[[str], bool]:
 
     tag = chinese_tagger()
     return lambda word: is_name(word, tag(word), known=rjieba.has_word(word))
+
+
+def _of_the_user(segment: Segmenter, name: str) -> Segmenter:
+    """The same function; raises UserError where it fails."""
+
+    def checked(text: str) -> Sequence[str]:
+        try:
+            return list(segment(text))
+        except Exception as error:
+            raise UserError(
+                f"segmenter {name!r}: failed on {text[:40]!r}: {type(error).__name__}: {error}"
+            ) from error
+
+    return checked

@@ -240,8 +240,17 @@ def find_function(name: str, what: str) -> Callable:
 
 
 def apply_annotation(name: str, function: TokenAnnotation, document: Document) -> np.ndarray:
-    """Computes an annotation of a document and checks it: (tokens,) uint8."""
-    values = np.asarray(function(document))
+    """Computes an annotation of a document and checks it: (tokens,) uint8. Raises UserError if a
+    function of the user fails."""
+    try:
+        values = np.asarray(function(document))
+    except Exception as error:
+        if name in BUILT_IN or isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"annotation {name!r}: failed on document {document.id!r}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
     if values.shape != document.ids.shape:
         raise UserError(
             f"annotation {name!r}: document {document.id!r}: values of shape {values.shape}, "

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -90,12 +91,11 @@ class PrepareOptions:
             raise UserError("give either --tokenizer PATH or --train wordpiece|sentencepiece")
         if self.workers < 1:
             raise UserError(f"--workers {self.workers}: must be at least 1")
-        if self.shard_mb is not None and self.shard_mb <= 0:
-            raise UserError(f"--shard_mb {self.shard_mb}: must be more than 0")
+        for option, size in (("--shard_mb", self.shard_mb), ("--sample_mb", self.sample_mb)):
+            if size is not None and not 0 < size < math.inf:  # NaN neither
+                raise UserError(f"{option} {size}: must be a number above 0")
         if self.train is not None:
             check_training(self.train, self.vocab_size)
-        if self.sample_mb <= 0:
-            raise UserError(f"--sample_mb {self.sample_mb}: must be more than 0")
         if self.not_in and self.screen.dedup is None:
             raise UserError("--not_in: give --dedup too (exact, near or a similarity)")
         if self.screen.near:
@@ -132,6 +132,8 @@ def prepare(
     """Prepares the corpus, resumes an interrupted run, or finds it complete; returns its manifest.
     `console` shows a progress bar and the table of rejected records."""
     console = console or Console(quiet=True)
+    if not str(out):
+        raise UserError("OUT: empty; name a new folder for the corpus")
     if is_url(out):
         return _prepare_remote(str(out), inputs, options, console)
     out = Path(out)

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from palm_ds.common.config import parse_override
 from palm_ds.common.errors import UserError, suggest, suggest_path
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.sources.table import TableSource
@@ -61,7 +60,7 @@ def settings_of(texts: Sequence[str], option: str = "--task") -> dict[str, Any]:
         if "=" not in text:
             example = "relevant_from=2" if option == "--task" else "beams=5"
             raise UserError(f"{option} {text!r}: expected KEY=VALUE, such as {example}")
-    return {key: yaml.safe_load(value) for key, value in (text.split("=", 1) for text in texts)}
+    return dict(parse_override(text) for text in texts)
 
 
 def _task(options: ScoringOptions, predictions: Path) -> Task:

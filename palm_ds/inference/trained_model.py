@@ -36,13 +36,13 @@ from palm_ds.model.kernels import Kernels, choose_kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.packed_linear import prepare_to_predict
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
-from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
+from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.train.export import text_tokenizer
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.train.setup.build import DTYPES, build_model
 from palm_ds.weights import weights_folder
 from palm_ds.weights.formats import native
-from palm_ds.weights.formats.contents import CheckpointContents
+from palm_ds.weights.formats.contents import CheckpointContents, fitting_tokenizer
 from palm_ds.weights.formats.huggingface import read as huggingface
 from palm_ds.weights.formats.huggingface.names import MASKED_WORDS
 from palm_ds.weights.formats.weights_info import INFO
@@ -138,7 +138,7 @@ class TrainedModel:
         if self.contents.tokenizer is None:
             of = ", and the one its recipe names is not there" if self._is_checkpoint else ""
             raise UserError(f"{self.path}: has no tokenizer{of}")
-        return load_tokenizer(self.contents.tokenizer)
+        return fitting_tokenizer(self.contents.tokenizer, self.contents)
 
     @property
     def _is_checkpoint(self) -> bool:
@@ -149,7 +149,7 @@ class TrainedModel:
         """The tokenizer for plain texts: if those of training were simplified or lower-cased before
         they were tokenized, it does so too. Raises UserError."""
         if self.given_tokenizer is None and self.contents.text_tokenizer is not None:
-            return load_tokenizer(self.contents.text_tokenizer)
+            return fitting_tokenizer(self.contents.text_tokenizer, self.contents)
         if self.given_tokenizer is not None or not self._is_checkpoint:
             return self.tokenizer
         try:

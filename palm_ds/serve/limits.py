@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 from palm_ds.common.errors import UserError
@@ -28,7 +29,7 @@ class ServingLimits:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if getattr(self, field.name) <= 0:
+            if not 0 < getattr(self, field.name) < math.inf:  # NaN neither
                 raise UserError(f"--{field.name}: {getattr(self, field.name)}; expected above 0")
         if self.max_texts > self.max_queue:
             raise UserError(

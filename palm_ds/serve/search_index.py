@@ -8,6 +8,7 @@ index.nearest(query_vector, top=5)      # [(row, cosine), ...]
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,7 @@ def open_index(file: Path, texts: Sequence[str], column: str = "") -> SearchInde
     about = _about(file)
     settings = _settings(file, about)
     vectors = _vectors(file, about)
-    found = _texts(texts, column) if texts else _texts(about.get("inputs", []), column, about)
+    found = _texts(texts, column) if texts else _texts(about["inputs"], column, about)
     if len(found) != len(vectors):
         raise UserError(
             f"{file}: {len(vectors):,} vectors, but {len(found):,} texts; give the files that it "
@@ -68,20 +69,28 @@ def _about(file: Path) -> dict[str, Any]:
         raise UserError(f"--index: {file}: no such file; `palm-ds embed` writes one")
     stated = file.with_name(f"{file.name}.json")
     try:
-        about = json.loads(stated.read_text("utf-8"))
-        assert isinstance(about["settings"], dict)
-    except (OSError, ValueError, KeyError, TypeError, AssertionError):
+        return _checked(json.loads(stated.read_text("utf-8")))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise UserError(
             f"--index: {stated}: not the description that `palm-ds embed` writes next to vectors"
         ) from None
-    return about
+
+
+def _checked(about: Mapping[str, Any]) -> dict[str, Any]:
+    """A description with the types that `palm-ds embed` writes. Raises ValueError, KeyError or
+    TypeError for others."""
+    return {
+        **about,
+        "settings": {**about["settings"], "layers": tuple(about["settings"].get("layers", (-1,)))},
+        "scales": np.array(about.get("scales", 1.0), np.float32),
+        "inputs": [*map(os.fspath, about.get("inputs", []))],
+        "columns": dict(about.get("columns", {})),
+    }
 
 
 def _settings(file: Path, about: Mapping[str, Any]) -> EmbeddingSettings:
-    values = dict(about["settings"])
-    values["layers"] = tuple(values.get("layers", (-1,)))
     try:
-        settings = EmbeddingSettings(**values)
+        settings = EmbeddingSettings(**about["settings"])
     except TypeError as error:
         raise UserError(f"--index: {file}.json: settings: {error}") from None
     if settings.tokens:
@@ -94,7 +103,11 @@ def _settings(file: Path, about: Mapping[str, Any]) -> EmbeddingSettings:
 def _vectors(file: Path, about: Mapping[str, Any]) -> np.ndarray:
     """(texts, size) float32 of length 1."""
     stored = _stored(file)
-    scales = np.array(about.get("scales", 1.0), np.float32)
+    scales = about["scales"]
+    if scales.shape not in ((), stored.shape[1:]):
+        raise UserError(
+            f"--index: {file}.json: {scales.shape} scales for vectors of {stored.shape[1]} numbers"
+        )
     out = np.empty(stored.shape, np.float32)
     for first in range(0, len(stored), _ROWS):
         part = stored[first : first + _ROWS].astype(np.float32) * scales

@@ -25,6 +25,7 @@ _LEAST = 2  # least occurrences of a word or character
 _FEED = 1 << 16  # characters per string given to the trainer
 _LONGEST_LINE = 2000  # characters; SentencePiece skips lines over about 4,000 bytes
 _LONGEST_WORD = 50  # characters
+_MOST_TOKENS = 10_000_000
 
 
 def train_tokenizer(
@@ -44,6 +45,8 @@ def check_training(kind: str, vocab_size: int) -> None:
         raise UserError(f"--train {kind!r}: unknown{suggest(kind, KINDS)}")
     if vocab_size < 100:
         raise UserError(f"--vocab_size {vocab_size}: must be at least 100")
+    if vocab_size > _MOST_TOKENS:  # the libraries take memory for all of them first
+        raise UserError(f"--vocab_size {vocab_size}: must be at most {_MOST_TOKENS:,}")
 
 
 def _train_wordpiece(texts: Iterable[str], vocab_size: int, lower: bool) -> Tokenizer:

@@ -68,6 +68,8 @@ BAD = [
     ({"name": "a", "steps": -1}, r"^f\.steps: expected 0 or more, got -1$"),
     ({"name": "a", "steps": "many"}, r'^f\.steps: expected a whole number, got "many"$'),
     ({"name": "a", "steps": 1.5}, r"^f\.steps: expected a whole number, got 1\.5$"),
+    ({"name": "a", "steps": True}, r"^f\.steps: expected a whole number, got true$"),
+    ({"name": "a", "inner": {"rate": False}}, r"^f\.inner\.rate: expected a number, got false$"),
     ({"name": "a", "on": "perhaps"}, r'^f\.on: expected true or false, got "perhaps"$'),
     ({"name": "a", "inner": 3}, r"^f\.inner: expected keys and values, got 3$"),
     ({"name": "a", "inner": {"rate": "x"}}, r'^f\.inner\.rate: expected a number, got "x"$'),
@@ -101,6 +103,12 @@ FILES = {
     "list.json": ("[1]", r"list.json: expected keys and values, got \[1\]$"),
     "empty.yaml": ("", r"empty.yaml: is empty; expected keys and values$"),
     "empty.json": ("", r"empty.json:1:1: not valid JSON"),
+    "deep.yaml": ("a: " + "[" * 3000, r"deep.yaml: not valid YAML: nested too deeply$"),
+    "deep.json": ('{"a":' * 9999, r"deep.json: not valid JSON: nested too deeply$"),
+    "digits.yaml": ("a: " + "9" * 5000, r"digits.yaml:1: .*9\.\.\. cannot be read as int$"),
+    "digits.json": ('{"a": ' + "9" * 5000, r"digits.json: not valid JSON: .*5000 digits"),
+    "date.yaml": ("a: 1\nb: 2020-13-01", r'date.yaml:2: .*"2020-13-01" cannot be read as timest'),
+    "tagged.yaml": ("a: !!bool perhaps", r'tagged.yaml:1: .*"perhaps" cannot be read as bool$'),
 }
 
 
@@ -140,6 +148,16 @@ def test_overrides() -> None:
         override(values, "seed.a", 1)
     with pytest.raises(UserError, match="override 'lr': expected key=value"):
         parse_override("lr")
+    for value in ("[1", "2020-13-01", "9" * 5000, "{a: 1, a: 2}", "[" * 3000):
+        with pytest.raises(UserError, match=r"override 'seed=.*' is not valid YAML"):
+            parse_override(f"seed={value}")
+
+
+def test_a_mark_of_byte_order_is_no_mistake(tmp_path: Path) -> None:
+    """Editors of Windows write one."""
+    for name, read in (("a.yaml", read_yaml), ("a.json", read_json)):
+        (tmp_path / name).write_text('{"a": 1}', encoding="utf-8-sig")
+        assert read(tmp_path / name) == {"a": 1}
 
 
 def test_differences_name_every_leaf() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from tests.runtime.deepspeed.test_ds_config import BAD as BAD_MACHINES
+from tests.text.test_tokenizer import BAD as BAD_TOKENIZERS
 from tests.train.recipe.test_recipe import GOOD, write
 from tests.train.recipe.test_recipe import WRONG as WRONG_RECIPES
-
-from tests.text.test_tokenizer import BAD as BAD_TOKENIZERS
 
 
 def assert_one_line(code: int, out: str, err: str, named: Path) -> None:

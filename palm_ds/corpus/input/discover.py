@@ -131,6 +131,8 @@ def _expand(name: str, options: InputOptions) -> tuple[_Files, list[str]]:
     """(path, displayed name) of the files that an argument matches, and the skipped files."""
     if is_url(name):
         return _remote(name, options)
+    if not name:  # a Path would be this folder
+        raise UserError("input: an empty name; give files, folders, patterns or `embedded`")
     path = Path(name)
     if path.is_dir():
         return _folder(path, options)

@@ -295,6 +295,8 @@ def _check_offload(zero: dict[str, Any], stage: int, where: str) -> None:
         values = zero.get(part)
         if stage == 0 and values:
             raise UserError(f"{where}.{part}: needs stage 1, 2 or 3, got 0")
+        if stage < 3 and values and part == "offload_param":
+            raise UserError(f"{where}.{part}: needs stage 3, got {stage}")
         if not isinstance(values, Mapping) or values.get("device") != "nvme":
             continue
         if part == "offload_param":

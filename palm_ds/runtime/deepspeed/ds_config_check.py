@@ -88,13 +88,15 @@ def _first(error: ValidationError, sections: Mapping[str, Any]) -> str:
     if detail["type"] == "extra_forbidden":
         near = suggest(location[-1], _fields_of(error.title)) if len(location) == 1 else ""
         return f"{name}: unknown key{near}"
-    message = detail["msg"].removeprefix("Value error, ")
-    return f"{name}: {message[0].lower() + message[1:]}, got {shorten(detail.get('input'))}"
+    message = detail["msg"].removeprefix("Value error, ").removeprefix(f"{name} ")
+    message = f"{message[0].lower() + message[1:]}, got {shorten(detail.get('input'))}"
+    return f"{name}: {message}" if name else message
 
 
 def _section_of(location: list[str], sections: Mapping[str, Any]) -> list[str]:
-    holders = [k for k, v in sections.items() if isinstance(v, Mapping) and location[0] in v]
-    return holders[:1]
+    """None for values that contradict each other: the message names their section."""
+    key = location[0] if location else None
+    return [k for k, v in sections.items() if isinstance(v, Mapping) and key in v][:1]
 
 
 def _fields_of(model: str) -> list[str]:

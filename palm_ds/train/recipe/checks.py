@@ -5,6 +5,7 @@ All raise UserError. They need neither data nor processes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -126,6 +127,8 @@ def _check_ranges(name: str, task: Task) -> None:
     for key in ("weight", "head_lr"):
         if getattr(task, key) < 0:
             raise UserError(f"tasks.{name}.{key}: {getattr(task, key)} is negative")
+    if task.task_id < -1:
+        raise UserError(f"tasks.{name}.task_id: {task.task_id}; expected a row, or -1 for any")
     if not 0 <= task.batch <= MOST_EXAMPLES:
         raise UserError(
             f"tasks.{name}.batch: {task.batch:,} examples; expected 0 (the recipe's number) to "
@@ -142,6 +145,13 @@ def check_export_task(name: str, tasks: Collection[str], encoder: EncoderConfig)
         raise UserError(f"export_task: no {name!r} in `tasks`{suggest(name, tasks)}")
     if name and not encoder.task_types:
         raise UserError("export_task: backbone.task_types is 0, there are no task embeddings")
+
+
+def check_data_set_names(names: Collection[str]) -> None:
+    """Each can be a data set of the hub."""
+    for name in names:
+        if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", name):
+            raise UserError(f"datasets: {name!r} is no data set of the hub, such as owner/name")
 
 
 def check_lora(settings: LoraSettings, init_from: str, extend: str, encoder: EncoderConfig) -> None:

@@ -93,7 +93,7 @@ def _mapping(path: Path, parse: Callable[[str], Any], notes: list[str]) -> Mappi
     except FileNotFoundError:
         notes.append(f"{path.name} is missing")
         return {}
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         notes.append(f"{path.name} cannot be read: {str(error).splitlines()[0]}")
         return {}
     return values if isinstance(values, Mapping) else {}

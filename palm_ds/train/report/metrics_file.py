@@ -67,7 +67,7 @@ def read_metrics(path: str | Path) -> Metrics:
 def _record(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     known = isinstance(record, dict) and record.get("kind") in ("step", "evaluation", "event")
     return record if known and isinstance(record.get("step"), int) else None

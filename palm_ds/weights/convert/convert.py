@@ -18,13 +18,13 @@ from palm_ds.common.byte_sizes import parse_bytes
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.version import __version__
 from palm_ds.model.encoder.encoder import encoder_class
-from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
+from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.weights.convert import mapping_report, parity
 from palm_ds.weights.convert.documents import SourceDocuments, read_documents
 from palm_ds.weights.convert.locate import locate
 from palm_ds.weights.convert.mapping_report import ConversionReport
 from palm_ds.weights.convert.parity import ParityReport
-from palm_ds.weights.formats.contents import CheckpointContents
+from palm_ds.weights.formats.contents import CheckpointContents, read_tokenizer
 from palm_ds.weights.formats.format import Export
 from palm_ds.weights.formats.huggingface.model_card import Provenance
 from palm_ds.weights.formats.huggingface.target import ExportOptions
@@ -121,7 +121,7 @@ def convert(
     if origin:
         contents = replace(contents, origin=origin, notes=(*contents.notes, f"from {origin}"))
     _check_encoder(contents, to)
-    tokenizer = tokenizer_of(contents)
+    tokenizer = read_tokenizer(contents)
     plan = _plan_conversion(contents, to, options)
     _check_strict(contents, plan.report, options)
     if options.verify and "eps" in opening:
@@ -190,7 +190,7 @@ def verify_only(
     opening = {name: value for name, value in opening.items() if value is not None}
     one, other = opened(Path(a), **opening), opened(Path(b))
     given = one if one.tokenizer is not None else other
-    tokenizer = tokenizer_of(given)
+    tokenizer = read_tokenizer(given)
     asked = not opening.keys() <= _NOT_SEEN
     sides = (
         as_runnable(one, usual_task(one), plain=not asked),
@@ -288,20 +288,6 @@ def _check_strict(
         name, why = next(iter(report.lost.items()))
         more = f" (and {len(report.lost) - 1} more)" if len(report.lost) > 1 else ""
         raise UserError(f"{contents.path}: strict: {name} would be skipped: {why}{more}")
-
-
-def tokenizer_of(contents: CheckpointContents) -> Tokenizer | None:
-    """The checkpoint's tokenizer. Raises UserError if it belongs to another model."""
-    if contents.tokenizer is None:
-        return None
-    tokenizer = load_tokenizer(contents.text_tokenizer or contents.tokenizer)
-    words = contents.entries["backbone.word.weight"].shape[0]
-    if tokenizer.size > words:
-        raise UserError(
-            f"{contents.tokenizer}: has {tokenizer.size:,} tokens, but the token embeddings of "
-            f"{contents.path} have {words:,} rows; it belongs to another model"
-        )
-    return tokenizer
 
 
 def notes_on(contents: CheckpointContents, tokenizer: Tokenizer | None) -> list[str]:

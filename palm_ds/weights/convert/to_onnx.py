@@ -29,7 +29,6 @@ from palm_ds.weights.convert.convert import (
     notes_on,
     opened,
     task_row,
-    tokenizer_of,
     usual_task,
 )
 from palm_ds.weights.convert.documents import read_documents
@@ -37,7 +36,7 @@ from palm_ds.weights.convert.locate import locate
 from palm_ds.weights.convert.mapping_report import ConversionReport
 from palm_ds.weights.convert.onnx_parity import GraphComparison
 from palm_ds.weights.convert.parity import ParityReport
-from palm_ds.weights.formats.contents import CheckpointContents
+from palm_ds.weights.formats.contents import CheckpointContents, read_tokenizer
 from palm_ds.weights.formats.huggingface.names import MASKED_WORDS, NEXT_SENTENCE
 from palm_ds.weights.formats.huggingface.plan import plan
 from palm_ds.weights.formats.huggingface.read import CONFIG
@@ -278,7 +277,7 @@ def _plan_job(
 
     if options.opset not in OPSETS:
         raise UserError(f"opset: {options.opset}; expected {OPSETS[0]} to {OPSETS[-1]}")
-    tokenizer = tokenizer_of(contents)
+    tokenizer = read_tokenizer(contents)
     row = task_row(contents, options.task) if options.task else None
     usual = usual_task(contents)
     planned = plan_graph(contents, options.heads, opset=options.opset, task_id=row, usual=usual)

@@ -21,6 +21,7 @@ from palm_ds.common.printable import printable
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.pooling import TextPooling
+from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 
 OPTIMIZER = "optimizer state"
 """Why moments, step counts and learning rates are skipped."""
@@ -138,6 +139,25 @@ def check_names(path: Path, names: Iterable[str]) -> None:
     for name in names:
         if not name.isprintable() or len(name) > _LONGEST_NAME:
             raise UserError(f"{path}: a tensor name that cannot be shown: {printable(name[:80])}")
+
+
+def read_tokenizer(contents: CheckpointContents) -> Tokenizer | None:
+    """The tokenizer of a checkpoint's texts; None if it has none. Raises UserError if it belongs to
+    another model."""
+    file = contents.text_tokenizer or contents.tokenizer
+    return fitting_tokenizer(file, contents) if file else None
+
+
+def fitting_tokenizer(file: Path, contents: CheckpointContents) -> Tokenizer:
+    """A file's tokenizer. Raises UserError if it has tokens that the checkpoint has no rows for."""
+    tokenizer = load_tokenizer(file)
+    words = contents.entries["backbone.word.weight"].shape[0]
+    if tokenizer.size > words:
+        raise UserError(
+            f"{file}: has {tokenizer.size:,} tokens, but the token embeddings of "
+            f"{contents.path} have {words:,} rows; it belongs to another model"
+        )
+    return tokenizer
 
 
 def with_eps(contents: CheckpointContents, eps: float | None) -> CheckpointContents:

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.model.attention.test_attention import batch_of, compare
 
 from palm_ds.model.attention.attention import attend, plan_attention
 from palm_ds.model.attention.triton import packed_backward, packed_forward, sequence_bounds
@@ -21,6 +20,7 @@ from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.ops.dropout import dropout_keys
+from tests.model.attention.test_attention import batch_of, compare
 
 ROOT = Path(__file__).resolve().parents[3]
 SHAPES = [

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.model.attention.test_attention import batch_of
 from torch.nn import attention as flash
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,6 +17,7 @@ from palm_ds.model.encoder.layer import EncoderLayer
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.ops.dropout import dropout_keys
+from tests.model.attention.test_attention import batch_of
 
 FORMS = ["varlen", "efficient", "triton"]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]

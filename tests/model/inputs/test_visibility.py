@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.model.attention.test_attention import compare
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.attention.attention import attend, plan_attention
@@ -18,6 +17,7 @@ from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.inputs.visibility import Visibility, full, multi_flow, prefix_lm, visible
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.ops.dropout import dropout_keys
+from tests.model.attention.test_attention import compare
 
 CONFIG = EncoderConfig(vocab_size=50, hidden_size=32, num_heads=2, num_layers=2)
 

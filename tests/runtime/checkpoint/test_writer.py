@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.runtime.checkpoint.test_checkpoint import Team
 
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.checkpoint import writer as checkpoint_writer
@@ -29,6 +28,7 @@ from palm_ds.runtime.checkpoint.checkpoint import (
 from palm_ds.runtime.checkpoint.shard_files import WEIGHT, ParamShard, write_shards
 from palm_ds.runtime.checkpoint.writer import CheckpointWriter, short_memory
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
+from tests.runtime.checkpoint.test_checkpoint import Team
 
 GB = 10**9
 

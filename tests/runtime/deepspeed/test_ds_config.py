@@ -163,6 +163,19 @@ BAD: dict[str, tuple[str, str]] = {
         '{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}',
         'zero_optimization.offload_param.device: .*"nvme" is not supported, use "cpu"',
     ),
+    "weights offloaded too early": (
+        '{"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}',
+        "zero_optimization.offload_param: needs stage 3, got 2",
+    ),
+    "at odds": (
+        '{"fp16": {"enabled": true, "loss_scale_window": 0}}',
+        "m.json: fp16.loss_scale_window must be > 0 when dynamic",
+    ),
+    "named once": (
+        '{"fp16": {"enabled": true, "loss_scale": -1}}',
+        "m.json: fp16.loss_scale: must be >= 0 .*, got -1",
+    ),
+    "nested": ('{"a":' * 9999, r"m\.json: not valid JSON: nested too deeply"),
     "stage": ('{"zero_optimization": {"stage": 4}}', "stage: expected 0, 1, 2 or 3, got 4"),
     "stage auto": ('{"zero_optimization": {"stage": "auto"}}', 'stage: "auto" is not supported'),
     "zero is a number": ('{"zero_optimization": 2}', "zero_optimization: expected a section"),

@@ -357,6 +357,20 @@ WRONG = {
         "stages: 'knowledge_masking' would train nothing: the `weight` of its tasks is 0",
     ),
     "a weight below 0": (changed("tasks", "knowledge_masking", "weight", to=-1), "is negative"),
+    "a length of yes": (changed("length", to=True), "length: expected a whole number, got true"),
+    "three betas": (
+        changed("optimizer", "betas", to=[0.9, 0.9, 0.9]),
+        "optimizer.betas: expected 2 values, got [0.9, 0.9, 0.9]",
+    ),
+    "no sources": (changed("sources", to={}), "no 'text' in `sources`; known: none"),
+    "a row before the first": (
+        changed("tasks", "knowledge_masking", "task_id", to=-7),
+        "tasks.knowledge_masking.task_id: -7; expected a row, or -1 for any",
+    ),
+    "a data set that none can be": (
+        changed("datasets", to=["my texts"]),
+        "datasets: 'my texts' is no data set of the hub, such as owner/name",
+    ),
     "a weight that is no number": (
         changed("tasks", "knowledge_masking", "weight", to=float("nan")),
         "tasks.knowledge_masking.weight: expected a finite number, got NaN",
