@@ -37,6 +37,8 @@ def add_ds_config(parser: argparse.ArgumentParser) -> None:
 
 def local_path(text: str) -> Path:
     """The type of an argument that names output on this machine."""
+    if not text:  # a Path would be this folder
+        raise argparse.ArgumentTypeError("empty; name a place")
     try:
         check_local(text)
     except UserError as error:

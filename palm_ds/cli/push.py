@@ -22,8 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from palm_ds.weights.hub import files_to_push, push_folder
+    from palm_ds.weights.hub import check_repository, files_to_push, push_folder
 
+    check_repository(args.name)
     files = files_to_push(args.source)
     count = f"{len(files.pushed)} files, {files.size / 1e6:.1f} MB"
     record = {"files": files.pushed, "not_pushed": files.left, "bytes": files.size}

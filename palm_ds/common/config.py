@@ -134,7 +134,11 @@ def parse_override(text: str) -> tuple[str, Any]:
     try:
         return key.strip(), _load_yaml(written)
     except yaml.YAMLError:
-        raise UserError(f"override {text!r}: {written!r} is not valid YAML") from None
+        raise UserError(f"override {_cut(text)!r}: {_cut(written)!r} is not valid YAML") from None
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def override(values: dict[str, Any], key: str, value: object) -> None:

@@ -62,8 +62,8 @@ def _title(name: str, piece: TokenSpan, corpus: Corpus) -> Text:
 def heading(corpus: Corpus) -> Text:
     manifest = corpus.manifest
     legend = Text(
-        f"{corpus.path}: {len(corpus)} documents, {manifest.sentences} sentences, "
-        f"{manifest.tokens} tokens, {manifest.tokenizer['size']} {manifest.tokenizer['kind']} "
+        f"{corpus.path}: {len(corpus):,} documents, {manifest.sentences:,} sentences, "
+        f"{manifest.tokens:,} tokens, {manifest.tokenizer['size']:,} {manifest.tokenizer['kind']} "
         f"tokens, annotations {', '.join(corpus.annotations)}\n"
     )
     legend.append("phrase", _STYLES["phrase"])

@@ -89,9 +89,10 @@ def rejected_table(folder: Path, total: int) -> Table:
 
 def report(console: Console, out: Path, manifest: Manifest) -> None:
     """Logs the counts and prints a table of rejected records."""
-    counts = f"{manifest.documents} documents, {manifest.sentences} sentences"
-    size = f"{manifest.tokens} tokens of {manifest.text_bytes / 1e6:.1f} MB of text"
-    log.info("%s: %s, %s in %d shards", out, counts, size, len(manifest.shards))
+    counts = f"{manifest.documents:,} documents, {manifest.sentences:,} sentences"
+    size = f"{manifest.tokens:,} tokens of {manifest.text_bytes / 1e6:.1f} MB of text"
+    shards = "1 shard" if len(manifest.shards) == 1 else f"{len(manifest.shards):,} shards"
+    log.info("%s: %s, %s in %s", out, counts, size, shards)
     wanted, size = manifest.options["tokenizer"].get("vocab_size"), manifest.tokenizer["size"]
     if wanted and size < wanted:
         log.info(

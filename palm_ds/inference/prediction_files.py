@@ -130,7 +130,7 @@ def _object(text: str) -> dict[str, Any] | None:
     """{id: answer} if that is the whole text."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     one = isinstance(value, dict) and "index" not in value
     return value if one and all(isinstance(x, str) for x in value.values()) else None
@@ -141,6 +141,8 @@ def _is_json(line: str) -> bool:
         return isinstance(json.loads(line), dict | list)
     except ValueError:
         return False
+    except RecursionError:
+        return True  # what is wrong is said when its line is read
 
 
 def _json_lines(path: Path, text: str) -> Iterator[StoredPrediction]:
@@ -150,6 +152,8 @@ def _json_lines(path: Path, text: str) -> Iterator[StoredPrediction]:
             continue
         try:
             value = json.loads(line)
+        except RecursionError:
+            raise UserError(f"{place}: not JSON: nested too deeply") from None
         except ValueError as error:
             raise UserError(f"{place}: not JSON: {error}") from None
         if isinstance(value, list):  # PaddlePALM's tags

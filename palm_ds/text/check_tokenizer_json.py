@@ -58,11 +58,6 @@ def _check_ids(model: Mapping[str, Any], added: object, where: str) -> None:
     known = model.get("vocab")
     ids = known if isinstance(known, Mapping) else {}
     count = len(ids) + (len(added) if isinstance(added, list) else 0)
-    numbers = [number for number in ids.values() if isinstance(number, int)]
-    if len(set(numbers)) < len(numbers):
-        twice, _ = Counter(numbers).most_common(1)[0]
-        one, other = [printable(token[:40]) for token, number in ids.items() if number == twice][:2]
-        raise UserError(f"{where}: model.vocab: {one!r} and {other!r} have one id, {twice}")
     for token, number in ids.items():
         if isinstance(number, int) and number > 4 * count + _SPARE_IDS:
             raise UserError(
@@ -71,6 +66,11 @@ def _check_ids(model: Mapping[str, Any], added: object, where: str) -> None:
             )
         if "\n" in token and model.get("type") == "WordPiece":
             raise UserError(f"{where}: model.vocab: token {number} has a line break in it")
+    numbers = [number for number in ids.values() if isinstance(number, int)]
+    if len(set(numbers)) < len(numbers):
+        twice, _ = Counter(numbers).most_common(1)[0]
+        one, other = [printable(token[:40]) for token, number in ids.items() if number == twice][:2]
+        raise UserError(f"{where}: model.vocab: {one!r} and {other!r} have one id, {twice}")
 
 
 def _parts(value: object) -> Iterator[Mapping[str, Any]]:

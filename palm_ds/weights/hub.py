@@ -67,6 +67,12 @@ def files_to_push(path: str | Path) -> FolderFiles:
     )
 
 
+def check_repository(name: str) -> None:
+    """Raises UserError for what the hub would not take as the name of a repository."""
+    if not _NAME.fullmatch(name):
+        raise UserError(f"{name}: expected ORG/NAME, as in my-team/news-encoder")
+
+
 def push_folder(
     path: str | Path,
     name: str,
@@ -84,8 +90,7 @@ def push_folder(
     login` or HF_TOKEN. `message`: of the commit. HF_ENDPOINT and HF_HUB_OFFLINE are respected.
     Raises UserError, or TemporaryError if the hub cannot be reached or limits the rate.
     """
-    if not _NAME.fullmatch(name):
-        raise UserError(f"{name}: expected ORG/NAME, as in my-team/news-encoder")
+    check_repository(name)
     files = files_to_push(path)
     api = _api(name, token)
     with _explained(name, revision):

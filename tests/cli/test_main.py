@@ -117,6 +117,7 @@ def test_help_needs_no_torch() -> None:
             "pretrain x --deepspeed_config y --run_dir s3://b/x",
             "argument --run_dir: s3://b/x: is a",
         ),
+        ("pretrain x --deepspeed_config y --run_dir=", "argument --run_dir: empty; name a place"),
         ("suite x --deepspeed_config y --out hf://b/x", "argument --out: hf://b/x: is a URL"),
         ("run --restarts -1 -- true", "--restarts -1: expected a number from 0 (never)"),
         ("run --silence nan -- true", "--silence nan: expected a number of seconds above 0"),

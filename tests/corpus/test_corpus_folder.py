@@ -210,6 +210,8 @@ def test_a_missing_file_is_an_error_without_retries(server: loopback.Server) -> 
         open_corpus(f"{server.url}/d")
     with pytest.raises(UserError, match=r"nowhere://a/b: cannot be opened: Protocol not known"):
         open_corpus("nowhere://a/b")
+    with pytest.raises(UserError, match=r"ftp://127.0.0.1:1/x: cannot be opened: .*refused"):
+        open_corpus("ftp://127.0.0.1:1/x")  # fsspec connects at once
     assert len(server.asked) == 1
 
 

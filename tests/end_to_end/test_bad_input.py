@@ -133,7 +133,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "an empty output": (words("", "{}/a.jsonl", *TRAIN), "OUT: empty; name a new folder"),
     "a failing mark": (
         words(*OUT, *TRAIN, "--annotation", "x=math:sqrt"),
-        "annotation 'x': failed on document 'a.jsonl:1': TypeError: ",
+        "annotation 'x': failed on document 'a.jsonl@0': TypeError: ",
     ),
     "a failing segmenter": (
         file("a.txt", "一句话。".encode(), "--segmenter", "math:sqrt"),

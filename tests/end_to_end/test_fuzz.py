@@ -11,8 +11,8 @@ CASES = 1_000
 
 @pytest.mark.slow
 def test_mutated_files_are_read_or_refused_in_one_line() -> None:
-    """Seeded mutations of configs, tokenizers, headers and tables (tests/helpers/fuzz). A failure
-    shows the command that repeats the case."""
+    """Seeded mutations of configs, tokenizers, headers, tables and recipes (tests/helpers/fuzz). A
+    failure shows the command that repeats the case."""
     half = CASES // 2
     words = ["-m", "tests.helpers.fuzz", "--count", half, "--first"]
     programs = [Program([*words, first], apart=True) for first in (0, half)]

@@ -267,6 +267,18 @@ def test_folders_without_a_model(tmp_path: Path, run_folder: Path) -> None:
         assert message in str(caught.value) and "\n" not in str(caught.value), name
 
 
+def test_the_tokenizer_of_another_model(run_folder: Path, tmp_path: Path) -> None:
+    """Its ids would be rows that the model does not have."""
+    folder = tmp_path / "hf"
+    shutil.copytree(run_folder / "hf", folder)
+    (folder / "tokenizer.json").unlink()
+    more = [*SPECIALS, *(f"word{i}" for i in range(5_000))]
+    (folder / "vocab.txt").write_text("\n".join(more))
+    for use in (TrainedModel.filler, TrainedModel.embedder):
+        with pytest.raises(UserError, match=r"has 5,005 tokens, .* belongs to another model$"):
+            use(TrainedModel.open(folder))
+
+
 def test_an_unknown_task(run_folder: Path) -> None:
     with pytest.raises(UserError, match='--task distanc: no such task.*did you mean "distance"'):
         TrainedModel.open(run_folder).filler("distanc")

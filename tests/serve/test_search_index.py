@@ -118,6 +118,14 @@ def test_mistakes_in_one_line(words_run: Path, tasks_run: Path, tmp_path: Path) 
     described.write_text(json.dumps(about | {"settings": about["settings"] | {"layers": [1]}}))
     with pytest.raises(UserError, match=r"is of layers \(1,\); a server computes -1"):
         open_index(output, [])
+    wrong = {"inputs": 3, "columns": 3, "scales": ["a"], "settings": {"layers": None}}
+    for text in ("[" * 9999, *(json.dumps(about | {key: wrong[key]}) for key in wrong)):
+        described.write_text(text)
+        with pytest.raises(UserError, match="v.npy.json: not the description"):
+            open_index(output, [])
+    described.write_text(json.dumps(about | {"scales": [1.0, 2.0]}))
+    with pytest.raises(UserError, match=r"v.npy.json: \(2,\) scales for vectors of \d+ numbers"):
+        open_index(output, [])
     described.write_text(json.dumps(about))
     np.save(output, np.zeros((29, 5), np.float32))
     served = Served(models={"m": words_run}, options=ModelOptions(), index=output)

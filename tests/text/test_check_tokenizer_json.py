@@ -37,6 +37,7 @@ def normalizer(*parts: object) -> Edit:
 
 HOSTILE: dict[str, tuple[Edit, str]] = {
     "an id of gigabytes": (vocabulary(x=10**9), "'x' has the id 1000000000, but there are 22"),
+    "an id of two tokens": (vocabulary(x=7, y=7), "model.vocab: .* and .* have one id, 7$"),
     "a negative id": (vocabulary(x=-1), "not a tokenizer.json: invalid value"),
     "a line break": (vocabulary(**{"a\nb": 12}), "token 12 has a line break in it"),
     "ten kilobytes of growth": (normalizer(*[REPLACE] * 100), "a text 1,000 times as long"),

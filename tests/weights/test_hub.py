@@ -206,6 +206,9 @@ def test_the_command(run: Path, server, capsys, tmp_path: Path, monkeypatch) -> 
     assert main(["push", str(run), NAME, "--dry_run"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert set(said[:-1]) == FILES and said[-1].endswith("MB; nothing was pushed")
+    with pytest.raises(SystemExit):
+        main(["push", str(run), "a/b/c", "--dry_run"])
+    assert "a/b/c: expected ORG/NAME" in capsys.readouterr().err
     assert not server.asked
     words = ["push", str(run), NAME, "--token_file", str(tmp_path / "token")]
     assert main(words) == 0

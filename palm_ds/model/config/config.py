@@ -122,7 +122,7 @@ class EncoderConfig:
             del own["kind"]
         foreign = {key: value for key, value in values.items() if key not in known}
         preset = own.pop("preset", None)
-        if preset is not None and preset not in PRESETS:
+        if preset is not None and str(preset) not in PRESETS:  # a list is in no mapping
             raise UserError(f'{where}.preset: no "{preset}"{suggest(str(preset), PRESETS)}')
         given = _translate(foreign, own.get("hidden_size"), where)
         bare = preset is None and own.keys() <= _SHARED_KEYS

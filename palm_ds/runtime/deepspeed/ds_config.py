@@ -180,7 +180,7 @@ class DSConfig(PalmSection):
         }
         if world == 1 and self.stage in (1, 2):
             # There is nothing to overlap with, and DeepSpeed would wait for the device.
-            config["zero_optimization"]["overlap_comm"] = False
+            config.setdefault("zero_optimization", {})["overlap_comm"] = False
         if self.precision == "bf16":
             config["bf16"] = {**config["bf16"], "check_grad_overflow": True}
         return config

@@ -45,7 +45,7 @@ def validate_with_deepspeed(
         return ConfigVerdict(keys_read=recorder.asked, problem=_first(error, sections))
     except DeepSpeedConfigError as error:
         return ConfigVerdict(keys_read=recorder.asked, problem=reason(error))
-    except (AssertionError, ValueError, TypeError, AttributeError) as error:
+    except (AssertionError, ArithmeticError, ValueError, TypeError, AttributeError) as error:
         problem = f"DeepSpeed cannot read it ({reason(error)})"
         return ConfigVerdict(keys_read=recorder.asked, problem=problem, named=False)
     return ConfigVerdict(keys_read=recorder.asked)

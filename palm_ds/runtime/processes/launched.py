@@ -66,6 +66,8 @@ def check_ranks_are_known() -> None:
     if _has_ranks():
         if launched_processes() > 1:
             place()
+        _number("RANK")
+        _number("LOCAL_RANK", default=0)
         return
     if under_srun():
         return
@@ -108,9 +110,9 @@ def check_mpi_agrees(expected: int) -> None:
 def rank_of_launcher() -> int:
     """The rank of this process as far as the environment tells; 0 if it is alone or makes no
     sense."""
-    ranks = ("SLURM_PROCID",) if under_srun() else ("RANK", *_RANKS)
-    text = next((os.environ[name] for name in ranks if name in os.environ), "")
     try:
+        ranks = ("SLURM_PROCID",) if under_srun() else ("RANK", *_RANKS)
+        text = next((os.environ[name] for name in ranks if name in os.environ), "")
         return int(text) if text.isdecimal() and int(text) < launched_processes() else 0
     except UserError:
         return 0

@@ -143,7 +143,7 @@ def _options(words: Sequence[str], at: int) -> tuple[dict[str, str], int]:
 
 def _read_hosts(file: Path) -> dict[str, str]:
     slots: dict[str, str] = {}
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(_lines(file), 1):
         host, *rest = line.partition("#")[0].split() or [""]
         if not host:
             continue
@@ -157,12 +157,19 @@ def _read_hosts(file: Path) -> dict[str, str]:
     return slots
 
 
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: cannot be read as text: {error}") from None
+
+
 def variables_for_other_hosts() -> dict[str, str]:
     """What `deepspeed` passes on too: some variables, and the file .deepspeed_env."""
     found = {k: v for k, v in os.environ.items() if k.startswith(_PASSED_ON)}
     name = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
     for file in (Path.home() / name, Path(name)):
-        for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        for line in _lines(file) if file.is_file() else ():
             key, equals, value = line.strip().partition("=")
             if equals and not key.startswith("#"):
                 found[key] = value

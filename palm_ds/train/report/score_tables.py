@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
+
+_METRICS_WIDTH = 52
 
 
 def score_tables(scores: Mapping[str, Mapping[str, Any]], title: str) -> list[Table]:
@@ -22,13 +24,13 @@ def metric_table(scores: Mapping[str, Mapping[str, Any]], title: str) -> Table:
     """One line per task: its metrics, the primary one first, its loss and the baseline's loss."""
     table = Table(box=None, pad_edge=False, padding=(0, 2), title=title, title_justify="left")
     table.add_column("task")
-    table.add_column("scores", max_width=52)
+    table.add_column("scores", max_width=_METRICS_WIDTH)
     for name in ("loss", "baseline", "labels"):
         table.add_column(name, justify="right")
     for task, score in scores.items():
         table.add_row(
             task,
-            metrics_text(score),
+            _in_lines(_metrics(score), _METRICS_WIDTH),
             number(score.get("loss")),
             number(score.get("baseline_loss")),
             number(score.get("count"), ",.0f"),
@@ -39,19 +41,34 @@ def metric_table(scores: Mapping[str, Mapping[str, Any]], title: str) -> Table:
 def metrics_text(score: Mapping[str, Any], most: int | None = None) -> str:
     """`accuracy 0.912 ± 0.010  f1 0.902`: the first `most` metrics, accuracy with its standard
     error."""
+    return "  ".join(_metrics(score, most))
+
+
+def _metrics(score: Mapping[str, Any], most: int | None = None) -> list[str]:
     parts = []
     for name, value in [*(score.get("metrics") or {}).items()][:most]:
         error = score.get("standard_error") if name == "accuracy" else None
         sure = f" ± {error:.3f}" if error is not None and math.isfinite(error) else ""
         form = ".4g" if value is not None and abs(value) >= 10 else ".3f"
         parts.append(f"{name} {number(value, form)}{sure}")
-    return "  ".join(parts)
+    return parts
+
+
+def _in_lines(parts: Sequence[str], width: int) -> str:
+    """The parts in lines that end between two of them."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + 2 + len(part) <= width:
+            lines[-1] += f"  {part}"
+        else:
+            lines.append(part)
+    return "\n".join(lines)
 
 
 def score_table(scores: Mapping[str, Mapping[str, float]], title: str) -> Table:
     """Held-out scores of tasks without metrics, with a baseline that ignores the text."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2), title=title, title_justify="left")
-    table.add_column("task")
+    table = Table(box=None, pad_edge=False, padding=(0, 1), title=title, title_justify="left")
+    table.add_column("task", overflow="fold")
     for name in ("loss", "baseline", "perplexity", "accuracy", "baseline", "difference", "labels"):
         table.add_column(name, justify="right")
     for task, score in scores.items():

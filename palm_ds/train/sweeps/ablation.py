@@ -60,6 +60,8 @@ class Ablation:
         for name in self.schedules:
             if name not in CURRICULUM_KINDS:
                 raise UserError(f"--schedules: no {name!r}{suggest(name, CURRICULUM_KINDS)}")
+        if not self.schedules:
+            raise UserError(f"--schedules: names none; some of {', '.join(CURRICULUM_KINDS)}")
         if len(set(self.schedules)) < len(self.schedules):
             raise UserError("--schedules: contains a duplicate")
         if self.steps:

@@ -14,6 +14,7 @@ import logging
 import re
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -171,7 +172,8 @@ def read_suite(path: str | Path, overrides: Sequence[str] = ()) -> Suite:
     """Read a suite file; `overrides` apply to all recipes. Raises UserError with file and key."""
     values = read_yaml(path)
     try:
-        for name, own in (values.get("sets") or {}).items():
+        sets = values.get("sets")
+        for name, own in sets.items() if isinstance(sets, Mapping) else ():
             parse(DataSet, own, f"sets.{name}")
         suite = parse(Suite, values, "")
         known = {*_given(suite), *(_folders(suite) if suite.template else {})}
@@ -187,6 +189,9 @@ def _given(suite: Suite) -> dict[str, str]:
     """{name: recipe file}."""
     if isinstance(suite.recipes, Mapping):
         return dict(suite.recipes)
+    stems = Counter(Path(file).stem for file in suite.recipes)
+    if twice := [name for name, times in stems.items() if times > 1]:
+        raise UserError(f"recipes: two are called {twice[0]!r}; name them: {{NAME: FILE, ...}}")
     return {Path(file).stem: file for file in suite.recipes}
 
 

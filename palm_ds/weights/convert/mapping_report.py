@@ -171,7 +171,9 @@ def show(rows: Sequence[tuple[str, str, str, str]], console: Console) -> None:
         for row in cells:
             print("\t".join(row), file=console.file)
         return
-    table = Table(*titles, box=None, header_style="bold")
+    table = Table(box=None, header_style="bold")
+    for title in titles:
+        table.add_column(title, overflow="fold")  # a name that is cut says little
     for row in cells:
         table.add_row(
             *map(escape, row), style={"created": "yellow", "skipped": "red"}.get(row[0], "")

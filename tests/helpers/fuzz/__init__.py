@@ -1,1 +1,2 @@
-"""Seeded mutations of everything that is read from others: checkpoints, tokenizers, tables."""
+"""Seeded mutations of everything that is read from others: checkpoints, tokenizers, tables,
+recipes, DeepSpeed files, predictions."""

@@ -74,7 +74,8 @@ def run(folder: Path, seeds: range, only: str) -> int:
             print(f"{seed} {name}: {outcome}")
         if outcome.startswith("FAILED"):
             print(f"seed {seed}, {name}: {outcome}", flush=True)
-            print(f"  again: python -m tests.helpers.fuzz --first {seed} --count 1", flush=True)
+            again = f"--first {seed} --count 1" + (f" --only {only!r}" if only else "")
+            print(f"  again: python -m tests.helpers.fuzz {again}", flush=True)
     slowest = sorted(spent, key=lambda name: spent[name], reverse=True)[:5]
     shown = {name: f"{spent[name]:.1f}" for name in slowest}
     print(f"done: {dict(outcomes)}; seconds: {sum(spent.values()):.1f}, of which {shown}")

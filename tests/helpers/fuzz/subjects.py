@@ -21,7 +21,10 @@ import torch
 from palm_ds.data.reader.options import TableSettings
 from palm_ds.data.reader.table import open_table
 from palm_ds.model.config.config import EncoderConfig
+from palm_ds.inference.prediction_files import read_predictions
+from palm_ds.runtime.deepspeed.ds_config import read_ds_config
 from palm_ds.text.tokenizer import SPECIALS, load_tokenizer, wordpiece
+from palm_ds.train.recipe import read_recipe
 from palm_ds.weights.convert.convert import ConversionOptions, convert
 from palm_ds.weights.formats.tensor_files import open_tensors
 from palm_ds.weights.formats.tensorflow.tensor_bundle import masked_crc
@@ -76,6 +79,37 @@ TABLES = {
         }
     ).encode(),
 }
+
+RECIPE = {
+    "seed": 1,
+    "backbone": {"preset": "tiny", "max_positions": 128, "dropout": 0.1},
+    "length": 128,
+    "batch": "4096 tokens",
+    "optimizer": {"kind": "adamw", "lr": 1e-4, "betas": [0.9, 0.98], "freeze": []},
+    "schedule": {"kind": "wsd", "warmup": 4, "decay": 9},
+    "sources": {
+        "text": {"mix": {"here": 1.0, "there": 2.0}},
+        "rows": {"table": ["a.tsv"], "read": {"columns": {"text_a": 0}, "drop": {"label": [1]}}},
+    },
+    "tasks": {
+        "words": {"kind": "knowledge_masking", "source": "text", "units": ["word"]},
+        "order": {"kind": "sentence_reordering", "source": "text", "most": 3},
+    },
+    "stages": {"continual": ["words", "order + words"], "steps": 30, "always": "words"},
+    "evaluate": {"every": 5, "best": "mean", "metrics": {}},
+    "save": {"every": 5, "keep": 2},
+}
+DS_CONFIG = {
+    "zero_optimization": {"stage": 2, "reduce_bucket_size": 1000, "overlap_comm": True},
+    "fp16": {"enabled": True, "loss_scale": 0, "loss_scale_window": 10},
+    "train_micro_batch_size_per_gpu": 1,
+    "steps_per_print": 5,
+    "palm_ds": {"data_workers": 0, "kernels": {"attention": "plain"}, "timeout_minutes": 3},
+}
+PREDICTIONS = [
+    {"index": 0, "label": "a", "probs": [0.5, 0.5]},
+    {"index": 1, "label": "b", "logits": [0, 1.5]},
+]
 
 Spoil = Callable[[Path, Random], None]
 
@@ -207,6 +241,18 @@ def reads_table(folder: Path, random: Random) -> object:
     return open_table(str(next(folder.iterdir())), settings)
 
 
+def reads_recipe(folder: Path, random: Random) -> object:
+    return read_recipe(folder / "recipe.json")  # JSON is YAML
+
+
+def reads_ds_config(folder: Path, random: Random) -> object:
+    return read_ds_config(folder / "ds_config.json")
+
+
+def reads_predictions(folder: Path, random: Random) -> object:
+    return list(read_predictions(folder / "predictions.json"))
+
+
 # ---- templates ----
 
 
@@ -272,6 +318,13 @@ def templates(folder: Path) -> dict[str, Subject]:
             template=made["vocab"], spoil=raw_file("vocab.txt"), use=tokenizes, weight=2
         ),
     }
+    for name, use in (
+        ("recipe", reads_recipe),
+        ("ds_config", reads_ds_config),
+        ("predictions", reads_predictions),
+    ):
+        spoil = json_file(f"{name}.json") if name != "predictions" else raw_file(f"{name}.json")
+        subjects[name] = Subject(template=made[name], spoil=spoil, use=use, weight=5)
     for name in TABLES:
         subjects[f"table {name}"] = Subject(
             template=made[name], spoil=raw_file(name), use=reads_table, weight=2
@@ -301,6 +354,15 @@ def _made(folder: Path) -> Mapping[str, Path]:
     for name in ("tokenizer", "vocab"):
         TOKENIZER.save(made[name])
     (made["vocab"] / "tokenizer.json").unlink()
+    lines = "".join(json.dumps(each) + "\n" for each in PREDICTIONS)
+    for name, text in (
+        ("recipe", json.dumps(RECIPE)),
+        ("ds_config", json.dumps(DS_CONFIG)),
+        ("predictions", lines),
+    ):
+        made[name] = folder / name
+        made[name].mkdir()
+        (made[name] / f"{name}.json").write_text(text)
     for name, content in TABLES.items():
         made[name] = folder / name.replace(".", "_")
         made[name].mkdir()

@@ -171,6 +171,12 @@ BAD: dict[str, tuple[str, str]] = {
         '{"fp16": {"enabled": true, "loss_scale_window": 0}}',
         "m.json: fp16.loss_scale_window must be > 0 when dynamic",
     ),
+    "a vast scale": (
+        '{"zero_optimization": {"stage": 2}, "fp16": {"enabled": true, "loss_scale": 1'
+        + "0" * 400
+        + "}}",
+        r"m\.json: DeepSpeed cannot read it \(int too large",
+    ),
     "named once": (
         '{"fp16": {"enabled": true, "loss_scale": -1}}',
         "m.json: fp16.loss_scale: must be >= 0 .*, got -1",

@@ -13,6 +13,7 @@ from palm_ds.runtime.processes.launched import (
     check_ranks_are_known,
     is_single_process,
     launched_processes,
+    rank_of_launcher,
     ranks_of_srun,
     under_srun,
 )
@@ -118,6 +119,9 @@ def test_processes_that_cannot_find_each_other_are_refused(name, given) -> None:
         ({"MASTER_PORT": "99999"}, "MASTER_PORT=99999: expected a whole number from 1 to 65535"),
         ({"WORLD_SIZE": "1", "LOCAL_RANK": "x"}, "LOCAL_RANK=x: expected a whole number from 0"),
         ({"WORLD_SIZE": None}, "RANK is set, but nothing says how many processes were started"),
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT=99999: ports go up to 65535"),
+        ({"WORLD_SIZE": "1", "RANK": "-1"}, "RANK=-1: expected a whole number from 0 on"),
+        ({"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "x"}, "LOCAL_RANK=x: expected a whole"),
         ({"MASTER_ADDR": ""}, "WORLD_SIZE=2, but MASTER_ADDR is not set: .* train alone"),
         ({"RANK": None}, "WORLD_SIZE=2, but RANK is not set: .* train alone"),
     ],
@@ -163,3 +167,14 @@ def test_under_open_mpi_mpi4py_loads_open_mpi(given, monkeypatch) -> None:
     adapt_to_open_mpi()
     assert os.environ["MPI4PY_MPIABI"] == "openmpi"
     assert os.environ["TTY_COMPATIBLE"] == "0"
+
+
+def test_a_rank_that_makes_no_sense_is_none(given) -> None:
+    """As when an error is printed, which must not end in another one."""
+    for variables in (
+        {"SLURM_PROCID": "x", "SLURM_STEP_NUM_TASKS": "y"},
+        {"RANK": "a", "WORLD_SIZE": "2"},
+        {"RANK": "7", "WORLD_SIZE": "2"},
+    ):
+        given(variables)
+        assert rank_of_launcher() == 0

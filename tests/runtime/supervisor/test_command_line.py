@@ -80,6 +80,7 @@ def test_hosts_take_the_place_of_pdsh(folder) -> None:
         ("deepspeed --hostfile wrong s.py", "wrong:2: expected `HOST slots=N`, each host once"),
         ("deepspeed --hostfile letters s.py", "letters:1: expected `HOST slots=N`, each host once"),
         ("deepspeed --hostfile empty s.py", "empty: names no host"),
+        ("deepspeed --hostfile bytes s.py", "bytes: cannot be read as text: 'utf-8' codec"),
     ],
 )
 def test_mistakes_are_one_line(words, message, folder) -> None:
@@ -87,6 +88,7 @@ def test_mistakes_are_one_line(words, message, folder) -> None:
     (folder / "wrong").write_text("w1 slots=2\nw1 slots=2\n")
     (folder / "letters").write_text("w1 slots=one\n")
     (folder / "empty").write_text("# none\n")
+    (folder / "bytes").write_bytes(b"w1 slots=2\n\xff\n")
     with pytest.raises(UserError) as error:
         understand(words.split())
     assert message in str(error.value)

@@ -384,6 +384,7 @@ WRONG = {
         'did you mean "knowledge_masking"',
     ),
     "preset": (changed("backbone", "preset", to="ernie"), "backbone.preset"),
+    "presets": (changed("backbone", "preset", to=["tiny"]), "backbone.preset"),
     "more segments than rows": (
         changed("backbone", "token_types", to=2),
         "tasks.sentence_reordering: its texts have 3 segments, but backbone.token_types is 2",

@@ -209,6 +209,9 @@ def test_a_task_without_labels_is_on_top_of_the_page(run_folder: Path) -> None:
         ("recipe.yaml", "a: [", "recipe.yaml cannot be read"),
         ("recipe.yaml", "stages: 3", "recipe.yaml: stages:"),
         ("environment.json", "{", "environment.json cannot be read"),
+        ("environment.json", "[" * 9999, "environment.json cannot be read"),
+        ("recipe.yaml", "seed: 2020-13-01", "recipe.yaml cannot be read"),
+        ("recipe.yaml", "[" * 3000, "recipe.yaml cannot be read"),
         ("ds_config.json", None, "ds_config.json is missing"),
     ],
 )

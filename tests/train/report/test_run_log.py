@@ -129,7 +129,15 @@ def test_elapsed_time_continues_over_restarts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [b'{"kind": "step", "st', b"\x00\x00\x00\x00", b"\xff\xfe\x00", b"[1, 2]", b'{"step": 3}', b""],
+    [
+        b'{"kind": "step", "st',
+        b"\x00\x00\x00\x00",
+        b"\xff\xfe\x00",
+        b"[1, 2]",
+        b'{"step": 3}',
+        b"",
+        b"[" * 9999,
+    ],
 )
 def test_a_broken_line_is_named_and_skipped(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "metrics.jsonl"

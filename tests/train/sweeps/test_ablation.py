@@ -112,6 +112,7 @@ def test_overrides_apply_to_all_runs(tmp_path):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"schedules": []}, "--schedules: names none; some of continual, joint"),
         ({"schedules": ["jont"]}, "--schedules: no 'jont'; did you mean \"joint\""),
         ({"schedules": ["joint", "joint"]}, "--schedules: contains a duplicate"),
         ({"steps": "many"}, "--steps: expected a whole number of steps"),

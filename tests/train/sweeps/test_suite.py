@@ -161,6 +161,11 @@ def test_recipe_files_with_their_data_elsewhere(tmp_path):
         ({"seeds": [1, 1]}, "seeds: expected at least one, each once"),
         ({"only": ["SST2"]}, "no data set 'SST2'; did you mean \"SST-2\""),
         ({"sets": {"x": {}}}, "no data set 'x'"),
+        ({"sets": ["x"]}, "sets: expected keys and values, got "),
+        (
+            {"template": "", "data": "", "recipes": ["a/x.yaml", "b/x.yaml"]},
+            "recipes: two are called 'x'; name them: {NAME: FILE, ...}",
+        ),
         ({"sets": {"mine": {"rad": {}}}}, "sets.mine.rad: unknown key; did you mean"),
         ({"sets": {"mine": {"dev": "test.*"}}, "only": ["mine"]}, ""),
         ({"sets": {"mine": {"train": "all.*"}}, "only": ["mine"]}, "mine: no file all"),

@@ -1,0 +1,37 @@
+"""Tables of scores on a terminal of 100 columns: no name cut, no score parted from its number."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from palm_ds.train.report.score_tables import score_tables
+
+
+def shown(scores: dict) -> list[str]:
+    text = io.StringIO()
+    for table in score_tables(scores, "held out, step 90"):
+        Console(file=text, width=100).print(table)
+    return [line.rstrip() for line in text.getvalue().splitlines()]
+
+
+def test_a_task_with_a_long_name_has_one_line() -> None:
+    score = {"loss": 6.3465, "baseline_loss": 6.4775, "perplexity": 12_570.5, "count": 101_311}
+    score |= {"accuracy": 0.312, "standard_error": 0.116, "baseline_accuracy": 0.417}
+    score |= {"standard_errors_above": -10.9}
+    names = ("knowledge_masking", "sentence_reordering", "sentence_distance")
+    lines = shown(dict.fromkeys(names, score))
+    assert len(lines) == 5
+    for name, line in zip(names, lines[2:], strict=True):
+        assert line.split("  ")[0] == name and "31.2 % ± 11.6" in line and "101,311" in line
+
+
+def test_lines_of_metrics_end_between_two_of_them() -> None:
+    metrics = {name: 0.6 for name in ("f1", "precision", "recall", "accuracy")}
+    score = {"metrics": metrics, "standard_error": 0.01, "loss": 1.0, "count": 16}
+    first, second = (
+        line.partition("entities")[2] or line for line in shown({"entities": score})[2:]
+    )
+    assert first.strip().startswith("f1 0.600  precision 0.600  recall 0.600  ")
+    assert second.strip() == "accuracy 0.600 ± 0.010"
