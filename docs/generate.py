@@ -68,6 +68,8 @@ NOT_WRITTEN = {
     "Task": ("name",),
 }
 """Fields that come from elsewhere than a key of the same name."""
+REQUIRED = {"Task": ("source",)}
+"""Keys that a recipe must have, although a program may leave the field out."""
 _HERE = "Made by docs/generate.py from the source; do not edit."
 
 
@@ -106,7 +108,9 @@ def _own_keys(cls: type) -> Iterator[Key]:
             if text is None:
                 where = f"{inspect.getsourcefile(cls)}: {cls.__name__}.{node.target.id}"
                 raise SystemExit(f"error: {where}: no description; put a string under the field")
-            default = ast.get_source_segment(source, node.value) if node.value else None
+            required = node.target.id in REQUIRED.get(cls.__name__, ())
+            written = node.value and not required
+            default = ast.get_source_segment(source, node.value) if written else None
             yield Key(node.target.id, _type(cls, node.annotation), _default(default), text)
 
 
@@ -128,7 +132,7 @@ def _one_line(text: str) -> str:
 
 def _type(cls: type, annotation: ast.expr) -> str:
     """The type in words, as for YAML."""
-    text = ast.unparse(annotation)
+    text = re.sub(r"\bSeveral\[(\w+)\]", r"tuple[\1, ...]", ast.unparse(annotation))
     for name, alias in vars(sys.modules[cls.__module__]).items():
         if get_origin(alias) is Literal:
             text = re.sub(rf"\b{name}\b", str(alias).removeprefix("typing."), text)

@@ -55,7 +55,7 @@ TRANSFORMERS = {
     "optim": _OPTIMIZER,
     "optimizers": _OPTIMIZER,
     "max_grad_norm": 'recipe={"optimizer": {"clip": NUMBER}}',
-    "label_smoothing_factor": "smoothing of the task: .on(smoothing=...)",
+    "label_smoothing_factor": "smoothing of the task: Classification(smoothing=...).on(...)",
     "bf16": _PRECISION,
     "fp16": _PRECISION,
     "deepspeed": "deepspeed_config",

@@ -13,9 +13,11 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from types import NoneType, UnionType
+from types import MethodType, NoneType, UnionType
 from typing import (
     Any,
+    Concatenate,
+    Generic,
     Literal,
     ParamSpec,
     TypeVar,
@@ -45,10 +47,13 @@ _NAMES: Mapping[Any, str] = {
 """Types in words, for messages."""
 
 
-def checks_arguments(**expected: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def checks_arguments(
+    unknown: str = "", /, **expected: str
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator: raises UserError for arguments that a function does not take, or that are not
-    what its annotations say. `expected`: {argument: what is right, in words}; the others are
-    described by their types."""
+    what its annotations say. `unknown`: advice on keywords it does not take, with {} for the class
+    that it is called on. `expected`: {argument: what is right, in words}; the others are described
+    by their types."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         signature = inspect.signature(function)
@@ -59,9 +64,13 @@ def checks_arguments(**expected: str) -> Callable[[Callable[P, R]], Callable[P, 
             try:
                 given = signature.bind(*args, **keywords).arguments
             except TypeError as error:
-                named = _named(signature)
-                more = f"; {named}" if "positional" in str(error) and named else ""
-                raise UserError(f"{_place(function, args)}: {error}{more}") from None
+                place = _place(function, args)
+                named = _named(signature) if "positional" in str(error) else ""
+                advice = (
+                    unknown.format(place.partition(".")[0]) if "unexpected" in str(error) else ""
+                )
+                more = "".join(f"; {each}" for each in (named, advice) if each)
+                raise UserError(f"{place}: {error}{more}") from None
             for name, hint in hints().items():
                 if name in given and not fits(given[name], hint):
                     right = expected.get(name) or _in_words(hint)
@@ -74,6 +83,18 @@ def checks_arguments(**expected: str) -> Callable[[Callable[P, R]], Callable[P, 
         return cast("Callable[P, R]", call)
 
     return decorate
+
+
+class instance_or_class(Generic[P, R]):  # noqa: N801
+    """A decorator: the first argument of a method is the instance, or the class, that it is called
+    on."""
+
+    def __init__(self, method: Callable[Concatenate[Any, P], R]) -> None:
+        self.method = method
+        self.__doc__ = method.__doc__
+
+    def __get__(self, instance: object, owner: type | None = None) -> Callable[P, R]:
+        return MethodType(self.method, owner if instance is None else instance)
 
 
 def hints_of(function: Callable[..., object]) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
@@ -25,6 +25,12 @@ from palm_ds.common.errors import UserError, suggest, suggest_path
 from palm_ds.common.printable import printable
 
 T = TypeVar("T")
+
+if TYPE_CHECKING:
+    Several: TypeAlias = Sequence[T]
+else:
+    Several = tuple[T, ...]
+"""A field that programs may give as any sequence, and `parse` makes a tuple."""
 
 # ---- files ----
 

@@ -11,108 +11,49 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import functools
 import inspect
 import textwrap
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from functools import cache
-from types import MappingProxyType, MethodType
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., object])
-M = TypeVar("M")
-_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def documents(cls: type) -> Callable[[F], F]:
     """A decorator: the **keywords of a function are the fields of a dataclass."""
 
     def decorate(function: F) -> F:
-        signature = with_fields(inspect.signature(function), cls)
-        _explain(function, signature, with_descriptions(function.__doc__, cls))
+        vars(function)["__signature__"] = with_fields(inspect.signature(function), cls)
+        function.__doc__ = with_descriptions(function.__doc__, cls)
         return function
 
     return decorate
 
 
-def documents_own_fields(
-    *, without: Collection[str] = (), aliases: Mapping[str, str] = _NONE
-) -> Callable[[M], M]:
-    """A decorator: the **keywords of a class method are the fields of the dataclass that it is
-    called on, except those in `without`. `aliases`: {another name of a keyword: its field}."""
-
-    def decorate(method: M) -> M:
-        assert isinstance(method, classmethod)
-        explained = _ClassMethod(function=method.__func__, without=tuple(without), aliases=aliases)
-        return cast(M, explained)
-
-    return decorate
-
-
-def _explain(function: Callable[..., object], signature: inspect.Signature, doc: str) -> None:
-    """Set what `help()` shows of a function."""
-    vars(function)["__signature__"] = signature
-    function.__doc__ = doc
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _ClassMethod:
-    """A class method with the signature and docstring of the class it is looked up on."""
-
-    function: Callable[..., Any]
-    """What it calls, with the class first."""
-    without: tuple[str, ...]
-    aliases: Mapping[str, str]
-
-    def __get__(self, instance: object, owner: type | None = None) -> Callable[..., Any]:
-        cls, function = owner or type(instance), self.function
-        bound = MethodType(function, cls)
-
-        @functools.wraps(function)
-        def call(*arguments: object, **keywords: object) -> Any:
-            return bound(*arguments, **keywords)
-
-        plain = inspect.signature(bound)
-        full = with_fields(plain, cls, without=self.without)
-        also = [full.parameters[x].replace(name=name) for name, x in self.aliases.items()]
-        shown = full.replace(parameters=[*full.parameters.values(), *also])
-        _explain(call, shown, with_descriptions(function.__doc__, cls, without=self.without))
-        return call
-
-
-def with_fields(
-    signature: inspect.Signature, cls: type, *, without: Collection[str] = ()
-) -> inspect.Signature:
-    """A signature whose **keywords are replaced by the fields of a dataclass, except some."""
+def with_fields(signature: inspect.Signature, cls: type) -> inspect.Signature:
+    """A signature whose **keywords are replaced by the fields of a dataclass."""
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    taken = {*without, *signature.parameters}
-    return signature.replace(parameters=[*own, *parameters(cls, without=taken)])
-
-
-def parameters(cls: type, *, without: Collection[str] = ()) -> list[inspect.Parameter]:
-    """The keyword-only parameters of a dataclass's constructor, except some."""
-    found = inspect.signature(cls).parameters.values()
-    return [
-        p.replace(kind=p.KEYWORD_ONLY, default=_shown_default(cls, p))
-        for p in found
-        if p.name not in without
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    more = [
+        p.replace(kind=p.KEYWORD_ONLY, default=default_of(fields[p.name], p.empty))
+        for p in inspect.signature(cls).parameters.values()
+        if p.name not in signature.parameters
     ]
+    return signature.replace(parameters=[*own, *more])
 
 
-def _shown_default(cls: type, parameter: inspect.Parameter) -> Any:
-    """The default; of a field with a factory, what it makes."""
-    field = next(each for each in dataclasses.fields(cls) if each.name == parameter.name)
-    made = field.default_factory
-    return parameter.default if made is dataclasses.MISSING else made()
+def default_of(field: dataclasses.Field[Any], none: object = dataclasses.MISSING) -> Any:
+    """The default of a field; with a factory, what it makes; without a default, `none`."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return none if field.default is dataclasses.MISSING else field.default
 
 
-def with_descriptions(doc: str | None, cls: type, *, without: Collection[str] = ()) -> str:
-    """A docstring with the descriptions of a dataclass's fields, except some, at its end."""
-    lines = [
-        f"{name}: {text}"
-        for name, text in descriptions(cls).items()
-        if name not in without and name in {field.name for field in dataclasses.fields(cls)}
-    ]
+def with_descriptions(doc: str | None, cls: type) -> str:
+    """A docstring with the descriptions of a dataclass's fields at its end."""
+    names = {field.name for field in dataclasses.fields(cls)}
+    lines = [f"{name}: {text}" for name, text in descriptions(cls).items() if name in names]
     wrapped = [textwrap.fill(line, 88, subsequent_indent="    ") for line in lines]
     return "\n\n".join([inspect.cleandoc(doc or ""), "\n".join(wrapped)]).strip()
 

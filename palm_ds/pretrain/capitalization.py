@@ -53,7 +53,7 @@ class Capitalization(CorpusTask):
         lowered = source.corpus.manifest.options.get("text", {}).get("lower", False)
         if not (tokenizer.lower or lowered):
             raise UserError(
-                f"tasks.{self.name}: {source.corpus.path} was prepared with a tokenizer that keeps "
+                f"{self.where}: {source.corpus.path} was prepared with a tokenizer that keeps "
                 f"capitals, so the input contains the answer; prepare it with --lower"
             )
         regular = source.vocabulary.regular

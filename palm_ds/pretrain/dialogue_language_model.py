@@ -45,7 +45,7 @@ class DialogueLanguageModel(CorpusTask):
     def __post_init__(self) -> None:
         for key, value, least in (("turns", self.turns, 2), ("roles", self.roles, 1)):
             if value < least:
-                raise UserError(f"tasks.{self.name}.{key}: {value} is less than {least}")
+                raise UserError(f"{self.where}.{key}: {value} is less than {least}")
 
     def annotations(self) -> tuple[str, ...]:
         return ("role",)
@@ -53,12 +53,12 @@ class DialogueLanguageModel(CorpusTask):
     def check(self, source: CorpusSource, max_length: int) -> None:
         if max_length < (needed := source.vocabulary.around(self.turns) + self.turns):
             raise UserError(
-                f"tasks.{self.name}.turns: {self.turns} turns need rows of {needed} "
+                f"{self.where}.turns: {self.turns} turns need rows of {needed} "
                 f"tokens or more, not {max_length}"
             )
         if (source.last_sentences - source.first_sentences >= 2).sum() < 2:
             raise UserError(
-                f"tasks.{self.name}: {source.corpus.path} has fewer than two dialogues of two "
+                f"{self.where}: {source.corpus.path} has fewer than two dialogues of two "
                 f"turns or more in this split; add dialogues or lower `held_out`"
             )
 

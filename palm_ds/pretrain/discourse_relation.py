@@ -58,7 +58,7 @@ class DiscourseRelation(sentence_pairs.PairTask):
     head_settings: ClassVar[Sequence[str]] = ("markers", "classes", "unmarked")
 
     def __post_init__(self) -> None:
-        where = f"tasks.{self.name}"
+        where = self.where
         for key in ("least", "shortest", "repeat"):
             if getattr(self, key) < 1:
                 raise UserError(f"{where}.{key}: {getattr(self, key)} is less than 1")
@@ -79,7 +79,7 @@ class DiscourseRelation(sentence_pairs.PairTask):
     @cached_property
     def marker_classes(self) -> list[list[Marker]]:
         """The variants of every class, in list order."""
-        return read_markers(self.markers, f"tasks.{self.name}.markers")
+        return read_markers(self.markers, f"{self.where}.markers")
 
     @property
     def class_count(self) -> int:
@@ -156,7 +156,7 @@ class DiscourseRelation(sentence_pairs.PairTask):
         here &= counts[table[:, 4]] >= self.least * share / 2
         if not here.any():
             raise UserError(
-                f"tasks.{self.name}: {source.corpus.path} has {len(table)} pairs, but the "
+                f"{self.where}: {source.corpus.path} has {len(table)} pairs, but the "
                 f"{len(source.documents)} documents of this split have {counts.sum()}, at most "
                 f"{counts.max()} of one class; {self.least * share / 2:.0f} or more are needed "
                 f"(`least: {self.least}`)"
@@ -184,7 +184,7 @@ class DiscourseRelation(sentence_pairs.PairTask):
         fewest = max(self.least * share, _FEWEST_IN_SAMPLE)
         if (counts >= fewest).sum() < 2:
             raise UserError(
-                f"tasks.{self.name}: {sample.corpus.path}: at least 2 classes of "
+                f"{self.where}: {sample.corpus.path}: at least 2 classes of "
                 f"`least: {self.least}` pairs are needed; in {len(sample)} random documents, the "
                 f"largest has {counts.max()}, and fewer than 2 have {fewest:.0f} or more"
             )
@@ -219,7 +219,7 @@ class DiscourseRelation(sentence_pairs.PairTask):
             if (counts >= self.least).sum() < 2:
                 most = int(counts.max(initial=0))
                 raise UserError(
-                    f"tasks.{self.name}: {corpus.path}: {describe}; at least 2 classes of "
+                    f"{self.where}: {corpus.path}: {describe}; at least 2 classes of "
                     f"`least: {self.least}` pairs are needed, the largest has {most}"
                 )
             self._kept[corpus.path] = table[counts[table[:, 4]] >= self.least]
@@ -240,11 +240,11 @@ class DiscourseRelation(sentence_pairs.PairTask):
 
     def _ready(self, source: CorpusSource) -> tuple[np.ndarray, str]:
         start, second, end, label = sentence_pairs.ready_made(source).T
-        where, names = f"tasks.{self.name}.markers", sentence_pairs.label_names(source)
+        where, names = f"{self.where}.markers", sentence_pairs.label_names(source)
         if self.markers == "labels":
             if len(names) > self.classes:
                 raise UserError(
-                    f"tasks.{self.name}.classes: {self.classes}, but {source.corpus.path} has "
+                    f"{self.where}.classes: {self.classes}, but {source.corpus.path} has "
                     f"{len(names)} labels"
                 )
             number = np.arange(len(names))
@@ -262,7 +262,7 @@ class DiscourseRelation(sentence_pairs.PairTask):
     def _mined(self, corpus: Corpus, sentences: range | None) -> tuple[np.ndarray, str]:
         if self.markers == "labels":
             raise UserError(
-                f"tasks.{self.name}.markers: labels, but {corpus.path} has no annotation label: it "
+                f"{self.where}.markers: labels, but {corpus.path} has no annotation label: it "
                 f"is running text; mine pairs with en, zh or a file of markers"
             )
         finder = self._finder(corpus)

@@ -50,9 +50,9 @@ class IrRelevance(sentence_pairs.PairTask):
 
     def __post_init__(self) -> None:
         if not 0 < self.shortest <= 1:
-            raise UserError(f"tasks.{self.name}.shortest: {self.shortest} is not in (0, 1]")
+            raise UserError(f"{self.where}.shortest: {self.shortest} is not in (0, 1]")
         if self.repeat < 1:
-            raise UserError(f"tasks.{self.name}.repeat: {self.repeat} is less than 1")
+            raise UserError(f"{self.where}.repeat: {self.repeat} is less than 1")
 
     def check(self, source: CorpusSource, max_length: int) -> None:
         if sentence_pairs.is_ready_made(source):
@@ -61,7 +61,7 @@ class IrRelevance(sentence_pairs.PairTask):
         if units < 2:
             hint = "" if self.group else ", or group: true if the ids of documents group them"
             raise UserError(
-                f"tasks.{self.name}: {source.corpus.path}: {self._describe_headings(source)}; "
+                f"{self.where}: {source.corpus.path}: {self._describe_headings(source)}; "
                 f"{units} {'groups' if self.group else 'documents'} have two such, but 2 are "
                 f"needed (palm-ds prepare --title_field makes titles headings{hint})"
             )
@@ -160,7 +160,7 @@ class IrRelevance(sentence_pairs.PairTask):
         return table[order], items
 
     def _labelled(self, source: CorpusSource) -> np.ndarray:
-        return sentence_pairs.labelled_pairs(source, _LABELS, f"tasks.{self.name}")
+        return sentence_pairs.labelled_pairs(source, _LABELS, self.where)
 
     def _rates(self, sample: CorpusSource) -> np.ndarray:
         """(classes,) items per pair of a large corpus, from a sample of it."""
@@ -195,7 +195,7 @@ class IrRelevance(sentence_pairs.PairTask):
         corpus = source.corpus
         if "heading" not in corpus.annotations:
             raise UserError(
-                f"tasks.{self.name}: {corpus.path} has neither labelled pairs (palm-ds prepare "
+                f"{self.where}: {corpus.path} has neither labelled pairs (palm-ds prepare "
                 f"--format pairs) nor the annotation heading (palm-ds corpus annotate "
                 f"{corpus.path} INPUT... --annotation heading)"
             )

@@ -56,17 +56,16 @@ class KnowledgeMasking(CorpusTask):
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < 1:
-            raise UserError(f"tasks.{self.name}.rate: {self.rate} is not between 0 and 1")
+            raise UserError(f"{self.where}.rate: {self.rate} is not between 0 and 1")
         if not self.units:
-            raise UserError(f"tasks.{self.name}.units: empty; name token, word, phrase or entity")
+            raise UserError(f"{self.where}.units: empty; name token, word, phrase or entity")
         if not isinstance(self.whole, str) and not 0 <= self.whole <= 1:
             raise UserError(
-                f"tasks.{self.name}.whole: {self.whole} is not a share from 0 to 1 "
-                "(or an annotation)"
+                f"{self.where}.whole: {self.whole} is not a share from 0 to 1 (or an annotation)"
             )
         if min(self.mask_rate, self.random_rate) < 0 or self.mask_rate + self.random_rate > 1:
             raise UserError(
-                f"tasks.{self.name}: mask_rate {self.mask_rate} and random_rate "
+                f"{self.where}: mask_rate {self.mask_rate} and random_rate "
                 f"{self.random_rate} must not be negative or add up to more than 1"
             )
 

@@ -37,7 +37,7 @@ class NextSentencePrediction(sentence_pairs.PairTask):
 
     def __post_init__(self) -> None:
         if not 0 < self.shortest <= 1:
-            raise UserError(f"tasks.{self.name}.shortest: {self.shortest} is not in (0, 1]")
+            raise UserError(f"{self.where}.shortest: {self.shortest} is not in (0, 1]")
 
     def check(self, source: CorpusSource, max_length: int) -> None:
         if sentence_pairs.is_ready_made(source) and self._makes_negatives(source):
@@ -49,7 +49,7 @@ class NextSentencePrediction(sentence_pairs.PairTask):
         several = source.last_sentences - source.first_sentences >= 2
         if not sentence_pairs.is_ready_made(source) and several.sum() == 1:
             raise UserError(
-                f"tasks.{self.name}: {source.corpus.path} has one document with two "
+                f"{self.where}: {source.corpus.path} has one document with two "
                 f"sentences or more in this split; pairs of different documents need at least 2"
             )
 
@@ -63,7 +63,7 @@ class NextSentencePrediction(sentence_pairs.PairTask):
         return table[last - anchor >= 2]
 
     def _ready_made(self, source: CorpusSource) -> np.ndarray:
-        return sentence_pairs.labelled_pairs(source, {"0": RANDOM, "1": NEXT}, f"tasks.{self.name}")
+        return sentence_pairs.labelled_pairs(source, {"0": RANDOM, "1": NEXT}, self.where)
 
     def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: CorpusSource, max_length: int

@@ -48,7 +48,7 @@ class Retromae(CorpusTask):
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
-            raise UserError(f"tasks.{self.name}.rate: {self.rate} is not above 0 and at most 1")
+            raise UserError(f"{self.where}.rate: {self.rate} is not above 0 and at most 1")
 
     def text_pooling(self) -> TextPooling:
         return TextPooling(pooling="cls", normalize=True, trained=True)

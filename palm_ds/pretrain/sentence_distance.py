@@ -29,12 +29,12 @@ class SentenceDistance(PairTask):
 
     def __post_init__(self) -> None:
         if not 0 < self.shortest <= 1:
-            raise UserError(f"tasks.{self.name}.shortest: {self.shortest} is not in (0, 1]")
+            raise UserError(f"{self.where}.shortest: {self.shortest} is not in (0, 1]")
 
     def check(self, source: CorpusSource, max_length: int) -> None:
         if len(source.documents) < 2:
             raise UserError(
-                f"tasks.{self.name}: {source.corpus.path} has {len(source.documents)} document(s) "
+                f"{self.where}: {source.corpus.path} has {len(source.documents)} document(s) "
                 f"in this split; pairs of different documents need at least 2"
             )
 

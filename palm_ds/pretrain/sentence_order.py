@@ -38,7 +38,7 @@ class SentenceOrder(CorpusTask):
 
     def __post_init__(self) -> None:
         if not 0 < self.shortest <= 1:
-            raise UserError(f"tasks.{self.name}.shortest: {self.shortest} is not in (0, 1]")
+            raise UserError(f"{self.where}.shortest: {self.shortest} is not in (0, 1]")
 
     def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """(texts, 4): at least two whole sentences, and their paragraph."""

@@ -41,9 +41,9 @@ class SentenceReordering(CorpusTask):
 
     def __post_init__(self) -> None:
         if not 2 <= self.most <= 6:
-            raise UserError(f"tasks.{self.name}.most: {self.most} is not from 2 to 6")
+            raise UserError(f"{self.where}.most: {self.most} is not from 2 to 6")
         if not 0 < self.shortest <= 1:
-            raise UserError(f"tasks.{self.name}.shortest: {self.shortest} is not in (0, 1]")
+            raise UserError(f"{self.where}.shortest: {self.shortest} is not in (0, 1]")
 
     @cached_property
     def orders(self) -> list[tuple[int, ...]]:

@@ -42,11 +42,9 @@ class Simcse(CorpusTask):
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
-            raise UserError(
-                f"tasks.{self.name}.temperature: {self.temperature}; it must be above 0"
-            )
+            raise UserError(f"{self.where}.temperature: {self.temperature}; it must be above 0")
         if self.shortest < 1:
-            raise UserError(f"tasks.{self.name}.shortest: {self.shortest}; it must be 1 or more")
+            raise UserError(f"{self.where}.shortest: {self.shortest}; it must be 1 or more")
 
     @classmethod
     def labels_others(cls) -> bool:

@@ -63,7 +63,7 @@ class SpanGeneration(FlowOptions, CorpusTask):
     num_uniforms: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        where = f"tasks.{self.name}"
+        where = self.where
         self.check_options(where)
         if not 0 < self.rate < 1:
             raise UserError(f"{where}.rate: {self.rate} is not between 0 and 1")
@@ -82,15 +82,15 @@ class SpanGeneration(FlowOptions, CorpusTask):
         return self.annotations()
 
     def check(self, source: CorpusSource, max_length: int) -> None:
-        self.check_vocabulary(source.vocabulary, f"tasks.{self.name}")
+        self.check_vocabulary(source.vocabulary, self.where)
         if self._room(max_length) < SHORTEST:
             raise UserError(
-                f"tasks.{self.name}: rows of {max_length} tokens have no room for a passage of "
+                f"{self.where}: rows of {max_length} tokens have no room for a passage of "
                 f"{SHORTEST} with its queries; raise `length`"
             )
 
     def with_head_of(self, origin: Task) -> Task:
-        same_head(self, origin, f"tasks.{self.name}")
+        same_head(self, origin, self.where)
         return self
 
     def _target(self, tokens: np.ndarray) -> np.ndarray:

@@ -47,11 +47,11 @@ class TokenDocumentRelation(CorpusTask):
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.reach:
             raise UserError(
-                f"tasks.{self.name}: least {self.least} and reach {self.reach} must be positive, "
+                f"{self.where}: least {self.least} and reach {self.reach} must be positive, "
                 f"and least must not exceed reach"
             )
         if not 0 < self.frequent <= 1:
-            raise UserError(f"tasks.{self.name}.frequent: {self.frequent} is not in (0, 1]")
+            raise UserError(f"{self.where}.frequent: {self.frequent} is not in (0, 1]")
 
     def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """The default passages, if enough of their document is outside."""

@@ -97,6 +97,11 @@ class Generation(FlowOptions, TextTask, TextGenerator):
     prediction_key: ClassVar[str] = "text"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.generate, DecodingSettings):
+            raise UserError(
+                f"{self.where}.generate: expected palm.DecodingSettings(beams=4, ...), got "
+                f"{self.generate!r:.60}"
+            )
         self.check_options(self.where)
         check_rules(self.score, self.where)
         if self.max_source < 0 or 0 < self.max_source < SHORTEST:
@@ -125,7 +130,9 @@ class Generation(FlowOptions, TextTask, TextGenerator):
     def columns_of(self, source: TableSource) -> tuple[str, ...]:
         """The columns of the sources, without that of turns."""
         needed = TURNS if self.max_turns else "source"
-        columns = self.texts or tuple(x for x in SOURCES if x == needed or x in source.columns)
+        columns = tuple(self.texts) or tuple(
+            x for x in SOURCES if x == needed or x in source.columns
+        )
         for column in (*columns, *[TURNS] * bool(self.max_turns)):
             source.need(column, self.where)
         return columns

@@ -103,7 +103,7 @@ class Matching(ClassesTask):
 
     def columns_of(self, source: TableSource) -> tuple[str, ...]:
         """Two columns, or three if there is a worse text."""
-        columns = self.texts or _COLUMNS
+        columns = tuple(self.texts) or _COLUMNS
         worse = self.pairwise and len(columns) > 2 and columns[2] in source.columns
         columns = columns[: 3 if worse else 2]
         for column in columns:

@@ -144,7 +144,7 @@ class MultiLabel(ClassesTask):
         return self.separator.join(names) or self.nothing if names is not None else ""
 
     def head_outputs(self) -> HeadOutputs:
-        return HeadOutputs(labels=self.labels, problem_type="multi_label_classification")
+        return HeadOutputs(labels=tuple(self.labels), problem_type="multi_label_classification")
 
     def hf_export(self) -> ExportedHead:
         return self.exported()

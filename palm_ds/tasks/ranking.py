@@ -56,13 +56,13 @@ class Ranking(TextTask):
             raise UserError(f"{self.where}.texts: name two columns, the question and the candidate")
 
     def columns_of(self, source: TableSource) -> tuple[str, ...]:
-        for column in (columns := self.texts or ("text_a", "text_b")):
+        for column in (columns := tuple(self.texts) or ("text_a", "text_b")):
             source.need(column, self.where)
         return columns
 
     def group_of(self, source: TableSource) -> str:
         """The column that identifies the group of a row."""
-        question = (self.texts or ("text_a",))[0]
+        question = (tuple(self.texts) or ("text_a",))[0]
         column = self.group or ("qid" if "qid" in source.columns else question)
         source.need(column, self.where)
         return column

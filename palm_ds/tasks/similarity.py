@@ -49,7 +49,7 @@ class Similarity(EmbeddingTask):
             raise UserError(f"{self.where}: low {self.low} is not below high {self.high}")
 
     def columns_of(self, source: TableSource) -> tuple[str, ...]:
-        columns = self.texts or ("text_a", "text_b")
+        columns = tuple(self.texts) or ("text_a", "text_b")
         if len(columns) != 2:
             raise UserError(f"{self.where}.texts: {len(columns)}; name two columns")
         for column in columns:

@@ -158,7 +158,7 @@ class Tagging(TagScoring):
         return losses, right * np.nan if self.crf else right  # CRF accuracy is per sentence
 
     def head_outputs(self) -> HeadOutputs:
-        return HeadOutputs(labels=self.labels)
+        return HeadOutputs(labels=tuple(self.labels))
 
     def class_name(self, label: int) -> str:
         return self.labels[label] if label < len(self.labels) else str(label)
@@ -213,7 +213,7 @@ class Tagging(TagScoring):
         self, best: np.ndarray, shares: np.ndarray, item: int, source: TableSource
     ) -> dict[str, Any]:
         nothing = "O" if "O" in self.labels else self.labels[0]
-        names = [self.labels[i] if i >= 0 else nothing for i in best]
+        names = [self.labels[int(i)] if i >= 0 else nothing for i in best]
         if self.written != tag_schemes.NONE:
             names = convert(names, self.written)
         if shares.ndim == 2:

@@ -212,7 +212,7 @@ def test_messages_name_the_argument_and_the_row(tables, caplog):
 def test_masked_words_are_predicted(tables, tmp_path):
     """And a trainer that is closed leaves the checkpoint that it was writing."""
     rows = [{"text_a": f"w{n} w{n + 1} w{n + 2}"} for n in range(8)]
-    hidden = palm.tasks.MaskedWords.on(name="hidden", train=rows, rate=0.5)
+    hidden = palm.tasks.MaskedWords(rate=0.5).on(name="hidden", train=rows)
     given = {**QUIET, "folder": tmp_path / "run", "save_every": 1}
     made = palm.Trainer(hidden, backbone=backbone(tables), **given)
     made.train_one_step()
@@ -343,7 +343,7 @@ def test_many_heads_in_paddlepalms_proportions(tables):
     helping = palm.Trainer(classification(tables, name="helping"), mix_ratio=0.5)
     helping.set_as_aux()
     shared = palm.Trainer(classification(tables, name="shared"), reuse_head_with=main)
-    own = HowMany.on(name="own", train=Counting(20), dev=lambda: Counting(6), unit=2)
+    own = HowMany(unit=2).on(name="own", train=Counting(20), dev=lambda: Counting(6))
     made = palm.MultiHeadTrainer(
         [main, helping, shared, own], reference="own", mix_ratio={"own": 1.5, "shared": 1}, **QUIET
     )
@@ -436,6 +436,8 @@ def test_mistakes_are_one_line(tables, tmp_path):
     class LocalLion(Lion):
         pass
 
+    abstract = type("Local", (palm.TextTask,), {"__module__": "tests.helpers.own_task"})  # no head
+
     wrong: dict[str, Any] = {
         "Trainer.epoch: unknown key; did you mean": lambda: palm.Trainer(task, epoch=3),
         "batch: expected a number above 0": lambda: palm.Trainer(task, batch=0),
@@ -472,9 +474,21 @@ def test_mistakes_are_one_line(tables, tmp_path):
             palm.Backbone.from_pretrained("nowhere")
         ),
         "nothing was trained: call train": lambda: trainer(tables).predict([{"text": "a"}]),
-        "tasks.classification.dropuot: unknown key": lambda: (
-            palm.Trainer(classification(tables, dropuot=0.1), backbone=start).recipe
+        'Classification.dropuot: unknown key; did you mean "dropout"': lambda: (
+            palm.tasks.Classification(**{"dropuot": 0.1})
         ),
+        "Classification.dropout: expected a number, got": lambda: palm.tasks.Classification(
+            dropout="much"
+        ).on(train=[]),  # type: ignore[arg-type]
+        "^Classification.smoothing: 2 is not in 0..1": lambda: palm.tasks.Classification(
+            smoothing=2
+        ),
+        r"unexpected keyword argument 'dropout'; its settings are arguments of the task: "
+        r"Classification\(KEY=...\).on": lambda: classification(tables, dropout=0.1),
+        "^Local.on lacks head; derive it from": lambda: abstract.on(train=[]),
+        "Generation.generate: expected palm.DecodingSettings": lambda: palm.tasks.Generation(
+            generate={"beams": 4}
+        ),  # type: ignore[arg-type]
     }
     for message, do in wrong.items():
         with pytest.raises(UserError, match=message) as error:

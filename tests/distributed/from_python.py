@@ -17,8 +17,8 @@ parser.add_argument("--local_rank")
 given = parser.parse_args()
 
 tables = given.tables
-classes = palm.tasks.Classification.on(
-    train=tables / "train.tsv", dev=tables / "dev.tsv", dropout=0.0
+classes = palm.tasks.Classification(dropout=0.0).on(
+    train=tables / "train.tsv", dev=tables / "dev.tsv"
 )
 many = HowMany.on(train=Counting(24), dev=Counting(7), mix_ratio=2)
 start = palm.Backbone.from_config(

@@ -16,17 +16,17 @@ import pkgutil
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import numpy as np
 from torch import nn
 
-from palm_ds.common.arguments import checks_arguments
-from palm_ds.common.config import parse
+from palm_ds.common.arguments import checks_arguments, instance_or_class
+from palm_ds.common.config import Several, check_keys, parse
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.common.keywords import documents_own_fields
+from palm_ds.common.keywords import default_of
 from palm_ds.common.plugins import import_class, name_of
 from palm_ds.data.sources.corpus import CorpusSource, passages
 from palm_ds.data.sources.row_inputs import COLUMNS, TUPLE_ROLES, Rows, Splits, train_and_dev
@@ -34,7 +34,7 @@ from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, build_input
 from palm_ds.data.tasks.layout import layouts
 from palm_ds.data.tasks.stored_prediction import StoredPrediction
-from palm_ds.data.tasks.task_with_data import PADDLEPALM, TaskWithData
+from palm_ds.data.tasks.task_with_data import TaskWithData
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.model.pooling import TextPooling
 
@@ -46,6 +46,8 @@ SourceT = TypeVar("SourceT", bound=CorpusSource | TableSource)
 _PACKAGES = ("palm_ds.pretrain", "palm_ds.tasks")
 _LONGEST_NAME = 80  # of a task
 _TASK_NAME = re.compile(rf"\w[\w -]{{0,{_LONGEST_NAME - 1}}}(?<! )")
+_ELSEWHERE = ("name", "source")
+"""Fields that a recipe has in other places than the task's keys."""
 _NOT_ARRANGING = (
     *("name", "source", "weight", "share", "task_id", "head_lr", "freeze"),
     *("new_head", "batch", "auxiliary"),
@@ -61,8 +63,9 @@ class Task(ABC, Generic[SourceT]):
     uniform draws, `example` and `label` a generator keyed by n. `layout` decides everything the
     length depends on, so that rows can be packed before any example is built."""
 
-    name: str
-    source: str
+    name: str = ""
+    """Its key in the recipe's `tasks`, the name of its head and its scores."""
+    source: str = ""
     """The entry of the recipe's `sources` that the task reads."""
     weight: float = 1.0
     """Weight of the task's loss in the total loss."""
@@ -74,7 +77,7 @@ class Task(ABC, Generic[SourceT]):
     order; table tasks get the row of `init_from`'s `export_task`, or 0."""
     head_lr: float = 0.0
     """Peak learning rate of its head; 0: the optimizer's `lr`."""
-    freeze: tuple[str, ...] = ()
+    freeze: Several[str] = ()
     """Patterns of parameters that this task's steps do not update (`backbone.layers.0.*`); its
     stages need `mix: step`."""
     new_head: bool = False
@@ -106,6 +109,18 @@ class Task(ABC, Generic[SourceT]):
     """Entries of a prediction that only `metrics` reads."""
     tuple_roles: ClassVar[Sequence[str]] = TUPLE_ROLES
     """The roles of the elements of rows that are tuples (row_inputs.py)."""
+
+    if not TYPE_CHECKING:  # an editor sees the fields alone
+
+        def __new__(cls, *_: object, **settings: object) -> Task:
+            """Raises UserError for a keyword that is no field."""
+            check_keys(settings, [each.name for each in fields(cls)], cls.__name__)
+            return super().__new__(cls)
+
+    @property
+    def where(self) -> str:
+        """The path of the task in the recipe, for messages; without a name that of its class."""
+        return f"tasks.{self.name}" if self.name else type(self).__name__
 
     # ---- examples ----
 
@@ -175,7 +190,7 @@ class Task(ABC, Generic[SourceT]):
         """The task with the settings it adopts from the resolved task whose head it shares
         (`share`). Raises UserError if it cannot use that head: by default, unless both are of one
         kind, or one is derived from the other, with the same `head_settings`."""
-        where, own = f"tasks.{self.name}.share", type(self)
+        where, own = f"{self.where}.share", type(self)
         if not (isinstance(self, type(origin)) or isinstance(origin, own)):
             raise UserError(
                 f"{where}: {origin.name!r} is another kind of task ({type(origin).__name__}, not "
@@ -184,14 +199,14 @@ class Task(ABC, Generic[SourceT]):
         for key in self.head_settings:
             if (here := getattr(self, key)) != (there := getattr(origin, key, None)):
                 raise UserError(
-                    f"tasks.{self.name}.{key}: {here!r}, but the head is that of "
+                    f"{self.where}.{key}: {here!r}, but the head is that of "
                     f"tasks.{origin.name}, whose {key} is {there!r}; they must be equal"
                 )
         return self
 
     def decode(self, scores: np.ndarray, example: Example, source: SourceT) -> dict[str, Any]:
         """The prediction for one example, as JSON, from its head's scores (labels, any) float32."""
-        raise UserError(f"tasks.{self.name}: this task has no predictions to decode")
+        raise UserError(f"{self.where}: this task has no predictions to decode")
 
     def gather(
         self, pieces: Mapping[int, Sequence[dict[str, Any]]], source: SourceT
@@ -215,11 +230,14 @@ class Task(ABC, Generic[SourceT]):
         """The display name of a class (palm-ds inspect)."""
         return self.class_names[label] if self.class_names else str(label)
 
-    @documents_own_fields(without=("name", "source"), aliases=PADDLEPALM)
-    @classmethod
-    @checks_arguments(columns=COLUMNS, read='{key: value}, such as {"delimiter": ";"}')
+    @instance_or_class
+    @checks_arguments(
+        "its settings are arguments of the task: {}(KEY=...).on(...)",
+        columns=COLUMNS,
+        read='{key: value}, such as {"delimiter": ";"}',
+    )
     def on(
-        cls,
+        self: Task | type[Task],
         *,
         train: Rows | Splits | None = None,
         dev: Rows | None = None,
@@ -227,17 +245,22 @@ class Task(ABC, Generic[SourceT]):
         columns: Mapping[str, Any] | None = None,
         read: Mapping[str, Any] | None = None,
         mix_ratio: float = 1.0,
-        **settings: Any,
     ) -> TaskWithData:
-        """The task with rows to train and evaluate on, for palm.Trainer.
+        """The task with rows to train and evaluate on, for palm.Trainer. Called on the class, the
+        task has its defaults.
 
         train, dev: files or rows (palm_ds/data/sources/row_inputs.py); a DatasetDict as `train` has
             both. Without `train` it reads the rows of the task it is blended with.
+        name: by default the task's own, or that of its kind.
         columns: {role: column}; these and `read`, the other keys of a source's `read`, define
             how rows are read (docs/finetuning.md).
-        mix_ratio: steps of this task per step of the reference task."""
+        mix_ratio: steps of this task per step of the reference task.
+
+        Raises UserError for a wrong setting of the task."""
+        cls = self if isinstance(self, type) else type(self)
         kind, rows = kind_of(cls), train_and_dev(train, dev)
-        name = name or kind.rpartition(".")[2].lower()
+        task = _concrete(cls, f"{cls.__name__}.on")() if isinstance(self, type) else self
+        name = name or task.name or kind.rpartition(".")[2].lower()
         check_task_name(name, f"{cls.__name__}.on: name")
         return TaskWithData(
             kind=kind,
@@ -247,8 +270,18 @@ class Task(ABC, Generic[SourceT]):
             read={**(read or {}), **({"columns": dict(columns)} if columns else {})},
             tuple_roles=cls.tuple_roles,
             mix_ratio=mix_ratio,
-            settings={PADDLEPALM.get(key, key): value for key, value in settings.items()},
+            settings=task.settings(),
         )
+
+    def settings(self) -> dict[str, Any]:
+        """The keys of a recipe that make this task: its fields that differ from their defaults,
+        without name and source. Raises UserError for a wrong value."""
+        cls = type(self)
+        given = {x.name: getattr(self, x.name) for x in fields(self)}
+        defaults = {x.name: default_of(x) for x in fields(self)}
+        own = {k: v for k, v in given.items() if k not in _ELSEWHERE and v != defaults[k]}
+        parse(cls, own, cls.__name__)
+        return {k: asdict(v) if is_dataclass(v) else v for k, v in own.items()}
 
     # ---- predictions in files and other programs ----
 
@@ -378,10 +411,12 @@ def build(name: str, values: Mapping[str, Any]) -> Task:
         raise UserError(f"{where}: expected keys such as `source: ...`, got {values!r}")
     check_task_name(name, "tasks")
     kind = values.get("kind", name)
-    fields = {key: value for key, value in values.items() if key != "kind"}
-    if "name" in fields:
+    keys = {key: value for key, value in values.items() if key != "kind"}
+    if "name" in keys:
         raise UserError(f"{where}.name: the task's name is its key in `tasks`; remove this")
-    return parse(find(kind, where), {"name": name, **fields}, where)
+    if not keys.get("source"):
+        raise UserError(f"{where}.source: missing; it must be given")
+    return parse(find(kind, where), {"name": name, **keys}, where)
 
 
 def check_task_name(name: object, where: str) -> None:
@@ -405,13 +440,17 @@ def find(kind: str, where: str = "kind") -> type[Task]:
         return _task_class(importlib.import_module(known[kind]))
     if "." not in kind:
         raise UserError(f"{where}.kind: no task {kind!r}{suggest(kind, known)} (or module.Class)")
-    found = import_class(kind, Task, f"{where}.kind")
-    if lacking := ", ".join(sorted(found.__abstractmethods__)):
+    return _concrete(import_class(kind, Task, f"{where}.kind"), f"{where}.kind: {kind!r}")
+
+
+def _concrete(cls: type[Task], where: str) -> type[Task]:
+    """The class itself. Raises UserError if it lacks a method of the interface."""
+    if lacking := ", ".join(sorted(cls.__abstractmethods__)):
         raise UserError(
-            f"{where}.kind: {kind!r} lacks {lacking}; derive it from palm.CorpusTask or "
-            "palm.TextTask and define these methods"
+            f"{where} lacks {lacking}; derive it from palm.CorpusTask or palm.TextTask and define "
+            "these methods"
         )
-    return found
+    return cls
 
 
 def kind_of(task: type[Task]) -> str:

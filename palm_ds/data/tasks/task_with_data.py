@@ -1,7 +1,7 @@
 """A task together with its data, as defined in Python.
 
     palm.tasks.Classification.on(train="train.tsv", dev="dev.tsv", columns={"text_a": "sentence"})
-    MyTask.on(train=my_rows, smoothing=0.1)
+    MyTask(smoothing=0.1).on(train=my_rows)
 
 It becomes an entry of a recipe's `tasks` and one of its `sources`. Rows may be files, or whatever
 palm_ds/data/sources/row_inputs.py reads.
@@ -21,9 +21,6 @@ from palm_ds.common.summary import Summary
 from palm_ds.data.reader.memory_rows import memory_rows, plain
 from palm_ds.data.sources.hub_datasets import names_of
 from palm_ds.data.sources.row_inputs import TUPLE_ROLES, Rows, listed
-
-PADDLEPALM = {"reuse_head_with": "share", "set_as_aux": "auxiliary"}
-"""PaddlePALM's names of task settings."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 
+from palm_ds.common.config import Several
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, build_input, join
@@ -40,10 +41,10 @@ class EmbeddingTask(TextTask):
     """A text's vector: the mean over its tokens, or that of [CLS]."""
     similarity: Literal["cosine", "dot"] = "cosine"
     """How two vectors are compared."""
-    matryoshka: tuple[int, ...] = ()
+    matryoshka: Several[int] = ()
     """Train the first numbers of vectors too, as in [64, 128]: they can then be truncated to 64
     or 128 (Kusupati et al. 2022)."""
-    matryoshka_weights: tuple[float, ...] = ()
+    matryoshka_weights: Several[float] = ()
     """Weights of their losses, one each; that of whole vectors is 1. Default: 1 each."""
 
     unwritten: ClassVar[Sequence[str]] = ("vectors",)

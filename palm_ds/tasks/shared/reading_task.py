@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 
+from palm_ds.common.config import Several
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
 from palm_ds.tasks.shared.answer_spans import Answers, find_answers
@@ -24,7 +25,7 @@ _HAN, _WORD = re.compile(f"[{CHINESE}]"), re.compile("[A-Za-z]+")
 class ReadingTask(TextTask):
     """Extracts answers from a context."""
 
-    texts: tuple[str, ...] = ("question", "context")
+    texts: Several[str] = ("question", "context")
     """Columns of the question and of the context."""
     label_column: str = "answers"
     """Column of the answers."""

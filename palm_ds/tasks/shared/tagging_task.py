@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from palm_ds.common.config import Several
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.sources.table import UNITS, TableSource, TokenizedWords, chinese_share
 from palm_ds.data.tasks.task import Task
@@ -33,7 +34,7 @@ class TagsTask(TextTask):
 
     label_column: str = "tags"
     """Tag column; if the table has no `tags`, `spans` are read."""
-    labels: tuple[str, ...] = ()
+    labels: Several[str] = ()
     """Tags of the head; by default all tags of the scheme for the types in the training rows,
     grouped by type, O last."""
     scheme: str = ""
@@ -64,7 +65,7 @@ class TagsTask(TextTask):
     def columns_of(self, source: TableSource) -> tuple[str, ...]:
         """The column of the words."""
         listed = "tokens" in source.columns and self.labelled_by(source) != SPANS
-        (column,) = self.texts or ("tokens" if listed else "text_a",)
+        (column,) = tuple(self.texts) or ("tokens" if listed else "text_a",)
         source.need(column, self.where)
         return (column,)
 

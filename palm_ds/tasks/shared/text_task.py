@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from palm_ds.common.config import Several
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, build_input
@@ -44,22 +45,17 @@ LabelledTask = TypeVar("LabelledTask", bound="ClassesTask")
 class TextTask(TableTask):
     """A task on table rows; each row is one example [CLS] text [SEP] ...."""
 
-    texts: tuple[str, ...] = ()
+    texts: Several[str] = ()
     """Text columns; by default text_a and, if the training rows have it, text_b."""
     label_column: str = "label"
     """Label column."""
     max_length: int = 0
     """Maximum tokens of an example, including [CLS] and [SEP]; 0: the length of a row."""
 
-    @property
-    def where(self) -> str:
-        """The path of the task in the recipe, for messages."""
-        return f"tasks.{self.name}"
-
     def columns_of(self, source: TableSource) -> tuple[str, ...]:
         """The text columns in this source. Raises UserError if one is missing."""
         pair = ("text_a", "text_b") if "text_b" in source.columns else ("text_a",)
-        for column in (columns := self.texts or pair):
+        for column in (columns := tuple(self.texts) or pair):
             source.need(column, self.where)
         return columns
 
@@ -188,7 +184,7 @@ class TextTask(TableTask):
 class ClassesTask(TextTask):
     """A text task with class names as labels."""
 
-    labels: tuple[str, ...] = ()
+    labels: Several[str] = ()
     """Class names in order; by default those in the training rows, numbers in numerical order, then
     others alphabetically."""
 
@@ -276,7 +272,7 @@ class ClassesTask(TextTask):
         return self.labels.index(str(name))
 
     def head_outputs(self) -> HeadOutputs:
-        return HeadOutputs(labels=self.labels)
+        return HeadOutputs(labels=tuple(self.labels))
 
     def class_name(self, label: int) -> str:
         return self.labels[label] if label < len(self.labels) else str(label)

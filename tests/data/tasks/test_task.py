@@ -96,6 +96,11 @@ def test_a_task_that_is_too_long_for_a_row(my_module, source):
         dataset_of(source, "my_tasks.TooLong").layouts(np.arange(3))
 
 
+def test_a_task_without_a_source_is_refused():
+    with pytest.raises(UserError, match=r"^tasks.mask.source: missing; it must be given$"):
+        build("mask", {"kind": "knowledge_masking"})
+
+
 def test_a_missing_class_is_refused(my_module):
     with pytest.raises(UserError, match="not a subclass"):
         find("my_tasks.Absent")
