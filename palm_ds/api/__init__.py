@@ -14,7 +14,6 @@ from palm_ds.data.tasks.task_with_data import TaskWithData
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.encoder.layer import EncoderLayer
 from palm_ds.model.encoder.transformer import TransformerEncoder
-from palm_ds.model.encoder.encoder import Encoder, EncoderLayer
 from palm_ds.model.generation.generate import DecodingSettings
 from palm_ds.model.heads.heads import Head, HeadOutput
 from palm_ds.tasks.shared.text_task import ClassesTask, TextTask

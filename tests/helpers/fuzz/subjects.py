@@ -20,8 +20,8 @@ import torch
 
 from palm_ds.data.reader.options import TableSettings
 from palm_ds.data.reader.table import open_table
-from palm_ds.model.config.config import EncoderConfig
 from palm_ds.inference.prediction_files import read_predictions
+from palm_ds.model.config.config import EncoderConfig
 from palm_ds.runtime.deepspeed.ds_config import read_ds_config
 from palm_ds.text.tokenizer import SPECIALS, load_tokenizer, wordpiece
 from palm_ds.train.recipe import read_recipe
