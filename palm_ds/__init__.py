@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         EncoderLayer,
         Head,
         HeadOutput,
+        LayerSpec,
         LoadedModel,
         MultiHeadTrainer,
         TableTask,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
         TextTask,
         Trainer,
         TransformerEncoder,
+        TransformerSpec,
         load,
     )
     from palm_ds.api import (
@@ -60,6 +62,8 @@ __all__ = [
     "Encoder",
     "EncoderLayer",
     "TransformerEncoder",
+    "LayerSpec",
+    "TransformerSpec",
     "Head",
     "HeadOutput",
     "LoadedModel",

@@ -12,8 +12,8 @@ from palm_ds.api.trainer import MultiHeadTrainer, Trainer
 from palm_ds.data.tasks.task import CorpusTask, TableTask, Task
 from palm_ds.data.tasks.task_with_data import TaskWithData
 from palm_ds.model.encoder.encoder import Encoder
-from palm_ds.model.encoder.layer import EncoderLayer
-from palm_ds.model.encoder.transformer import TransformerEncoder
+from palm_ds.model.encoder.layer import EncoderLayer, LayerSpec
+from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpec
 from palm_ds.model.generation.generate import DecodingSettings
 from palm_ds.model.heads.heads import Head, HeadOutput
 from palm_ds.tasks.shared.text_task import ClassesTask, TextTask
@@ -27,6 +27,8 @@ __all__ = [
     "Encoder",
     "EncoderLayer",
     "TransformerEncoder",
+    "LayerSpec",
+    "TransformerSpec",
     "Head",
     "HeadOutput",
     "LoadedModel",

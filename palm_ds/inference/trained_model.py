@@ -30,7 +30,7 @@ from palm_ds.inference.fill_mask import Filler, example_lines
 from palm_ds.inference.imported_heads import recipe_of
 from palm_ds.inference.predicted_tasks import asked_tasks
 from palm_ds.inference.predictor import Predictor
-from palm_ds.model.encoder.encoder import PLAIN, Encoder, build_encoder
+from palm_ds.model.encoder.encoder import PLAIN, Encoder, build_encoder, encoder_class
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.kernels import Kernels, choose_kernels
 from palm_ds.model.multi_task_model import Model
@@ -240,8 +240,14 @@ class TrainedModel:
     @property
     def _kernels(self) -> Kernels:
         config = self.contents.config
-        how = {"device": self.device, "dtype": self.dtype, "config": config}
-        return choose_kernels({"compile": "off"}, **how)[0]
+        kernels, _ = choose_kernels(
+            {"compile": "off"},
+            device=self.device,
+            dtype=self.dtype,
+            config=config,
+            windows=encoder_class(config).has_windows(config),
+        )
+        return kernels
 
     def _word_model(self, head_of: Mapping[str, str], kernels: Kernels) -> Model:
         backbone = build_encoder(self.contents.config, kernels)

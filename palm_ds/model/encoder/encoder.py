@@ -145,7 +145,7 @@ class Encoder(nn.Module, ABC):
 
     @classmethod
     def least_parameters(cls, config: EncoderConfig, vocabulary: int) -> int:
-        """It has no fewer parameters with so many words; 0: unknown."""
+        """The least number of parameters with a vocabulary of this size; 0: unknown."""
         return 0
 
     @classmethod
@@ -163,8 +163,8 @@ class Encoder(nn.Module, ABC):
     @classmethod
     def is_specified(cls) -> bool:
         """Whether the answers are about this very class: each layer's output means the same in
-        every program that has such an encoder, and costs what is said. Not for a subclass that
-        computes something of its own."""
+        every program that has such an encoder, and costs what `flops` and `activations` return.
+        False for a subclass that computes something of its own."""
         return False
 
     def hidden_module(self, number: int) -> nn.Module:

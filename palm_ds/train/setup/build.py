@@ -19,7 +19,13 @@ from palm_ds.data.stream.stages import tasks_of
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset
 from palm_ds.data.tasks.soft_labels import SoftTasks
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import Encoder, Pooler, build_encoder, init_weights
+from palm_ds.model.encoder.encoder import (
+    Encoder,
+    Pooler,
+    build_encoder,
+    encoder_class,
+    init_weights,
+)
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.kernels import choose_kernels
@@ -151,6 +157,7 @@ def build_model(
         zero_stage=ds_config.stage,
         fixed_shapes=training and _fixed_shapes(recipe),
         partial_tasks=[n for n, task in recipe.built_tasks.items() if task.attends_partially],
+        windows=encoder_class(config).has_windows(config),
         states_read=bool(training and recipe.teacher and recipe.teacher.weights),
     )
     for line in lines:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 import palm_ds as palm
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.layer import LayerSpec
-from palm_ds.model.encoder.transformer import TransformerSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +21,8 @@ class Throwaway(palm.TransformerEncoder):
     options_type = ThrowawayOptions
 
     @classmethod
-    def spec(cls, config: EncoderConfig) -> TransformerSpec:
-        layer = LayerSpec(
+    def spec(cls, config: EncoderConfig) -> palm.TransformerSpec:
+        layer = palm.LayerSpec(
             norm_place="pre",
             norm="layer_norm_without_bias",
             qkv_bias=False,
@@ -35,7 +33,7 @@ class Throwaway(palm.TransformerEncoder):
             activation="gelu",
             rotary_base=cls.options_of(config).rotary_base,
         )
-        return TransformerSpec(
+        return palm.TransformerSpec(
             layers=(layer,) * config.num_layers,
             learned_positions=False,
             token_types=False,

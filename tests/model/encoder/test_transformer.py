@@ -81,7 +81,7 @@ NAMES = {
 }
 
 
-def theirs() -> ModernBertModel:
+def modernbert() -> ModernBertModel:
     """With random norms, or nothing would show that one is missing."""
     torch.manual_seed(3)
     model = ModernBertModel(
@@ -104,7 +104,7 @@ def theirs() -> ModernBertModel:
     return model
 
 
-def ours(source: ModernBertModel, attention: str = "plain") -> Modern:
+def converted(source: ModernBertModel, attention: str = "plain") -> Modern:
     encoder = Modern(CONFIG, Kernels(attention=attention)).eval()
     state = source.state_dict()
     taken = {}
@@ -112,7 +112,7 @@ def ours(source: ModernBertModel, attention: str = "plain") -> Modern:
         *layer, part, end = name.rsplit(".", 2)
         if not name.startswith("pooler."):
             taken[name] = state.pop(".".join([*layer, NAMES[part], end]))
-    assert not state, "all of theirs has a place"
+    assert not state, "every parameter has a place"
     encoder.load_state_dict(taken, strict=False)
     return encoder
 
@@ -136,8 +136,8 @@ def weighted(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("attention", ["plain", "tiles", "sdpa"])
 def test_it_computes_what_transformers_does(attention: str) -> None:
     """Texts longer than twice the window, padding in the batch, outputs and gradients."""
-    model, batch = theirs(), padded()
-    encoder = ours(model, attention)
+    model, batch = modernbert(), padded()
+    encoder = converted(model, attention)
     real = batch.sequence_ids >= 0
     expected = model(input_ids=batch.input_ids, attention_mask=real.long()).last_hidden_state[real]
     found = encoder(batch)[real]
@@ -154,7 +154,7 @@ def test_it_computes_what_transformers_does(attention: str) -> None:
 
 def test_swapped_halves_and_other_windows_differ() -> None:
     """What the test above would not see if it were too tolerant."""
-    encoder, batch = ours(theirs()), padded()
+    encoder, batch = converted(modernbert()), padded()
     right = encoder(batch)
     near: Any = encoder.layers[1]
     near.spec = replace(near.spec, window=WINDOW - 1)
@@ -166,7 +166,7 @@ def test_swapped_halves_and_other_windows_differ() -> None:
 
 @pytest.mark.parametrize("attention", ["plain", "tiles", "sdpa"])
 def test_packed_rows_compute_what_single_ones_do(attention: str) -> None:
-    encoder = ours(theirs(), attention)
+    encoder = converted(modernbert(), attention)
     alone = encoder(padded())
     packed = encoder(Batch.from_rows([texts()], length=sum(LENGTHS) + 6, pad=0))[0]
     start = 0
@@ -178,7 +178,7 @@ def test_packed_rows_compute_what_single_ones_do(attention: str) -> None:
 
 
 def test_positions_of_interest_alone_and_recomputation_change_nothing() -> None:
-    encoder, batch = ours(theirs()).train(), padded()
+    encoder, batch = converted(modernbert()).train(), padded()
     at = torch.tensor([2, 299, 310])
     out = encoder(batch)
     torch.testing.assert_close(encoder(batch, at), out.flatten(0, 1)[at])
@@ -193,8 +193,8 @@ def test_positions_of_interest_alone_and_recomputation_change_nothing() -> None:
 
 def test_what_is_recorded_is_what_transformers_returns() -> None:
     """The last hidden state is that after the final norm; queries and keys are turned."""
-    model, batch = theirs(), padded()
-    encoder, real = ours(model), batch.sequence_ids >= 0
+    model, batch = modernbert(), padded()
+    encoder, real = converted(model), batch.sequence_ids >= 0
     out = model(input_ids=batch.input_ids, attention_mask=real.long(), output_hidden_states=True)
     with recorded(encoder, WantedStates(embeddings=True, hidden=(1, 2, 3, 4), qkv=(2,))) as states:
         last = encoder(batch)
