@@ -110,7 +110,8 @@ def test_a_run_resumes(tables: Path, trained: Any, tmp_path: Path) -> None:
 
 
 def test_predictions_and_vectors_are_also_served(trained: Any) -> None:
-    model, backbone = palm.load(trained.folder), palm.Backbone.from_pretrained(trained.folder)
+    model = palm.load(trained.folder)
+    backbone: Any = palm.Backbone.from_pretrained(trained.folder)
     labels = [row["label"] for row in model(TEXTS)]
     assert labels == ["no", "yes", "yes"]
     vectors = backbone(TEXTS, pooling="mean")
