@@ -3,7 +3,7 @@
     student   rows @ embeddings.T + bias  ──softmax──┐
     teacher   the same, of its own; or its top k     ┴──> loss, and the student's gradient
 
-The gradient is computed in the forward pass, like that of `chunked` in masked_lm_loss.py, so that
+The gradient is computed in the forward pass, as in masked_lm_loss.py, so that
 neither the student's nor the teacher's scores (n, vocabulary) ever exist for all rows.
 """
 
@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import torch
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.model.distillation.losses import SoftMeasure, hard_scores
 from palm_ds.model.inputs.teacher_outputs import VocabularyScores
-from palm_ds.model.ops.masked_lm_loss import FP16_SCALE, add_gradients, chunk_size, zero_gradients
+from palm_ds.model.ops.masked_lm_loss import FP16_SCALE, chunk_size, chunked_loss
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,9 @@ def soft_vocabulary_loss(
     `soft_label_loss`, and the number of rows for which the two agree on the best token.
 
     rows (n, hidden), embeddings (vocabulary, hidden), bias (vocabulary,)."""
-    settings = _SoftTarget(teacher, measure, temperature)
-    return _SoftLoss.apply(rows, embeddings, bias, settings)
+    score = partial(_score, _SoftTarget(teacher, measure, temperature))
+    scale = FP16_SCALE / temperature
+    return chunked_loss(rows, embeddings, bias, score, fp16_scale=scale)
 
 
 @dataclass(frozen=True)
@@ -105,40 +106,24 @@ class _SoftTarget:
     temperature: float
 
 
-class _SoftLoss(torch.autograd.Function):
-    """As `masked_lm_loss._ChunkedLoss`, with the teacher's distributions as targets."""
-
-    @staticmethod
-    def forward(ctx: Any, rows, embeddings, bias, settings: _SoftTarget):
-        needs_grad = any(ctx.needs_input_grad[:3])
-        scale = FP16_SCALE / settings.temperature if rows.dtype == torch.float16 else 1.0
-        loss = torch.zeros((), dtype=torch.float32, device=rows.device)
-        agree = torch.zeros((), dtype=torch.int64, device=rows.device)
-        grads = zero_gradients(rows, embeddings, bias) if needs_grad else []
-        chunk = chunk_size(rows.device, rows.dtype)
-        for first in range(0, len(rows), chunk):
-            inside = slice(first, first + chunk)
-            logits = torch.addmm(bias, rows[inside], embeddings.t()).float()
-            wanted = settings.teacher.scores(inside, logits.shape[1])
-            agree += (logits.argmax(-1) == wanted.argmax(-1)).sum()
-            if settings.measure == "hard":
-                wanted = hard_scores("classes", wanted)
-            found, error = _loss_and_error(logits, wanted, settings)
-            loss += found
-            if needs_grad:
-                error *= scale
-                parts = error.to(rows.dtype), error.sum(0), rows[inside], embeddings
-                add_gradients(grads, *parts, inside)
-        ctx.save_for_backward(*grads)
-        ctx.mark_non_differentiable(agree)
-        ctx.scale, ctx.dtype = scale, rows.dtype
-        return loss, agree
-
-    @staticmethod
-    def backward(ctx: Any, *grads):
-        incoming = grads[0] / ctx.scale
-        results = ((x * incoming.to(x.dtype)).to(ctx.dtype) for x in ctx.saved_tensors)
-        return (*results, None)
+def _score(
+    settings: _SoftTarget,
+    logits: torch.Tensor,
+    inside: slice,
+    loss: torch.Tensor,
+    scale: float,
+    needs_grad: bool,
+) -> tuple[torch.Tensor, ...]:
+    dtype, logits = logits.dtype, logits.float()
+    wanted = settings.teacher.scores(inside, logits.shape[1])
+    agree = (logits.argmax(-1) == wanted.argmax(-1)).sum()
+    if settings.measure == "hard":
+        wanted = hard_scores("classes", wanted)
+    found, error = _loss_and_error(logits, wanted, settings)
+    if not needs_grad:
+        return loss + found, agree
+    error *= scale
+    return loss + found, agree, error.to(dtype), error.sum(0)
 
 
 def _loss_and_error(

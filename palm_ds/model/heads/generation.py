@@ -12,8 +12,7 @@ import torch
 
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import HeadOutput, MaskedLMHead
-from palm_ds.model.heads.smoothed_lm_loss import TOKEN, smoothed_cross_entropy, smoothed_lm_loss
-from palm_ds.model.ops.compiled import CompiledRegion
+from palm_ds.model.ops.masked_lm_loss import TOKEN, smoothed_lm_loss
 
 
 class GenerationHead(MaskedLMHead):
@@ -26,10 +25,6 @@ class GenerationHead(MaskedLMHead):
         self.smoothing, self.weights = smoothing, tuple(weights)
         if self.weights and min(self.weights) == max(self.weights):
             self.weights = ()
-        if self.compiled is not None and (self.smoothing or self.weights):
-            self.smoothed = CompiledRegion("generation loss").wrap(smoothed_cross_entropy)
-        else:
-            self.smoothed = None
 
     def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
         """`targets` (n,) tokens, or (n, 2) tokens and the number of their flow."""
@@ -44,7 +39,7 @@ class GenerationHead(MaskedLMHead):
             self.loss_kernel,
             smoothing=self.smoothing,
             weights=self.weights,
-            compiled=self.smoothed,
+            compiled=self.compiled,
         )
         return HeadOutput(*loss)
 

@@ -29,8 +29,8 @@ from palm_ds.model.kernels import layer_norm
 from palm_ds.model.ops.compiled import CompiledRegion
 from palm_ds.model.ops.masked_lm_loss import (
     CrossEntropy,
-    cross_entropy_of_padded,
     masked_lm_loss,
+    smoothed_cross_entropy,
 )
 
 SoftKind: TypeAlias = Literal["", "classes", "labels", "groups", "number", "tokens"]
@@ -157,7 +157,7 @@ class MaskedLMHead(Head):
         self.loss_kernel = kernels.masked_lm_loss
         self.compiled: CrossEntropy | None = None
         if kernels.compile == "on":
-            self.compiled = CompiledRegion("masked-LM loss").wrap(cross_entropy_of_padded)
+            self.compiled = CompiledRegion("masked-LM loss").wrap(smoothed_cross_entropy)
         self.classes = backbone.word.num_embeddings
         width = backbone.word.embedding_dim
         self.dense = nn.Linear(config.hidden_size, width)

@@ -9,11 +9,15 @@ The last three compute the gradient in the forward pass, before fp16's loss is s
 therefore keeps it in fp32, and enlarges the only fp16 tensor on the way, softmax - one-hot: what
 is above 2e-12 there survives. In bf16, too, the chunks add up in fp32. Where the model is compiled,
 what lies between the two products is too, for chunks of few sizes.
+
+Tokens that are generated have label smoothing, and weights by flow: the kernels of other libraries
+have no weights, so `chunked` replaces them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -23,9 +27,12 @@ from torch.nn import functional as F  # noqa: N812
 from palm_ds.model.ops.compiled import padded_rows
 
 CrossEntropy: TypeAlias = Callable[..., tuple[torch.Tensor, ...]]
+Score: TypeAlias = Callable[..., tuple[torch.Tensor, ...]]
 
 _CHUNK_ON_CPU = 128  # rows of logits at a time: they stay in the cache
 _CHUNK = 4096
+TOKEN, FLOW = range(2)
+"""Columns of targets: the token, and the number of its flow."""
 FP16_SCALE = 2.0**15  # of numbers from -1 to 1; fp16 ends at 65,504
 
 
@@ -41,11 +48,38 @@ def masked_lm_loss(
     predictions.
 
     rows (n, hidden), embeddings (vocabulary, hidden), bias (vocabulary,), targets (n,).
-    `compiled`: `cross_entropy_of_padded`, compiled, for `chunked`.
+    `compiled`: `smoothed_cross_entropy`, compiled, for `chunked`.
     """
     if kernel == "chunked" and compiled:
-        return chunked_loss(rows, embeddings, bias, targets, compiled, padded=True)
+        return _padded(rows, embeddings, bias, targets, compiled)
     return _KERNELS[kernel](rows, embeddings, bias, targets)
+
+
+def smoothed_lm_loss(
+    rows: torch.Tensor,
+    embeddings: torch.Tensor,
+    bias: torch.Tensor,
+    targets: torch.Tensor,
+    kernel: str,
+    *,
+    smoothing: float,
+    weights: Sequence[float] = (),
+    compiled: CrossEntropy | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The summed cross-entropy of rows @ embeddings.T + bias in fp32, and the number of correct
+    predictions.
+
+    rows (n, hidden), embeddings (vocabulary, hidden), bias (vocabulary,), targets (n,) or (n, 2).
+    `smoothing` is the share of a target spread over the whole vocabulary (Szegedy et al. 2016,
+    section 7); `weights` are those of the flows, all 1 if empty. `compiled`:
+    `smoothed_cross_entropy`, compiled, for `chunked`.
+    """
+    if kernel == "plain":
+        return _plain_smoothed(rows, embeddings, bias, targets, smoothing, weights)
+    made = _padded if compiled else _token_loss
+    function = compiled or smoothed_cross_entropy
+    function = partial(function, smoothing=smoothing, weights=tuple(weights))
+    return made(rows, embeddings, bias, targets, function)
 
 
 def _plain(rows, embeddings, bias, targets):
@@ -54,29 +88,52 @@ def _plain(rows, embeddings, bias, targets):
     return loss, (logits.detach().argmax(-1) == targets).sum()
 
 
+def _plain_smoothed(rows, embeddings, bias, targets, smoothing, weights):
+    columns = targets.view(len(rows), -1)
+    tokens, logits = columns[:, TOKEN], F.linear(rows, embeddings, bias)  # (n, vocabulary)
+    each = F.cross_entropy(logits.float(), tokens, reduction="none", label_smoothing=smoothing)
+    loss = (each * _weight(columns, weights)[:, 0]).sum()
+    return loss, (logits.detach().argmax(-1) == tokens).sum()
+
+
 def _chunked(rows, embeddings, bias, targets):
-    return chunked_loss(rows, embeddings, bias, targets, _cross_entropy)
+    return _token_loss(rows, embeddings, bias, targets, _cross_entropy)
+
+
+def _padded(rows, embeddings, bias, targets, cross_entropy):
+    """In chunks of few sizes; the targets (n,) or (n, k) of rows that fill them are -1."""
+    chunk = padded_rows(len(rows))
+    missing = -len(rows) % chunk
+    rows, columns = F.pad(rows, (0, 0, 0, missing)), targets.view(len(rows), -1)
+    targets = F.pad(columns, (0, 0, 0, missing), value=-1)
+    return _token_loss(rows, embeddings, bias, targets, cross_entropy, chunk)
+
+
+def _token_loss(rows, embeddings, bias, targets, cross_entropy, chunk=0):
+    def score(logits: torch.Tensor, inside: slice, *more: Any) -> tuple[torch.Tensor, ...]:
+        return cross_entropy(logits, targets[inside].view(len(logits), -1), *more)
+
+    return chunked_loss(rows, embeddings, bias, score, chunk=chunk)
 
 
 def chunked_loss(
     rows: torch.Tensor,
     embeddings: torch.Tensor,
     bias: torch.Tensor,
-    targets: torch.Tensor,
-    cross_entropy: CrossEntropy,
+    score: Score,
     *,
-    padded: bool = False,
+    chunk: int = 0,
+    fp16_scale: float = FP16_SCALE,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`masked_lm_loss` with this cross-entropy of a chunk of rows. `padded`: the chunks are of few
-    sizes, and the targets (n,) or (n, k) of rows without one are -1."""
-    if not padded:
-        chunk = chunk_size(rows.device, rows.dtype)
-        return _apply(rows, embeddings, bias, targets, chunk, cross_entropy)
-    chunk = padded_rows(len(rows))
-    missing = -len(rows) % chunk
-    rows, columns = F.pad(rows, (0, 0, 0, missing)), targets.view(len(rows), -1)
-    targets = F.pad(columns, (0, 0, 0, missing), value=-1)
-    return _apply(rows, embeddings, bias, targets, chunk, cross_entropy)
+    """The summed loss in fp32 and the hits of rows @ embeddings.T + bias, `chunk` rows at a time.
+
+    `score(logits, inside, loss, scale, needs_grad)` returns `loss` with that of the rows `inside`
+    added and their hits; with `needs_grad` also the gradient in the logits times `scale`, in their
+    dtype (rows, vocabulary), and its sum over the rows in fp32."""
+    chunk = chunk or chunk_size(rows.device, rows.dtype)
+    scale = fp16_scale if rows.dtype == torch.float16 else 1.0
+    result = _ChunkedLoss.apply(rows, embeddings, bias, score, chunk, scale)
+    return cast("tuple[torch.Tensor, torch.Tensor]", result)
 
 
 def chunk_size(device: torch.device, dtype: torch.dtype) -> int:
@@ -85,31 +142,23 @@ def chunk_size(device: torch.device, dtype: torch.dtype) -> int:
     return _CHUNK_ON_CPU if on_cpu else _CHUNK
 
 
-def _apply(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return cast("tuple[torch.Tensor, torch.Tensor]", _ChunkedLoss.apply(*arguments))
-
-
 class _ChunkedLoss(torch.autograd.Function):
     """Computes the logits of some rows, turns them into their gradient in place, multiplies, and
     frees them. backward() only scales, in fp32."""
 
     @staticmethod
-    def forward(ctx: Any, rows, embeddings, bias, targets, chunk, cross_entropy):
+    def forward(ctx: Any, rows, embeddings, bias, score, chunk, scale):
         needs_grad = any(ctx.needs_input_grad[:3])
-        scale = FP16_SCALE if rows.dtype == torch.float16 else 1.0
         loss = torch.zeros((), dtype=torch.float32, device=rows.device)
         correct = torch.zeros((), dtype=torch.int64, device=rows.device)
-        grads = zero_gradients(rows, embeddings, bias) if needs_grad else []
+        grads = _zero_gradients(rows, embeddings, bias) if needs_grad else []
         for start in range(0, len(rows), chunk):
             inside = slice(start, start + chunk)
-            piece = rows[inside]
-            target = targets[inside].view(len(piece), -1)
-            logits = torch.addmm(bias, piece, embeddings.t())
-            loss, hits, *errors = cross_entropy(logits, target, loss, scale, needs_grad)
+            logits = torch.addmm(bias, rows[inside], embeddings.t())
+            loss, hits, *errors = score(logits, inside, loss, scale, needs_grad)
             correct += hits
             if needs_grad:
-                error, bias_grad = errors
-                add_gradients(grads, error, bias_grad, piece, embeddings, inside)
+                _add_gradients(grads, inside, rows[inside], embeddings, *errors)
         ctx.save_for_backward(*grads)
         ctx.mark_non_differentiable(correct)
         ctx.scale, ctx.dtype = scale, rows.dtype
@@ -122,7 +171,7 @@ class _ChunkedLoss(torch.autograd.Function):
         return (*results, None, None, None)
 
 
-def zero_gradients(*inputs: torch.Tensor) -> list[torch.Tensor]:
+def _zero_gradients(*inputs: torch.Tensor) -> list[torch.Tensor]:
     """Zeros for the gradients of the inputs, in fp32 at least."""
     wide = torch.promote_types(inputs[0].dtype, torch.float32)
     return [torch.zeros_like(x, dtype=wide) for x in inputs]
@@ -147,33 +196,56 @@ def _cross_entropy(
     return loss, hits, error.to(dtype), error.sum(0)
 
 
-def cross_entropy_of_padded(
-    logits: torch.Tensor, target: torch.Tensor, loss: torch.Tensor, scale: float, needs_grad: bool
+def smoothed_cross_entropy(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    loss: torch.Tensor,
+    scale: float,
+    needs_grad: bool,
+    *,
+    smoothing: float = 0.0,
+    weights: Sequence[float] = (),
 ) -> tuple[torch.Tensor, ...]:
-    """The same without writing in place, for torch.compile; rows with target -1 do not count."""
-    dtype, logits = logits.dtype, logits.float()
-    real = target >= 0
+    """`loss` with that of some rows added, and the number of correct predictions; with `needs_grad`
+    also its gradient in the logits times `scale`, in their dtype, and its sum over the rows in
+    fp32. Nothing is written in place, for torch.compile. `target` (rows, 1 or 2); rows with token
+    -1 do not count."""
+    dtype, logits, token = logits.dtype, logits.float(), target[:, :1]
+    weight = _weight(target, weights)
     best, predicted = logits.max(-1, keepdim=True)
     shifted = logits - best
     powers = shifted.exp()
     total = powers.sum(-1, keepdim=True)
-    chosen = torch.arange(logits.shape[1], device=logits.device) == target
+    chosen = torch.arange(logits.shape[1], device=logits.device) == token
     of_target = torch.where(chosen, shifted, 0.0).sum(-1, keepdim=True)
-    loss = loss + torch.where(real, total.log() - of_target, 0.0).sum()
-    hits = ((predicted == target) & real).sum()
+    if smoothing:
+        of_target = (1 - smoothing) * of_target + smoothing * shifted.mean(-1, keepdim=True)
+    loss = loss + (weight * (total.log() - of_target)).sum()
+    hits = ((predicted == token) & (token >= 0)).sum()
     if not needs_grad:
         return loss, hits
-    error = torch.where(real, powers / total - chosen.float(), 0.0) * scale
+    error = powers / total
+    if smoothing:
+        error = error - smoothing / logits.shape[1]
+    error = (error - (1 - smoothing) * chosen.float()) * (weight * scale)
     return loss, hits, error.to(dtype), error.sum(0)
 
 
-def add_gradients(
+def _weight(targets: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
+    """(n, 1) fp32 weight of each target (n, 1 or 2); 0 for padding, whose token is -1."""
+    real = (targets[:, :1] >= 0).float()
+    for flow, weight in enumerate(weights):
+        real = torch.where(targets[:, FLOW:] == flow, real * weight, real)
+    return real
+
+
+def _add_gradients(
     grads: list[torch.Tensor],
-    error: torch.Tensor,
-    bias_grad: torch.Tensor,
+    inside: slice,
     piece: torch.Tensor,
     embeddings: torch.Tensor,
-    inside: slice,
+    error: torch.Tensor,
+    bias_grad: torch.Tensor,
 ) -> None:
     """Add the gradient of some rows to those of rows, embeddings and bias."""
     grads[0][inside] = _product(error, embeddings)

@@ -9,7 +9,11 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.model.ops import masked_lm_loss as module
-from palm_ds.model.ops.masked_lm_loss import masked_lm_loss
+from palm_ds.model.ops.masked_lm_loss import (
+    masked_lm_loss,
+    smoothed_cross_entropy,
+    smoothed_lm_loss,
+)
 from tests.helpers.fake_gpu import fake_gpu
 
 TOLERANCE = {torch.float32: dict(atol=2e-5, rtol=1e-4), torch.bfloat16: dict(atol=5e-2, rtol=5e-2)}
@@ -70,7 +74,7 @@ def test_padded_chunks_for_torch_compile_equal_plain(n: int, dtype: torch.dtype)
 
     def compiled(logits: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, ...]:
         shapes.add(tuple(logits.shape))
-        return module.cross_entropy_of_padded(logits, *rest)
+        return module.smoothed_cross_entropy(logits, *rest)
 
     results = []
     for more in ((targets, "plain"), (targets, "chunked", compiled)):
@@ -128,8 +132,62 @@ def test_shapes_on_a_gpu(dtype: torch.dtype, kernel: str) -> None:
         loss, correct = masked_lm_loss(*inputs, torch.empty(9000, dtype=torch.int64), kernel)
         assert (loss.dtype, loss.device.type) == (torch.float32, "cuda")
         assert (correct.dtype, correct.device.type) == (torch.int64, "cuda")
-        grads = module.zero_gradients(*inputs)
+        grads = module._zero_gradients(*inputs)
         error = torch.empty(4096, 16, dtype=dtype)
         bias_grad, piece = torch.empty(16), torch.empty(4096, 8, dtype=dtype)
-        module.add_gradients(grads, error, bias_grad, piece, inputs[1], slice(0, 4096))
+        module._add_gradients(grads, slice(0, 4096), piece, inputs[1], error, bias_grad)
         assert {x.dtype for x in grads} == {torch.float32}
+
+
+# ---- label smoothing and weights of flows, against torch's cross-entropy ----
+
+
+def leaves_of(n: int, hidden: int, vocab: int) -> list[torch.Tensor]:
+    torch.manual_seed(n)
+    shapes = (n, hidden), (vocab, hidden), (vocab,)
+    return [torch.randn(*shape).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kernel", ["plain", "chunked", "liger"])
+@pytest.mark.parametrize("weights", [(), (1.6, 0.4)])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize(("n", "hidden", "vocab"), [(1, 3, 5), (131, 7, 33)])
+def test_smoothing_equals_torch(
+    n: int, hidden: int, vocab: int, smoothing: float, weights: tuple, kernel: str, compiled: bool
+) -> None:
+    """`compiled`: the chunks are padded, as for a compiled function."""
+    leaves, others = leaves_of(n, hidden, vocab), leaves_of(n, hidden, vocab)
+    tokens = torch.randint(0, vocab, (n,))
+    flows = torch.arange(n) % 2
+    logits = F.linear(*others)
+    each = F.cross_entropy(logits, tokens, reduction="none", label_smoothing=smoothing)
+    expected = (each * torch.tensor(weights or (1.0, 1.0))[flows]).sum()
+    loss, correct = smoothed_lm_loss(
+        *leaves,
+        torch.stack([tokens, flows], 1) if weights else tokens,
+        kernel,
+        smoothing=smoothing,
+        weights=weights,
+        compiled=smoothed_cross_entropy if compiled else None,
+    )
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-4)
+    assert correct == (logits.argmax(-1) == tokens).sum()
+    (loss * 0.1).backward()
+    (expected * 0.1).backward()
+    for mine, its in zip(leaves, others, strict=True):
+        torch.testing.assert_close(mine.grad, its.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_smoothing_half_precision_loses_a_hundredth(dtype: torch.dtype) -> None:
+    leaves = leaves_of(50, 8, 20)
+    half = [leaf.detach().to(dtype).requires_grad_() for leaf in leaves]
+    targets = torch.randint(0, 20, (50,))
+    for values in (leaves, half):
+        loss, _ = smoothed_lm_loss(*values, targets, "chunked", smoothing=0.1)
+        loss.backward()
+    for exact, rounded in zip(leaves, half, strict=True):
+        assert exact.grad is not None and rounded.grad is not None
+        error = (rounded.grad.float() - exact.grad).abs().max() / exact.grad.abs().max()
+        assert error < 0.02
