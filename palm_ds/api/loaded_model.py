@@ -72,8 +72,7 @@ class LoadedModel(Summary):
     def labels(self) -> dict[str, tuple[str, ...]]:
         """{task: its class names, in the order of `logits` and `probs`}; tasks without classes are
         left out."""
-        named = {name: getattr(task, "labels", ()) for name, task in self.tasks.items()}
-        return {name: tuple(labels) for name, labels in named.items() if labels}
+        return {name: tuple(task.labels) for name, task in self.tasks.items() if task.labels}
 
     @checks_arguments()
     def __call__(self, rows: Rows, *, task: str = "") -> list[dict[str, Any]]:

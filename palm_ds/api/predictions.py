@@ -11,7 +11,6 @@ from typing import Any
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.row_inputs import TUPLE_ROLES, Listed, Pairs, columns_for, open_rows
 from palm_ds.data.sources.table import TableSource
-from palm_ds.data.tasks.text_generation import TextGenerator
 from palm_ds.inference.predict_files import without_labels
 from palm_ds.inference.predicted_tasks import asked_tasks
 from palm_ds.inference.predictor import EncoderPass, Predictor
@@ -77,8 +76,7 @@ def _columns(each: EncoderPass, rows: Listed) -> dict[str, Any]:
     only one."""
     if not isinstance(rows, tuple):
         return dict(each.read.columns)
-    task: object = each.arranger
-    texts = task.source_roles if isinstance(task, TextGenerator) else getattr(task, "texts", ())
+    texts = each.arranger.source_roles
     if tuple(each.arranger.tuple_roles) != TUPLE_ROLES:
         texts = texts or tuple(each.arranger.tuple_roles[:2])
     if isinstance(rows, Pairs) and len(texts) == 1:

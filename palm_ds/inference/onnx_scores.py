@@ -19,7 +19,6 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.task import TableTask
-from palm_ds.data.tasks.text_generation import TextGenerator
 from palm_ds.inference.predict_files import PredictionJob, open_inputs, predict_files
 from palm_ds.inference.predictor import Predictor
 from palm_ds.inference.trained_model import TrainedModel
@@ -66,7 +65,7 @@ def _scorer(
         tasks = {x: y for x, y in predictor.tasks.items() if x in own and heads[x] in about.heads}
         if not tasks:
             raise UserError(f"--score: the graph has no head of {', '.join(own)}; --head adds it")
-        if writing := [x for x, task in tasks.items() if isinstance(task, TextGenerator)]:
+        if writing := [x for x, task in tasks.items() if task.predicts == "texts"]:
             raise UserError(f"--score: {writing[0]} writes texts, which a graph alone does not")
         meanings = outputs_of(predictor.recipe, predictor.model)
         found = {SOURCE: {name: own[name] for name in tasks}}

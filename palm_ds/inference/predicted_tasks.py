@@ -7,8 +7,7 @@ from pathlib import Path
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.stream.stages import tasks_of
-from palm_ds.data.tasks.task import TableTask, Task
-from palm_ds.data.tasks.text_generation import TextGenerator
+from palm_ds.data.tasks.task import TableTask
 from palm_ds.train.recipe.recipe import Recipe
 
 
@@ -32,9 +31,7 @@ def asked_tasks(recipe: Recipe, names: Sequence[str], where: Path) -> dict[str, 
     those that mask tokens only if there are no others."""
     tasks = recipe.built_tasks
     able = {
-        name: task
-        for name, task in tasks.items()
-        if isinstance(task, TableTask) and _predicts(task)
+        name: task for name, task in tasks.items() if isinstance(task, TableTask) and task.predicts
     }
     for name in names:
         if name not in tasks:
@@ -48,10 +45,6 @@ def asked_tasks(recipe: Recipe, names: Sequence[str], where: Path) -> dict[str, 
     if not wanted:
         raise UserError(f"{where}: none of its tasks ({', '.join(tasks)}) reads rows of a table")
     return {name: task for name, task in able.items() if name in wanted}
-
-
-def _predicts(task: TableTask) -> bool:
-    return isinstance(task, TextGenerator) or type(task).decode is not Task.decode
 
 
 def _or(names: Sequence[str]) -> str:

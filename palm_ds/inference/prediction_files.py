@@ -2,7 +2,7 @@
 
     TASK.predictions.json   a line per row: {"index": 0, "label": ..., "logits": ..., "probs": ...}
     TASK.tsv                index, prediction: the submission format of GLUE and CLUE (on request)
-    TASK.NAME               further files of a task (`Task.prediction_files`): conll for tagging;
+    TASK.NAME               further files of a task (`prediction_files`): conll for tagging;
                             SQuAD's predictions.json, nbest_predictions.json and null_odds.json for
                             reading comprehension
 
@@ -21,8 +21,8 @@ from typing import Any
 from palm_ds.common.errors import UserError
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.prediction_files import PredictionFiles
 from palm_ds.data.tasks.stored_prediction import CELL, StoredPrediction
-from palm_ds.data.tasks.task import Task
 
 ABOUT, SCORES = "about.json", "scores.json"
 LINES = "predictions.json"
@@ -48,7 +48,7 @@ def _numbered(name: str, number: int) -> str:
 def write_task(
     folder: Path,
     name: str,
-    task: Task,
+    task: PredictionFiles,
     predictions: Sequence[Mapping[str, Any]],
     source: TableSource,
     *,
@@ -84,7 +84,7 @@ def _indented(content: object) -> str:
     return json.dumps(content, ensure_ascii=False, indent=4) + "\n"
 
 
-def submission(task: Task, predictions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def submission(task: PredictionFiles, predictions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A header and one line per row."""
     yield "index\tprediction\n"
     for index, found in enumerate(predictions):

@@ -138,7 +138,7 @@ class Predictor:
         """Predictions of the tasks of a pass, for this process's chunks of the rows (every
         `world`-th, starting with `rank`)."""
         mine = [replace(source, numbers=rows) for rows in chunks(source)[rank::world]]
-        if any(isinstance(task, TextGenerator) for task in each.tasks):
+        if any(task.predicts == "texts" for task in each.tasks):
             yield from (self._written(each, part) for part in mine)
             return
         tasks = {task.name: task for task in each.tasks}
@@ -262,7 +262,7 @@ def _example(dataset: TaskGroupDataset, tasks: Sequence[Task], ref: ExampleRef) 
     return BuiltExample(ref, example)
 
 
-def _chunk(work: _Work, pieces: list[Decoded], tasks: Mapping[str, Task]) -> PredictedChunk:
+def _chunk(work: _Work, pieces: list[Decoded], tasks: Mapping[str, TableTask]) -> PredictedChunk:
     found = {name: made for name, (_, made) in gathered(pieces, tasks, [work.source]).items()}
     return PredictedChunk(
         rows=work.source.numbers,
@@ -274,7 +274,7 @@ def _chunk(work: _Work, pieces: list[Decoded], tasks: Mapping[str, Task]) -> Pre
     )
 
 
-def _written(task: Task, prediction: dict[str, Any]) -> dict[str, Any]:
+def _written(task: TableTask, prediction: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in prediction.items() if key not in task.unwritten}
 
 

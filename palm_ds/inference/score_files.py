@@ -4,7 +4,7 @@
     predictions  TASK.predictions.json and similar files (JSON lines with `index` or `id`), an
                  object {id: answer} (SQuAD), index<TAB>prediction, a prediction per line, or CoNLL
 
-Each gold row must have exactly one prediction. The task scores them (`Task.score_rows`) with the
+Each gold row must have exactly one prediction. The task scores them (`score_rows`) with the
 settings that palm-ds predict wrote with its files.
 """
 
@@ -21,7 +21,7 @@ from palm_ds.common.errors import UserError, suggest, suggest_path
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.stored_prediction import StoredPrediction
-from palm_ds.data.tasks.task import Task, build, find, known_kinds
+from palm_ds.data.tasks.task import TableTask, build, find, known_kinds
 from palm_ds.inference.prediction_files import ABOUT, conll_column, read_predictions
 
 _TASK = "task"  # its name in messages: tasks.task
@@ -63,7 +63,7 @@ def settings_of(texts: Sequence[str], option: str = "--task") -> dict[str, Any]:
     return dict(parse_override(text) for text in texts)
 
 
-def _task(options: ScoringOptions, predictions: Path) -> Task:
+def _task(options: ScoringOptions, predictions: Path) -> TableTask:
     """The task that scores, with its settings."""
     if predictions.is_dir():
         files = sorted(file.name for file in predictions.glob("*.predictions.json"))
@@ -82,13 +82,15 @@ def _task(options: ScoringOptions, predictions: Path) -> Task:
         raise UserError(f"{predictions}: made by a custom task; confirm with --kind {kind}")
     if "." not in kind and kind not in _kinds():
         raise UserError(f"--kind {kind!r}{suggest(kind, _kinds())}")
-    if find(kind).reads != "table":
+    if not issubclass(find(kind), TableTask):
         raise UserError(
             f"--kind {kind!r}: does not score rows of a table; choose one of {', '.join(_kinds())}"
         )
     known = {k: v for k, v in noted.items() if k != "kind"} if noted.get("kind") == kind else {}
     values = {"kind": kind, "source": "gold", **known, **options.settings}
-    return build(_TASK, values)
+    task = build(_TASK, values)
+    assert isinstance(task, TableTask)
+    return task
 
 
 def _kinds() -> list[str]:

@@ -35,7 +35,7 @@ from palm_ds.data.stream.task_group_dataset import (
     refs,
 )
 from palm_ds.data.tasks.score_file import ScoreFileInfo, ids_column, with_info
-from palm_ds.data.tasks.text_generation import TextGenerator
+from palm_ds.data.tasks.task import TableTask
 from palm_ds.model.distillation.soft_labels import soft_name
 from palm_ds.model.distillation.soft_vocabulary_loss import TopScores
 from palm_ds.model.inputs.batch import Batch
@@ -146,7 +146,7 @@ def _reads_rows(recipe: Recipe, data: Data) -> bool:
     """Whether all tasks read a table row by row: one example of each row, whatever the step. Texts
     to write have other noise in each step, and tokens to store."""
     for task in recipe.built_tasks.values():
-        if task.reads != "table" or task.edits_text or isinstance(task, TextGenerator):
+        if not isinstance(task, TableTask) or task.edits_text or task.predicts == "texts":
             return False
         for _, source, _ in data.train[task.source]:
             if len(task.items(source, recipe.length)) != len(source):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Capitalization(CorpusTask):
-    class_names: ClassVar[Sequence[str]] = ("small", "capital")
+    labels: ClassVar[Sequence[str]] = ("small", "capital")
 
     def annotations(self) -> tuple[str, ...]:
         return ("capital", "word")

@@ -39,7 +39,7 @@ class DialogueLanguageModel(CorpusTask):
     """Number of distinct roles (the backbone needs as many token types); further speakers of a
     dialogue get the last role."""
 
-    class_names: ClassVar[Sequence[str]] = ("fake", "real")
+    labels: ClassVar[Sequence[str]] = ("fake", "real")
     num_uniforms: ClassVar[int] = 3
 
     def __post_init__(self) -> None:

@@ -45,7 +45,7 @@ class IrRelevance(sentence_pairs.PairTask):
     """With logs: every class has the same number of pairs per epoch, but no pair of the rarest
     class occurs more than this many times."""
 
-    class_names: ClassVar[Sequence[str]] = NAMES
+    labels: ClassVar[Sequence[str]] = NAMES
     num_uniforms: ClassVar[int] = 3
 
     def __post_init__(self) -> None:

@@ -32,7 +32,7 @@ class NextSentencePrediction(sentence_pairs.PairTask):
     """The two texts together have a random length between this share of a row and a whole row
     (ready-made pairs are not affected)."""
 
-    class_names: ClassVar[Sequence[str]] = ("another text", "the next")
+    labels: ClassVar[Sequence[str]] = ("another text", "the next")
     num_uniforms: ClassVar[int] = 4
 
     def __post_init__(self) -> None:

@@ -24,7 +24,7 @@ class SentenceDistance(PairTask):
     shortest: float = 0.2
     """The two texts together have a random length between this share of a row and a whole row."""
 
-    class_names: ClassVar[Sequence[str]] = ("adjacent", "same document", "other document")
+    labels: ClassVar[Sequence[str]] = ("adjacent", "same document", "other document")
     num_uniforms: ClassVar[int] = 6
 
     def __post_init__(self) -> None:

@@ -33,7 +33,7 @@ class SentenceOrder(CorpusTask):
     a whole row."""
 
     segments: ClassVar[int] = 2
-    class_names: ClassVar[Sequence[str]] = ("swapped", "in order")
+    labels: ClassVar[Sequence[str]] = ("swapped", "in order")
     num_uniforms: ClassVar[int] = 1
 
     def __post_init__(self) -> None:

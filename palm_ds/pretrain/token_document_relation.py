@@ -42,7 +42,7 @@ class TokenDocumentRelation(CorpusTask):
     frequent: float = 0.001
     """Tokens above this share of the corpus are stop words and get no label."""
 
-    class_names: ClassVar[Sequence[str]] = ("nowhere else", "elsewhere too")
+    labels: ClassVar[Sequence[str]] = ("nowhere else", "elsewhere too")
 
     def __post_init__(self) -> None:
         if not 1 <= self.least <= self.reach:

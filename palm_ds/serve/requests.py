@@ -47,7 +47,7 @@ def rows_of(inputs: Sequence[Input], task: TableTask, kind: str, each: EncoderPa
 
 
 def _row(value: Input, task: TableTask, kind: str, each: EncoderPass, place: str) -> Row:
-    named = tuple(getattr(task, "texts", ())) or ("text_a", "text_b")
+    named = tuple(task.texts) or ("text_a", "text_b")
     if isinstance(value, str):
         return {named[0]: value}
     if isinstance(value, Mapping):

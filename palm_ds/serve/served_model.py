@@ -19,7 +19,6 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.task import TableTask
-from palm_ds.data.tasks.text_generation import TextGenerator
 from palm_ds.inference.embedder import POOLINGS, Embedder, EmbeddingSettings, make_embedder
 from palm_ds.inference.fill_mask import Filler
 from palm_ds.inference.predicted_tasks import asked_tasks
@@ -135,7 +134,7 @@ def _tasks_on_rows(opened: TrainedModel) -> list[str]:
         asked = asked_tasks(opened.recipe, (), opened.path)
     except UserError:
         return []
-    if writing := [name for name, task in asked.items() if isinstance(task, TextGenerator)]:
+    if writing := [name for name, task in asked.items() if task.predicts == "texts"]:
         names = ", ".join(writing)
         where = opened.path
         log.warning("%s: texts are not served; palm-ds predict writes those of %s", where, names)

@@ -28,7 +28,7 @@ from palm_ds.data.tasks.task import Task
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.crf import CRFHead, viterbi
 from palm_ds.model.heads.heads import ClassHead
-from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
+from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.tasks.metrics.chunks import chunks, convert
 from palm_ds.tasks.shared import tag_schemes
 from palm_ds.tasks.shared.tag_scoring import TagScoring
@@ -156,12 +156,6 @@ class Tagging(TagScoring):
         counts = np.bincount(known[known >= 0], minlength=len(self.labels))
         losses, right = class_prior_baseline(targets, counts)
         return losses, right * np.nan if self.crf else right  # CRF accuracy is per sentence
-
-    def head_outputs(self) -> HeadOutputs:
-        return HeadOutputs(labels=tuple(self.labels))
-
-    def class_name(self, label: int) -> str:
-        return self.labels[label] if label < len(self.labels) else str(label)
 
     def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
         """Predictions of one window: its words, their context, their best tags and log

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.stream.task_group_dataset import BuiltRow
-from palm_ds.data.tasks.task import Task
+from palm_ds.data.tasks.predictions import Predicts
 
 
 class Decoded(NamedTuple):
@@ -27,8 +26,8 @@ class Decoded(NamedTuple):
 def decoded(
     built: Sequence[BuiltRow],
     given: Mapping[str, torch.Tensor],
-    tasks: Mapping[str, Task],
-    sources: Sequence[CorpusSource | TableSource],
+    tasks: Mapping[str, Predicts],
+    sources: Sequence[TableSource],
 ) -> Iterator[Decoded]:
     """Decodes the scores `given` per task for every example of a batch with labels of that task.
 
@@ -48,8 +47,8 @@ def decoded(
 
 def gathered(
     pieces: Sequence[Decoded],
-    tasks: Mapping[str, Task],
-    sources: Sequence[CorpusSource | TableSource],
+    tasks: Mapping[str, Predicts],
+    sources: Sequence[TableSource],
 ) -> dict[str, tuple[int, dict[int, dict[str, Any]]]]:
     """{task: (dataset, {item: prediction})}, items in order. For a task of several datasets, only
     the first dataset counts."""

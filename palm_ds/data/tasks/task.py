@@ -32,11 +32,10 @@ from palm_ds.data.sources.corpus import CorpusSource, passages
 from palm_ds.data.sources.row_inputs import COLUMNS, TUPLE_ROLES, Rows, Splits, train_and_dev
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, build_input
+from palm_ds.data.tasks.exports import Exports
 from palm_ds.data.tasks.layout import layouts
-from palm_ds.data.tasks.stored_prediction import StoredPrediction
+from palm_ds.data.tasks.prediction_files import PredictionFiles
 from palm_ds.data.tasks.task_with_data import TaskWithData
-from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
-from palm_ds.model.pooling import TextPooling
 
 if TYPE_CHECKING:
     from palm_ds.model.encoder.encoder import Encoder
@@ -56,7 +55,7 @@ _NOT_ARRANGING = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task(ABC, Generic[SourceT]):
+class Task(Exports, ABC, Generic[SourceT]):
     """Turns items of a source into examples, labels them, and owns a head.
 
     The n-th example of a task is a pure function of the seed, the task and n: `layout` gets its
@@ -91,8 +90,8 @@ class Task(ABC, Generic[SourceT]):
     """The kind of its source."""
     segments: ClassVar[int] = 1
     """Number of texts of an example that get segment embeddings of their own."""
-    class_names: ClassVar[Sequence[str]] = ()
-    """Names of its classes, if they have any."""
+    texts: ClassVar[Sequence[str]] = ()
+    """The columns of its texts, where its kind or the recipe names them."""
     num_uniforms: ClassVar[int] = 0
     """Number of uniform draws per item that `layout` needs."""
     edits_text: ClassVar[bool] = False
@@ -102,11 +101,6 @@ class Task(ABC, Generic[SourceT]):
     """Whether its examples have a `visibility`, which not every attention kernel can take."""
     head_settings: ClassVar[Sequence[str]] = ()
     """Settings of a corpus task that its head depends on; equal for tasks that share one."""
-    prediction_key: ClassVar[str] = ""
-    """Main entry of a prediction (`label`, `value`, `text`), the content of a one-column file."""
-
-    unwritten: ClassVar[Sequence[str]] = ()
-    """Entries of a prediction that only `metrics` reads."""
     tuple_roles: ClassVar[Sequence[str]] = TUPLE_ROLES
     """The roles of the elements of rows that are tuples (row_inputs.py)."""
 
@@ -170,7 +164,7 @@ class Task(ABC, Generic[SourceT]):
         if it defines `label`; a task whose `label` needs its own `example` returns False."""
         return cls.label is not Task.label
 
-    # ---- training and evaluation ----
+    # ---- training ----
 
     def baseline(self, targets: np.ndarray, source: SourceT) -> tuple[np.ndarray, np.ndarray]:
         """Loss and accuracy per target of a baseline that ignores the text, which the report calls
@@ -204,31 +198,9 @@ class Task(ABC, Generic[SourceT]):
                 )
         return self
 
-    def decode(self, scores: np.ndarray, example: Example, source: SourceT) -> dict[str, Any]:
-        """The prediction for one example, as JSON, from its head's scores (labels, any) float32."""
-        raise UserError(f"{self.where}: this task has no predictions to decode")
-
-    def gather(
-        self, pieces: Mapping[int, Sequence[dict[str, Any]]], source: SourceT
-    ) -> dict[int, dict[str, Any]]:
-        """{item: prediction} from {item: decoded predictions of its examples, in order}."""
-        return {item: dict(found[0]) for item, found in pieces.items()}
-
-    def metrics(
-        self, predictions: Mapping[int, dict[str, Any]], source: SourceT
-    ) -> dict[str, float]:
-        """{metric: value} of predictions and the source's labels, main one first; may be empty."""
-        return {}
-
-    def tables(
-        self, predictions: Mapping[int, dict[str, Any]], source: SourceT
-    ) -> dict[str, list[list[Any]]]:
-        """{title: rows of cells, header first}: more for the report, such as a confusion matrix."""
-        return {}
-
     def class_name(self, label: int) -> str:
         """The display name of a class (palm-ds inspect)."""
-        return self.class_names[label] if self.class_names else str(label)
+        return self.labels[label] if label < len(self.labels) else str(label)
 
     @instance_or_class
     @checks_arguments(
@@ -281,52 +253,16 @@ class Task(ABC, Generic[SourceT]):
         defaults = {x.name: default_of(x) for x in fields(self)}
         own = {k: v for k, v in given.items() if k not in _ELSEWHERE and v != defaults[k]}
         parse(cls, own, cls.__name__)
-        return {k: asdict(v) if is_dataclass(v) else v for k, v in own.items()}
-
-    # ---- predictions in files and other programs ----
+        return {
+            key: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+            for key, value in own.items()
+        }
 
     def arrangement_key(self) -> str:
         """Equal for tasks that build the same examples from a row: when predicting, they share one
         pass of the encoder."""
         settings = {k: v for k, v in asdict(self).items() if k not in _NOT_ARRANGING}
         return repr((type(self), settings))
-
-    def submission_value(self, prediction: Mapping[str, Any]) -> str:
-        """A prediction as the text of one cell: its `prediction_key`, or "" if it has none."""
-        value = prediction.get(self.prediction_key, "")
-        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        return " ".join(text.split())
-
-    def prediction_files(
-        self, predictions: Mapping[int, dict[str, Any]], source: SourceT
-    ) -> dict[str, Any]:
-        """{suffix: content} of files to write next to the predictions: texts, or JSON."""
-        return {}
-
-    def score_rows(
-        self, source: SourceT, predictions: Sequence[StoredPrediction]
-    ) -> dict[str, float]:
-        """`metrics` of predictions read from a file, one per row of `source`, which has no
-        tokenizer. Raises UserError."""
-        return self.metrics(dict(enumerate(map(self.read_prediction, predictions))), source)
-
-    def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
-        """A stored prediction in the form `metrics` takes. Raises UserError."""
-        if not self.prediction_key:
-            return dict(stored.values)
-        return {**stored.values, self.prediction_key: stored.value(self.prediction_key)}
-
-    def head_outputs(self) -> HeadOutputs:
-        """The meaning of its head's scores, stored with the weights."""
-        return HeadOutputs(labels=tuple(self.class_names))
-
-    def hf_export(self) -> ExportedHead | None:
-        """The transformers head equivalent to this task's head; None means there is none."""
-        return None
-
-    def text_pooling(self) -> TextPooling | None:
-        """How texts become the vectors that this task trains; None: it trains none."""
-        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,15 +305,20 @@ class CorpusTask(Task[CorpusSource]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableTask(Task[TableSource]):
-    """A task over rows of a table."""
+class TableTask(Task[TableSource], PredictionFiles):
+    """A task over rows of a table, which predicts something for each."""
 
     reads: ClassVar[Literal["corpus", "table"]] = "table"
 
     def __new__(cls, *given: object, **values: object) -> Self:
-        if given or (values and "source" not in values):
+        if given:
             raise UserError(f"{cls.__name__}: takes rows by {cls.__name__}.on(train=..., dev=...)")
         return super().__new__(cls)
+
+    @property
+    def source_roles(self) -> Sequence[str]:
+        """The columns of its texts that a program may give as they are; empty: the usual ones."""
+        return self.texts
 
     def check(self, source: TableSource, *, labelled: bool) -> None:
         """Raises UserError, with the row's place, if a row of its table cannot be used; with

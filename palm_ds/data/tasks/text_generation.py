@@ -8,16 +8,17 @@ A text depends on its row and the settings alone, not on the rows it is batched 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.predictions import Predicts
 from palm_ds.model.generation.generate import DecodingSettings, Generated, TokenRules, generate
 from palm_ds.model.generation.infilling_decoder import (
     InfillingDecoder,
@@ -43,12 +44,14 @@ class SourceRoom:
     task_id: int = 0
 
 
-class TextGenerator(ABC):
+class TextGenerator(Predicts):
     """A task whose predictions are generated texts."""
 
-    name: str
-
     evaluate_rows: int
+
+    @property
+    def predicts(self) -> Literal["texts"]:
+        return "texts"
 
     @property
     @abstractmethod

@@ -40,7 +40,7 @@ class PairTask(CorpusTask):
     @property
     def class_count(self) -> int:
         """Number of classes of the head."""
-        return len(self.class_names)
+        return len(self.labels)
 
     def example(self, layout: np.void, source: CorpusSource, rng: np.random.Generator) -> Example:
         example = arrange_pair(layout, source)

@@ -193,8 +193,8 @@ def _about(model: ServedModel) -> dict[str, Any]:
         {
             "name": name,
             "kind": model.kind_of(name),
-            "texts": list(getattr(task, "texts", ())),
-            "labels": list(task.class_names or getattr(task, "labels", ()) or ()),
+            "texts": list(task.texts),
+            "labels": list(task.labels),
         }
         for name, task in model.tasks.items()
     ]

@@ -34,7 +34,7 @@ class TagsTask(TextTask):
 
     label_column: str = "tags"
     """Tag column; if the table has no `tags`, `spans` are read."""
-    labels: Several[str] = ()
+    labels: Several[str] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
     """Tags of the head; by default all tags of the scheme for the types in the training rows,
     grouped by type, O last."""
     scheme: str = ""

@@ -19,7 +19,7 @@ from palm_ds.data.tasks.example import Example, build_input
 from palm_ds.data.tasks.layout import layouts
 from palm_ds.data.tasks.stored_prediction import StoredPrediction
 from palm_ds.data.tasks.task import TableTask, Task
-from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
+from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.tasks.metrics.classes import confusion
 from palm_ds.tasks.shared.label_notes import label_notes
 
@@ -45,7 +45,7 @@ LabelledTask = TypeVar("LabelledTask", bound="ClassesTask")
 class TextTask(TableTask):
     """A task on table rows; each row is one example [CLS] text [SEP] ...."""
 
-    texts: Several[str] = ()
+    texts: Several[str] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
     """Text columns; by default text_a and, if the training rows have it, text_b."""
     label_column: str = "label"
     """Label column."""
@@ -184,7 +184,7 @@ class TextTask(TableTask):
 class ClassesTask(TextTask):
     """A text task with class names as labels."""
 
-    labels: Several[str] = ()
+    labels: Several[str] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
     """Class names in order; by default those in the training rows, numbers in numerical order, then
     others alphabetically."""
 
@@ -270,12 +270,6 @@ class ClassesTask(TextTask):
                 f"{suggest(str(name), self.labels)}; {self.where} has {known}"
             )
         return self.labels.index(str(name))
-
-    def head_outputs(self) -> HeadOutputs:
-        return HeadOutputs(labels=tuple(self.labels))
-
-    def class_name(self, label: int) -> str:
-        return self.labels[label] if label < len(self.labels) else str(label)
 
 
 def confusion_table(

@@ -21,8 +21,7 @@ from palm_ds.data.stream.task_group_dataset import (
     collate_built,
     held_out_rows,
 )
-from palm_ds.data.tasks.task import Task
-from palm_ds.data.tasks.text_generation import TextGenerator
+from palm_ds.data.tasks.task import TableTask, Task
 from palm_ds.train.evaluate.generation_eval import written_rows
 from palm_ds.train.evaluate.global_batch import ExampleVectors, example_vectors, whole_step_losses
 from palm_ds.train.recipe.custom_metrics import Metric, OwnMetrics, own_scores
@@ -134,8 +133,8 @@ def evaluate(
     sums: dict[str, torch.Tensor | float] = {}
     sources: list[Any] = [dataset.source for dataset in data.datasets]
     source_of = {task.name: dataset.source for dataset in data.datasets for task in dataset.tasks}
-    scored = [name for name in source_of if tasks[name].reads == "table"]
-    scored = [name for name in scored if not isinstance(tasks[name], TextGenerator)]
+    tables = {name: task for name, task in tasks.items() if isinstance(task, TableTask)}
+    scored = [x for x in source_of if x in tables and tables[x].predicts == "scores"]
     pieces: list[Decoded] = []
     whole_step = [name for name in engine.whole_step if name in source_of]
     vectors: list[ExampleVectors] = []
@@ -148,7 +147,7 @@ def evaluate(
         scores = {name: outputs[name].scores for name in scored}
         scores = {name: found for name, found in scores.items() if found is not None}
         vectors += example_vectors(whole_step, built, batch, outputs)
-        pieces += decoded(built, scores, tasks, sources)
+        pieces += decoded(built, scores, tables, sources)
         for name, source in source_of.items():
             targets = batch.labels[name][1].numpy() if name in batch.labels else np.empty(0, int)
             base_loss, base_right = tasks[name].baseline(targets, cast(Any, source))
@@ -164,7 +163,7 @@ def evaluate(
             parts = {"count": found.examples, "loss": found.loss, "right": found.correct}
             totals |= {f"{part} {name}": value for part, value in parts.items()}
     all_pieces = [piece for part in engine.processes.gather(pieces) for piece in part]
-    predictions = gathered(all_pieces, tasks, sources) | written_rows(engine, data.datasets, tasks)
+    predictions = gathered(all_pieces, tables, sources) | written_rows(engine, data.datasets, tasks)
     return {
         name: TaskScore(
             count=int(count),
@@ -173,7 +172,7 @@ def evaluate(
             baseline_loss=totals[f"base loss {name}"] / count,
             baseline_accuracy=totals[f"base right {name}"] / count,
             **(
-                _scored(tasks[name], *predictions[name], sources, own.get(name, ()))
+                _scored(tables[name], *predictions[name], sources, own.get(name, ()))
                 if name in predictions
                 else {}
             ),
@@ -195,7 +194,7 @@ def evaluate_sets(
 
 
 def _scored(
-    task: Task,
+    task: TableTask,
     dataset: int,
     predictions: Mapping[int, dict[str, Any]],
     sources: list[Any],

@@ -100,7 +100,7 @@ def find_starting_point(
         loaded = weights_folder.load_weights(
             contents,
             model,
-            labels={name: getattr(task, "labels", ()) for name, task in tasks},
+            labels={name: task.labels for name, task in tasks},
             new_heads=[name for name, task in tasks if task.new_head],
             layers=recipe.init_layers,
         )

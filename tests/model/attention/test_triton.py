@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.model.attention.test_attention import batch_of, compare
 
 from palm_ds.model.attention.attention import attend, plan_attention
 from palm_ds.model.attention.triton import packed_backward, packed_forward, sequence_bounds

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.model.attention.test_attention import batch_of
 from torch.nn import attention as flash
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.model.attention.test_attention import compare
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.attention.attention import attend, plan_attention

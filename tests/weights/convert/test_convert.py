@@ -439,7 +439,7 @@ def test_a_next_sentence_head_is_exported_in_berts_order(tmp_path: Path) -> None
     )
     net = noisy_model(CONFIG, "masking", {"next_sentence": (2, True)})
     save_weights(net, tmp_path / "source", info)
-    assert NextSentencePrediction.class_names == NEXT_SENTENCE_CLASSES
+    assert NextSentencePrediction.labels == NEXT_SENTENCE_CLASSES
     ours = net.state_dict()["heads.next_sentence.out.weight"]
     for to in ("huggingface", "paddle"):
         options = ConversionOptions(family="bert")
