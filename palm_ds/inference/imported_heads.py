@@ -1,20 +1,23 @@
 """The tasks of a Hugging Face folder: each classification head of the checkpoint as a task that
 predicts.
 
-    ForSequenceClassification    classification, multi_label (by `problem_type`) or regression
-    ForMultipleChoice            multiple_choice
-    ForTokenClassification       tagging
-    ForQuestionAnswering         reading
+    ForSequenceClassification    class, labels (by `problem_type`) or number
+    ForMultipleChoice            choices
+    ForTokenClassification       tokens
+    ForQuestionAnswering         answer
+
+The task that `imports` such a head says what settings it needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from palm_ds.common.errors import UserError
-from palm_ds.tasks.shared.tag_schemes import of_chunks
+from palm_ds.data.tasks.exports import ImportedHead
+from palm_ds.data.tasks.task import find, fine_tuning_kinds
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo
 from palm_ds.weights.formats.huggingface.names import NEXT_SENTENCE, QUESTION_ANSWERING
@@ -45,22 +48,21 @@ def recipe_of(contents: CheckpointContents) -> Recipe:
 
 def _task(name: str, head: HeadInfo) -> Mapping[str, Any]:
     """The kind and the settings of a head's task."""
+    labels = list(head.outputs.labels) or [f"LABEL_{number}" for number in range(head.classes)]
+    wanted = _sort(name, head)
+    kinds = {kind: find(kind) for kind in fine_tuning_kinds()}
+    kind = next(kind for kind, task in kinds.items() if task.imports == wanted)
+    return {"kind": kind, **kinds[kind].imported(labels)}
+
+
+def _sort(name: str, head: HeadInfo) -> ImportedHead:
     outputs = head.outputs
-    labels = list(outputs.labels) or [f"LABEL_{number}" for number in range(head.classes)]
     if name == QUESTION_ANSWERING:
-        return {"kind": "reading", "unanswerable": False, "max_answer": 30, "score": "squad1"}
+        return "answer"
     if outputs.head_class == "ForMultipleChoice":
-        return {"kind": "multiple_choice", "answers": "number", "count_from": 0}
+        return "choices"
     if not head.pooled:
-        return {"kind": "tagging", "labels": labels, "scheme": _scheme(labels), "units": "words"}
+        return "tokens"
     if outputs.problem_type == "regression" or head.classes == 1:
-        return {"kind": "regression", "scale": False}
-    if outputs.problem_type == "multi_label_classification":
-        return {"kind": "multi_label", "labels": labels}
-    return {"kind": "classification", "labels": labels}
-
-
-def _scheme(labels: Sequence[str]) -> str:
-    if not of_chunks([labels]):
-        return "none"
-    return "BIOES" if any(label[:2] in ("E-", "S-") for label in labels) else "BIO"
+        return "number"
+    return "labels" if outputs.problem_type == "multi_label_classification" else "class"

@@ -21,7 +21,7 @@ from palm_ds.common.errors import UserError, suggest, suggest_path
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.stored_prediction import StoredPrediction
-from palm_ds.data.tasks.task import TableTask, build, find, known_kinds
+from palm_ds.data.tasks.task import TableTask, build, find, fine_tuning_kinds
 from palm_ds.inference.prediction_files import ABOUT, conll_column, read_predictions
 
 _TASK = "task"  # its name in messages: tasks.task
@@ -76,25 +76,20 @@ def _task(options: ScoringOptions, predictions: Path) -> TableTask:
     if not kind:
         raise UserError(
             f"{predictions}: no {ABOUT} of palm-ds predict next to it names the task; give "
-            f"--kind: one of {', '.join(_kinds())}, or module.Class"
+            f"--kind: one of {', '.join(fine_tuning_kinds())}, or module.Class"
         )
-    if not options.kind and kind not in _kinds():
+    if not options.kind and kind not in fine_tuning_kinds():
         raise UserError(f"{predictions}: made by a custom task; confirm with --kind {kind}")
-    if "." not in kind and kind not in _kinds():
-        raise UserError(f"--kind {kind!r}{suggest(kind, _kinds())}")
+    if "." not in kind and kind not in fine_tuning_kinds():
+        raise UserError(f"--kind {kind!r}{suggest(kind, fine_tuning_kinds())}")
     if not issubclass(find(kind), TableTask):
-        raise UserError(
-            f"--kind {kind!r}: does not score rows of a table; choose one of {', '.join(_kinds())}"
-        )
+        known = ", ".join(fine_tuning_kinds())
+        raise UserError(f"--kind {kind!r}: does not score rows of a table; choose one of {known}")
     known = {k: v for k, v in noted.items() if k != "kind"} if noted.get("kind") == kind else {}
     values = {"kind": kind, "source": "gold", **known, **options.settings}
     task = build(_TASK, values)
     assert isinstance(task, TableTask)
     return task
-
-
-def _kinds() -> list[str]:
-    return [kind for kind, module in known_kinds().items() if module.startswith("palm_ds.tasks.")]
 
 
 def _noted(predictions: Path) -> dict[str, Any]:

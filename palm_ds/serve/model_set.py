@@ -20,8 +20,6 @@ from palm_ds.serve.scheduler import compute
 from palm_ds.serve.search_index import SearchIndex, open_index
 from palm_ds.serve.served_model import ModelOptions, ServedModel, open_served
 
-RANKING = ("ranking", "matching", "regression")
-"""Kinds of tasks that score a pair of texts, the most suitable first."""
 _SAMPLED, _SAME = 4, 0.95
 """Texts that show whether a model made an index, and the lowest cosine if it did: int8 loses some
 of it."""
@@ -82,19 +80,23 @@ class ModelSet:
         RequestError."""
         if task:
             model = self.with_task(task, name)
-            if model.kind_of(task) not in RANKING:
+            if not model.tasks[task].rerank_priority:
                 raise RequestError(
                     422,
-                    f"task {task!r} is of kind {model.kind_of(task)}; reranking needs one of "
-                    f"{', '.join(RANKING)}",
+                    f"task {task!r} is of kind {model.kind_of(task)}, which does not order texts; "
+                    "reranking needs one that scores pairs, such as ranking or matching",
                 )
             return model, task
         wanted = [self.named(name)] if name else list(self.models.values())
-        for kind in RANKING[:2]:
-            for model in wanted:
-                for each in model.tasks:
-                    if model.kind_of(each) == kind:
-                        return model, each
+        able = [
+            (each.rerank_priority, model, task)
+            for model in wanted
+            for task, each in model.tasks.items()
+            if each.rerank_priority > 1
+        ]
+        if able:
+            _, model, task = max(able, key=lambda each: each[0])  # of equal ones the first
+            return model, task
         raise RequestError(
             404,
             f"no head that scores pairs in {', '.join(x.name for x in wanted)}: train a ranking or "

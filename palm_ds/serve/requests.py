@@ -40,29 +40,23 @@ _DEEPEST = 8  # lists and objects within a value
 # ---- rows ----
 
 
-def rows_of(inputs: Sequence[Input], task: TableTask, kind: str, each: EncoderPass) -> list[Row]:
+def rows_of(inputs: Sequence[Input], task: TableTask, each: EncoderPass) -> list[Row]:
     """The inputs as rows by role. A row may use the roles' names (`text_a`) or those of the
     training tables' columns. Raises UserError for more texts than the task reads."""
-    return [_row(value, task, kind, each, f"inputs[{n}]") for n, value in enumerate(inputs)]
+    return [_row(value, task, each, f"inputs[{n}]") for n, value in enumerate(inputs)]
 
 
-def _row(value: Input, task: TableTask, kind: str, each: EncoderPass, place: str) -> Row:
-    named = tuple(task.texts) or ("text_a", "text_b")
-    if isinstance(value, str):
-        return {named[0]: value}
-    if isinstance(value, Mapping):
-        roles = {
-            column: role for role, column in each.read.columns.items() if isinstance(column, str)
-        }
-        return {
-            roles[key] if key in roles and roles[key] not in value else key: cell
-            for key, cell in value.items()
-        }
-    if kind == "tagging":
-        return {"tokens": list(value)}
-    if len(value) > len(named):
-        raise UserError(f"{place}: {len(value)} texts; the task reads {' and '.join(named)}")
-    return dict(zip(named, value, strict=False))
+def _row(value: Input, task: TableTask, each: EncoderPass, place: str) -> Row:
+    if not isinstance(value, Mapping):
+        try:
+            return task.row_of(value)
+        except UserError as error:
+            raise UserError(f"{place}: {error}") from None
+    roles = {column: role for role, column in each.read.columns.items() if isinstance(column, str)}
+    return {
+        roles[key] if key in roles and roles[key] not in value else key: cell
+        for key, cell in value.items()
+    }
 
 
 def check_rows(rows: Sequence[Row], limits: ServingLimits, name: str = "inputs") -> None:
@@ -111,7 +105,7 @@ def predict_work(model: ServedModel, task: str, inputs: Sequence[Input]) -> Work
     it cannot read."""
     assert model.predictor is not None
     predictor, each = model.predictor, model.passes[task]
-    rows = rows_of(inputs, model.tasks[task], model.kind_of(task), each)
+    rows = rows_of(inputs, model.tasks[task], each)
     read = replace(
         each.read, columns={}, format="auto", drop={}, bad_rows="stop", split="", header=True
     )

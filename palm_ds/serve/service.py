@@ -101,7 +101,7 @@ class Service:
         pairs = [(query, document) for document in documents]
         prepare = functools.partial(predict_work, model, task, pairs)
         found, _ = await self._answer(prepare, len(pairs), deadline)
-        return model, task, [_score(each) for each in found]
+        return model, task, [model.tasks[task].relevance(each) for each in found]
 
     async def rerank_by_vectors(
         self, query: str, documents: Sequence[str], name: str, deadline: float
@@ -221,10 +221,3 @@ class Service:
         """Finish what is queued and end the threads."""
         self._scheduler.close()
         self._threads.shutdown()
-
-
-def _score(prediction: dict[str, Any]) -> float:
-    """How well a pair matches, from the prediction of a ranking, matching or regression task: a
-    probability, or the number."""
-    value = prediction.get("probs", prediction.get("value", 0.0))
-    return float(value[-1] if isinstance(value, list) else value)

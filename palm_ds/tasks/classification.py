@@ -17,6 +17,7 @@ from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.baselines import class_prior_baseline
 from palm_ds.data.tasks.example import Example
+from palm_ds.data.tasks.exports import ImportedHead
 from palm_ds.data.tasks.stored_prediction import StoredPrediction
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import ClassHead
@@ -42,6 +43,8 @@ class Classification(ClassesTask):
     frequencies, so that all classes have the same total weight in the training rows."""
 
     prediction_key: ClassVar[str] = "label"
+    about: ClassVar[str] = "Puts a text (or a pair) into classes."
+    imports: ClassVar[ImportedHead | None] = "class"
 
     def __post_init__(self) -> None:
         self.check_label_names()
@@ -132,6 +135,10 @@ class Classification(ClassesTask):
     ) -> dict[str, float]:
         labels.check_overlap(self, source, predictions)
         return super().score_rows(source, predictions)
+
+    @classmethod
+    def imported(cls, labels: Sequence[str]) -> dict[str, Any]:
+        return {"labels": list(labels)}
 
     def hf_export(self) -> ExportedHead:
         return self.exported()

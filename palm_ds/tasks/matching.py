@@ -23,6 +23,7 @@ from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.baselines import class_prior_baseline
 from palm_ds.data.tasks.example import Example, build_input, join
 from palm_ds.data.tasks.layout import layouts
+from palm_ds.data.tasks.serving import PAIR
 from palm_ds.data.tasks.stored_prediction import StoredPrediction
 from palm_ds.data.tasks.task import Task
 from palm_ds.model.encoder.encoder import Encoder
@@ -48,6 +49,8 @@ class Matching(ClassesTask):
     """Dropout on the input of the head during training."""
 
     prediction_key: ClassVar[str] = "label"
+    pair_roles: ClassVar[Sequence[str]] = PAIR
+    rerank_priority: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         most = 3 if self.pairwise else 2

@@ -7,7 +7,7 @@ class has its own sigmoid and is predicted if the probability reaches `threshold
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example
+from palm_ds.data.tasks.exports import ImportedHead
 from palm_ds.data.tasks.stored_prediction import StoredPrediction
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import MultiLabelHead
@@ -43,6 +44,8 @@ class MultiLabel(ClassesTask):
     """Dropout on the input of the head during training."""
 
     prediction_key: ClassVar[str] = "labels"
+    about: ClassVar[str] = "Puts a text (or a pair) into classes."
+    imports: ClassVar[ImportedHead | None] = "labels"
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold < 1:
@@ -145,6 +148,10 @@ class MultiLabel(ClassesTask):
 
     def head_outputs(self) -> HeadOutputs:
         return HeadOutputs(labels=tuple(self.labels), problem_type="multi_label_classification")
+
+    @classmethod
+    def imported(cls, labels: Sequence[str]) -> dict[str, Any]:
+        return {"labels": list(labels)}
 
     def hf_export(self) -> ExportedHead:
         return self.exported()

@@ -17,7 +17,9 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, build_input, join
+from palm_ds.data.tasks.exports import ImportedHead
 from palm_ds.data.tasks.layout import layouts
+from palm_ds.data.tasks.serving import Form, FormField, text_field
 from palm_ds.data.tasks.stored_prediction import StoredPrediction
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import ChoiceHead
@@ -44,6 +46,7 @@ class MultipleChoice(TextTask):
     """Dropout on the input of the head during training."""
 
     prediction_key: ClassVar[str] = "label"
+    imports: ClassVar[ImportedHead | None] = "choices"
 
     def resolved(self, source: TableSource) -> MultipleChoice:
         """With the label format of the training rows."""
@@ -219,6 +222,21 @@ class MultipleChoice(TextTask):
 
     def head_outputs(self) -> HeadOutputs:
         return HeadOutputs(head_class="ForMultipleChoice")
+
+    def form(self) -> Form:
+        choices = FormField(
+            name="choices",
+            role="choices",
+            label="choices, one on each line",
+            value="yes\nno",
+            listed=True,
+        )
+        text = replace(text_field("text_a"), lines=3)
+        return Form(about="Chooses one of several texts.", fields=(text, choices), shows="choices")
+
+    @classmethod
+    def imported(cls, labels: Sequence[str]) -> dict[str, Any]:
+        return {"answers": "number", "count_from": 0}
 
     def hf_export(self) -> ExportedHead:
         return self.exported()

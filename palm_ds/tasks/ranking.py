@@ -8,7 +8,7 @@ relevant), `logits`, `probs`, and `score`, which orders the candidates of a grou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.baselines import class_prior_baseline
 from palm_ds.data.tasks.example import Example
+from palm_ds.data.tasks.serving import PAIR
 from palm_ds.data.tasks.stored_prediction import StoredPrediction
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import ClassHead
@@ -43,6 +44,8 @@ class Ranking(TextTask):
     """Dropout on the input of the head during training."""
 
     prediction_key: ClassVar[str] = "score"
+    pair_roles: ClassVar[Sequence[str]] = PAIR
+    rerank_priority: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         if self.k < 1:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,7 +20,9 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource, TokenizedColumn
 from palm_ds.data.tasks.example import Example, build_input
+from palm_ds.data.tasks.exports import ImportedHead
 from palm_ds.data.tasks.layout import layouts
+from palm_ds.data.tasks.serving import QUESTION, Form, FormField
 from palm_ds.data.tasks.stored_prediction import StoredPrediction
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import ClassHead, HeadOutput
@@ -40,6 +42,8 @@ class Reading(ReadingTask):
     """Extracts answers from a context."""
 
     # -- examples --
+
+    imports: ClassVar[ImportedHead | None] = "answer"
 
     def items(self, source: TableSource, max_length: int) -> np.ndarray:
         """(windows, 6): row, tokens of the question, tokens [first, last) of the context, window
@@ -196,6 +200,19 @@ class Reading(ReadingTask):
 
     def head_outputs(self) -> HeadOutputs:
         return HeadOutputs(head_class="ForQuestionAnswering")
+
+    def form(self) -> Form:
+        question, context = self.texts
+        asked = FormField(
+            name="question", role=question, label="question", lines=1, value=QUESTION, short=True
+        )
+        read = FormField(name="context", role=context, label="context", lines=6)
+        about = "Finds the answer to a question in a text."
+        return Form(about=about, fields=(asked, read), shows="answer")
+
+    @classmethod
+    def imported(cls, labels: Sequence[str]) -> dict[str, Any]:
+        return {"unanswerable": False, "max_answer": 30, "score": "squad1"}
 
     def hf_export(self) -> ExportedHead:
         return self.exported()

@@ -9,7 +9,7 @@ first steps on getting there. `value`, the prediction, is in the units of the fi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -18,6 +18,7 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example
+from palm_ds.data.tasks.exports import ImportedHead
 from palm_ds.data.tasks.stored_prediction import StoredPrediction
 from palm_ds.data.tasks.task import Task
 from palm_ds.model.encoder.encoder import Encoder
@@ -46,6 +47,10 @@ class Regression(TextTask):
     """Dropout on the input of the head during training."""
 
     prediction_key: ClassVar[str] = "value"
+    about: ClassVar[str] = "Gives a text (or a pair) a number."
+    about_pair: ClassVar[str] = "Gives two texts a number."
+    rerank_priority: ClassVar[int] = 1
+    imports: ClassVar[ImportedHead | None] = "number"
 
     def __post_init__(self) -> None:
         if self.low is not None and self.high is not None and not self.low < self.high:
@@ -136,6 +141,10 @@ class Regression(TextTask):
         if not self._standardises:
             return HeadOutputs(problem_type="regression")
         return HeadOutputs(problem_type="regression", mean=self.mean, deviation=self.deviation)
+
+    @classmethod
+    def imported(cls, labels: Sequence[str]) -> dict[str, Any]:
+        return {"scale": False}
 
     def hf_export(self) -> ExportedHead:
         return self.exported()

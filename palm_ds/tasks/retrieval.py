@@ -55,6 +55,8 @@ class Retrieval(EmbeddingTask):
     """Number of top texts that nDCG and recall evaluate."""
 
     prediction_key: ClassVar[str] = "score"
+    about_pair: ClassVar[str] = "Scores a text for a query."
+    pair_roles: ClassVar[Sequence[str]] = ("query", "positive")
     tuple_roles: ClassVar[Sequence[str]] = ("query", "positive", "negatives")
 
     def __post_init__(self) -> None:

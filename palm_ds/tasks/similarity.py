@@ -7,7 +7,7 @@ similarity.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -16,6 +16,7 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example
+from palm_ds.data.tasks.serving import PAIR
 from palm_ds.data.tasks.stored_prediction import StoredPrediction
 from palm_ds.data.tasks.task import Task
 from palm_ds.model.encoder.encoder import Encoder
@@ -40,6 +41,8 @@ class Similarity(EmbeddingTask):
     """The label of texts that mean the same; default: the highest of the training rows."""
 
     prediction_key: ClassVar[str] = "value"
+    about_pair: ClassVar[str] = "Gives the similarity of two texts."
+    pair_roles: ClassVar[Sequence[str]] = PAIR
 
     def __post_init__(self) -> None:
         super().__post_init__()

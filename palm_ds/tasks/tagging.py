@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,7 +23,9 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.baselines import class_prior_baseline
 from palm_ds.data.tasks.example import Example, build_input
+from palm_ds.data.tasks.exports import ImportedHead
 from palm_ds.data.tasks.layout import layouts
+from palm_ds.data.tasks.serving import Form, text_field
 from palm_ds.data.tasks.task import Task
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.crf import CRFHead, viterbi
@@ -55,6 +57,8 @@ class Tagging(TagScoring):
     """Minimum overlap of the windows of a long sentence, in tokens; 0: a quarter of a window."""
     dropout: float = 0.1
     """Dropout on the input of the head during training."""
+
+    imports: ClassVar[ImportedHead | None] = "tokens"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -225,6 +229,22 @@ class Tagging(TagScoring):
             if self.written != tag_schemes.NONE:
                 made["spans"] = tag_schemes.spans_of_chunks(chunks(names), places)
         return made
+
+    def row_of(self, texts: str | Sequence[str]) -> dict[str, Any]:
+        """A list of texts is one of words."""
+        return super().row_of(texts) if isinstance(texts, str) else {"tokens": list(texts)}
+
+    def form(self) -> Form:
+        field = text_field(self.texts[0] if self.texts else "text_a")
+        return Form(about="Labels words and spans.", fields=(field,), shows="spans")
+
+    @classmethod
+    def imported(cls, labels: Sequence[str]) -> dict[str, Any]:
+        """With the scheme that the labels are of."""
+        scheme = tag_schemes.NONE
+        if tag_schemes.of_chunks([labels]):
+            scheme = "BIOES" if any(label[:2] in ("E-", "S-") for label in labels) else "BIO"
+        return {"labels": list(labels), "scheme": scheme, "units": "words"}
 
     def hf_export(self) -> ExportedHead | None:
         return None if self.crf else self.exported()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.model.pooling import TextPooling
+
+ImportedHead: TypeAlias = Literal["class", "labels", "number", "tokens", "choices", "answer"]
+"""The heads of transformers that predict: one class or several labels of a text, its number, a
+class of each token, one of several texts, an answer in a text."""
 
 
 class Exports:
@@ -14,6 +18,14 @@ class Exports:
 
     labels: ClassVar[Sequence[str]] = ()
     """Names of its classes, if they have any, in the order of the head's scores."""
+
+    imports: ClassVar[ImportedHead | None] = None
+    """The head of transformers whose scores it decodes, if any."""
+
+    @classmethod
+    def imported(cls, labels: Sequence[str]) -> dict[str, Any]:
+        """The settings to predict with such a head of these labels."""
+        return {}
 
     def head_outputs(self) -> HeadOutputs:
         """The meaning of its head's scores, stored with the weights."""

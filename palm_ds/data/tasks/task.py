@@ -35,6 +35,7 @@ from palm_ds.data.tasks.example import Example, build_input
 from palm_ds.data.tasks.exports import Exports
 from palm_ds.data.tasks.layout import layouts
 from palm_ds.data.tasks.prediction_files import PredictionFiles
+from palm_ds.data.tasks.serving import Served
 from palm_ds.data.tasks.task_with_data import TaskWithData
 
 if TYPE_CHECKING:
@@ -90,8 +91,6 @@ class Task(Exports, ABC, Generic[SourceT]):
     """The kind of its source."""
     segments: ClassVar[int] = 1
     """Number of texts of an example that get segment embeddings of their own."""
-    texts: ClassVar[Sequence[str]] = ()
-    """The columns of its texts, where its kind or the recipe names them."""
     num_uniforms: ClassVar[int] = 0
     """Number of uniform draws per item that `layout` needs."""
     edits_text: ClassVar[bool] = False
@@ -305,7 +304,7 @@ class CorpusTask(Task[CorpusSource]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableTask(Task[TableSource], PredictionFiles):
+class TableTask(Task[TableSource], PredictionFiles, Served):
     """A task over rows of a table, which predicts something for each."""
 
     reads: ClassVar[Literal["corpus", "table"]] = "table"
@@ -409,6 +408,11 @@ def known_kinds() -> dict[str, str]:
             if not module.ispkg:  # `shared` and `metrics` are not tasks
                 found[module.name] = f"{package_name}.{module.name}"
     return found
+
+
+def fine_tuning_kinds() -> list[str]:
+    """The kinds of tasks on tables that come with palm_ds."""
+    return [kind for kind, module in known_kinds().items() if module.startswith(_PACKAGES[1])]
 
 
 def _task_class(module: ModuleType) -> type[Task]:

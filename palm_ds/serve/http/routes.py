@@ -15,6 +15,7 @@ from fastapi import Request, Response
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 
 from palm_ds.common.version import __version__
+from palm_ds.data.tasks.serving import as_json
 from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.serve import metrics
 from palm_ds.serve.http import schemas
@@ -195,6 +196,7 @@ def _about(model: ServedModel) -> dict[str, Any]:
             "kind": model.kind_of(name),
             "texts": list(task.texts),
             "labels": list(task.labels),
+            "form": as_json(task.form()),
         }
         for name, task in model.tasks.items()
     ]

@@ -180,11 +180,29 @@ class Reloaded(BaseModel):
     models: list[str]
 
 
+class PageField(BaseModel):
+    name: str
+    role: str = Field(description="Its key in a row of the request.")
+    label: str
+    lines: int
+    value: str = Field(description="What the page shows in it at first.")
+    short: bool
+    optional: bool
+    listed: bool = Field(description="Its lines are a list of texts.")
+
+
+class PageForm(BaseModel):
+    about: str
+    fields: list[PageField]
+    shows: Literal["scores", "answer", "choices", "spans"]
+
+
 class ServedTask(BaseModel):
     name: str
     kind: str
     texts: list[str] = Field(description="The roles of its texts, if the recipe names them.")
     labels: list[str]
+    form: PageForm = Field(description="How the page at / asks for a row, and what it shows.")
 
 
 class ServedEmbedding(BaseModel):

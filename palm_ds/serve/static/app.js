@@ -56,42 +56,19 @@ async function call(path, body, signal) {
 const SAMPLE = "The tower is 330 metres tall and stands in Paris.";
 // `short`: Enter runs; Shift + Enter begins another line
 const field = (name, label, rows, value, short = false) => ({ name, label, rows, value, short });
-const SECOND = field("b", "second text, for pairs", 2, "");
-const ABOUT_PAIRS = {
-  regression: "Gives two texts a number.",
-  similarity: "Gives the similarity of two texts.",
-  retrieval: "Scores a text for a query.",
-};
+/** A row from what was typed: fields left empty that may be are not in it. */
+function rowOf(fields, values) {
+  const given = fields.filter((each) => !each.optional || values[each.name].trim());
+  return Object.fromEntries(given.map((each) =>
+    [each.role, each.listed ? lines(values[each.name]) : values[each.name]]));
+}
 
 function taskTab(model, task) {
-  const kind = task.kind;
-  const base = { id: `task-${model.name}-${task.name}`, name: task.name, model, task, kind };
-  const path = `/predict/${encodeURIComponent(task.name)}`;
-  const predict = (row) => [path, { inputs: [row], model: model.name }];
-  const roles = kind === "retrieval" ? ["query", "positive"] : ["text_a", "text_b"];
-  const [a, b] = task.texts.length > 1 ? task.texts : roles;
-  if (kind === "reading") {
-    const [question, context] = task.texts.length > 1 ? task.texts : ["question", "context"];
-    return { ...base, about: "Finds the answer to a question in a text.",
-      fields: [field("question", "question", 1, "How tall is the tower?", true), field("context", "context", 6, SAMPLE)],
-      body: (v) => predict({ [question]: v.question, [context]: v.context }), show: showAnswer };
-  }
-  if (kind === "multiple_choice") {
-    return { ...base, about: "Chooses one of several texts.",
-      fields: [field("text", "text", 3, SAMPLE), field("choices", "choices, one on each line", 4, "yes\nno")],
-      body: (v) => predict({ text_a: v.text, choices: lines(v.choices) }), show: showChoices };
-  }
-  if (["matching", "ranking", "similarity", "retrieval"].includes(kind) || task.texts.length > 1) {
-    return { ...base, about: ABOUT_PAIRS[kind] || "Compares two texts.",
-      fields: [field("text", "first text", 3, "How tall is the tower?"), field("b", "second text", 3, SAMPLE)],
-      body: (v) => predict({ [a]: v.text, [b]: v.b }), show: showScores };
-  }
-  const first = task.texts[0] || "text_a";
-  const one = { ...base, fields: [field("text", "text", 4, SAMPLE)], body: (v) => predict({ [first]: v.text }) };
-  if (kind === "tagging") return { ...one, about: "Labels words and spans.", show: showSpans };
-  const about = kind === "regression" ? "Gives a text (or a pair) a number." : "Puts a text (or a pair) into classes.";
-  return { ...one, about, show: showScores, fields: [...one.fields, SECOND],
-    body: (v) => predict(v.b.trim() ? { [first]: v.text, text_b: v.b } : { [first]: v.text }) };
+  const { about, fields, shows } = task.form;
+  return { id: `task-${model.name}-${task.name}`, name: task.name, model, task, kind: task.kind, about,
+    fields: fields.map((each) => field(each.name, each.label, each.lines, each.value, each.short)),
+    body: (v) => [`/predict/${encodeURIComponent(task.name)}`, { inputs: [rowOf(fields, v)], model: model.name }],
+    show: { answer: showAnswer, choices: showChoices, spans: showSpans }[shows] || showScores };
 }
 
 function tabsOf(model) {
@@ -119,12 +96,14 @@ function tabsOf(model) {
 
 // ---- answers ----
 
-/** A number or classes: what the prediction has, whatever the kind of the task. */
+/** A number or classes: what the prediction has, whatever the kind of the task; else all it has. */
 function showScores(answer, values, tab) {
   const found = answer.predictions[0];
   const number = found.value ?? (found.probs === undefined ? found.score : undefined);
-  if (number === undefined) showClasses(found, tab);
-  else card(tab.name).append(make("p", "value", String(number)));
+  if (number !== undefined) card(tab.name).append(make("p", "value", String(number)));
+  else if (found.probs !== undefined) showClasses(found, tab);
+  else Object.entries(found).forEach(([name, value]) =>
+    card(name).append(make("p", "text", typeof value === "string" ? value : JSON.stringify(value))));
 }
 
 function showClasses(found, tab) {
