@@ -310,7 +310,7 @@ class TableTask(Task[TableSource], PredictionFiles, Served):
     reads: ClassVar[Literal["corpus", "table"]] = "table"
 
     def __new__(cls, *given: object, **values: object) -> Self:
-        if given:
+        if given or {"train", "dev"} & values.keys():
             raise UserError(f"{cls.__name__}: takes rows by {cls.__name__}.on(train=..., dev=...)")
         return super().__new__(cls)
 
