@@ -4,7 +4,7 @@ tokenizer puts two separators between two texts and gives both one token type.""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -14,6 +14,8 @@ from tokenizers import AddedToken, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from palm_ds.api.loaded_model import load
+from palm_ds.data.tasks.exports import ImportedHead
+from palm_ds.data.tasks.task import find, fine_tuning_kinds
 from palm_ds.weights.convert.to_onnx import OnnxOptions, convert_to_onnx
 
 PAIRS = [("so good", "x"), ("", "very bad"), ("a " * 9, "so bad ? " * 20), ("good " * 40, "bad")]
@@ -113,3 +115,8 @@ def test_onnx_reads_the_same_pairs(tmp_path: Path) -> None:
         given = tokenizer(*pair, truncation=True, return_tensors="np")
         (logits,) = session.run(["logits"], dict(given))
         assert logits[0].tolist() == pytest.approx(mine["logits"], abs=1e-5)
+
+
+def test_one_task_decodes_each_head_of_transformers() -> None:
+    found = [find(kind).imports for kind in fine_tuning_kinds()]
+    assert sorted(filter(None, found)) == sorted(get_args(ImportedHead))
