@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from palm_ds.common.errors import UserError
 
-SAMPLE = "The tower is 330 metres tall and stands in Paris."
+SAMPLE = "The tower in Paris is 330 metres tall."
 QUESTION = "How tall is the tower?"
 PAIR = ("text_a", "text_b")
 
@@ -51,7 +51,7 @@ class Form:
     answer in the field `context`; the lines of the field `choices`; spans of the field `text`."""
 
 
-class Served:
+class Serves:
     """What a server needs to know of a task."""
 
     texts: ClassVar[Sequence[str]] = ()

@@ -35,7 +35,7 @@ from palm_ds.data.tasks.example import Example, build_input
 from palm_ds.data.tasks.exports import Exports
 from palm_ds.data.tasks.layout import layouts
 from palm_ds.data.tasks.prediction_files import PredictionFiles
-from palm_ds.data.tasks.serving import Served
+from palm_ds.data.tasks.serving import Serves
 from palm_ds.data.tasks.task_with_data import TaskWithData
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ class CorpusTask(Task[CorpusSource]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableTask(Task[TableSource], PredictionFiles, Served):
+class TableTask(Task[TableSource], PredictionFiles, Serves):
     """A task over rows of a table, which predicts something for each."""
 
     reads: ClassVar[Literal["corpus", "table"]] = "table"
