@@ -222,7 +222,7 @@ class Engine:
         return self.apply(batch.to(self.device), scores)
 
     def apply(self, *inputs: Any) -> Any:
-        """What the model returns, without gradients and dropout. All processes call it together."""
+        """Run the model without gradients and dropout. All processes call it together."""
         self._watchdog.beat()
         self._engine.eval()
         try:
@@ -337,7 +337,7 @@ class Engine:
 
 
 def _encoder_names(model: nn.Module) -> EncoderNames:
-    """What the model's encoder says of its parameters; the usual for any other model."""
+    """Names of the parameters of the model's encoder; the usual ones for any other model."""
     encoder = getattr(model, "backbone", None)
     if not isinstance(encoder, Encoder):
         return USUAL_NAMES

@@ -1,4 +1,4 @@
-"""What a notebook shows of a training: its progress below the cell, and the report inline.
+"""Progress of a training in a notebook, below the cell, and its report inline.
 
     NotebookProgress(total=200).record("step", {...})    a bar, the losses, the last scores
     Report("runs/mine/report.html")                      the curves, in a cell

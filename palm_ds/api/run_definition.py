@@ -1,4 +1,4 @@
-"""What a trainer trains: its tasks, backbone and settings as a recipe and a run folder."""
+"""Run of a trainer: its tasks, backbone and settings as a recipe and a run folder."""
 
 from __future__ import annotations
 

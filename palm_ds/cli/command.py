@@ -313,7 +313,7 @@ def _indented(text: str) -> str:
 
 
 def _invocation(name: str) -> tuple[str, str]:
-    """How this command was called, and its name for a launcher ("" means the module)."""
+    """Command as it was called, and its name for a launcher ("" means the module)."""
     script = Path(sys.argv[0])
     if script.suffix == ".py" and script.parent.name in ("launch", "convert_ckpt"):
         return f"python {script}", str(script)

@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _Done:
-    """What a conversion prints."""
+    """Output of a conversion."""
 
     result: ConversionResult | OnnxResult
     record: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""What the commands that use a model share: processes, device, progress."""
+"""Options shared by the commands that use a model: processes, device, progress."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def progress(what: str, shown: bool) -> Iterator[Callable[[int, int], None]]:
     from rich.text import Text
 
     class Rows(ProgressColumn):
-        """How many rows there are is known only when the files have been read."""
+        """Column of the rows done; their total is known only when the files have been read."""
 
         def render(self, task: Task) -> Text:
             of = "" if task.total is None else f"/{task.total:,.0f}"

@@ -1,4 +1,4 @@
-"""What a command prints, as its options `--json` and `--quiet` say.
+"""Output of a command, as its options `--json` and `--quiet` say.
 
                    results               what it did, such as files written     notes, progress
                    `show`                `summarize`                            log, `console_of`
@@ -34,7 +34,7 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
 
 
 def direct_messages(args: argparse.Namespace) -> None:
-    """Where the library's messages go from now on."""
+    """Direct the library's messages from now on as `--json` and `--quiet` say."""
     if args.quiet:
         only_warnings()
     elif args.json is True:

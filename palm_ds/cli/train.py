@@ -144,7 +144,7 @@ def _overrides(args: argparse.Namespace) -> list[str]:
 
 
 def _profile(args: argparse.Namespace) -> ProfileSettings | None:
-    """What to trace, if anything. Raises UserError."""
+    """Settings of the profiler, if anything is traced. Raises UserError."""
     from palm_ds.train.loop.profiler import ProfileSettings
 
     memory, all_ranks = args.profile_memory, args.profile_all_ranks

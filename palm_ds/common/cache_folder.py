@@ -1,4 +1,4 @@
-"""Where a user's cache is."""
+"""Location of a user's cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a command ends, for what started it: a shell, a launcher, `palm-ds run`, Slurm, Kubernetes.
+"""Exit codes, for what started a command: a shell, a launcher, `palm-ds run`, Slurm, Kubernetes.
 
 Only after STOPPED, WATCHDOG or any other code (a crash, a signal) is a restart of any use.
 """

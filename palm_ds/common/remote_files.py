@@ -35,7 +35,8 @@ _BUFFER = 4 << 20  # and of an open file
 
 @dataclass(frozen=True, kw_only=True)
 class Retries:
-    """How often a request is made, and the seconds before the second time, doubled each time."""
+    """Number of times a request is made, and the seconds before the second time, doubled each
+    time."""
 
     times: int = 6
     wait: float = 1.0
@@ -88,7 +89,7 @@ class RemoteFolder:
         return self._try(name, lambda: self._system.exists(self._path(name)))
 
     def info(self, name: str = "") -> dict[str, Any]:
-        """What the file system knows of a file or folder: type, size and more."""
+        """Metadata of a file or folder in the file system: type, size and more."""
         return self._try(name, lambda: self._system.info(self._path(name)))
 
     def read_range(self, name: str, start: int, end: int) -> bytes:

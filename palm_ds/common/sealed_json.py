@@ -33,7 +33,8 @@ def sealed_json(content: Mapping[str, object]) -> str:
 
 
 def seal_problem(text: str, state: Mapping[str, object]) -> str:
-    """Why the text of a file is not as it was written, or nothing. `state`: what it says."""
+    """Reason why the text of a file is not as it was written, or nothing. `state`: its parsed
+    JSON."""
     seal = state.get(SEAL)
     if not isinstance(seal, str) or len(seal) != len(_ZEROS):
         return f"`{SEAL}` is missing"

@@ -211,7 +211,7 @@ def find_annotation(name: str) -> tuple[str, TokenAnnotation]:
 
 
 def how_to_add(names: Sequence[str], corpus: object) -> str:
-    """How a corpus gets annotations that it lacks."""
+    """Instructions for adding annotations that a corpus lacks."""
     for name in names:
         if name in INPUT_ANNOTATIONS:
             formats = " or ".join(f"--format {each}" for each in INPUT_ANNOTATIONS[name])

@@ -1,4 +1,4 @@
-"""Where the files of a corpus are: in a folder, or behind a URL, fetched when they are needed.
+"""Files of a corpus: in a folder, or behind a URL, fetched when they are needed.
 
     folder = open_folder("s3://bucket/wiki")
     folder.hold("data-00003-of-00128.arrow").path    # a file on this machine

@@ -75,7 +75,7 @@ def open_ernie(
 
 
 def _entry(path: Path, mask_word: int) -> dict[str, Any]:
-    """What identifies a file, apart from its contents."""
+    """Entry that identifies a file, apart from its contents."""
     try:
         status = path.stat()
     except OSError as error:

@@ -68,7 +68,7 @@ class Manifest:
         return by_blank_line and single and self.sentences >= 10 * self.documents
 
     def counts(self) -> dict[str, Any]:
-        """What is in the corpus, in numbers."""
+        """Size of the corpus: its documents, tokens and more, in numbers."""
         names = ("documents", "sentences", "tokens", "text_bytes", "rejected", "dropped")
         size = self.tokenizer["size"]
         return {name: getattr(self, name) for name in names} | {"vocabulary": size}

@@ -13,7 +13,7 @@ _NEAR = 0.8  # least similarity of near copies
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
-    """How text becomes tokens and annotations."""
+    """Settings for turning text into tokens and annotations."""
 
     language: str = "mixed"
     """en, zh or mixed. en: no Chinese words; zh: no English phrases or names."""

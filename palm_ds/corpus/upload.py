@@ -24,7 +24,7 @@ _MARK = "UNFINISHED"
 
 
 def work_folder(url: str) -> Path:
-    """Where a corpus is prepared that will be put behind a URL."""
+    """Folder in which a corpus is prepared that will be put behind a URL."""
     key = hash_of_text(url)[:16]
     name = url.rstrip("/").rpartition("/")[2]
     folder = cache_settings()[0] / "prepare" / f"{name}-{key}"

@@ -69,7 +69,7 @@ class PreparationJob:
         }
 
     def _screening(self) -> dict[str, Any]:
-        """How documents were dropped, if any were."""
+        """Settings by which documents were dropped, if any were."""
         if not self.screen.active:
             return {}
         excluded = [[item.name, item.bytes] for item in self.excluded]

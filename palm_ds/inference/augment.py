@@ -38,7 +38,7 @@ Guesser = Callable[[Sequence[str]], Sequence[Sequence[tuple[str, float]]]]
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentSettings:
-    """How rows are changed."""
+    """Settings for augmenting rows."""
 
     copies: int = 10
     """Rows made of each row."""

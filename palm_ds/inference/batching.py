@@ -1,4 +1,4 @@
-"""How texts are divided into batches without padding."""
+"""Division of texts into batches without padding."""
 
 from __future__ import annotations
 

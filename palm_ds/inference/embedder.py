@@ -46,8 +46,8 @@ CHUNK = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingSettings:
-    """How a text becomes a vector. What is None is as the model's folder says (its files of
-    sentence-transformers), or else as stated here."""
+    """Settings for turning a text into a vector. Those that are None are as the model's folder says
+    (its files of sentence-transformers), or else as stated here."""
 
     pooling: str | None = None
     """`mean`, over all tokens with [CLS] and [SEP]; `cls`; `max`; or `pooler`, the trained layer

@@ -40,7 +40,7 @@ _INT8 = 127
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingJob:
-    """What to embed, and where to write it."""
+    """Texts to embed, and where to write their vectors."""
 
     inputs: Sequence[str]
     output: Path
@@ -69,7 +69,7 @@ class EmbeddingJob:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingSummary:
-    """What was embedded."""
+    """Summary of an embedding job."""
 
     rows: int
     size: int
@@ -138,8 +138,8 @@ def _texts(table: Table, job: EmbeddingJob) -> list[Text]:
 
 
 def _key(embedder: Embedder, table: Table) -> str:
-    """What the vectors depend on: the same for a run that continues this one. The output may be in
-    the model's folder: hidden files, such as its parts, do not count."""
+    """Key of all that the vectors depend on: the same for a run that continues this one. The output
+    may be in the model's folder: hidden files, such as its parts, do not count."""
     folder = embedder.folder
     found = [folder] if folder.is_file() else sorted(folder.rglob("[!.]*"))
     files = [x for x in found if x.is_file() and "/." not in f"/{x.relative_to(folder)}"]

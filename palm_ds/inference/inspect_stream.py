@@ -353,7 +353,7 @@ def _task_table(view: View, seen: Sequence[PackedExample]) -> Table:
 
 
 def _shown_as(view: View, name: str, examples: Sequence[Example]) -> str:
-    """What the input has at the positions to predict; empty if they are predicted from [CLS]."""
+    """Describe the input at the positions to predict; empty if they are predicted from [CLS]."""
     counts: Counter[str] = Counter()
     for example in examples:
         where, targets = example.labels.get(name, (np.empty(0, int),) * 2)

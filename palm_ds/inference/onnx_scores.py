@@ -170,7 +170,7 @@ class OnnxTasks(Model):
     def _with_tags(
         self, task: str, tags: torch.Tensor, emissions: torch.Tensor, groups: torch.Tensor
     ) -> torch.Tensor:
-        """What a CRFHead gives: the best tag, and the log-probability of each."""
+        """Output of a CRFHead: the best tag, and the log-probability of each."""
         head = self.heads[self.head_of[task]]
         assert isinstance(head, CRFHead)
         shares = tag_log_probs(emissions, head.crf.transitions, groups)

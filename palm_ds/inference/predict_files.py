@@ -38,7 +38,7 @@ LABELS = ("label", "tags", "spans", "answers", "impossible", "target")
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionJob:
-    """What to predict, and where to write it."""
+    """Rows to predict, and where to write the predictions."""
 
     inputs: Sequence[str]
     output: Path
@@ -52,7 +52,7 @@ class PredictionJob:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionSummary:
-    """What was predicted."""
+    """Summary of a prediction job."""
 
     rows: int
     passes: int

@@ -1,4 +1,4 @@
-"""Which tasks of a recipe are predicted, and which task builds the input of each."""
+"""Tasks of a recipe that are predicted, and the task that builds the input of each."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class Predictor:
         return repr((arranger.arrangement_key(), task_id, self.read_of(arranger), alone))
 
     def read_of(self, task: Task) -> TableSettings:
-        """How training read the task's tables."""
+        """Settings with which training read the task's tables."""
         return self.recipe.sources[task.source].read
 
     def source(self, table: Table) -> TableSource:

@@ -29,7 +29,7 @@ _TASK = "task"  # its name in messages: tasks.task
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringOptions:
-    """Which task scores the predictions, and how."""
+    """Task that scores the predictions, and its settings."""
 
     kind: str = ""
     """classification, tagging, ... or `module.Class`; empty: the task that made the predictions."""
@@ -131,7 +131,7 @@ def matched(entries: Sequence[StoredPrediction], gold: Table, path: str) -> list
 
 
 def _keys(entries: Sequence[StoredPrediction], gold: Table, path: str) -> str:
-    """How predictions are matched with rows: by index, id or order."""
+    """Key that matches predictions with rows: index, id or order."""
     given = [entry for entry in entries if entry.key is not None]
     if not given:
         return "order"

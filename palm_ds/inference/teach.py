@@ -60,7 +60,7 @@ _KEY_FILE = "key.json"
 
 @dataclass(frozen=True, kw_only=True)
 class TeachSummary:
-    """What was written."""
+    """Summary of the scores written."""
 
     rows: int
     by: str
@@ -72,7 +72,7 @@ class TeachSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class _TeachWork:
-    """What a part needs."""
+    """Recipe, data and models that a part is computed from."""
 
     recipe: Recipe
     data: Data
@@ -178,7 +178,7 @@ def _with_teachers_tokenizer(recipe: Recipe, data: Data) -> Data:
 
 
 def _info(work: _TeachWork) -> ScoreFileInfo:
-    """What the file belongs to."""
+    """Teachers, tasks and data that the scores in the file belong to."""
     tasks = work.recipe.built_tasks
     labels = {name: list(tasks[name].head_outputs().labels) for name in work.lessons.soft_tasks}
     about: dict[str, Any] = {"teacher": dict(work.data.teachers), "labels": labels}
@@ -301,7 +301,7 @@ def _split(values: torch.Tensor, counts: Sequence[int]) -> list[np.ndarray]:
 
 
 def _key(work: _TeachWork, info: ScoreFileInfo, precision: str) -> Any:
-    """What parts follow from, as JSON values."""
+    """Settings that parts follow from, as JSON values."""
     resolved = work.recipe.resolved()
     given = {name: resolved[name] for name in ("length", "tasks", "teacher")}
     return json.loads(json.dumps([asdict(info), given, precision]))

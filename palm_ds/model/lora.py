@@ -39,7 +39,7 @@ _ADAPTER = re.compile(r"(.+)\.lora_([AB])\.default\.weight")
 
 @dataclass(frozen=True, kw_only=True)
 class LoraSettings:
-    """Which matrices get a low-rank change, and of what size."""
+    """Settings for LoRA: the matrices that get a low-rank change, and its size."""
 
     rank: int = 8
     """Rank of the changes."""

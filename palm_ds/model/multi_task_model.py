@@ -230,7 +230,7 @@ class Model(nn.Module):
         return self.heads[self.head_of[self._task_of.get(task, task)]]
 
     def _pool(self, task: str, rows: torch.Tensor) -> torch.Tensor:
-        """What the task's head reads."""
+        """Input of the task's head."""
         return self.backbone.pooler(rows) if self._head(task).pooled else rows
 
     def _dropout(

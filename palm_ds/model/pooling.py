@@ -12,7 +12,7 @@ POOLINGS = ("mean", "cls", "max")
 
 @dataclass(frozen=True, kw_only=True)
 class TextPooling:
-    """How texts become vectors."""
+    """Pooling of texts into vectors."""
 
     pooling: str = "mean"
     """mean, cls or max over the tokens of a text, special ones included."""

@@ -78,7 +78,7 @@ class IrRelevance(sentence_pairs.PairTask):
         return np.column_stack([np.repeat(headings[order], 3), np.tile(np.arange(3), len(order))])
 
     def _times(self, source: CorpusSource, max_length: int) -> int:
-        """How often each section occurs in an epoch: longer ones have more passages."""
+        """Number of times each section occurs in an epoch: longer ones have more passages."""
         _, first, last, _, _ = self._sections(source).T
         tokens = source.corpus.sentence_starts[last] - source.corpus.sentence_starts[first]
         return max(1, int(tokens.mean() / max_length))

@@ -85,7 +85,7 @@ class Retromae(CorpusTask):
 
 
 class Slots(NamedTuple):
-    """Where the decoder computes: tiles of whole texts, each text a [CLS] vector and its tokens."""
+    """Slots of the decoder: tiles of whole texts, each text a [CLS] vector and its tokens."""
 
     tokens: torch.Tensor
     """(n,) int64, the flat slots of the tokens"""
@@ -189,7 +189,7 @@ class RetromaeHead(Head):
         return self.words(self.decode(rows, targets), targets[:, TOKEN])
 
     def decode(self, rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """What tokens are predicted from, (n, hidden)."""
+        """Vectors that tokens are predicted from, (n, hidden)."""
         slots, places = arrange(targets), self.positions(targets[:, POSITION])
         known = self.norm(self.tokens(targets[:, TOKEN]) + places)
         memory = known.new_zeros(slots.visible[..., 0].numel(), known.shape[1])

@@ -1,1 +1,1 @@
-"""What the engine is made of: processes, DeepSpeed configuration, optimizers, checkpoints."""
+"""Parts of the engine: processes, DeepSpeed configuration, optimizers, checkpoints."""

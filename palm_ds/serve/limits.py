@@ -1,4 +1,4 @@
-"""What a server accepts, and the errors that its clients get."""
+"""Limits on what a server accepts, and the errors that its clients get."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server measures of itself, in the form that Prometheus reads."""
+"""Metrics of a server, in the form that Prometheus reads."""
 
 from __future__ import annotations
 

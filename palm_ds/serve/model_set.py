@@ -27,7 +27,7 @@ of it."""
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """What a server opens: models by name, and a search index."""
+    """Models that a server opens, by name, and a search index."""
 
     models: Mapping[str, Path]
     options: ModelOptions
@@ -166,7 +166,7 @@ def _likeness(index: SearchIndex, model: ServedModel) -> float:
 
 
 def _described(model: ServedModel) -> str:
-    """What a model can do, in one line."""
+    """Describe what a model can do, in one line."""
     can = [*model.tasks, *(["fill-mask"] if model.filler else [])]
     how = f"{model.embedder.settings.pooling} of {model.embedder.size} numbers"
     return f"{model.name}: {', '.join([*can, f'embeddings ({how})'])}"

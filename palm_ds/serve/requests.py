@@ -87,7 +87,7 @@ def check_text(value: object, place: str, limits: ServingLimits) -> None:
 
 
 def _characters(value: object, place: str, depth: int = 0) -> int:
-    """How long a value is; what is no text counts as a character."""
+    """Length of a value in characters; what is no text counts as one."""
     if depth > _DEEPEST:
         raise RequestError(422, f"{place}: nested too deeply")
     if isinstance(value, Mapping):

@@ -35,7 +35,7 @@ _SMALLEST = 64
 
 @dataclass(eq=False, kw_only=True)
 class Work:
-    """What a request asks of one model."""
+    """Work that a request asks of one model."""
 
     model: ServedModel
     examples: Sequence[Example]
@@ -56,7 +56,7 @@ Piece = tuple[Work, int]
 
 @dataclass(frozen=True, kw_only=True)
 class BatchReport:
-    """What a forward pass computed."""
+    """Report on a forward pass."""
 
     model: str
     texts: int

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """How a server opens its models."""
+    """Settings for opening a server's models."""
 
     devices: Sequence[torch.device] = (torch.device("cpu"),)
     precision: str = "fp32"

@@ -1,4 +1,4 @@
-"""What a server does, apart from HTTP: accepts requests within its limits and answers them."""
+"""Service behind a server, apart from HTTP: accepts requests within its limits and answers them."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class Service:
     async def _bounded(
         self, answered: Callable[[], Awaitable[T]], texts: int, deadline: float
     ) -> T:
-        """What `answered` gives until the deadline, if there is room for `texts` texts. Raises
+        """Await `answered` until the deadline, if there is room for `texts` texts. Raises
         RequestError."""
         self._admit(texts)
         try:

@@ -83,7 +83,7 @@ class Regression(TextTask):
         return replace(self, mean=float(known.mean()), deviation=float(known.std()) or 1.0)
 
     def describe(self, source: TableSource) -> str:
-        """What is odd about the numbers; empty if nothing is."""
+        """Describe what is odd about the numbers; empty if nothing is."""
         if self.label_column not in source.columns:
             return ""
         known, notes = self.targets(source), []

@@ -293,7 +293,8 @@ def load_tokenizer(path: str | Path, *, lower: bool | None = None) -> Tokenizer:
 
 
 def segmenter_in(folder: Path) -> WordSegmenter | None:
-    """How the tokenizer of a folder splits a text into words first; None: it does not."""
+    """Segmenter with which the tokenizer of a folder splits a text into words first; None: it does
+    not."""
     return find_word_segmenter(folder, read_settings(folder).word_segmenter)
 
 

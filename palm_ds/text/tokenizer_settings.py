@@ -231,7 +231,7 @@ def _added(value: Mapping[str, Any]) -> AddedToken:
 
 
 def bert_normalizer(settings: TokenizerSettings, lower: bool) -> normalizers.BertNormalizer:
-    """How BertTokenizer cleans a text."""
+    """Normalizer that cleans a text as BertTokenizer does."""
     return normalizers.BertNormalizer(
         lowercase=lower,
         strip_accents=settings.strip_accents,
@@ -289,8 +289,8 @@ def normalization(backend: Backend, *, lower: bool) -> dict[str, bool | None]:
 
 
 def joins_pairs(backend: Backend, kept: KeptSettings) -> dict[str, int]:
-    """How a model is given two texts: `separators` and `second_type` of SpecialTokens. Without
-    special tokens of its own, it is exported with BERT's (exported_tokenizer.py)."""
+    """Form in which a model is given two texts: `separators` and `second_type` of SpecialTokens.
+    Without special tokens of its own, it is exported with BERT's (exported_tokenizer.py)."""
     added = backend.num_special_tokens_to_add(True) - backend.num_special_tokens_to_add(False)
     typed = not adds_special_tokens(backend) or max(backend.encode("a", "a").type_ids) > 0
     read = "token_type_ids" in kept.config.get("model_input_names", ("token_type_ids",))

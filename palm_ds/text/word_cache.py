@@ -21,7 +21,7 @@ Encode = Callable[[Sequence[str]], list[tuple[np.ndarray, np.ndarray]]]
 
 @dataclass(frozen=True, kw_only=True)
 class WordResources:
-    """What the features of a surface are derived from."""
+    """Resources that the features of a surface are derived from."""
 
     encode: Encode | None  # ids and start characters; None if tokenization depends on context
     is_name: Callable[[str], bool]  # for Chinese words

@@ -1,5 +1,5 @@
-"""What a run leaves: weights/ for palm_ds, also the best ones so far; hf/ for Hugging Face, with
-onnx/ in it.
+"""Folders that a run leaves: weights/ for palm_ds, also the best ones so far; hf/ for Hugging Face,
+with onnx/ in it.
 
 A Hugging Face folder holds one head: that of the only task over a table, if transformers has a
 class for it (`Task.hf_export` names it). A run of several tasks exports the encoder alone, with the

@@ -1,4 +1,4 @@
-"""What the log says about a run's settings and data before it starts."""
+"""Log lines on a run's settings and data before it starts."""
 
 from __future__ import annotations
 

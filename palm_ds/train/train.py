@@ -294,7 +294,7 @@ def _open_run(
 
 
 def _starting_point(parts: _Parts) -> StartingPoint:
-    """Where the run starts; logs that and what it consists of."""
+    """Find where the run starts; log that and what it consists of."""
     run, data = parts.run, parts.data
     found = find_starting_point(
         run, parts.model, parts.signature, parts.stream, data, parts.processes

@@ -62,7 +62,7 @@ _SAME = ("kind", "options", *_SHAPE, *_NOT_SEEN)
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReport:
-    """Which weights were loaded."""
+    """Report on the weights that were loaded."""
 
     folder: Path
     loaded: tuple[str, ...]

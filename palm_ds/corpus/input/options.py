@@ -15,7 +15,7 @@ DOCUMENTS = ("blank_line", "file", "line")
 
 @dataclass(frozen=True, kw_only=True)
 class InputOptions:
-    """How files become documents."""
+    """Settings for reading files as documents."""
 
     format: str = "auto"
     """auto, jsonl, text, parquet, arrow, pairs, dialogues or ernie. auto: each file by its name."""
@@ -52,7 +52,7 @@ class InputOptions:
 
     @property
     def structure(self) -> str:
-        """What a record is: documents, pairs, dialogues or ernie."""
+        """Structure of a record: documents, pairs, dialogues or ernie."""
         return self.format if self.format in STRUCTURES else "documents"
 
 

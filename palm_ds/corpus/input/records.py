@@ -30,7 +30,7 @@ class BadRecordError(Exception):
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """Where a record is in the input."""
+    """Location of a record in the input."""
 
     id: str  # used if the record has no id
     line: int  # from 1 within the span; for tables, the row from 0 within the input

@@ -121,7 +121,7 @@ def _screen(job: PreparationJob, number: int, out: Path) -> None:
 
 
 def _first_reason(filters: Sequence[QualityFilter], record: Record, reader: WorkUnitReader) -> str:
-    """Why a document is dropped, or "". Raises UserError if a function of the user fails."""
+    """Reason to drop a document, or "". Raises UserError if a function of the user fails."""
     for each in filters:
         try:
             reason = each(record.text)
@@ -218,7 +218,7 @@ class _Screened:
             yield int(record), {"reason": reason}
 
     def _copies(self, number: int, first: np.ndarray) -> dict[int, dict[str, Any]]:
-        """What is dropped of a unit as a copy: {record: entry}."""
+        """Records of a unit that are dropped as copies: {record: entry}."""
         unit = self.units[number]
         own = np.arange(unit.start, unit.start + len(unit.exact))
         originals = first[own[0] : own[-1] + 1] if len(own) else own

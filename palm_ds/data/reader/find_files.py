@@ -80,7 +80,7 @@ def _dataset(folder: Path, split: str) -> Path:
 
 
 def _how_to_name(folder: Path) -> str:
-    """How to name the files of a folder; ERNIE's data sets have files without a suffix."""
+    """Advice on naming the files of a folder; ERNIE's data sets have files without a suffix."""
     files = [path for path in folder.iterdir() if path.is_file()]
     if files and not any(path.suffix and has_known_suffix(path.name) for path in files):
         return (

@@ -54,7 +54,7 @@ _SCALARS = (
 
 @dataclass(frozen=True, kw_only=True)
 class TableSettings:
-    """How files are read as rows."""
+    """Settings for reading files as rows."""
 
     format: str = "auto"
     """`auto` uses the file's suffix; or tsv, csv, jsonl, json, text (a text on each line), conll,

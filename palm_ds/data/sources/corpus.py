@@ -52,7 +52,7 @@ class CorpusSource(CachesResults):
 
     @property
     def reference(self) -> CorpusSource:
-        """What statistics are taken from: the source itself, or the first window of its split."""
+        """Source that statistics are taken from: itself, or the first window of its split."""
         return self.split.reference if self.split else self
 
     @cached_property

@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSizes:
-    """How a corpus is cut. The defaults keep a window's items of nine tasks below 100 MB."""
+    """Sizes of a corpus's blocks and windows. The defaults keep a window's items of nine tasks
+    below 100 MB."""
 
     block_tokens: int = 1 << 16
     window_blocks: int = 128

@@ -1,4 +1,4 @@
-"""What a corpus and a table have in common as sources: cached results, the held-out share, and
+"""Parts that corpora and tables have in common as sources: cached results, the held-out share, and
 token frequencies."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many items a task has in every block of a large corpus: counted once, kept on disk.
+"""Numbers of a task's items in every block of a large corpus: counted once, kept on disk.
 
     <corpus>/index/items/<hash>.npy    (segments + blocks,) int64: items of each segment, each block
 

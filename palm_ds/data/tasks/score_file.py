@@ -31,7 +31,7 @@ _KEY = b"palm_ds"
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreFileInfo:
-    """What the scores of a file belong to."""
+    """Teachers, tasks and data that the scores of a file belong to."""
 
     teacher: dict[str, str]
     """{folder: a hash of its files}"""

@@ -339,7 +339,7 @@ class TableTask(Task[TableSource], PredictionFiles, Serves):
         return f"{self.name}: {len(source):,} rows"
 
     def cut_rows(self, source: TableSource, max_length: int) -> int:
-        """How many rows are truncated because they are too long."""
+        """Number of rows that are truncated because they are too long."""
         return 0
 
 

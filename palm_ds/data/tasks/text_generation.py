@@ -35,7 +35,7 @@ _MOST = 128  # hypotheses of a batch
 
 @dataclass(frozen=True, kw_only=True)
 class SourceRoom:
-    """What a task's sources are read with."""
+    """Limits and task id with which a task's sources are read."""
 
     length: int
     """Tokens of a row."""
@@ -61,7 +61,7 @@ class TextGenerator(Predicts):
     @property
     @abstractmethod
     def decoding(self) -> DecodingSettings:
-        """How texts are generated, with a maximum of tokens."""
+        """Settings for generating texts, with a maximum of tokens."""
 
     @property
     @abstractmethod

@@ -1,4 +1,4 @@
-"""Which implementations of attention can run where, for `choose_kernels`.
+"""Conditions under which each implementation of attention can run, for `choose_kernels`.
 
 The order on GPUs has not been measured. It prefers what many others run: torch's FlashAttention,
 then its memory-efficient kernels, then our own. `dropout: counter` leaves only our own, as the
@@ -22,7 +22,7 @@ _MAX_TRITON_HEAD_SIZE = 128  # a block of larger heads does not fit the register
 
 
 def unavailable(name: str, environment: Environment) -> str | None:
-    """Why an implementation for GPUs cannot run. It is run once, if nothing else objects."""
+    """Reason why an implementation for GPUs cannot run. It is run once, if nothing else objects."""
     if environment.device.type != "cuda":
         return "needs CUDA"
     if reason := FOR_GPUS[name](environment):
@@ -45,7 +45,7 @@ def draws_own_masks(environment: Environment) -> str | None:
 
 
 def dense(environment: Environment) -> str | None:
-    """What the log says of an implementation with a dense mask on a GPU."""
+    """Note for the log on an implementation with a dense mask on a GPU."""
     return None if environment.device.type == "cpu" else "holds a mask of length x length per row"
 
 

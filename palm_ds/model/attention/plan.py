@@ -1,4 +1,5 @@
-"""What an attention implementation needs of a batch, computed once per forward for all layers."""
+"""Data that an attention implementation needs of a batch, computed once per forward for all
+layers."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class Tile:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionPlan:
-    """What an implementation needs of a batch. Nothing in it but tensors changes from batch to
+    """Data that an implementation needs of a batch. Nothing in it but tensors changes from batch to
     batch, the tiles of CPUs excepted, so that compiled layers are compiled once."""
 
     kernel: str

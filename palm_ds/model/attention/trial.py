@@ -18,8 +18,8 @@ _TOLERANCE = 0.05  # of the largest value; half precision loses a hundredth, a b
 
 
 def attention_failure(kernel: str, environment: Environment) -> str | None:
-    """Why the implementation cannot be relied on here, if so. Random masks are compared only where
-    both draw the same ones, with `dropout: counter`."""
+    """Reason why the implementation cannot be relied on here, if so. Random masks are compared only
+    where both draw the same ones, with `dropout: counter`."""
     try:
         error = _largest_difference(kernel, environment)
     except Exception as failure:  # compilers and drivers raise many types and document none

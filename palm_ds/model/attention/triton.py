@@ -140,7 +140,7 @@ def _(grad, parts, *others):  # noqa: ANN001, ANN002, ANN202
 
 @dataclass(frozen=True, kw_only=True)
 class _Blocks:
-    """How a kernel cuts up the work: fixed for a head size and dtype, since other blocks add up in
+    """Block sizes of a kernel: fixed for a head size and dtype, since other blocks add up in
     another order."""
 
     rows: int
@@ -175,8 +175,9 @@ def _grid(parts: torch.Tensor, blocks: _Blocks) -> tuple[int, int]:
 def _arguments(
     parts: torch.Tensor, length: int, dropout: float, window: int | None
 ) -> dict[str, int | float | str | None]:
-    """What the kernels share. fp32 is multiplied in TF32 where torch does, else in three products
-    of TF32, which lose about as little as fp32: without tensor cores the blocks spill registers."""
+    """Arguments that the kernels share. fp32 is multiplied in TF32 where torch does, else in three
+    products of TF32, which lose about as little as fp32: without tensor cores the blocks spill
+    registers."""
     tokens, _, heads, size = parts.shape
     fast = torch.backends.cuda.matmul.fp32_precision == "tf32"
     return {

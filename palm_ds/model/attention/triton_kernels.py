@@ -202,7 +202,8 @@ def backward_key_kernel(
 
 @triton.jit
 def _range(bounds, i, tokens, WINDOW: tl.constexpr):
-    """What each token attends to, [first, last), and what all of them do, [begin, end)."""
+    """Range that each token attends to, [first, last), and the range of all of them, [begin,
+    end)."""
     first = tl.load(bounds + i, mask=i < tokens, other=0)
     last = tl.load(bounds + tokens + i, mask=i < tokens, other=0)
     if WINDOW is not None:

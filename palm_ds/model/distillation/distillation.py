@@ -1,4 +1,4 @@
-"""What a model learns from the inside of its teacher, as a module of the model.
+"""Distillation of the inside of a teacher, as a module of the model.
 
     student states (rows, length, hidden)  ──projection, if the widths differ──┐
     teacher states (rows, length, other)  ─────────────────────────────────────┴──> sums per part
@@ -53,7 +53,7 @@ class Distillation(nn.Module):
         init_weights(self, config.init_range)
 
     def _wanted(self, side: int) -> WantedStates:
-        """What to record of the student (0) or the teacher (1)."""
+        """States to record of the student (0) or the teacher (1)."""
         layers = {name: [pair[side] for pair in found] for name, found in self.maps.items()}
         qkv = {*layers.get("attention", ()), *layers.get("relations", ())}
         return WantedStates(

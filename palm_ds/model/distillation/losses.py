@@ -1,4 +1,4 @@
-"""What a student loses by differing from its teacher; each loss is 0 where the two agree.
+"""Losses of a student that differs from its teacher; each loss is 0 where the two agree.
 
     soft labels   scores of a head          Hinton, Vinyals & Dean 2015, "Distilling the Knowledge
                                             in a Neural Network"

@@ -1,4 +1,4 @@
-"""What a model learns from a teacher: the section `teacher` of a recipe."""
+"""Settings for learning from a teacher: the section `teacher` of a recipe."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class TeacherSettings:
 
     @property
     def soft_labels(self) -> LogitsSettings | None:
-        """What is learned of the scores of heads."""
+        """Settings for learning the scores of heads."""
         return self.logits if self.logits or self.weights else LogitsSettings()
 
     @property

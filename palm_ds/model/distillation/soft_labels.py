@@ -31,7 +31,7 @@ def soft_name(part: str) -> str:
 
 
 def soft_kind(head: nn.Module) -> SoftKind:
-    """What a head's scores are; a user's head may be any module."""
+    """Kind of a head's scores; a user's head may be any module."""
     return getattr(head, "soft", "")
 
 

@@ -1,4 +1,4 @@
-"""What an encoder is: vectors of the tokens of packed rows, and answers about itself.
+"""Interface of encoders: vectors of the tokens of packed rows, and answers about itself.
 
     class MyEncoder(Encoder):     forward, flops, activations; word, pooler, layers
     backbone: {kind: bert}        a file of palm_ds/model/encoder/kinds
@@ -136,12 +136,12 @@ class Encoder(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def flops(cls, config: EncoderConfig) -> EncoderFlops:
-        """What its layers compute."""
+        """Operations that its layers compute."""
 
     @classmethod
     @abstractmethod
     def activations(cls, config: EncoderConfig) -> Activations:
-        """What a layer keeps."""
+        """Activations that a layer keeps."""
 
     @classmethod
     def least_parameters(cls, config: EncoderConfig, vocabulary: int) -> int:

@@ -29,7 +29,7 @@ NormKind = Literal["layer_norm", "layer_norm_without_bias", "rms_norm"]
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """What a layer computes, apart from its sizes."""
+    """Structure of a layer, apart from its sizes."""
 
     norm_place: Literal["post", "pre"] = "post"
     """After each half and its residual connection, or before each half."""

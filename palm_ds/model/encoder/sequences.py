@@ -1,4 +1,4 @@
-"""Where the sequences of packed rows are, for layers that mix neighbours or whole sequences.
+"""Places of the sequences in packed rows, for layers that mix neighbours or whole sequences.
 
     row        [CLS] a b [SEP] | [CLS] c [SEP] | padding
     first        1   0 0   0       1   0   0     ...

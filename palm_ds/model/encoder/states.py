@@ -1,5 +1,5 @@
-"""What an encoder computes inside: its embeddings, the output of its layers, their queries, keys
-and values.
+"""States inside an encoder: its embeddings, the output of its layers, their queries, keys and
+values.
 
     with recorded(encoder, wanted) as states:
         encoder(batch)
@@ -24,7 +24,7 @@ from palm_ds.model.inputs.teacher_outputs import EncoderStates
 
 @dataclass(frozen=True, kw_only=True)
 class WantedStates:
-    """What to record; layers are numbered from 1."""
+    """States to record; layers are numbered from 1."""
 
     embeddings: bool = False
     hidden: tuple[int, ...] = ()

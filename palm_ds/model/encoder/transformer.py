@@ -45,7 +45,7 @@ from palm_ds.model.ops.fused_norm import Drop, FusedLayerNorm
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerSpec:
-    """What a transformer computes, apart from its sizes; the defaults are BERT's."""
+    """Structure of a transformer, apart from its sizes; the defaults are BERT's."""
 
     layers: tuple[LayerSpec, ...]
     learned_positions: bool = True

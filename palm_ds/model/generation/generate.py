@@ -27,7 +27,7 @@ from palm_ds.common.rng import derive_key, keyed_uniform
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingSettings:
-    """How texts are generated."""
+    """Settings for generating texts."""
 
     max_tokens: int = 0
     """Maximum tokens of a text, the end token included; 0: as many as the task's targets have."""
@@ -75,7 +75,7 @@ class DecodingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRules:
-    """Which tokens may follow."""
+    """Rules for the tokens that may follow."""
 
     end: int
     """The token that ends a text."""

@@ -37,7 +37,7 @@ class TargetFormat:
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """What a target is generated for."""
+    """Source and position that a target is generated for."""
 
     source: PackedText
     position: int
@@ -47,7 +47,7 @@ class Prompt:
 
 
 def most_tokens(encoder: Encoder, prompt: Prompt) -> int:
-    """How many tokens the encoder has positions for, after a prompt."""
+    """Number of tokens that the encoder has positions for, after a prompt."""
     return encoder.config.max_length - 1 - prompt.position
 
 

@@ -36,7 +36,7 @@ ROLE, TEXT, TEACHER = range(3)
 
 @dataclass(frozen=True, kw_only=True)
 class VectorSettings:
-    """What a text's vector is, and how two are compared."""
+    """Definition of a text's vector, and of the similarity of two."""
 
     pooling: Literal["mean", "cls"] = "mean"
     similarity: Literal["cosine", "dot"] = "cosine"

@@ -275,9 +275,9 @@ class RegressionHead(PooledHead):
 
 
 class PairHead(PooledHead):
-    """How well two texts match: the sigmoid of a score. Of the two rows of an example, the one with
-    target 1 should score higher than the one with target 0 by `margin` (PaddlePALM's Match, trained
-    pairwise). An example with one row has no loss."""
+    """Head for how well two texts match: the sigmoid of a score. Of the two rows of an example, the
+    one with target 1 should score higher than the one with target 0 by `margin` (PaddlePALM's
+    Match, trained pairwise). An example with one row has no loss."""
 
     grouped = True
     soft = "labels"
@@ -310,8 +310,8 @@ class PairHead(PooledHead):
 
 
 class ChoiceHead(PooledHead):
-    """Which of an example's texts has target 1: one score each, and a softmax over those of the
-    example, whatever their number (as in `BertForMultipleChoice`)."""
+    """Head for choosing the text with target 1 among an example's texts: one score each, and a
+    softmax over those of the example, whatever their number (as in `BertForMultipleChoice`)."""
 
     grouped = True
     soft = "groups"

@@ -1,4 +1,4 @@
-"""What teachers make of a batch, besides the scores among its labels."""
+"""Teacher outputs for a batch, besides the scores among its labels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 @dataclass
 class EncoderStates:
-    """What a forward pass of an encoder computed, by the number of the layer, from 1."""
+    """States of a forward pass of an encoder, by the number of the layer, from 1."""
 
     embeddings: torch.Tensor | None = None  # (rows, length, hidden)
     hidden: dict[int, torch.Tensor] = field(default_factory=dict)  # (rows, length, hidden)
@@ -31,7 +31,7 @@ class VocabularyScores(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherOutputs:
-    """What teachers make of a batch."""
+    """Teacher outputs for a batch."""
 
     states: EncoderStates | None = None
     words: Mapping[str, VocabularyScores] = field(default_factory=dict)

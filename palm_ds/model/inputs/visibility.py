@@ -1,4 +1,4 @@
-"""Who attends to whom within a text: two whole numbers for each token.
+"""Visibility of tokens to each other within a text: two whole numbers for each token.
 
     token i attends to token j of its text if order[j] <= limit[i], and always to itself
 

@@ -31,7 +31,7 @@ GOLDEN_32 = -1640531535
 
 @dataclass(frozen=True)
 class DropoutKeys:
-    """What the masks of a micro-batch, of a layer or of a place in it are computed from."""
+    """Keys that the masks of a micro-batch, of a layer or of a place in it are computed from."""
 
     tokens: torch.Tensor
     """(rows, length) or another shape, int64: a hash of each token."""

@@ -25,7 +25,7 @@ _PROGRAMS = 256  # of the backward pass: fixed, since others add up in another o
 
 @dataclass(frozen=True)
 class Drop:
-    """Which numbers of (..., hidden) are dropped."""
+    """Rate and keys that decide which numbers of (..., hidden) are dropped."""
 
     rate: float
     keys: DropoutKeys

@@ -12,7 +12,7 @@ from palm_ds.model.config.config import EncoderConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """What the choice depends on."""
+    """Device, dtype and settings that the choice depends on."""
 
     device: torch.device
     dtype: torch.dtype

@@ -137,7 +137,7 @@ def chunked_loss(
 
 
 def chunk_size(device: torch.device, dtype: torch.dtype) -> int:
-    """How many rows of logits are computed together."""
+    """Number of rows of logits that are computed together."""
     on_cpu = device.type == "cpu" and dtype == torch.float32
     return _CHUNK_ON_CPU if on_cpu else _CHUNK
 

@@ -100,7 +100,7 @@ def steps_in(folder: Path) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Which checkpoints stay when one is published."""
+    """Checkpoints that stay when one is published."""
 
     newest: int = 2
     """Number of the newest ones, the published one included."""
@@ -124,7 +124,7 @@ TWO_NEWEST = Retention()
 
 @dataclass(frozen=True, kw_only=True)
 class SaveRequest:
-    """What a checkpoint holds in addition to its files, and what becomes of the older ones."""
+    """Contents of a checkpoint in addition to its files, and the rule for keeping older ones."""
 
     folder: Path
     step: int
@@ -228,7 +228,7 @@ def _at_rank0(group: ProcessGroup, action: Callable[[], None]) -> str:
 
 
 def _from_rank0(group: ProcessGroup, make: Callable[[], T]) -> T:
-    """What rank 0 makes, on every rank."""
+    """Make a value on rank 0 and return it on every rank."""
     value = group.gather(make() if group.rank == 0 else None)[0]
     assert value is not None
     return value

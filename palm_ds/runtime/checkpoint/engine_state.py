@@ -20,7 +20,7 @@ from palm_ds.runtime.zero.engine_counters import read_counters, restore_counters
 
 @dataclass(kw_only=True)
 class EngineState:
-    """What checkpoints hold of an engine. All processes make the same calls."""
+    """State of an engine in checkpoints. All processes make the same calls."""
 
     engine: Any
     """DeepSpeed's."""

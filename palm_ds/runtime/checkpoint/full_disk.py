@@ -1,4 +1,4 @@
-"""What can be done about a full or read-only disk or a used-up quota: wait and try again.
+"""Retries on a full or read-only disk or a used-up quota: wait and try again.
 
     problem = retried(write, group=processes, say=print, stop=lambda: flag.stop_requested)
 

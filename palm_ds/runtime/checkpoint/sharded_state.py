@@ -43,7 +43,7 @@ from palm_ds.runtime.zero.swapped_state import forget_moments, in_memory, is_swa
 
 
 class _Place(NamedTuple):
-    """Where this process has values of a parameter."""
+    """Place of a parameter's values on this process."""
 
     start: int  # the first of the parameter's values here
     tensor: torch.Tensor  # the tensor that the optimizer updates
@@ -148,7 +148,7 @@ class LocalShards:
             yield tensor, [names[parameter] for parameter in group]
 
     def _place_of(self, name: str) -> _Place | None:
-        """Where this process has values of a parameter; None if it has none."""
+        """Place of a parameter's values on this process; None if it has none."""
         by_stage = (self._whole, self._fragment, self._fragment, self._partition)
         return by_stage[self.stage](self.parameters[name]) or None
 
@@ -207,7 +207,7 @@ class LocalShards:
             self.base.state[key] = spec.entry(key, key.device if on_device else "cpu")
 
     def layouts(self) -> dict[torch.Tensor, FlatLayout]:
-        """What ZeRO's flat tensors hold of the parameters."""
+        """Layouts of the parameters in ZeRO's flat tensors."""
         names = {parameter: name for name, parameter in self.parameters.items()}
         tensors, groups, place_of = (
             (self.zero.fp32_partitioned_groups_flat, self.zero.fp16_groups, self._partition)

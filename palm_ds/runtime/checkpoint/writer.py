@@ -180,7 +180,7 @@ def _start(work: Callable[..., None], *arguments: object) -> threading.Thread:
 
 
 def short_memory(found: Sequence[tuple[str, int, int]]) -> str:
-    """Why some host has too little memory for copies of its processes' shards, or nothing.
+    """Reason why some host has too little memory for copies of its processes' shards, or nothing.
     `found`: (host, bytes of the copy, bytes free) of each process."""
     for host in dict.fromkeys(host for host, _, _ in found):
         needed = sum(size for name, size, _ in found if name == host)

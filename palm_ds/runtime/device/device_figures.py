@@ -1,4 +1,4 @@
-"""What the log says about the device of a process: its peak, its memory, what was compiled."""
+"""Log lines on the device of a process: its peak, its memory, what was compiled."""
 
 from __future__ import annotations
 

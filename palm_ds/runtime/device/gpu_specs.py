@@ -1,4 +1,4 @@
-"""What GPUs can do at most, by their makers' data sheets: the denominator of MFU.
+"""Peak figures of GPUs by their makers' data sheets: the denominator of MFU.
 
 Matrix products in TFLOP/s without sparsity (many data sheets print twice as much, with it), memory
 in GB, its bandwidth in GB/s. fp16 and bf16 accumulate in fp32, which halves the fp16 figure of

@@ -1,4 +1,4 @@
-"""How much memory this process may use, how much is free, and advice where a GPU has too little."""
+"""Memory that this process may use, memory that is free, and advice where a GPU has too little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parameters the tensors that an optimizer updates are made of.
+"""Layout of the tensors that an optimizer updates: the parameters that each is made of.
 
     ZeRO 0       each tensor is a parameter
     ZeRO 1, 2    the parameters of a group one after another, cut into one range per process

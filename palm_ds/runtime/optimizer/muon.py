@@ -134,7 +134,7 @@ class Muon(NeedsLayouts):
 
 
 def stacked_matrices(name: str, stacked: Mapping[str, int]) -> int:
-    """How many matrices a parameter stacks: 3 for queries, keys and values."""
+    """Number of matrices that a parameter stacks: 3 for queries, keys and values."""
     return next((count for path, count in stacked.items() if f".{path}." in f".{name}."), 1)
 
 

@@ -59,7 +59,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
 
 
 class EncoderNames(NamedTuple):
-    """What the names of an encoder's parameters say, `backbone.` left out."""
+    """Meaning of the names of an encoder's parameters, `backbone.` left out."""
 
     above: tuple[str, ...] = ("pooler",)
     """Modules that come after the last layer."""
@@ -96,7 +96,7 @@ def param_lr_scales(
 
 
 def _depth(name: str, layers: int, above: Sequence[str]) -> int:
-    """How many layers below the pooler a parameter is; 0 for the pooler and the heads."""
+    """Number of layers that a parameter is below the pooler; 0 for the pooler and the heads."""
     if match := _LAYER.match(name):
         return layers - int(match[1])
     over = name.startswith(tuple(f"backbone.{module}." for module in above))

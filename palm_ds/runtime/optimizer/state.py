@@ -1,4 +1,4 @@
-"""What an optimizer stores for each tensor it updates."""
+"""State that an optimizer stores for each tensor it updates."""
 
 from __future__ import annotations
 

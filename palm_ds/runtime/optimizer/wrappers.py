@@ -1,4 +1,4 @@
-"""What every optimizer of a run does besides its update: clipping and skipping, running averages of
+"""Additions to the update of every optimizer of a run: clipping and skipping, running averages of
 the weights, and freezing in some steps.
 
 `build_optimizer` puts the classes here in front of the optimizer's own:

@@ -1,4 +1,4 @@
-"""Which processes a launcher has started, from the environment variables that it sets.
+"""Processes that a launcher has started, from the environment variables that it sets.
 
     RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
                                 deepspeed, torchrun, or your own script

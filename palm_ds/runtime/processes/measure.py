@@ -34,7 +34,7 @@ def all_reduce_rate(processes: Processes) -> float:
 
 
 def product_seconds(processes: Processes) -> list[float]:
-    """How long each process takes for some products of matrices, all together. Collective."""
+    """Seconds that each process takes for some products of matrices, all together. Collective."""
     matrix = torch.ones(_SIDE, _SIDE, device=processes.device)
     product = torch.empty_like(matrix)
     seconds = []
@@ -49,7 +49,7 @@ def product_seconds(processes: Processes) -> list[float]:
 
 
 def clocks(processes: Processes) -> list[float]:
-    """How far the clock of each process is ahead of rank 0's, in seconds. Collective."""
+    """Seconds by which the clock of each process is ahead of rank 0's. Collective."""
     processes.barrier()
     found = processes.gather(time.time())
     return [clock - found[0] for clock in found]

@@ -1,4 +1,4 @@
-"""How far each process is and how it ended, in small files that `palm-ds run` reads.
+"""Progress and end of each process, in small files that `palm-ds run` reads.
 
 The folder is on the process's own machine and named by an environment variable; without it nothing
 is written. A file of a process that has ended without a code was killed.

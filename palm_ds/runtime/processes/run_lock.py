@@ -200,8 +200,8 @@ def _take(folder: Path, poll_seconds: float) -> RunLock:
 def _watch(
     file: Path, owner: LockOwner | None, poll_seconds: float
 ) -> Literal["runs", "ended", "changed"]:
-    """What has become of the owner of a lock; watches its file if that cannot be known immediately.
-    "changed": the lock was released, or is another run's now."""
+    """Find out what has become of the owner of a lock; watch its file if that cannot be known
+    immediately. "changed": the lock was released, or is another run's now."""
     if owner is not None and (runs := owner.runs()) is not None:
         return "runs" if runs else "ended"
     first, watched = _modified(file), time.monotonic()

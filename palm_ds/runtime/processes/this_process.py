@@ -1,4 +1,4 @@
-"""Who this process is, for other processes: host, kernel, start, command line."""
+"""Identity of this process for other processes: host, kernel, start, command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the forward passes of this process take.
+"""Duration of the forward passes of this process.
 
 The step as a whole takes equally long everywhere, since each process waits for the slowest one in
 the backward pass; a forward pass waits for nobody (but under ZeRO 3, which gathers weights in it).

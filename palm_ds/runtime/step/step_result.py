@@ -1,4 +1,4 @@
-"""What a training step leaves to be read later."""
+"""Results of a training step, to be read later."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StepResult:
 
 
 class LossAndCorrect(Protocol):
-    """What a head returns, as far as the engine reads it."""
+    """Output of a head, as far as the engine reads it."""
 
     @property
     def loss_sum(self) -> torch.Tensor: ...

@@ -77,8 +77,8 @@ def _prefix(name: str) -> str:
 
 
 def out_of_memory_kills() -> int:
-    """How many processes the kernel has killed for want of memory, of this host or of a container's
-    limit; 0 if it does not count."""
+    """Number of processes that the kernel has killed for want of memory, of this host or of a
+    container's limit; 0 if it does not count."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):

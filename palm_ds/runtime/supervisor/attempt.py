@@ -97,7 +97,7 @@ class Connection:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a start ended."""
+    """Outcome of a start."""
 
     code: int
     reason: str
@@ -138,7 +138,7 @@ class Attempt:
 
     @property
     def killed(self) -> int:
-        """How many processes of earlier starts were found and killed."""
+        """Number of processes of earlier starts that were found and killed."""
         return sum(c.hello.get("killed", 0) for c in self.connections)
 
     @property
@@ -208,7 +208,7 @@ class Attempt:
         )
 
     def _reason(self, ranks: Sequence[RankStatus], code: int) -> str:
-        """What went wrong, in one line: the host, the process, or what a process said."""
+        """Cause of a failure, in one line: the host, the process, or what a process said."""
         if lost := [c.host for c in self.connections if c.lost]:
             if lost == [""]:
                 return "the agent of this machine was killed"

@@ -1,4 +1,4 @@
-"""What each host starts: the user's command with this start's hosts and port.
+"""Command that each host starts: the user's, with this start's hosts and port.
 
 `deepspeed --hostfile HOSTS SCRIPT ...` becomes `deepspeed --no_ssh --node_rank N ... SCRIPT ...` on
 each host that answers: its own way over pdsh waits for ever for a host that is gone, and leaves
@@ -165,7 +165,8 @@ def _lines(file: Path) -> list[str]:
 
 
 def variables_for_other_hosts() -> dict[str, str]:
-    """What `deepspeed` passes on too: some variables, and the file .deepspeed_env."""
+    """Variables that `deepspeed` passes on too: some of the environment, and the file
+    .deepspeed_env."""
     found = {k: v for k, v in os.environ.items() if k.startswith(_PASSED_ON)}
     name = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
     for file in (Path.home() / name, Path(name)):

@@ -13,7 +13,7 @@ SILENCE = 30.0
 
 @dataclass(frozen=True)
 class TimeLimits:
-    """How long each side waits, in seconds. A cut link ends everything within twice `silence`."""
+    """Seconds that each side waits. A cut link ends everything within twice `silence`."""
 
     silence: float = SILENCE
     """Without a message: the other side is lost."""

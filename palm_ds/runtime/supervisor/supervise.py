@@ -31,7 +31,7 @@ _AGAIN = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Supervision:
-    """How often and where a run is started again."""
+    """Settings for starting a run again: how often and where."""
 
     restarts: int = 5
     """In a row without a new checkpoint; one that is made resets the count. 0: never."""
@@ -51,7 +51,7 @@ class Supervision:
 
 @dataclass
 class _Stop:
-    """What signals have asked for."""
+    """Stop that signals have asked for."""
 
     urgency: int = 0
     since: float = 0.0

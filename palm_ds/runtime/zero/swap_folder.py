@@ -97,7 +97,7 @@ def check_swap_room(ds_config: DSConfig, model: nn.Module, processes: Processes)
 
 
 def describe_swapping(ds_config: DSConfig) -> list[str]:
-    """What is different with optimizer state in files, for the log."""
+    """Describe what is different with optimizer state in files, for the log."""
     if ds_config.swap_path is None:
         return []
     return [
@@ -107,7 +107,7 @@ def describe_swapping(ds_config: DSConfig) -> list[str]:
 
 
 def swap_bytes(values: float) -> float:
-    """What the files of `values` trained values take."""
+    """Bytes that the files of `values` trained values take."""
     return _BYTES * values
 
 
@@ -119,7 +119,7 @@ def swap_buffer_bytes(ds_config: DSConfig, values: float) -> float:
 
 
 def _problem(ds_config: DSConfig, values: float, needed: float) -> str:
-    """Why this host cannot; empty if it can."""
+    """Reason why this host cannot keep optimizer state in files; empty if it can."""
     path = ds_config.swap_path
     assert path is not None
     try:
@@ -142,7 +142,7 @@ def _problem(ds_config: DSConfig, values: float, needed: float) -> str:
 
 
 def _lockable_bytes() -> float:
-    """How much memory this process may lock (mlock)."""
+    """Bytes of memory that this process may lock (mlock)."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     status = Path("/proc/self/status").read_text()
     capabilities = next(line for line in status.splitlines() if line.startswith("CapEff"))

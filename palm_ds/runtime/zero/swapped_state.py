@@ -34,7 +34,7 @@ class _GroupTensor(Protocol):
 
 
 class _SwapInfo(Protocol):
-    """What DeepSpeed knows of a group in files."""
+    """Part of DeepSpeed's knowledge of a group in files."""
 
     tensors: list[torch.Tensor]
     has_state_tensors: bool
@@ -56,7 +56,7 @@ class _Swapper(Protocol):
 
 
 class _SwappingZero(Protocol):
-    """What is used here of DeepSpeed's ZeRO 3 optimizer, in 0.19.8."""
+    """Part of DeepSpeed's ZeRO 3 optimizer that is used here, in 0.19.8."""
 
     optimizer: torch.optim.Optimizer
     optimizer_swapper: _Swapper

@@ -1,4 +1,4 @@
-"""What every request passes before a route sees it, as ASGI middleware.
+"""Checks that every request passes before a route sees it, as ASGI middleware.
 
     bytes ──id, host, token, size, time to send──> the whole body ──route──> answer, log, metrics
 

@@ -69,7 +69,7 @@ def address_of(bound: socket.socket) -> str:
 def configured(
     service: Service, *, token: str = "", allowed_hosts: Collection[str] = ()
 ) -> uvicorn.Config:
-    """How uvicorn runs the application."""
+    """Configuration of uvicorn for the application."""
     return uvicorn.Config(
         cast(Any, make_app(service, token=token, allowed_hosts=allowed_hosts)),
         http=cast(Any, partial(BoundedConnection, seconds=service.limits.read_timeout)),

@@ -172,8 +172,8 @@ class TagsTask(TextTask):
         return found
 
     def describe(self, source: TableSource) -> str:
-        """What is odd about the tags, and those that training changes or leaves out; empty if
-        nothing is."""
+        """Describe what is odd about the tags, and those that training changes or leaves out; empty
+        if nothing is."""
         if self.labelled_by(source) not in ("", SPANS):
             names = {tag for row in source.column(self.labelled_by(source)) for tag in row or []}
             if self.written != tag_schemes.NONE:

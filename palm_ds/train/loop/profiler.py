@@ -32,7 +32,7 @@ _ROWS, _NAME = 15, 60
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSettings:
-    """What to trace. Raises UserError."""
+    """Settings for tracing steps. Raises UserError."""
 
     steps: int
     memory: bool = False

@@ -1,4 +1,4 @@
-"""What becomes of a run when a loss or gradient is not finite, or a loss jumps.
+"""Recovery of a run when a loss or gradient is not finite, or a loss jumps.
 
     recovery.add(at, result, ...) after every step
     recovery.check(step)          whenever losses are read: in logging steps and before saving
@@ -134,7 +134,7 @@ class Recovery:
         self._skipped_before = self.engine.skipped_steps
 
     def record(self) -> dict[str, Any]:
-        """What a checkpoint stores."""
+        """State for a checkpoint."""
         return {
             "losses": self._detector.state_dict(),
             "skipped_in_a_row": self._skipped_in_a_row,
@@ -266,8 +266,8 @@ class Recovery:
         self.event("spike", f"{text}; training continues", step=step + 1)
 
     def _nonfinite_action(self) -> str:
-        """What to do about the current step, which was skipped; nothing if that is normal: fp16
-        skips steps while it looks for its loss scale."""
+        """Action for the current step, which was skipped; nothing if that is normal: fp16 skips
+        steps while it looks for its loss scale."""
         fp16 = self.engine.ds_config.precision == "fp16"
         if fp16 and self.engine.loss_scale > 1 and self._skipped_in_a_row < _MOST_SEARCHED:
             return ""

@@ -16,7 +16,7 @@ _IN_A_ROW = 5
 
 @dataclass(frozen=True, kw_only=True)
 class RankTime:
-    """What one process did by itself since the last record."""
+    """Times of one process by itself since the last record."""
 
     host: str
     forward: float
@@ -31,7 +31,7 @@ class RankTime:
 
 @dataclass
 class SlowRanks:
-    """How often in a row each process was slow."""
+    """Count of how often in a row each process was slow."""
 
     _slow: dict[int, int] = field(default_factory=dict)
 

@@ -42,8 +42,8 @@ class WeightCheck:
     good_step: GoodStep | None = None
 
     def problem(self, *, over: bool = False) -> str:
-        """What shows that the weights are not good; empty if nothing does. `over`: so do losses
-        that are too high for an ongoing spike to be over. Collective."""
+        """Evidence that the weights are not good; empty if there is none. `over`: losses that are
+        too high for an ongoing spike to be over are evidence too. Collective."""
         if names := self.engine.nonfinite_weights():
             more = f" (and {len(names) - 1} more)" if names[1:] else ""
             return f"{names[0]}{more} has values that are not finite"

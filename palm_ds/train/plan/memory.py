@@ -113,8 +113,8 @@ def buffer_bytes(model: ModelSize, config: DSConfig, world: int) -> float:
 def activation_bytes(
     config: EncoderConfig, size: int, *, tokens: float, labels: float, recompute: bool = False
 ) -> float:
-    """What one micro-batch keeps for the backward pass: `tokens` positions, `labels` of which go
-    through the masked-LM head. The last layer keeps its second half for the labels only."""
+    """Bytes that one micro-batch keeps for the backward pass: `tokens` positions, `labels` of which
+    go through the masked-LM head. The last layer keeps its second half for the labels only."""
     width, dropped, kept = config.hidden_size, config.dropout > 0, _kept(config)
     attention = kept.attention * size + 4 * kept.heads + width * dropped
     forward = kept.feed_forward * size + 16 + width * dropped

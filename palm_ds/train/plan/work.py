@@ -1,4 +1,4 @@
-"""What a model and a step consist of, as far as a plan depends on it."""
+"""Parts of a model and a step, as far as a plan depends on them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ModelSize:
 
 @dataclass(frozen=True, kw_only=True)
 class StepWork:
-    """What one step computes, over all processes."""
+    """Work of one step, over all processes."""
 
     rows: int
     length: int

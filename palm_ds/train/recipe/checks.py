@@ -185,7 +185,7 @@ def assign_task_ids(tasks: Mapping[str, Task], slots: int) -> dict[str, int]:
 
 
 def _owner_instead(name: str, tasks: Mapping[str, Task]) -> str:
-    """What is wrong with the `share` of a task, as it names one without a head of its own."""
+    """Problem with the `share` of a task that names one without a head of its own."""
     chain = [name]
     while (following := tasks[chain[-1]].share) and following not in chain:
         chain.append(following)

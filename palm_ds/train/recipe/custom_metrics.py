@@ -72,7 +72,7 @@ def check_metric(metric: Callable[..., Any]) -> None:
 
 
 def _value(metric: Metric, made: list[dict[str, Any]], right: list[Any], key: str) -> object:
-    """What a function returns. Raises UserError if one of (y_true, y_pred) does not suit the
+    """Value that a function returns. Raises UserError if one of (y_true, y_pred) does not suit the
     task."""
     if list(inspect.signature(metric).parameters)[:2] != ["y_true", "y_pred"]:
         return metric(made, right)

@@ -28,8 +28,8 @@ class EvaluationSet:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSettings:
-    """Where a source's text comes from: one prepared corpus, a mixture of corpora, ERNIE 1.0's own
-    data files, or a table of rows."""
+    """Origin of a source's text: one prepared corpus, a mixture of corpora, ERNIE 1.0's own data
+    files, or a table of rows."""
 
     corpus: str = ""
     """Folder of a corpus made by palm-ds prepare, or its URL (s3://, gs://, hf://, https://)."""
@@ -142,7 +142,7 @@ class SaveSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings:
-    """What is shown and recorded during training."""
+    """Settings for showing and recording training."""
 
     every: int = 10
     """Steps between log lines, which average the steps in between."""
@@ -190,7 +190,7 @@ def _check_not_negative(section: str, **values: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class SpikeSettings:
-    """What to do when the loss of a task jumps."""
+    """Settings for jumps of a task's loss."""
 
     action: Literal["warn", "stop", "rollback"] = "warn"
     """Log it, stop the run, or return to the last checkpoint from before it and leave out the steps

@@ -1,1 +1,1 @@
-"""What a run leaves to look at: metrics, charts, the HTML report."""
+"""Reports of a run: metrics, charts, the HTML report."""

@@ -1,4 +1,4 @@
-"""Where a run runs: host, devices, package versions, command line."""
+"""Environment of a run: host, devices, package versions, command line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PACKAGES = (
 
 
 def environment() -> dict[str, Any]:
-    """Where a run runs: machine, devices, versions, and the command that started it."""
+    """Environment of a run: machine, devices, versions, and the command that started it."""
     import torch
 
     gpus = []

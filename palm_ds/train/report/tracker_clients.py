@@ -66,7 +66,7 @@ class TrackSettings:
 
 
 class TrackerClient(Protocol):
-    """What takes a run's numbers."""
+    """Client that takes a run's numbers."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Take numbers measured after `step` steps."""
@@ -79,7 +79,7 @@ class TrackerClient(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedRun:
-    """What a tracker learns of a run when it opens."""
+    """Description of a run for a tracker that opens."""
 
     folder: Path
     config: Mapping[str, Any]

@@ -231,6 +231,6 @@ def pooling_taken(recipe: Recipe) -> tuple[str, TextPooling] | None:
 
 
 def text_pooling(recipe: Recipe) -> TextPooling | None:
-    """How texts become vectors, if a task trains that."""
+    """Pooling of texts into vectors, if a task trains that."""
     taken = pooling_taken(recipe)
     return taken[1] if taken else None

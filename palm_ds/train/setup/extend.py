@@ -35,8 +35,8 @@ _MAY_DIFFER = ("task_types", "dropout", "attention_dropout", "init_range")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSignature:
-    """What a run's weights belong to. Stored in its checkpoints, so that a run that extends it can
-    check that the two fit."""
+    """Model that a run's weights belong to. Stored in its checkpoints, so that a run that extends
+    it can check that the two fit."""
 
     backbone: EncoderConfig
     task_ids: Mapping[str, int]
@@ -81,7 +81,7 @@ class ModelSignature:
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """What a new run takes over from the run that it extends."""
+    """Weights that a new run takes over from the run that it extends."""
 
     found: checkpoint.VerifiedCheckpoint
     grown: Mapping[str, ResizedTable]
@@ -117,8 +117,8 @@ def warm_start(
     group: ProcessGroup,
     warn: Callable[[str], None],
 ) -> WarmStart:
-    """What `model` takes over from the newest good checkpoint of the run folder `old`. Collective.
-    Raises UserError if the two do not fit together."""
+    """Find what `model` takes over from the newest good checkpoint of the run folder `old`.
+    Collective. Raises UserError if the two do not fit together."""
     found = checkpoint.latest_good(old / "checkpoints", group=group, warn=warn)
     if found is None:
         raise UserError(f"extend: {old}: no checkpoint in {old / 'checkpoints'}; name a run folder")

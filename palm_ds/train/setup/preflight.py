@@ -46,7 +46,7 @@ _GB = 1e9
 
 @dataclass(frozen=True, kw_only=True)
 class HostFacts:
-    """What must be the same for all processes, by name."""
+    """Facts that must be the same for all processes, by name."""
 
     host: str
     facts: dict[str, str]
@@ -169,7 +169,7 @@ def _memory_line(device: torch.device, plan: MemoryPlan) -> str:
 
 
 def _swap_line(run: RunSpec, values: float) -> str:
-    """What a process that trains `values` takes of the disk and of memory."""
+    """Describe what a process that trains `values` takes of the disk and of memory."""
     files, buffers = swap_bytes(values), swap_buffer_bytes(run.ds_config, values)
     return (
         f"optimizer state of a process: {files / _GB:,.3g} GB in files under "

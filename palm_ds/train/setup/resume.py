@@ -1,4 +1,4 @@
-"""Where a run starts: its own checkpoint, the run it extends, `init_from`, or new weights."""
+"""Starting point of a run: its own checkpoint, the run it extends, `init_from`, or new weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class StartingPoint:
-    """What a run starts from: its own last good checkpoint or the run that it extends. Neither if
+    """Starting point of a run: its own last good checkpoint or the run that it extends. Neither if
     the model already has its weights (new, or from `init_from`)."""
 
     found: checkpoint.VerifiedCheckpoint | None = None
@@ -109,7 +109,7 @@ def find_starting_point(
 
 
 def signature_of(run: RunSpec, model: Model, data: Data) -> ModelSignature:
-    """What the run's weights belong to, for the runs that extend it."""
+    """Signature of the run's weights, for the runs that extend it."""
     return ModelSignature(
         backbone=model.backbone.config,
         task_ids=run.recipe.task_ids,

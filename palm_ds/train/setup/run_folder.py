@@ -122,7 +122,8 @@ def _stored_recipe(file: Path) -> dict[str, Any]:
 
 
 def _recipe_to_store(run: RunSpec, data: Data) -> dict[str, Any]:
-    """What a run folder is checked against: the recipe, and fingerprints of what it reads."""
+    """Record that a run folder is checked against: the recipe, and fingerprints of what it
+    reads."""
     prints = data_fingerprints(data) | start_fingerprint(run, data)
     return run.recipe.resolved() | {"corpora": prints}
 

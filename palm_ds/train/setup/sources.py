@@ -354,7 +354,8 @@ def _only_copies(held: CorpusSource) -> bool:
 
 
 def evaluation_notes(recipe: Recipe, data: Data) -> list[str]:
-    """What tasks remark on the labels of held-out rows, and not on those of the training rows."""
+    """Remarks of tasks on the labels of held-out rows, without those that also hold for training
+    rows."""
     notes = []
     for task in recipe.built_tasks.values():
         if isinstance(task, TableTask):

@@ -1,4 +1,4 @@
-"""What a sweep searches: its file, its parameters and their ranges.
+"""Search space of a sweep: its file, its parameters and their ranges.
 
 recipe: mine.yaml
 metric: topic.accuracy
@@ -116,7 +116,7 @@ class SearchSpace:
         return values
 
     def record(self) -> dict[str, Any]:
-        """What another call for the same folder must have too."""
+        """Settings that another call for the same folder must have too."""
         same = {"metric", "direction", "space", "seed", "sampler", "pruner"}
         plain = {key: value for key, value in vars(self.sweep).items() if key in same}
         return json.loads(json.dumps({**plain, "recipe": self.values}, default=str))

@@ -49,8 +49,8 @@ def learn_from(lessons: Lessons, model: Model, *, seed: int) -> None:
 def build_teachers(
     lessons: Lessons, model: Model, run: RunSpec, data: Data, processes: Processes
 ) -> Callable[[Batch, int], Batch] | None:
-    """What adds the teachers' outputs to the batches of a model that learns from them; None: it has
-    no teacher."""
+    """Function that adds the teachers' outputs to the batches of a model that learns from them;
+    None: it has no teacher."""
     if lessons.settings is None:
         return None
     if lessons.stored:

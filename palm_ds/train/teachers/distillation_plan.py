@@ -1,4 +1,4 @@
-"""Which tasks of a recipe its teachers teach, found before anything is built.
+"""Tasks of a recipe that its teachers teach, found before anything is built.
 
 recipe.teacher ──folders opened, heads matched──> Lessons: who teaches which task
 """
@@ -60,7 +60,7 @@ class TeacherFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class Lessons:
-    """What a run learns from teachers."""
+    """Teachers of a run, and the tasks that learn from them."""
 
     settings: TeacherSettings | None = None
     folders: tuple[TeacherFolder, ...] = ()
@@ -77,7 +77,7 @@ class Lessons:
 
     @property
     def soft(self) -> LogitsSettings:
-        """How soft labels are learned."""
+        """Settings for learning soft labels."""
         return (self.settings.soft_labels if self.settings else None) or LogitsSettings()
 
     @property

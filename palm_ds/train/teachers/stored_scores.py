@@ -71,7 +71,7 @@ class _TaskScores:
 
 @dataclass(frozen=True)
 class _Steps:
-    """What is stored for the rows of some steps."""
+    """Scores stored for the rows of some steps."""
 
     keys: np.ndarray  # (rows,) ascending: step and row in one number
     tasks: Mapping[str, _TaskScores]
@@ -104,7 +104,7 @@ class StepScores:
         return self._file.metadata.num_rows
 
     def at(self, step: int) -> _Steps:
-        """What is stored for some steps, this one among them. Raises UserError."""
+        """Scores stored for some steps, this one among them. Raises UserError."""
         number = max(bisect(self._firsts, step) - 1, 0)
         if self._held is None or self._held[0] != number:
             self._held = None  # its memory is free before there is another

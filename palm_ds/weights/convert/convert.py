@@ -330,7 +330,7 @@ def _change_by_eps(
     options: ConversionOptions,
     opening: Mapping[str, Any],
 ) -> list[str]:
-    """What another LayerNorm eps than the checkpoint's changes, as a note."""
+    """Describe, as a note, the change by another LayerNorm eps than the checkpoint's."""
     rest = {name: value for name, value in opening.items() if name != "eps"}
     own = opened(contents.path, **rest)
     eps = own.config.layer_norm_eps

@@ -45,7 +45,7 @@ class MappedTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class ConversionReport:
-    """What happened to every tensor."""
+    """Report on what happened to every tensor."""
 
     mapped: tuple[MappedTensor, ...]
     created: Mapping[str, str] = field(default_factory=dict)

@@ -138,7 +138,8 @@ class GraphComparison:
 
 
 def _best(scores: torch.Tensor, head: OnnxHead) -> torch.Tensor | None:
-    """What the scores (n, ...) predict: tags, classes, or each class or not; None for a number."""
+    """Predictions of the scores (n, ...): tags, classes, or each class or not; None for a
+    number."""
     if head.tags:
         return scores
     if head.problem_type == "multi_label_classification":

@@ -31,7 +31,7 @@ from palm_ds.weights.model_folder import open_model
 
 @dataclass(frozen=True, kw_only=True)
 class ResizeOptions:
-    """What to resize, and how."""
+    """Settings for resizing a checkpoint."""
 
     tokens: Path | None = None
     """File of new tokens, one per line (palm_ds.text.add_tokens)."""

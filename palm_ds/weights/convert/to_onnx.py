@@ -134,7 +134,7 @@ class OnnxResult:
 
     @property
     def warnings(self) -> list[str]:
-        """What a smaller file loses, if that is much."""
+        """Notes on what a smaller file loses, if that is much."""
         found = [
             f"{each.name}: {worst.name} differs by {worst.largest:.2g}, with values up to "
             f"{worst.scale:.3g}; score it on rows with labels (--score)"

@@ -59,7 +59,7 @@ def try_onnx(
 
 
 def why_no_onnx(folder: Path, precisions: Sequence[str] | None) -> str:
-    """What keeps a graph from being tried; empty: nothing."""
+    """Reason why a graph cannot be tried; empty: it can."""
     try:
         check_installed("onnx/")
     except UserError as error:

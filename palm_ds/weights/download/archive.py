@@ -206,7 +206,7 @@ class _Members:
 
 
 def _refused_name(name: str) -> str:
-    """Why a name is refused: on some system it may lead out of the folder, or it is not
+    """Reason why a name is refused: on some system it may lead out of the folder, or it is not
     printable."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     sizes = [len(part.encode(errors="replace")) for part in parts]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Archive:
-    """Where a pretrained model is, and what its archive must look like."""
+    """Location of a pretrained model, and the size and hash that its archive must have."""
 
     url: str
     size: int | None = None

@@ -62,7 +62,7 @@ _HUB_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # used if there are
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where archives come from and where they are kept."""
+    """Places where archives come from and where they are kept."""
 
     mirror: str = ""
     """A base URL or folder with the archives under their file names; empty: where they were

@@ -65,7 +65,7 @@ class HeadInfo:
 
     @property
     def exported_classes(self) -> int:
-        """How many scores other programs get."""
+        """Number of scores that other programs get."""
         return 1 if self.outputs.relevance else self.classes
 
 

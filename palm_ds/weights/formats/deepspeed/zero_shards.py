@@ -293,7 +293,8 @@ def _shards(
 
 
 def _client(value: object) -> str:
-    """Why a value saved by the training script is skipped; one with tensors counts as lost."""
+    """Reason why a value saved by the training script is skipped; one with tensors counts as
+    lost."""
     what = "saved by the training script"
     return f"{what}, contains tensors" if _has_tensor(value) else f"{OPTIMIZER}: {what}"
 

@@ -116,7 +116,7 @@ def is_known_class(architecture: str) -> bool:
 
 
 def other_masked_lm(kind: str, config: EncoderConfig) -> str:
-    """Why a masked-LM head of this encoder cannot be one of this architecture's."""
+    """Reason why a masked-LM head of this encoder cannot be one of this architecture's."""
     family = FAMILIES[kind]
     return (
         f"{family.class_prefix}'s masked-LM head always has "

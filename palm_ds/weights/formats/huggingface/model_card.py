@@ -103,7 +103,8 @@ def _head(plan: ExportPlan, made: Provenance) -> str:
 
 
 def _tags(plan: ExportPlan) -> list[str]:
-    """What else reads it: text-embeddings-inference knows neither Ernie nor max pooling."""
+    """Tags for what else reads it: text-embeddings-inference knows neither Ernie nor max
+    pooling."""
     if not plan.embeds:
         return []
     known = plan.config_json["model_type"] != "ernie"

@@ -156,7 +156,7 @@ def _why(
     config: EncoderConfig,
     target: ExportOptions,
 ) -> str:
-    """Why a palm_ds parameter is skipped."""
+    """Reason why a palm_ds parameter is skipped."""
     head = heads.get(name.split(".")[1]) if name.startswith("heads.") else None
     if name.endswith(TRANSITIONS) and head is not None:
         return f"the transitions of a CRF, which {chosen.architecture} does not have"

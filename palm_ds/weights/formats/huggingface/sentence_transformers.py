@@ -203,7 +203,7 @@ def _tensors(path: Path) -> dict[str, TensorEntry]:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingModules:
-    """What follows the encoder, as far as vectors of texts depend on it."""
+    """Modules that follow the encoder, as far as vectors of texts depend on them."""
 
     pooling: str = ""
     """mean, cls or max; empty: not stated."""
@@ -230,7 +230,8 @@ class EmbeddingModules:
 
 
 def modules_of(contents: CheckpointContents) -> EmbeddingModules:
-    """What a checkpoint states, in files or as a run's checkpoint does. Raises UserError."""
+    """Modules that a checkpoint states, in files or as a run's checkpoint does. Raises
+    UserError."""
     if (stated := contents.pooling) is None:
         return read_modules(contents.extras.files)
     return EmbeddingModules(
@@ -242,7 +243,8 @@ def modules_of(contents: CheckpointContents) -> EmbeddingModules:
 
 
 def read_modules(files: Mapping[str, Path]) -> EmbeddingModules:
-    """What the files of `find_modules` state. Raises UserError for one that is no JSON object."""
+    """Modules that the files of `find_modules` state. Raises UserError for one that is no JSON
+    object."""
     length = max(map(_cut, _encoders(files)), default=0)
     settings = read_json(files[_SETTINGS]) if _SETTINGS in files else {}
     named = settings.get("prompts")

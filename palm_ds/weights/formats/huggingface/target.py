@@ -183,7 +183,7 @@ def _only_head(heads: Mapping[str, HeadInfo], target: ExportOptions) -> str:
 
 
 def _usual_class(name: str, heads: Mapping[str, HeadInfo]) -> str:
-    """What the head was used as, else what fits its shape."""
+    """Class that the head was used as, else one that fits its shape."""
     head = heads.get(name)
     used = HEAD_CLASSES.get(head.outputs.head_class) if head is not None else None
     if head is not None and used is not None and used.pooled == head.pooled:

@@ -1,4 +1,4 @@
-"""How a model's token vectors become one vector of a text, as files of sentence-transformers.
+"""Pooling of a model's token vectors into one vector of a text, as files of sentence-transformers.
 
     modules.json                       encoder, Pooling, and Normalize if there is one
     1_Pooling/config.json              the pooling twice: the flags that text-embeddings-inference

@@ -1,4 +1,4 @@
-"""What a folder's ONNX files take and give: palm_ds_onnx.json, and `palm_ds` in their metadata.
+"""Inputs and outputs of a folder's ONNX files: palm_ds_onnx.json, and `palm_ds` in their metadata.
 
 inputs    input_ids, attention_mask, token_type_ids: (batch, length) int64
 outputs   last_hidden_state (batch, length, hidden), pooler_output, sentence_embedding
@@ -55,7 +55,7 @@ class OnnxHead:
 
 @dataclass(frozen=True, kw_only=True)
 class OnnxEmbedding:
-    """How `sentence_embedding` is computed."""
+    """Settings for computing `sentence_embedding`."""
 
     pooling: str
     """mean, cls or max over the tokens of a text."""

@@ -51,7 +51,7 @@ _ANSWERS = "ForQuestionAnswering"
 
 @dataclass(frozen=True, kw_only=True)
 class GraphPlan:
-    """What a graph will hold."""
+    """Contents of a graph to be written."""
 
     description: OnnxDescription
     notes: tuple[str, ...]

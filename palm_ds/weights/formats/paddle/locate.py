@@ -52,7 +52,7 @@ _LAYOUTS = {
 
 @dataclass(frozen=True)
 class PaddleFiles:
-    """Where the tensors are, and in which layout."""
+    """Location of the tensors, and their layout."""
 
     layout: str
     path: Path

@@ -1,4 +1,4 @@
-"""What a Paddle pickle holds for the restricted unpickler: places in the file, not values."""
+"""Contents of a Paddle pickle for the restricted unpickler: places in the file, not values."""
 
 from __future__ import annotations
 

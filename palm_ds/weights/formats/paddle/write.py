@@ -145,7 +145,7 @@ def write(plan: ExportPlan, folder: Path, *, tokenizer: SavesFiles | None = None
 
 
 def why_no_tokenizer(tokenizer: Tokenizer) -> str:
-    """Why PaddleNLP has no class for a tokenizer; empty if it has."""
+    """Reason why PaddleNLP has no class for a tokenizer; empty if it has."""
     if tokenizer.kind == "wordpiece" or is_roberta_bpe(tokenizer.backend):
         return ""
     return (

@@ -44,7 +44,7 @@ _LANES = 1 << 12  # stretches whose checksums are computed in parallel
 
 @dataclass(frozen=True, kw_only=True)
 class BundleEntry:
-    """Where a tensor is. `dtype` is None if it is not numeric, such as text."""
+    """Location of a tensor. `dtype` is None if it is not numeric, such as text."""
 
     name: str
     dtype: torch.dtype | None
