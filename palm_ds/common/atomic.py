@@ -22,7 +22,7 @@ from pathlib import Path
 
 from palm_ds.common.errors import UserError
 
-_LONGEST_STEM = 40  # characters of a folder's name in its part's name, whose length is limited too
+_STEM_LENGTH = 40  # characters of a folder's name in its part's name, whose length is limited too
 
 
 def write_file_atomically(path: str | Path, data: str | bytes) -> None:
@@ -83,7 +83,7 @@ def check_new_folder(folder: Path) -> None:
 
 def _sibling(folder: Path, end: str) -> Path:
     """A unique name next to `folder`."""
-    return folder.with_name(f".{folder.name[:_LONGEST_STEM]}.{secrets.token_hex(4)}.{end}")
+    return folder.with_name(f".{folder.name[:_STEM_LENGTH]}.{secrets.token_hex(4)}.{end}")
 
 
 @contextmanager
@@ -127,7 +127,7 @@ def _lock(path: Path) -> int:
 
 def _remove_leftovers(folder: Path) -> None:
     """Removes the leftovers of killed processes."""
-    stem = re.escape(folder.name[:_LONGEST_STEM])
+    stem = re.escape(folder.name[:_STEM_LENGTH])
     names = re.compile(rf"\.{stem}(\.[0-9a-f]{{8}})?\.(part|old)")
     for path in [x for x in folder.parent.iterdir() if names.fullmatch(x.name)]:
         try:

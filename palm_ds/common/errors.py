@@ -27,7 +27,7 @@ _OF_THE_SYSTEM = {
 """Errors caused by the user's path or disk; others may be bugs."""
 
 
-_LONGEST = 1_500
+_MAX_LINE_LENGTH = 1_500
 
 
 class UserError(ValueError):
@@ -36,8 +36,8 @@ class UserError(ValueError):
 
     def __init__(self, message: object = ""):
         line = printable(str(message))
-        if len(line) > _LONGEST:
-            line = f"{line[: _LONGEST - 300]} ... {line[-200:]}"
+        if len(line) > _MAX_LINE_LENGTH:
+            line = f"{line[: _MAX_LINE_LENGTH - 300]} ... {line[-200:]}"
         super().__init__(line)
 
 

@@ -28,7 +28,7 @@ from palm_ds.corpus.manifest import NAME, Manifest, check_files, read_manifest
 
 log = logging.getLogger(__name__)
 
-_TOGETHER = 4  # files that are fetched at the same time
+_PARALLEL_FETCHES = 4  # files that are fetched at the same time
 _DEFAULT_GB = 100.0
 
 
@@ -128,7 +128,7 @@ class CachedFolder(CorpusFolder):
             except TemporaryError as error:  # the reader of the file tries again
                 log.info("%s", error)
 
-        with ThreadPoolExecutor(_TOGETHER) as threads:
+        with ThreadPoolExecutor(_PARALLEL_FETCHES) as threads:
             list(threads.map(fetch, names))
 
     def _copy_tokenizer(self, folder: Path) -> None:

@@ -37,7 +37,7 @@ Number: TypeAlias = Callable[[str, int], "str | int"]
 """Maps a word and its flags to the word as counted, to -1 if it is never part of a phrase, or to 0
 if it is not of this language."""
 _CONTENT = frozenset("abijlnstvz")  # adjectives, nouns, names, verbs, idioms: jieba's first letters
-_MOST_PAIRS = 4_000_000  # in memory; above that, rare pairs are dropped
+_MAX_PAIRS = 4_000_000  # in memory; above that, rare pairs are dropped
 
 
 @dataclass
@@ -179,7 +179,7 @@ def add_counts(whole: CooccurrenceCounts, part: CooccurrenceCounts) -> None:
     whole.words.update(part.words)
     whole.pairs.update(part.pairs)
     least = 2
-    while len(whole.pairs) > _MOST_PAIRS:
+    while len(whole.pairs) > _MAX_PAIRS:
         least += 1
         whole.pairs = Counter({k: n for k, n in whole.pairs.items() if n >= least})
 

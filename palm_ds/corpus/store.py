@@ -29,7 +29,7 @@ from palm_ds.corpus.writer import REPEATED
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
 
-_MOST_SHARDS = 160
+_MAX_SHARDS = 160
 """Shards that stay mapped: those of a group, those read ahead, and some."""
 
 
@@ -56,7 +56,7 @@ class Corpus:
         counts = [shard.tokens for shard in manifest.shards]
         self._span_counts = dict(manifest.span_counts)
         self._shard_starts: list[int] = np.cumsum([0, *counts]).tolist()
-        self._shards: RecentlyUsed[int, tuple[HeldFile, MappedShard]] = RecentlyUsed(_MOST_SHARDS)
+        self._shards: RecentlyUsed[int, tuple[HeldFile, MappedShard]] = RecentlyUsed(_MAX_SHARDS)
 
     def __reduce__(self) -> tuple:
         return _reopen, (self.path,)

@@ -53,8 +53,8 @@ T = TypeVar("T")
 
 CHUNK = 1024  # rows tokenized and packed together
 _ROUND = 8  # on a GPU, batches are padded to a multiple of this
-_WRITING = 4  # times as many tokens of sources in a batch as of other texts
-_SEVERAL = 8  # rows for which it is worth starting a thread
+_GENERATION_FACTOR = 4  # times as many tokens of sources in a batch as of other texts
+_MIN_THREAD_ROWS = 8  # rows for which it is worth starting a thread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ class Predictor:
         tasks = {task.name: task for task in each.tasks}
         pieces: list[Decoded] = []
         batches = self._batches(each, mine)
-        several = len(source) >= _SEVERAL and _core_to_spare(self.device)
+        several = len(source) >= _MIN_THREAD_ROWS and _core_to_spare(self.device)
         for work in ahead(batches) if several else batches:
             if work.batch is not None:
                 scores = self._scores(work.batch, tasks)
@@ -184,7 +184,7 @@ class Predictor:
                 source,
                 room,
                 settings=task.decoding,
-                batch_tokens=_WRITING * self.batch_tokens,
+                batch_tokens=_GENERATION_FACTOR * self.batch_tokens,
             )
         return PredictedChunk(rows=source.numbers, predictions=found, cut=cut)
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from palm_ds.model.inputs.batch import Batch
 
-_SMALL = 1e-30
+_EPS = 1e-30
 
 
 class FGM:
@@ -64,7 +64,7 @@ def perturbation(gradient: torch.Tensor, cu_seqlens: torch.Tensor, epsilon: floa
     sizes = cu_seqlens.diff().long()
     numbers = torch.arange(len(sizes), device=flat.device)
     text = numbers.repeat_interleave(sizes, output_size=len(flat))  # given: nothing waits for it
-    flat = flat / flat.abs().amax().clamp_min(_SMALL)  # squares neither underflow nor overflow
+    flat = flat / flat.abs().amax().clamp_min(_EPS)  # squares neither underflow nor overflow
     squares = flat.new_zeros(len(sizes)).index_add(0, text, flat.square().sum(1))
-    norms = squares.sqrt().clamp_min(_SMALL)
+    norms = squares.sqrt().clamp_min(_EPS)
     return (flat * (epsilon / norms)[text, None]).view_as(gradient)

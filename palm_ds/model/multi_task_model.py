@@ -25,7 +25,7 @@ from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.inputs.teacher_outputs import EncoderStates, TeacherOutputs
 from palm_ds.model.ops.dropout import dropout, dropout_keys
 
-_FEW = 0.5  # share of a batch's positions above which gathering costs more than it saves
+_MAX_SHARE = 0.5  # share of a batch's positions above which gathering costs more than it saves
 
 
 class TaskOutput(NamedTuple):
@@ -222,7 +222,7 @@ class Model(nn.Module):
         few, the last layer is computed for them only. Repeats are not removed, since counting the
         distinct positions would synchronise with the device."""
         all_layers = self.backbone.config.num_layers in self.recorded_states.hidden
-        if len(at) < _FEW * batch.input_ids.numel() and not all_layers:
+        if len(at) < _MAX_SHARE * batch.input_ids.numel() and not all_layers:
             return self.backbone(batch, at)
         return self.backbone(batch).flatten(0, 1).index_select(0, at)
 

@@ -29,7 +29,7 @@ from palm_ds.data.tasks.layout import layouts
 from palm_ds.pretrain.shared import sentence_pairs
 from palm_ds.pretrain.shared.discourse_markers import Finder, Marker, mine, plain_name, read_markers
 
-_FEWEST_IN_SAMPLE = 10
+_MIN_SAMPLE_ITEMS = 10
 """Pairs of a class in the sample of a large corpus; fewer say too little about how common it is."""
 UNMARKED = "[no-conn]"
 """The Discovery data's name for the class of pairs without a marker."""
@@ -181,7 +181,7 @@ class DiscourseRelation(sentence_pairs.PairTask):
     def _find_rates(self, sample: CorpusSource) -> np.ndarray:
         counts = np.bincount(self._window_pairs(sample)[:, 4], minlength=self.class_count)
         share = (sample.ends - sample.starts).sum() / sample.corpus.manifest.tokens
-        fewest = max(self.least * share, _FEWEST_IN_SAMPLE)
+        fewest = max(self.least * share, _MIN_SAMPLE_ITEMS)
         if (counts >= fewest).sum() < 2:
             raise UserError(
                 f"{self.where}: {sample.corpus.path}: at least 2 classes of "

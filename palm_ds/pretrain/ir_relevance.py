@@ -29,8 +29,8 @@ _LABELS = {name: number for number, name in enumerate(NAMES)} | {
     "random": IRRELEVANT,
     **{str(number): number for number in range(3)},
 }
-_FEWEST = 8  # tokens of a section; shorter ones are skipped
-_LONGEST_QUERY = 0.3  # share of a row
+_MIN_TOKENS = 8  # tokens of a section; shorter ones are skipped
+_MAX_QUERY_SHARE = 0.3  # share of a row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class IrRelevance(sentence_pairs.PairTask):
         section = _places(sections[:, 0], heading)
         heading, first, last, low, high = sections[section].T
         other = _elsewhere(section, low, high, label, uniform[:, 0], len(sections))
-        query = np.minimum(offsets[first] - offsets[heading], int(_LONGEST_QUERY * max_length))
+        query = np.minimum(offsets[first] - offsets[heading], int(_MAX_QUERY_SHARE * max_length))
         special = source.vocabulary.around(2)
         most = max_length - special - query
         share = self.shortest + (1 - self.shortest) * uniform[:, 1]
@@ -205,14 +205,14 @@ class IrRelevance(sentence_pairs.PairTask):
         found = self._headings(source)
         return (
             f"the {len(source.documents)} documents of this split have {len(found)} headings, "
-            f"{_is_long_enough(found, source).sum()} with {_FEWEST} tokens or more below"
+            f"{_is_long_enough(found, source).sum()} with {_MIN_TOKENS} tokens or more below"
         )
 
 
 def _is_long_enough(headings: np.ndarray, source: CorpusSource) -> np.ndarray:
     """(headings,) bool: the body has some tokens."""
     starts = source.corpus.sentence_starts
-    return starts[headings[:, 2]] - starts[headings[:, 1]] >= _FEWEST
+    return starts[headings[:, 2]] - starts[headings[:, 1]] >= _MIN_TOKENS
 
 
 def _places(values: np.ndarray, wanted: np.ndarray) -> np.ndarray:

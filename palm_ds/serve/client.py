@@ -23,7 +23,7 @@ import numpy as np
 
 _RETRIED = (408, 429, 502, 503)
 _FIRST_WAIT = 0.2  # seconds, doubled with each retry
-_LONGEST_WAIT = 30.0
+_MAX_WAIT = 30.0
 
 
 class ServerError(Exception):
@@ -166,7 +166,7 @@ def _wait(attempt: int, stated: str) -> float:
     """Seconds before the next attempt: as the server states, and up to half as much again so that
     clients do not return together; else doubling."""
     seconds = float(stated) if stated.isdigit() else _FIRST_WAIT * 2**attempt
-    return min(seconds, _LONGEST_WAIT) * (1 + random.random() / 2)
+    return min(seconds, _MAX_WAIT) * (1 + random.random() / 2)
 
 
 def _error(answer: httpx.Response) -> ServerError:

@@ -67,7 +67,7 @@ TYPES = {
 """{status: name} of every error that a client can get."""
 
 
-_LONGEST = 500  # characters of a message, which may quote the request
+_MAX_LENGTH = 500  # characters of a message, which may quote the request
 FAILED = "an error in the server; its log has the request's id"
 """What a client learns of a bug."""
 
@@ -75,5 +75,5 @@ FAILED = "an error in the server; its log has the request's id"
 def error_body(status: int, message: str, request_id: str) -> dict[str, dict[str, object]]:
     """The body of every error, in the form of OpenAI's."""
     kind = TYPES.get(status, "error")
-    message = message if len(message) <= _LONGEST else f"{message[:_LONGEST]}..."
+    message = message if len(message) <= _MAX_LENGTH else f"{message[:_MAX_LENGTH]}..."
     return {"error": {"type": kind, "code": status, "message": message, "request_id": request_id}}

@@ -20,7 +20,7 @@ from palm_ds.serve.scheduler import compute
 from palm_ds.serve.search_index import SearchIndex, open_index
 from palm_ds.serve.served_model import ModelOptions, ServedModel, open_served
 
-_SAMPLED, _SAME = 4, 0.95
+_SAMPLE_SIZE, _MIN_COSINE = 4, 0.95
 """Texts that show whether a model made an index, and the lowest cosine if it did: int8 loses some
 of it."""
 
@@ -147,7 +147,7 @@ def _embedding_model(index: SearchIndex, models: Mapping[str, ServedModel], file
     able.sort(key=lambda model: model.path.absolute() != made)
     found = {model.name: _likeness(index, model) for model in able}
     for name, cosine in found.items():
-        if cosine > _SAME:
+        if cosine > _MIN_COSINE:
             return name
     name, cosine = next(iter(found.items()))
     raise UserError(
@@ -158,7 +158,7 @@ def _embedding_model(index: SearchIndex, models: Mapping[str, ServedModel], file
 
 def _likeness(index: SearchIndex, model: ServedModel) -> float:
     """The lowest cosine between vectors of an index and those of a model, for some of its texts."""
-    rows = np.unique(np.linspace(0, len(index.texts) - 1, _SAMPLED).astype(int))
+    rows = np.unique(np.linspace(0, len(index.texts) - 1, _SAMPLE_SIZE).astype(int))
     work = embed_work(model, [index.texts[int(row)] for row in rows], index.settings)
     scores = compute(model, 0, [(work, number) for number in range(len(rows))])
     vectors, _, _ = work.finish(scores)

@@ -34,7 +34,7 @@ from palm_ds.serve.served_model import ServedModel
 Row = Mapping[str, Any]
 Input = str | Sequence[str] | Row
 """A text, a pair of texts (for tagging: a list of words), or a row by role or column."""
-_DEEPEST = 8  # lists and objects within a value
+_MAX_DEPTH = 8  # lists and objects within a value
 
 
 # ---- rows ----
@@ -88,7 +88,7 @@ def check_text(value: object, place: str, limits: ServingLimits) -> None:
 
 def _characters(value: object, place: str, depth: int = 0) -> int:
     """Length of a value in characters; what is no text counts as one."""
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         raise RequestError(422, f"{place}: nested too deeply")
     if isinstance(value, Mapping):
         value = list(value.values())

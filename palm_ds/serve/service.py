@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 _PREPARING = 2  # threads that turn texts into tokens
 _RECENT = 0.2  # weight of the newest batch in the measured speed
-_LONGEST_WAIT = 60  # seconds in a Retry-After at most
+_MAX_WAIT = 60  # seconds in a Retry-After at most
 
 
 class Service:
@@ -184,7 +184,7 @@ class Service:
     def _wait(self) -> int:
         """Seconds until what is waiting should be done."""
         seconds = self.in_work / self._texts_per_second if self._texts_per_second else 1
-        return min(max(math.ceil(seconds), 1), _LONGEST_WAIT)
+        return min(max(math.ceil(seconds), 1), _MAX_WAIT)
 
     async def _in_thread(self, function: Callable[..., T], *values: object) -> T:
         loop = asyncio.get_running_loop()

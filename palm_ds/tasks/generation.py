@@ -54,14 +54,14 @@ from palm_ds.tasks.shared.text_task import SHORTEST, TextTask, level
 from palm_ds.text.tokens import SpecialTokens
 
 SOURCES = ("source", "source_b", "source_c")
-_LEAST = {
+_MINIMUMS = {
     "max_target": 3,
     "longest_span": 1,
     "max_turns": 0,
     "evaluate_rows": 0,
     "evaluate_beams": 1,
 }
-_SHOWN, _WIDTH = 8, 80  # texts in the report, characters of a source there
+_EXAMPLES, _WIDTH = 8, 80  # texts in the report, characters of a source there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ class Generation(FlowOptions, TextTask, TextGenerator):
             raise UserError(
                 f"{self.where}.max_source: {self.max_source}; it must be 0 or at least {SHORTEST}"
             )
-        for key, least in _LEAST.items():
+        for key, least in _MINIMUMS.items():
             if (value := getattr(self, key)) < least:
                 raise UserError(f"{self.where}.{key}: {value} is less than {least}")
         most = self.generate.max_tokens or self.max_target - 1
@@ -315,7 +315,7 @@ class Generation(FlowOptions, TextTask, TextGenerator):
         """Some texts, with their sources and those that were wanted."""
         given = source.column(TURNS if self.max_turns else self.columns_of(source)[0])
         targets = source.column(self.label_column)
-        some = list(predictions.items())[:: max(len(predictions) // _SHOWN, 1)][:_SHOWN]
+        some = list(predictions.items())[:: max(len(predictions) // _EXAMPLES, 1)][:_EXAMPLES]
         rows = [[_start(given[item]), each["text"], targets[item] or ""] for item, each in some]
         return {"Texts": [["source", "written", "wanted"], *rows]} if rows else {}
 

@@ -24,8 +24,8 @@ from palm_ds.common.config import shorten
 from palm_ds.common.errors import UserError
 from palm_ds.common.printable import printable
 
-_MOST_GROWTH = 1_000  # times that a normalizer may lengthen a text
-_MOST_PARTS = 1_000
+_MAX_GROWTH = 1_000  # times that a normalizer may lengthen a text
+_MAX_PARTS = 1_000
 _STDERR = 2
 _PANIC = re.compile(
     rb"(?:(?<=\n)\n|\A\n)?thread '.*' (\(\d+\) )?panicked at .*\n.*\n"
@@ -48,9 +48,9 @@ def check_tokenizer_state(state: Mapping[str, Any], where: str) -> None:
         for count, part in enumerate(_parts(state.get(name)), 1):
             growth *= _growth(part)
             _check_table(part, f"{where}: {name}")
-            if growth > _MOST_GROWTH or count > _MOST_PARTS:
+            if growth > _MAX_GROWTH or count > _MAX_PARTS:
                 raise UserError(
-                    f"{where}: {name}: could make a text {_MOST_GROWTH:,} times as long; refused"
+                    f"{where}: {name}: could make a text {_MAX_GROWTH:,} times as long; refused"
                 )
 
 

@@ -17,13 +17,13 @@ from pathlib import Path
 TAGS = frozenset({"nr", "ns", "nt", "nz", "nrfg", "nrt"})
 """jieba's parts of speech for names of persons, places, organisations, and others."""
 WEIGHTS = Path(__file__).with_name("chinese_name_weights.txt")
-_LONGEST = 6  # longer words are of one kind
+_MAX_WORD_LENGTH = 6  # longer words are of one kind
 
 
 def features(word: str, tag: str, *, known: bool) -> list[str]:
     """The features of a word of two or more characters: the word, its characters by place, and its
     tag with its length. `known`: whether it is in jieba's dictionary; others are guesses."""
-    length = min(len(word), _LONGEST)
+    length = min(len(word), _MAX_WORD_LENGTH)
     return [
         f"{tag} {length} {'known' if known else 'new'}",
         f"word {word}",

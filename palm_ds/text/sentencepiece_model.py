@@ -33,8 +33,8 @@ UNLISTED = "unlisted_pieces"
 """The key of tokenizer_config.json for pieces that vocab.txt lacks, and their scores."""
 _UNIGRAM, _BPE = 1, 2  # kinds of model
 _UNKNOWN, _CONTROL, _UNUSED = 2, 3, 5  # kinds of piece that text is never split into
-_LONGEST_PIECE = 1_000  # characters
-_MOST_UNLISTED = 0.05  # of the pieces of a model
+_MAX_PIECE_LENGTH = 1_000  # characters
+_MAX_UNLISTED_SHARE = 0.05  # of the pieces of a model
 _MASKS = ("[MASK]", "<mask>")
 
 _FAIRSEQ = {  # (tokens in front, pieces of the model that they replace)
@@ -116,7 +116,7 @@ def unlisted_pieces(model: bytes, tokens: Sequence[str], origin: str) -> list[tu
     without, listed = (_UNKNOWN, _CONTROL, _UNUSED), set(tokens)
     usual = [p for p in proto.pieces if p.type not in without]
     missing = [(p.piece, float(f"{p.score:.9g}")) for p in usual if p.piece not in listed]
-    most = _MOST_UNLISTED * len(usual) if proto.trainer_spec.model_type == _UNIGRAM else 0
+    most = _MAX_UNLISTED_SHARE * len(usual) if proto.trainer_spec.model_type == _UNIGRAM else 0
     if len(missing) > most:
         raise UserError(
             f"tokenizer {origin}: {len(missing):,} pieces of its SentencePiece model are not "
@@ -191,7 +191,7 @@ def _parse(model: bytes, origin: str):
     if not proto.pieces:
         raise UserError(f"tokenizer {origin}: not a SentencePiece model: it has no pieces")
     for piece in proto.pieces:
-        if len(piece.piece) > _LONGEST_PIECE or not math.isfinite(piece.score):
+        if len(piece.piece) > _MAX_PIECE_LENGTH or not math.isfinite(piece.score):
             shown = printable(piece.piece[:40])
             raise UserError(f"tokenizer {origin}: not a SentencePiece model: piece {shown!r}")
     if table := proto.normalizer_spec.precompiled_charsmap:

@@ -56,7 +56,7 @@ _USUAL = {
 }
 _ANY = ("", "ErnieTinyTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes that take everything from tokenizer.json, or whose rules follow from the other files."""
-_KEPT = (
+_KEPT_KEYS = (
     UNLISTED,
     "model_max_length",
     "padding_side",
@@ -167,7 +167,7 @@ def _text(token: object) -> str:
 
 
 def _kept(folder: Path, values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    kept = {key: values[key] for key in _KEPT if values.get(key) is not None}
+    kept = {key: values[key] for key in _KEPT_KEYS if values.get(key) is not None}
     if "max_len" in values:  # the earlier name
         kept.setdefault("model_max_length", values["max_len"])
     length = kept.get("model_max_length", 1)

@@ -21,11 +21,11 @@ from palm_ds.text.words import split_words
 
 KINDS = ("wordpiece", "sentencepiece")
 _PRIVATE = 0xF0000  # first code point used for non-initial characters
-_LEAST = 2  # least occurrences of a word or character
+_MIN_COUNT = 2  # least occurrences of a word or character
 _FEED = 1 << 16  # characters per string given to the trainer
-_LONGEST_LINE = 2000  # characters; SentencePiece skips lines over about 4,000 bytes
-_LONGEST_WORD = 50  # characters
-_MOST_TOKENS = 10_000_000
+_MAX_LINE_LENGTH = 2000  # characters; SentencePiece skips lines over about 4,000 bytes
+_MAX_WORD_LENGTH = 50  # characters
+_MAX_TOKENS = 10_000_000
 
 
 def train_tokenizer(
@@ -45,8 +45,8 @@ def check_training(kind: str, vocab_size: int) -> None:
         raise UserError(f"--train {kind!r}: unknown{suggest(kind, KINDS)}")
     if vocab_size < 100:
         raise UserError(f"--vocab_size {vocab_size}: must be at least 100")
-    if vocab_size > _MOST_TOKENS:  # the libraries take memory for all of them first
-        raise UserError(f"--vocab_size {vocab_size}: must be at most {_MOST_TOKENS:,}")
+    if vocab_size > _MAX_TOKENS:  # the libraries take memory for all of them first
+        raise UserError(f"--vocab_size {vocab_size}: must be at most {_MAX_TOKENS:,}")
 
 
 def _train_wordpiece(texts: Iterable[str], vocab_size: int, lower: bool) -> Tokenizer:
@@ -57,7 +57,7 @@ def _train_wordpiece(texts: Iterable[str], vocab_size: int, lower: bool) -> Toke
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(SPECIALS), min_frequency=_LEAST, show_progress=False
+        vocab_size=vocab_size - len(SPECIALS), min_frequency=_MIN_COUNT, show_progress=False
     )
     backend.train_from_iterator(_feed(counts, inner), trainer)
     known = sorted(backend.get_vocab().items(), key=lambda entry: entry[1])
@@ -93,14 +93,18 @@ def _alphabet(counts: Counter[str], most: int) -> set[str]:
             letters[letter] += n
     ranked = sorted(letters.items(), key=lambda entry: (-entry[1], entry[0]))
     private = range(_PRIVATE, 0x110000)
-    kept = [c for c, n in ranked if n >= _LEAST and ord(c) not in private]
+    kept = [c for c, n in ranked if n >= _MIN_COUNT and ord(c) not in private]
     return set(kept[:most])
 
 
 def _feed(counts: Counter[str], inner: dict[str, str]) -> Iterator[str]:
     """Every word repeated by its frequency, with non-initial characters in the private plane."""
     for word in sorted(counts):
-        if counts[word] < _LEAST or len(word) > _LONGEST_WORD or not all(c in inner for c in word):
+        if (
+            counts[word] < _MIN_COUNT
+            or len(word) > _MAX_WORD_LENGTH
+            or not all(c in inner for c in word)
+        ):
             continue
         written = word[0] + "".join(inner[c] for c in word[1:]) + " "
         at_once = max(1, _FEED // len(written))
@@ -123,7 +127,7 @@ def _train_sentencepiece(texts: Iterable[str], vocab_size: int, lower: bool) -> 
             character_coverage=0.9998,
             normalization_rule_name="nmt_nfkc_cf" if lower else "nmt_nfkc",
             pretokenization_delimiter=_DELIMITER,
-            max_sentence_length=5 * _LONGEST_LINE,
+            max_sentence_length=5 * _MAX_LINE_LENGTH,
             num_threads=4,  # fixed, so that sums are in the same order on every machine
             pad_id=0,
             unk_id=1,
@@ -152,7 +156,7 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
     han = re.compile(f"([{CHINESE}])")
     for text in texts:
         for line in text.replace(_DELIMITER, "").replace("\0", "").split("\n"):
-            for start in range(0, len(line), _LONGEST_LINE):
-                piece = line[start : start + _LONGEST_LINE].strip()
+            for start in range(0, len(line), _MAX_LINE_LENGTH):
+                piece = line[start : start + _MAX_LINE_LENGTH].strip()
                 if piece:
                     yield han.sub(f"{_DELIMITER}\\1{_DELIMITER}", piece)

@@ -35,7 +35,7 @@ KEY = "word_segmenter"
 DICTIONARY = "dict.wordseg.pickle"
 _WORDS = "words.txt"  # the dictionary as palm_ds saves it
 _WINDOW = 5  # characters of the longest word that is looked for
-_LONGEST_RUN = 100  # letters and digits in a row; longer ones are unknown
+_MAX_RUN_LENGTH = 100  # letters and digits in a row; longer ones are unknown
 _CONTAINERS = {
     ("builtins", "set"): set,
     ("__builtin__", "set"): set,
@@ -210,7 +210,7 @@ def compile_characters(
         known,
         unk_token=unknown,
         continuing_subword_prefix="",
-        max_input_chars_per_word=_LONGEST_RUN + len(WORD_START),
+        max_input_chars_per_word=_MAX_RUN_LENGTH + len(WORD_START),
     )
     backend = Backend(model)
     if lower:

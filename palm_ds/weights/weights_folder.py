@@ -54,10 +54,10 @@ _SHAPE = (
     "token_types",
     "task_types",
 )
-_NOT_SEEN = ("num_heads", "activation", "head_activation", "layer_norm_eps", "position_offset")
-_SHOWN = 6
+_UNSEEN_KEYS = ("num_heads", "activation", "head_activation", "layer_norm_eps", "position_offset")
+_MAX_NAMED = 6
 """Class names in a message."""
-_SAME = ("kind", "options", *_SHAPE, *_NOT_SEEN)
+_COMPARED_KEYS = ("kind", "options", *_SHAPE, *_UNSEEN_KEYS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +285,7 @@ def _check_same(source: EncoderConfig, target: EncoderConfig, folder: Path) -> N
         raise UserError(
             f"{folder}: is not a {target.kind}; `init_layers: []` takes its word embeddings alone"
         )
-    names = _SAME if own or not custom else _NOT_SEEN
+    names = _COMPARED_KEYS if own or not custom else _UNSEEN_KEYS
     for name in names:
         if getattr(source, name) != getattr(target, name):
             key = "intermediate_size" if name == "feed_forward_size" else name
@@ -354,7 +354,7 @@ def _check_heads(
 
 
 def _classes(names: Sequence[str], count: int) -> str:
-    shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+    shown = ", ".join(names[:_MAX_NAMED]) + (", ..." if len(names) > _MAX_NAMED else "")
     return f"{count} classes ({shown})" if names else f"{count} classes"
 
 

@@ -74,7 +74,7 @@ def test_take_of_an_unknown_annotation(corpus: Corpus) -> None:
 def test_few_shards_and_record_batches_stay_in_memory(
     corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "_MOST_SHARDS", 2)
+    monkeypatch.setattr(store, "_MAX_SHARDS", 2)
     monkeypatch.setattr(mapped_shard, "_BLOCKS", 3)
     bounded = open_corpus(corpus.path)
     everything = np.arange(corpus.manifest.tokens)
@@ -89,7 +89,7 @@ def test_few_shards_and_record_batches_stay_in_memory(
 
 
 def test_views_outlive_their_shard(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_MOST_SHARDS", 1)
+    monkeypatch.setattr(store, "_MAX_SHARDS", 1)
     bounded = open_corpus(corpus.path)
     ids = bounded.document(0)[1].ids
     copy = ids.copy()

@@ -161,7 +161,7 @@ def test_the_last_layer_is_computed_where_labels_are(
     made = batch(a=([1, 4, 8], [7, 8, 9]), b=([0], [5]), c=([1, 4], [0, 1]))
     rows, grads = [], []
     for few in (0.5, 0.0):
-        monkeypatch.setattr("palm_ds.model.multi_task_model._FEW", few)
+        monkeypatch.setattr("palm_ds.model.multi_task_model._MAX_SHARE", few)
         net = model()
         net.backbone.recompute = recompute
         for layer in net.backbone.layers:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 JOINT = "\n\n"  # between the parts of a text
 MAX_VALUES = 256  # of an annotation, which is uint8
-_LONGEST_LABEL = 100
+_MAX_LABEL_LENGTH = 100
 _TEXTS = ("text", "message", "utterance", "content")  # text fields of a turn
 _SPEAKERS = ("speaker", "role")
 
@@ -141,9 +141,9 @@ def _label(value: object, name: str) -> str:
     if isinstance(value, int):
         return str(value)
     text = check_text(value, f"the label in field `{name}`", "empty label").strip()
-    if "\n" in text or len(text) > _LONGEST_LABEL:
+    if "\n" in text or len(text) > _MAX_LABEL_LENGTH:
         raise BadRecordError(
-            f"the label in field `{name}` has several lines or over {_LONGEST_LABEL} characters"
+            f"the label in field `{name}` has several lines or over {_MAX_LABEL_LENGTH} characters"
         )
     return text
 

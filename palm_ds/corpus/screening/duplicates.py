@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-_MOST_KEYS = 4 << 20  # in memory
-_MOST_PAIRS = 1 << 15  # whose signatures are in memory
+_MAX_KEYS = 4 << 20  # in memory
+_MAX_PAIRS = 1 << 15  # whose signatures are in memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,8 @@ class Clusters:
 
     def __init__(self, file: Path, documents: int) -> None:
         self.parent = np.lib.format.open_memmap(file, mode="w+", dtype=np.int64, shape=(documents,))
-        for start in range(0, documents, _MOST_KEYS):
-            end = min(start + _MOST_KEYS, documents)
+        for start in range(0, documents, _MAX_KEYS):
+            end = min(start + _MAX_KEYS, documents)
             self.parent[start:end] = np.arange(start, end)
 
     def first(self, documents: np.ndarray) -> np.ndarray:
@@ -72,7 +72,7 @@ def find_clusters(units: Sequence[UnitFingerprints], similarity: float, file: Pa
 def _ranges(units: Sequence[UnitFingerprints], row: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """(keys, documents) of all units, sorted, one range of keys after another."""
     count = sum(unit.keys.shape[1] for unit in units)
-    pieces = max(1, -(-count // _MOST_KEYS))
+    pieces = max(1, -(-count // _MAX_KEYS))
     edges = [(i << 64) // pieces for i in range(pieces)]
     places = [
         np.append(np.searchsorted(unit.keys[row], np.array(edges, np.uint64)), unit.keys.shape[1])
@@ -108,8 +108,8 @@ def _alike(
     apart = clusters.first(one) != clusters.first(other)
     one, other = one[apart], other[apart]
     keep = np.zeros(len(one), bool)
-    for start in range(0, len(one), _MOST_PAIRS):
-        part = slice(start, start + _MOST_PAIRS)
+    for start in range(0, len(one), _MAX_PAIRS):
+        part = slice(start, start + _MAX_PAIRS)
         keep[part] = similarities(units, one[part], other[part]) >= similarity
     return one[keep], other[keep]
 

@@ -31,14 +31,14 @@ _SINGLE = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 SINGLE = re.compile(f"[{_SINGLE}]")
 """Characters that are terms by themselves."""
 _TERM = re.compile(rf"[{_SINGLE}]|[^\W_{_SINGLE}]+")
-_MOST_KNOWN = 1 << 20
+_MAX_CACHED_TERMS = 1 << 20
 
 
 class _TermHashes(dict[str, int]):
     """64 bits of every term, computed once."""
 
     def __missing__(self, term: str) -> int:
-        if len(self) >= _MOST_KNOWN:
+        if len(self) >= _MAX_CACHED_TERMS:
             self.clear()
         value = int.from_bytes(blake2b(term.encode("utf-8"), digest_size=8).digest(), "little")
         self[term] = value

@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 COUNTS = "dropped.json"
 _BATCH = 256  # documents whose signatures are computed together
-_MOST_OPEN = 256  # work units whose places are mapped
+_MAX_MAPPED_UNITS = 256  # work units whose places are mapped
 _ARRAYS = ("keys", "order", "exact", "signatures")
 
 
@@ -174,7 +174,7 @@ class _Screened:
 
     @cached_property
     def _places(self) -> RecentlyUsed[int, np.ndarray]:
-        return RecentlyUsed(_MOST_OPEN)
+        return RecentlyUsed(_MAX_MAPPED_UNITS)
 
     @cached_property
     def starts(self) -> np.ndarray:

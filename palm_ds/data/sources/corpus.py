@@ -29,7 +29,7 @@ from palm_ds.data.sources.source import (
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
 
 _SAMPLE_TOKENS = 2_000_000
-_MORE = {
+_ADVICE = {
     True: "every file of text is one document, as it has no empty line; if each line is a text, "
     "prepare it again with `palm-ds prepare --text_documents line`",
     False: "prepare more documents, or give the source's `validation` and `held_out: 0`",
@@ -209,7 +209,7 @@ def split_corpus(
     try:
         training, held = train_heldout_split(len(corpus), held_out, at_least_one=True, **where)
     except UserError as error:
-        raise UserError(f"{error}; {_MORE[corpus.manifest.undivided]}") from None
+        raise UserError(f"{error}; {_ADVICE[corpus.manifest.undivided]}") from None
     held = without_copies(corpus, held)
     return CorpusSource(corpus, training, tuple(annotations)), CorpusSource(
         corpus, held, tuple(annotations)

@@ -24,7 +24,7 @@ from palm_ds.data.stream.budgets import (
 )
 from palm_ds.data.stream.stages import CURRICULUM_KINDS, Curriculum, Mix, Stage, tasks_of
 
-_MOST_STEPS = 10**9  # a byte of memory for each in stages of `mix: step`
+_MAX_STEPS = 10**9  # a byte of memory for each in stages of `mix: step`
 _KEYS = (*CURRICULUM_KINDS, "explicit", "steps", "sampler", "mix", "always")
 
 
@@ -89,8 +89,8 @@ class CurriculumSpec:
             kept = tuple((task_group, steps) for task_group, steps in row.items() if steps)
             stages.append(Stage(steps_of=kept, mix=mix, first=first))
             first += stages[-1].steps
-        if first > _MOST_STEPS:
-            raise UserError(f"stages: {first:,} steps in all; at most {_MOST_STEPS:,}")
+        if first > _MAX_STEPS:
+            raise UserError(f"stages: {first:,} steps in all; at most {_MAX_STEPS:,}")
         return Curriculum(tuple(stage for stage in stages if stage.steps))
 
     def _steps(

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 _VERSION = 1
-_FEWEST_SEGMENTS = 16
+_MIN_SEGMENTS = 16
 """With fewer, starting worker processes takes longer than counting."""
 
 
@@ -119,7 +119,7 @@ def _count(task: CorpusTask, split: CorpusSplit, max_length: int) -> np.ndarray:
     bounds = split.blocks.segments
     started, where = time.monotonic(), f"{task.name}: {split.corpus.path}"
     log.info("%s: counting the items of %d blocks, once", where, len(split.blocks))
-    workers = (os.cpu_count() or 1) if len(bounds) > _FEWEST_SEGMENTS else 1
+    workers = (os.cpu_count() or 1) if len(bounds) > _MIN_SEGMENTS else 1
     count = partial(_count_segment, task, split, max_length)
     with open_executor(workers=workers, mpi=False) as run:
         of_blocks = list(run(count, range(len(bounds) - 1)))

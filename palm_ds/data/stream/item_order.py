@@ -28,7 +28,7 @@ from palm_ds.data.sources.table import TableSource
 from palm_ds.data.stream.item_counts import ItemCounts, item_counts
 from palm_ds.data.tasks.task import CorpusTask, SourceT, Task
 
-_KEPT = 3
+_CACHED_WINDOWS = 3
 """Windows in memory: examples of two are packed together, and rows are built a little later."""
 
 
@@ -218,7 +218,7 @@ class WindowedOrder:
 
     @cached_property
     def _windows(self) -> RecentlyUsed[tuple[int, int, int], Window]:
-        return RecentlyUsed(_KEPT)
+        return RecentlyUsed(_CACHED_WINDOWS)
 
     def _epoch(self, number: int) -> _Epoch:
         def make() -> _Epoch:

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 SourceT = TypeVar("SourceT", bound=CorpusSource | TableSource)
 
 _PACKAGES = ("palm_ds.pretrain", "palm_ds.tasks")
-_LONGEST_NAME = 80  # of a task
-_TASK_NAME = re.compile(rf"\w[\w -]{{0,{_LONGEST_NAME - 1}}}(?<! )")
-_ELSEWHERE = ("name", "source")
+_MAX_NAME_LENGTH = 80  # of a task
+_TASK_NAME = re.compile(rf"\w[\w -]{{0,{_MAX_NAME_LENGTH - 1}}}(?<! )")
+_PARENT_KEYS = ("name", "source")
 """Fields that a recipe has in other places than the task's keys."""
 _NOT_ARRANGING = (
     *("name", "source", "weight", "share", "task_id", "head_lr", "freeze"),
@@ -250,7 +250,7 @@ class Task(Exports, ABC, Generic[SourceT]):
         cls = type(self)
         given = {x.name: getattr(self, x.name) for x in fields(self)}
         defaults = {x.name: default_of(x) for x in fields(self)}
-        own = {k: v for k, v in given.items() if k not in _ELSEWHERE and v != defaults[k]}
+        own = {k: v for k, v in given.items() if k not in _PARENT_KEYS and v != defaults[k]}
         parse(cls, own, cls.__name__)
         return {
             key: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
@@ -364,7 +364,7 @@ def check_task_name(name: object, where: str) -> None:
     parameters, or of a file's name."""
     if not isinstance(name, str) or not _TASK_NAME.fullmatch(name):
         raise UserError(
-            f"{where}: {str(name)[:60]!r}: a task's name has up to {_LONGEST_NAME} letters, "
+            f"{where}: {str(name)[:60]!r}: a task's name has up to {_MAX_NAME_LENGTH} letters, "
             "digits, spaces, _ and -"
         )
     if hasattr(nn.ModuleDict(), name):

@@ -30,7 +30,7 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.text.display import written_text
 from palm_ds.text.tokens import SpecialTokens
 
-_MOST = 128  # hypotheses of a batch
+_MAX_HYPOTHESES = 128  # hypotheses of a batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ def write_texts(
     found: list[dict[str, Any]] = [{}] * len(prompts)
     generator = _Generator(model, task, source.vocabulary, room, settings, lockstep)
     with _uncompiled(model):
-        for part in _parts(counted, batch_tokens, max(1, _MOST // settings.beams)):
+        for part in _parts(counted, batch_tokens, max(1, _MAX_HYPOTHESES // settings.beams)):
             chosen = order[part].tolist()
             for place, each in zip(chosen, generator([prompts[i] for i in chosen]), strict=True):
                 found[place] = task.written(each, source)

@@ -16,7 +16,7 @@ from torch.nn import attention as flash
 
 from palm_ds.model.ops.implementation import Environment
 
-_HALF = (torch.float16, torch.bfloat16)
+_HALF_DTYPES = (torch.float16, torch.bfloat16)
 _MAX_FLASH_HEAD_SIZE = 256
 _MAX_TRITON_HEAD_SIZE = 128  # a block of larger heads does not fit the registers
 
@@ -112,7 +112,7 @@ def _triton(environment: Environment) -> str | None:
         return "triton is not installed"
     if environment.config.attention_dropout and environment.dropout != "counter":
         return 'its masks are those of dropout: "counter"'
-    if environment.dtype not in (*_HALF, torch.float32):
+    if environment.dtype not in (*_HALF_DTYPES, torch.float32):
         return "needs fp32, fp16 or bf16"
     return _needs_capability(environment, (8, 0)) or _head_size(
         environment, most=_MAX_TRITON_HEAD_SIZE
@@ -126,7 +126,7 @@ def _needs_capability(environment: Environment, least: tuple[int, int]) -> str |
 
 
 def _needs_half(environment: Environment) -> str | None:
-    return None if environment.dtype in _HALF else "needs fp16 or bf16"
+    return None if environment.dtype in _HALF_DTYPES else "needs fp16 or bf16"
 
 
 def _head_size(environment: Environment, *, most: int, multiple: int = 1) -> str | None:

@@ -24,7 +24,7 @@ from palm_ds.model.heads.heads import SoftKind
 Measure: TypeAlias = Literal["kl", "mse"]
 SoftMeasure: TypeAlias = Literal["kl", "mse", "hard"]
 
-_UNSEEN = -1e9  # a score whose softmax is 0; infinity would make KL's 0 * infinity
+_MASKED_SCORE = -1e9  # a score whose softmax is 0; infinity would make KL's 0 * infinity
 _PAIRS_AT_ONCE = 1 << 24  # of tokens and heads, whose scores are in memory together
 
 
@@ -67,14 +67,14 @@ def hard_scores(
     """Scores (n, any) whose probability is all at the teacher's best class, or at its side of 0 for
     `labels`."""
     if kind == "labels":
-        return torch.where(teacher > 0, -_UNSEEN, _UNSEEN)
+        return torch.where(teacher > 0, -_MASKED_SCORE, _MASKED_SCORE)
     if kind == "groups":
         assert groups is not None
         index = groups[:, None].expand_as(teacher)
         peak = torch.full_like(teacher, -torch.inf).scatter_reduce(0, index, teacher, "amax")
-        return torch.where(teacher == peak.gather(0, index), 0.0, _UNSEEN)
+        return torch.where(teacher == peak.gather(0, index), 0.0, _MASKED_SCORE)
     best = teacher.argmax(-1, keepdim=True)
-    return torch.full_like(teacher, _UNSEEN).scatter(-1, best, 0.0)
+    return torch.full_like(teacher, _MASKED_SCORE).scatter(-1, best, 0.0)
 
 
 def _divergence(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
@@ -155,7 +155,7 @@ def _relation_losses(
         each = ((student - teacher).square() * seen).sum(-1) / seen.sum(-1)
     else:
         student, teacher = (
-            x.masked_fill(~seen, _UNSEEN).log_softmax(-1) for x in (student, teacher)
+            x.masked_fill(~seen, _MASKED_SCORE).log_softmax(-1) for x in (student, teacher)
         )
         each = _divergence(teacher, student).sum(-1)
     return each.mean(1)  # over the heads

@@ -11,7 +11,7 @@ from palm_ds.model.distillation.losses import SoftMeasure
 
 RELATIONS = {"q": 0, "k": 1, "v": 2}
 """Which third of a layer's queries, keys and values a letter is."""
-_HOTTEST = 100  # beyond it, divergences in fp32 are rounding errors
+_MAX_TEMPERATURE = 100  # beyond it, divergences in fp32 are rounding errors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +36,9 @@ class LogitsSettings:
 
     def __post_init__(self) -> None:
         _check_weights(weight=self.weight, **self.tasks)
-        if not 0 < self.temperature <= _HOTTEST:
+        if not 0 < self.temperature <= _MAX_TEMPERATURE:
             raise UserError(
-                f"temperature: {self.temperature} is not above 0 and at most {_HOTTEST}"
+                f"temperature: {self.temperature} is not above 0 and at most {_MAX_TEMPERATURE}"
             )
         if self.loss == "hard" and self.temperature != 1:
             raise UserError("temperature: has no effect with `loss: hard`; leave it out")

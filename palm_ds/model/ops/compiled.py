@@ -20,7 +20,7 @@ import torch
 
 log = logging.getLogger(__name__)
 
-_MOST_SHAPES = 64  # torch gives up after 8
+_MAX_SHAPES = 64  # torch gives up after 8
 _CHUNKS = (64, 512, 2048)
 _SHARES = 8  # sizes that positions are padded to, up to all tokens of a batch
 
@@ -36,7 +36,7 @@ class CompiledRegion:
         from torch._dynamo import config  # takes seconds
         from torch._dynamo.exc import TorchDynamoException
 
-        config.recompile_limit = max(config.recompile_limit, _MOST_SHAPES)
+        config.recompile_limit = max(config.recompile_limit, _MAX_SHAPES)
         compiled = torch.compile(function, fullgraph=True, dynamic=False)
 
         def call(*arguments: Any, **named: Any) -> Any:

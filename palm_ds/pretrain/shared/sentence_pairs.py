@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from palm_ds.model.encoder.encoder import Encoder
 
-_MOST_ITEMS = 1 << 22
+_MAX_ITEMS = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +220,7 @@ def balance(classes: np.ndarray, repeat: int, key: int) -> tuple[np.ndarray, np.
     counts = np.bincount(classes)
     used = counts > 0
     items = _items_of_class(counts[used], repeat)
-    items = min(items, _MOST_ITEMS // max(used.sum(), 1))  # an epoch need not cover the corpus
+    items = min(items, _MAX_ITEMS // max(used.sum(), 1))  # an epoch need not cover the corpus
     return _distribute(classes, np.where(used, items, 0), key)
 
 

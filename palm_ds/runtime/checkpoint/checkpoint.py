@@ -42,7 +42,7 @@ T = TypeVar("T")
 FORMAT = 3
 MANIFEST = "manifest.json"
 PARTIAL = ".partial"
-_OLD = ".old" + PARTIAL  # being deleted
+_OLD_SUFFIX = ".old" + PARTIAL  # being deleted
 _NAME = re.compile(r"step_(\d{8,})")
 
 
@@ -189,7 +189,7 @@ def _make_room(folder: Path, partial: Path) -> None:
 def _publish(partial: Path, published: Path, manifest: Mapping[str, Any]) -> None:
     write_sealed_json(partial / MANIFEST, manifest)
     # An existing one of the same step is invalid or identical; `prune` deletes it.
-    move_into_place(partial, published, aside=published.with_name(published.name + _OLD))
+    move_into_place(partial, published, aside=published.with_name(published.name + _OLD_SUFFIX))
 
 
 def prune(folder: Path, newest: int, *, keep: Retention, invalid: Sequence[int] = ()) -> None:
@@ -206,7 +206,7 @@ def discard(folder: Path, steps: Iterable[int]) -> None:
 
 def delete_set_aside(folder: Path) -> None:
     """Delete what was set aside; that may take as long as many steps of training."""
-    for entry in folder.glob("*" + _OLD):
+    for entry in folder.glob("*" + _OLD_SUFFIX):
         shutil.rmtree(entry, ignore_errors=True)
 
 
@@ -214,7 +214,7 @@ def _set_aside(folder: Path, steps: Iterable[int]) -> None:
     """Rename checkpoints, so that a half-deleted one is never taken for published."""
     for path in [folder / folder_name(step) for step in steps]:
         if path.exists():
-            os.replace(path, path.with_name(path.name + _OLD))
+            os.replace(path, path.with_name(path.name + _OLD_SUFFIX))
 
 
 def _at_rank0(group: ProcessGroup, action: Callable[[], None]) -> str:
@@ -282,7 +282,7 @@ def latest_good(
     """
     if group.rank == 0:
         for entry in sorted(folder.glob("*" + PARTIAL)):
-            what = "deletion" if entry.name.endswith(_OLD) else "save"
+            what = "deletion" if entry.name.endswith(_OLD_SUFFIX) else "save"
             warn(f"{entry}: unfinished {what}; not used")
     # Rank 0 decides for all: file systems may show other ranks a different state.
     steps = _from_rank0(group, lambda: steps_in(folder))

@@ -32,7 +32,7 @@ from palm_ds.runtime.processes.process_group import ProcessGroup
 from palm_ds.runtime.processes.this_process import host_name
 
 log = logging.getLogger(__name__)
-_LEAST_LEFT = 0.5
+_MIN_FREE_SHARE = 0.5
 """The part of the free memory that copies leave to others."""
 _NICENESS = 10
 """Of the threads: on a CPU, training comes first."""
@@ -185,7 +185,7 @@ def short_memory(found: Sequence[tuple[str, int, int]]) -> str:
     for host in dict.fromkeys(host for host, _, _ in found):
         needed = sum(size for name, size, _ in found if name == host)
         free = min(free for name, _, free in found if name == host)
-        if needed > free * (1 - _LEAST_LEFT):
+        if needed > free * (1 - _MIN_FREE_SHARE):
             return (
                 f"copies of them take {needed / _GB:.3g} GB on {host}, which has {free / _GB:.3g} "
                 "GB of memory free"

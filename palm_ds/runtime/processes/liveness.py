@@ -38,7 +38,7 @@ _COMMUNICATION = re.compile("gloo|nccl|connection|socket|peer|store", re.IGNOREC
 _BACKLOG = 4096
 """All processes of a run connect in the same moment."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_LONGEST_GREETING = 4096
+_MAX_GREETING_BYTES = 4096
 ADDRESS = "palm_ds/liveness"
 """Key of the store: where rank 0 listens, and the secret of the run."""
 
@@ -153,7 +153,7 @@ class Liveness(threading.Thread):
         """The first message of a connection; closes those of strangers."""
         try:
             messages = link.hear()
-            if messages == [] and len(link.buffer) < _LONGEST_GREETING:
+            if messages == [] and len(link.buffer) < _MAX_GREETING_BYTES:
                 return
             first = (messages or [{}])[0]
             ours = secrets.compare_digest(str(first["secret"]).encode(), self._secret.encode())

@@ -28,7 +28,7 @@ from palm_ds.runtime.processes import launched, liveness, rank_status, rendezvou
 from palm_ds.runtime.processes.this_process import host_name
 
 T = TypeVar("T")
-_LETTING_GO = 0.2  # seconds
+_RELEASE_SECONDS = 0.2  # seconds
 
 
 def accelerator() -> Any:
@@ -231,7 +231,7 @@ def end_without_destructors() -> None:
     destructors: once in about 50 times they abort a finished process of several, and the launcher
     counts its run as failed. So does a thread of gloo that lets go of a tensor, some time after it
     was reduced, while Python ends: it gets a moment before. Without glibc there is no more."""
-    time.sleep(_LETTING_GO)
+    time.sleep(_RELEASE_SECONDS)
     libc = ctypes.CDLL(None)
     if hasattr(libc, "on_exit"):
         libc.fflush(None)

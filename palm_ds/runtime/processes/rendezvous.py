@@ -24,7 +24,7 @@ from palm_ds.runtime.processes import liveness
 from palm_ds.runtime.processes.launched import LaunchedProcess
 
 _TELL_SECONDS = 30.0
-_MOST_NAMED = 8
+_MAX_NAMED = 8
 _ARRIVED, _ALL = "palm_ds/arrived", "palm_ds/all"
 """Keys of the store: how many processes are there; set once all are."""
 log = logging.getLogger(__name__)
@@ -142,8 +142,8 @@ class Rendezvous(threading.Thread):
         return min(1.3 * seconds, most)
 
     def _list(self, ranks: Sequence[int]) -> str:
-        more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
-        return ", ".join(map(self._named, ranks[:_MOST_NAMED])) + more
+        more = f" and {len(ranks) - _MAX_NAMED} more" if len(ranks) > _MAX_NAMED else ""
+        return ", ".join(map(self._named, ranks[:_MAX_NAMED])) + more
 
     def _named(self, rank: int) -> str:
         host = self.place.host_of(rank)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-_LONGEST_COMMAND = 200
+_MAX_COMMAND_LENGTH = 200
 
 
 def host_name() -> str:
@@ -41,4 +41,4 @@ def start_ticks(pid: int) -> int:
 def command_line() -> str:
     """The command line of this process, shortened."""
     text = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    return text if len(text) <= _LONGEST_COMMAND else f"{text[:_LONGEST_COMMAND]} ..."
+    return text if len(text) <= _MAX_COMMAND_LENGTH else f"{text[:_MAX_COMMAND_LENGTH]} ..."

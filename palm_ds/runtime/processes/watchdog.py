@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from palm_ds.common import exit_codes
 from palm_ds.runtime.processes import rank_status
 
-_FLOOR, _OTHERWISE = 600.0, 3600.0
+_MIN_LIMIT, _DEFAULT_LIMIT = 600.0, 3600.0
 """Seconds: the least limit of a step, and the limit of everything else."""
 _FACTOR = 20
-_UNTIMED, _FEWEST, _RECENT = 2, 5, 100
+_WARM_UP_STEPS, _MIN_STEPS, _HISTORY_STEPS = 2, 5, 100
 """First steps that say nothing, fewest steps that say something, steps remembered."""
 
 
@@ -29,9 +29,9 @@ class Watchdog:
     """`stepped` after each training step, `beat` before and during anything else. `seconds`: a
     fixed limit; 0: never; None: from the step times, at least `floor`."""
 
-    def __init__(self, seconds: float | None = None, *, floor: float = _FLOOR):
+    def __init__(self, seconds: float | None = None, *, floor: float = _MIN_LIMIT):
         self._fixed, self._floor = seconds, floor
-        self._times: deque[float] = deque(maxlen=_RECENT)
+        self._times: deque[float] = deque(maxlen=_HISTORY_STEPS)
         self._steps, self._stepping = 0, False
         self._last = time.monotonic()
         self._closed = threading.Event()
@@ -43,14 +43,14 @@ class Watchdog:
         """Seconds until the next sign of progress."""
         if self._fixed is not None:
             return self._fixed
-        if not self._stepping or len(self._times) < _FEWEST:
-            return _OTHERWISE
+        if not self._stepping or len(self._times) < _MIN_STEPS:
+            return _DEFAULT_LIMIT
         return max(self._floor, _FACTOR * max(self._times))
 
     def stepped(self) -> None:
         now = time.monotonic()
         self._steps += 1
-        if self._stepping and self._steps > _UNTIMED:
+        if self._stepping and self._steps > _WARM_UP_STEPS:
             self._times.append(now - self._last)
         self._last, self._stepping = now, True
 

@@ -22,7 +22,7 @@ from palm_ds.runtime.supervisor.messages import MessageReader, TimeLimits, send
 _ANSWER = 25.0
 """Seconds that a host has to answer."""
 _INTERRUPTED = 143
-_DEADLY = {
+_FATAL_SIGNALS = {
     *(signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGKILL),
     *(signal.SIGSEGV, signal.SIGTERM),
 }
@@ -240,7 +240,7 @@ class Attempt:
 def signal_in(code: int) -> int:
     """The signal in the exit code of a command: -9 (it was killed itself), 137 (a shell's or
     mpirun's) or 247 (deepspeed's) for 9; 0: none."""
-    return next((n for n in (-code, code - 128, 256 - code) if n in _DEADLY), 0)
+    return next((n for n in (-code, code - 128, 256 - code) if n in _FATAL_SIGNALS), 0)
 
 
 def combined(ranks: Sequence[int | None], commands: Sequence[int | None]) -> int:

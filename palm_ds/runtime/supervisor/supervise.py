@@ -24,8 +24,8 @@ from palm_ds.runtime.supervisor.attempt import Attempt, Outcome
 from palm_ds.runtime.supervisor.command_line import RunCommand, understand
 from palm_ds.runtime.supervisor.messages import TimeLimits
 
-_LONGEST_PAUSE = 60.0
-_AGAIN = 2.0
+_MAX_PAUSE = 60.0
+_REPEAT_SECONDS = 2.0
 """Seconds after which a second signal means: now."""
 
 
@@ -59,7 +59,7 @@ class _Stop:
     def handle(self, number: int, frame: FrameType | None) -> None:
         if not self.urgency:
             self.urgency, self.since = 1, time.monotonic()
-        elif number == signal.SIGINT and time.monotonic() - self.since > _AGAIN:
+        elif number == signal.SIGINT and time.monotonic() - self.since > _REPEAT_SECONDS:
             self.urgency = 2
 
 
@@ -96,7 +96,7 @@ class _Supervisor:
             self._count(outcome)
             if self.failures > self.settings.restarts or not self.settings.restarts:
                 return self._give_up(outcome)
-            pause = min(2.0 ** (self.failures - 1), _LONGEST_PAUSE) if self.failures else 1.0
+            pause = min(2.0 ** (self.failures - 1), _MAX_PAUSE) if self.failures else 1.0
             number = f"restart {max(self.failures, 1)} of {self.settings.restarts}"
             self._say(f"{outcome.reason}; {number} in {pause:g} s")
             self._sleep(pause)

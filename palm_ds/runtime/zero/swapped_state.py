@@ -21,7 +21,7 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.runtime.optimizer.state import ADAM, OptimizerStateSpec
 
-_WRONG = (
+_CORRUPTION_MESSAGE = (
     "{folder}: what was read is not what was written: the disk is full or failing, or its file "
     "system cannot do direct I/O; name another one in zero_optimization.offload_optimizer.nvme_path"
 )
@@ -137,7 +137,7 @@ def guard_swapping(zero: object) -> None:
         cls.swap_in_optimizer_state(itself, parameter, async_parameter)
         found = _sums(itself, parameter)
         if written.setdefault(parameter.ds_id, found) != found:
-            raise UserError(_WRONG.format(folder=itself.swap_folder))
+            raise UserError(_CORRUPTION_MESSAGE.format(folder=itself.swap_folder))
 
     def write(parameter: _GroupTensor, async_swap: bool = False) -> None:
         written[parameter.ds_id] = _sums(itself, parameter)
@@ -158,7 +158,7 @@ def guard_swapping(zero: object) -> None:
         with in_memory(zero, tensor):
             expected = weights.to(tensor.device, torch.float32)
             if not torch.equal(tensor.nan_to_num(), expected.nan_to_num()):  # as padding is
-                raise UserError(_WRONG.format(folder=swapper.swap_folder))
+                raise UserError(_CORRUPTION_MESSAGE.format(folder=swapper.swap_folder))
 
 
 def _check_moments(optimizer: torch.optim.Optimizer) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
 
-_SHOWN = 40  # characters of a key in a message
+_MAX_KEY_LENGTH = 40  # characters of a key in a message
 
 
 class JsonRoute(APIRoute):
@@ -53,7 +53,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        _refuse(f"key {twice[:_SHOWN]!r} is given twice")
+        _refuse(f"key {twice[:_MAX_KEY_LENGTH]!r} is given twice")
     return found
 
 

@@ -165,8 +165,8 @@ def _odds(
 _MARKS = dict.fromkeys(map(ord, "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』"))
 """Marks the official script removes. It also lists ……, but compares single characters."""
 _HAN = re.compile("([\u4e00-\u9fa5])")
-_ALONE = r";@#$%&?!()\[\]{}<>\""
-_WORDS = re.compile(rf"(?:[^\s,.{_ALONE}]|,(?=\d)|\.(?![\s.]|$))+|\.{{2,}}|[,.{_ALONE}]")
+_SYMBOLS = r";@#$%&?!()\[\]{}<>\""
+_WORDS = re.compile(rf"(?:[^\s,.{_SYMBOLS}]|,(?=\d)|\.(?![\s.]|$))+|\.{{2,}}|[,.{_SYMBOLS}]")
 
 
 def without_marks(text: str) -> str:

@@ -14,7 +14,7 @@ _MISSING = {"nan", "none", "null", "n/a", "na", "<na>"}
 _MANY_NUMBERS = 5
 """With this many different fractional numbers, the task is probably regression."""
 _MANY_CLASSES = 10
-_SHOWN = 3
+_MAX_NAMED = 3
 
 
 def label_notes(names: Collection[str], *, rows: int) -> list[str]:
@@ -78,4 +78,4 @@ def _number(name: str) -> float | None:
 
 def _listed(names: Iterable[str]) -> str:
     found = list(names)
-    return ", ".join(map(repr, found[:_SHOWN])) + (", ..." if len(found) > _SHOWN else "")
+    return ", ".join(map(repr, found[:_MAX_NAMED])) + (", ..." if len(found) > _MAX_NAMED else "")

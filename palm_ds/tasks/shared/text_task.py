@@ -32,7 +32,7 @@ MOST_SHOWN = 12
 SHORTEST = 8
 """Minimum `max_length`."""
 
-_ENDLESS = 10**9
+_NO_LIMIT = 10**9
 _COUNTED = 8
 """Maximum number of labels in the summary line of a table."""
 _ARRANGED_BY = ("items", "layout", "example")
@@ -126,7 +126,7 @@ class TextTask(TableTask):
             return 0
         no_draws = np.empty((len(items), self.num_uniforms))
         kept = self.layout(items, no_draws, source, max_length)["length"]
-        whole = replace(self, max_length=0).layout(items, no_draws, source, _ENDLESS)
+        whole = replace(self, max_length=0).layout(items, no_draws, source, _NO_LIMIT)
         return int((whole["length"] > kept).sum())
 
     def arrangement_key(self) -> str:

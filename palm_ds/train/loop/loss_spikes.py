@@ -23,14 +23,14 @@ from typing import Any
 from palm_ds.train.recipe.sections import SpikeSettings
 
 _SPREAD = 1.4826
-_ENOUGH = 20
+_FULL_WINDOW = 20
 """Losses whose spread is known well. A shorter window has to do when it is full."""
-_FEW = 9
+_SMALL_WINDOW = 9
 """Losses whose spread is not known."""
-_OVER = 0.25
+_END_FACTOR = 0.25
 """Part of `zscore` that a loss must fall to for its spike to be over: broken weights may reach a
 loss somewhat below the threshold."""
-_LEAST_NATS = 0.05
+_MIN_SPREAD = 0.05
 """Smallest spread: losses near 0 have next to none."""
 
 
@@ -106,7 +106,7 @@ class SpikeDetector:
             if not window or now[task] <= before[task]:
                 continue
             if stage != self._stage:  # other examples, of another loss
-                window = [max(before[task], statistics.median(window))] * _FEW
+                window = [max(before[task], statistics.median(window))] * _SMALL_WINDOW
             median, zscore = self._zscore(now[task], window)
             if zscore > self._threshold(ongoing=over and task in self._spikes) > 0:
                 loss = now[task]
@@ -137,12 +137,12 @@ class SpikeDetector:
 
     def _threshold(self, *, ongoing: bool) -> float:
         """The score above which a loss is a spike, or belongs to an `ongoing` one."""
-        return self._settings.zscore * (_OVER if ongoing else 1)
+        return self._settings.zscore * (_END_FACTOR if ongoing else 1)
 
     def _zscore(self, loss: float, window: list[float]) -> tuple[float, float]:
         """The median of the window, and the robust z-score of a loss."""
         median = statistics.median(window)
-        enough = min(_ENOUGH, max(self._settings.window, _FEW + 1))
+        enough = min(_FULL_WINDOW, max(self._settings.window, _SMALL_WINDOW + 1))
         return median, (loss - median) / _spread(window, median, enough)
 
     def state_dict(self) -> dict[str, Any]:
@@ -160,5 +160,5 @@ def _spread(window: list[float], median: float, enough: int) -> float:
     of their median then, and of the first ones a good deal more."""
     deviation = _SPREAD * statistics.median(abs(loss - median) for loss in window)
     if len(window) >= enough:
-        return max(deviation, 0.02 * abs(median), _LEAST_NATS)
+        return max(deviation, 0.02 * abs(median), _MIN_SPREAD)
     return max(deviation, 0.1 * abs(median), max(abs(median), 1.0) / len(window))

@@ -22,7 +22,7 @@ from palm_ds.train.loop.loop import EventHandler, Loop
 
 _WARM_UP = 3
 """Steps that are not traced; torch prepares its tracing in the last of them."""
-_MOST = 100
+_MAX_STEPS = 100
 """Steps; no viewer opens a trace of more."""
 _ENDS = ("stopped", "nonfinite", "patience")
 """Events after which no step follows; the last step of the curriculum is another end."""
@@ -41,8 +41,8 @@ class ProfileSettings:
     """A trace of each process, not of rank 0 alone."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.steps <= _MOST:
-            raise UserError(f"--profile: {self.steps} steps: expected 1 to {_MOST}")
+        if not 1 <= self.steps <= _MAX_STEPS:
+            raise UserError(f"--profile: {self.steps} steps: expected 1 to {_MAX_STEPS}")
 
 
 class DeviceKind(Protocol):

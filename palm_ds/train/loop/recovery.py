@@ -36,7 +36,7 @@ from palm_ds.train.loop.weight_check import GoodStep, WeightCheck
 from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.recipe.sections import SPIKE_MARGIN
 
-_MOST_SEARCHED = 50
+_MAX_SCALE_SEARCH = 50
 """Steps in a row in which fp16 may look for its loss scale."""
 
 
@@ -269,7 +269,7 @@ class Recovery:
         """Action for the current step, which was skipped; nothing if that is normal: fp16 skips
         steps while it looks for its loss scale."""
         fp16 = self.engine.ds_config.precision == "fp16"
-        if fp16 and self.engine.loss_scale > 1 and self._skipped_in_a_row < _MOST_SEARCHED:
+        if fp16 and self.engine.loss_scale > 1 and self._skipped_in_a_row < _MAX_SCALE_SEARCH:
             return ""
         if self.recipe.nonfinite == "skip":
             return "stop" if self._skipped_in_a_row > self.recipe.failure_limit else ""

@@ -34,7 +34,7 @@ from palm_ds.train.report.tracker_clients import (
 FILE = "trackers.json"
 _RETRY_SECONDS = 60.0
 _CLOSE_SECONDS = 15.0
-_MOST_KEPT = 100_000
+_MAX_PENDING = 100_000
 _SECRETS = ("WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "HF_TOKEN")
 
 
@@ -53,7 +53,7 @@ class BackgroundTracker:
         """`sent(place)` is called once the numbers of that place were taken."""
         self._title, self._connect, self._say, self._sent = title, connect, say, sent
         self._retry_seconds = retry_seconds
-        self._kept: deque[tuple[Mapping[str, float], int, int]] = deque(maxlen=_MOST_KEPT)
+        self._kept: deque[tuple[Mapping[str, float], int, int]] = deque(maxlen=_MAX_PENDING)
         self._tracker: TrackerClient | None = None
         self._failing = self._finished = False
         self._wake, self._closing = threading.Event(), threading.Event()

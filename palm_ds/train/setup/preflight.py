@@ -37,8 +37,8 @@ from palm_ds.train.setup.space_check import (
 )
 
 _COMPARED = ("palm_ds", "torch", "deepspeed", "numpy", "pyarrow", "tokenizers", "safetensors")
-_MOST_NAMED = 3
-_SLOW = 1.3
+_MAX_NAMED = 3
+_SLOW_RATIO = 1.3
 """Times the median: a process that takes longer slows the others."""
 _CLOCK_SECONDS = 2.0
 _GB = 1e9
@@ -85,8 +85,8 @@ def _difference(name: str, found: Sequence[HostFacts]) -> str:
 
 def _named(hosts: dict[str, None]) -> str:
     names = list(hosts)
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return " and ".join(names[:_MOST_NAMED]) + more
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return " and ".join(names[:_MAX_NAMED]) + more
 
 
 def compare_hosts(run: RunSpec, data: Data, processes: Processes) -> None:
@@ -196,7 +196,7 @@ def _speed_line(hosts: Sequence[str], seconds: Sequence[float]) -> str:
     median = statistics.median(seconds)
     rank = max(range(len(seconds)), key=lambda rank: seconds[rank])
     ratio = seconds[rank] / median
-    slow = f"; SLOW: more than {_SLOW} times" if ratio > _SLOW else ""
+    slow = f"; SLOW: more than {_SLOW_RATIO} times" if ratio > _SLOW_RATIO else ""
     return f"speed: the slowest is rank {rank} on {hosts[rank]}, {ratio:.2f} times the median{slow}"
 
 

@@ -35,7 +35,7 @@ from palm_ds.train.teachers.stored_scores import StoredScores, open_scores
 from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo
 from palm_ds.weights.formats.huggingface.names import NEXT_SENTENCE
 
-_USUAL, _SEVERAL = ("", "single_label_classification"), "multi_label_classification"
+_DEFAULT_TYPES, _MULTI_LABEL = ("", "single_label_classification"), "multi_label_classification"
 _OTHERS = ("ForQuestionAnswering", "ForMultipleChoice")
 """Classes of transformers whose scores are not of classes."""
 
@@ -268,9 +268,9 @@ def _same_meaning(student: HeadOutputs, teacher: HeadOutputs) -> bool:
     named = bool(teacher.labels) and not _is_numbered(teacher.labels)
     if named and set(student.labels) != set(teacher.labels):
         return False
-    if student.problem_type == _SEVERAL != teacher.problem_type:
+    if student.problem_type == _MULTI_LABEL != teacher.problem_type:
         return False
-    alike = teacher.problem_type in (*_USUAL, student.problem_type)
+    alike = teacher.problem_type in (*_DEFAULT_TYPES, student.problem_type)
     return alike and (teacher.head_class not in _OTHERS or teacher.head_class == student.head_class)
 
 

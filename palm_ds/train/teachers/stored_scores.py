@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _STREAM = ("seed", "length", "batch", "sources", "held_out", "stages")
-_UNSEEN = ("weight", "head_lr", "freeze", "new_head", "dropout", "smoothing", "auxiliary")
+_IGNORED_KEYS = ("weight", "head_lr", "freeze", "new_head", "dropout", "smoothing", "auxiliary")
 """Settings of tasks that do not change which rows a step has."""
 EXTENDED = "an extended run reads on where the other one stopped, which scores of steps do not know"
 
@@ -37,7 +37,7 @@ def stream_fingerprint(recipe: Recipe, data: Data) -> str:
     resolved = recipe.resolved()
     values: dict[str, Any] = {key: resolved[key] for key in _STREAM}
     values["tasks"] = {
-        name: {key: value for key, value in task.items() if key not in _UNSEEN}
+        name: {key: value for key, value in task.items() if key not in _IGNORED_KEYS}
         for name, task in resolved["tasks"].items()
     }
     corpora = {name: corpus.manifest.tokens for name, corpus in data.corpora.items()}
@@ -78,12 +78,12 @@ class _Steps:
 
     def entries(self, batch: Batch, step: int) -> slice:
         """The places of the rows of a batch."""
-        first = step * _MOST_ROWS + batch.first_row
+        first = step * _MAX_ROWS + batch.first_row
         ends = np.searchsorted(self.keys, [first, first + batch.input_ids.shape[0]])
         return slice(*ends.tolist())
 
 
-_MOST_ROWS = 1 << 32  # of a step
+_MAX_ROWS = 1 << 32  # of a step
 
 
 class StepScores:
@@ -116,7 +116,7 @@ class StepScores:
             table = self._file.read_row_group(number)
         steps, rows = (table.column(name).to_numpy() for name in ("step", "row"))
         scores = {task: self._scores(table, task) for task in self._tasks}
-        return _Steps(steps * _MOST_ROWS + rows, scores)
+        return _Steps(steps * _MAX_ROWS + rows, scores)
 
     def _scores(self, table: pa.Table, task: str) -> _TaskScores:
         values, starts = read_lists(table, task)

@@ -27,7 +27,7 @@ from palm_ds.weights.formats.huggingface.plan import ExportPlan
 
 _LOSES_NOTHING = (OPTIMIZER, BUFFER, COPY, USUAL)
 _LAYER = re.compile(r"(?<=[._])\d+(?=[._])")
-_SHOWN = 3
+_MAX_NAMED = 3
 
 TableRow: TypeAlias = tuple[str, str, str, str]
 """Status, name in the source, new name, transform or reason."""
@@ -157,7 +157,7 @@ def _by_reason(skipped: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
     rows = []
     for why, names in reasons.items():
         lossless = why.startswith(_LOSES_NOTHING)
-        shown = names[:_SHOWN] if lossless else names
+        shown = names[:_MAX_NAMED] if lossless else names
         more = f", ... ({len(names)})" if len(shown) < len(names) else ""
         rows.append(("skipped", ", ".join(shown) + more, "", why))
     return rows

@@ -38,7 +38,7 @@ TEXTS = (
     "A short one.",
 )
 """Default texts."""
-_LONGEST = 48
+_MAX_TOKENS = 48
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def _limits(a: CheckpointContents, b: CheckpointContents) -> tuple[int, int, int
     """(vocabulary size, token types, text length) that both sides support."""
     configs = (a.config, b.config)
     words = min(each.entries["backbone.word.weight"].shape[0] for each in (a, b))
-    longest = min(_LONGEST, *(each.max_length for each in configs))
+    longest = min(_MAX_TOKENS, *(each.max_length for each in configs))
     return words, min(each.token_types for each in configs), longest
 
 

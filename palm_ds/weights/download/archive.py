@@ -53,8 +53,8 @@ LIMITS = Limits()
 _CHUNK = 1 << 20
 _HEADER = 4 << 20  # no genuine tar has longer headers for one member
 _PATH, _NAME = 1024, 255  # bytes
-_BROKEN = (tarfile.TarError, zipfile.BadZipFile, UserWarning, zlib.error, EOFError, OSError)
-_SURPRISES = (ValueError, ArithmeticError, LookupError, RuntimeError)  # by experience
+_ARCHIVE_ERRORS = (tarfile.TarError, zipfile.BadZipFile, UserWarning, zlib.error, EOFError, OSError)
+_UNEXPECTED_ERRORS = (ValueError, ArithmeticError, LookupError, RuntimeError)  # by experience
 
 
 def unpack(archive: Path, folder: Path, *, limits: Limits = LIMITS, flatten: bool = False) -> Path:
@@ -97,7 +97,7 @@ def _extract(archive: Path, members: _Members) -> None:
                 _extract_tar(file, members)
     except UserError:
         raise
-    except (*_BROKEN, *_SURPRISES) as error:
+    except (*_ARCHIVE_ERRORS, *_UNEXPECTED_ERRORS) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0][:200]
         why = "".join(letter if letter.isprintable() else "?" for letter in why)
         raise BadArchiveError(f"{archive}: cannot be read as tar, tar.gz or zip: {why}") from None

@@ -89,11 +89,11 @@ _GRAM = "ERNIE-Gram adds relative positions to the attention"
 _M = "ERNIE-M has no token types, and names of its own in its files"
 _VIL = "ERNIE-ViL reads images as well as texts"
 _UNIMO_WHY = "UNIMO reads images as well as texts"
-_ALONE = (
+_NO_CONFIG = (
     "PaddleNLP publishes its weights without a config; save it there with save_pretrained and "
     "convert that folder"
 )
-_UNSEEN = "its archive has a layout of Wenxin's own, which nobody has described"
+_OWN_LAYOUT = "its archive has a layout of Wenxin's own, which nobody has described"
 ERNIE: dict[str, Published] = {
     # The names that ERNIE's `develop` branch loads, and the archives of `repro`.
     "ernie-1.0": Archive(_GITHUB + "ernie1.0.1.tar.gz"),
@@ -104,7 +104,7 @@ ERNIE: dict[str, Published] = {
     "ernie-gen-large-en": Archive(_GITHUB + "ernie-gen-large-en.1.tar.gz"),
     "ernie-gen-large-430g-en": Archive(_GITHUB + "ernie-gen-large-430g-en.1.tar.gz"),
     "ernie-gen-large-160g": Archive(_ERNIE + "ernie_gen_large_160g.tgz"),
-    "ernie-gen-base-zh": Archive(_WENXIN + "ernie_gen_base_ch_open.tgz", not_yet=_UNSEEN),
+    "ernie-gen-base-zh": Archive(_WENXIN + "ernie_gen_base_ch_open.tgz", not_yet=_OWN_LAYOUT),
     "ernie-gram-zh": Archive(_GITHUB + "ernie-gram-zh.1.tar.gz", not_yet=_GRAM),
     "ernie-gram-en": Archive(_GITHUB + "ernie-gram-en.1.tar.gz", not_yet=_GRAM),
     "ernie-doc-base-en": Archive(_GITHUB + "ernie-doc-base-en.tar.gz", not_yet=_DOC),
@@ -137,7 +137,7 @@ ERNIE: dict[str, Published] = {
         )
     },
     **{
-        name: Archive(_PADDLENLP, not_yet=_ALONE)
+        name: Archive(_PADDLENLP, not_yet=_NO_CONFIG)
         for name in (
             *("ernie-1.0-base-zh-cw", "ernie-1.0-large-zh-cw", "ernie-2.0-base-zh"),
             *("ernie-2.0-large-zh", "ernie-3.0-xbase-zh", "ernie-3.0-tiny-base-v2-zh"),

@@ -46,7 +46,7 @@ Progress = Callable[[int, int | None], None]
 
 _CHUNK = 1 << 18
 _CONNECT_SECONDS = 10.0
-_AGAIN = {408, 425, 429, 500, 502, 503, 504}  # worth a retry
+_RETRY_CODES = {408, 425, 429, 500, 502, 503, 504}  # worth a retry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,7 +321,7 @@ def _http_error(part: _PartialFile, error: urllib.error.HTTPError) -> None:
         part.forget()
         raise _RetryableError("the server has nothing after the bytes received so far", wait=0)
     said = f"the server answered {error.code} {_line(error.reason)}"
-    if error.code in _AGAIN:
+    if error.code in _RETRY_CODES:
         asked = error.headers.get("Retry-After", "")
         raise _RetryableError(said, wait=float(asked) if asked.isdecimal() else None)
     raise UserError(f"{part.url}: {said}") from None

@@ -27,7 +27,7 @@ OPTIMIZER = "optimizer state"
 """Why moments, step counts and learning rates are skipped."""
 
 
-_LONGEST_NAME = 1000
+_MAX_NAME_LENGTH = 1000
 BUFFER, COPY, USUAL = "a buffer", "a copy of ", "says what is usual"
 """Lossless reasons: constants that every model recreates, the second name of a tied tensor, and
 settings that programs have without them."""
@@ -137,7 +137,7 @@ def check_names(path: Path, names: Iterable[str]) -> None:
     """Raises UserError for an unprintable tensor name: control characters would reach terminals and
     reports."""
     for name in names:
-        if not name.isprintable() or len(name) > _LONGEST_NAME:
+        if not name.isprintable() or len(name) > _MAX_NAME_LENGTH:
             raise UserError(f"{path}: a tensor name that cannot be shown: {printable(name[:80])}")
 
 

@@ -12,7 +12,7 @@ from palm_ds.common.wrong_files import check_right_file
 from palm_ds.weights.formats.tensor_files import read_json
 
 _ADAPTER = "adapter_config.json"
-_MOST_FILES = 100
+_MAX_FILES = 100
 _VARIANT = re.compile(r"(model|pytorch_model)\.(\w+)(?:-\d+-of-\d+)?\.(safetensors|bin)")
 _DISTRIBUTED = ".distcp"
 _ENDS = {
@@ -42,7 +42,7 @@ def check_not_other(path: Path) -> None:
             "(merge_and_unload) and give the merged folder"
         )
     if path.is_dir():
-        for file in sorted(path.iterdir())[:_MOST_FILES]:
+        for file in sorted(path.iterdir())[:_MAX_FILES]:
             check_right_file(file)
         names = sorted(file.name for file in path.iterdir())
         parts = [f"onnx/{file.name}" for file in sorted((path / "onnx").glob("*.onnx"))]

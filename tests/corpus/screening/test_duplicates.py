@@ -60,8 +60,8 @@ def units_of(texts: list[str], cuts: list[int]) -> list[UnitFingerprints]:
 def test_copies_are_found_in_any_units(
     cuts: list[int], most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(duplicates, "_MOST_KEYS", most)
-    monkeypatch.setattr(duplicates, "_MOST_PAIRS", 7)
+    monkeypatch.setattr(duplicates, "_MAX_KEYS", most)
+    monkeypatch.setattr(duplicates, "_MAX_PAIRS", 7)
     texts, originals = documents(300)
     clusters = find_clusters(units_of(texts, cuts), 0.75, tmp_path / "c.npy")
     assert np.array_equal(clusters.first(np.arange(300)), originals)

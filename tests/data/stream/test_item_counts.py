@@ -111,6 +111,6 @@ def test_several_processes_count_the_same(corpus, monkeypatch):
     right = np.array(item_counts(task_of(), split_of(corpus), 64).of_blocks)
     (file,) = files(corpus)
     file.unlink()
-    monkeypatch.setattr(module, "_FEWEST_SEGMENTS", 1)
+    monkeypatch.setattr(module, "_MIN_SEGMENTS", 1)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert (item_counts(task_of(), split_of(corpus), 64).of_blocks == right).all()

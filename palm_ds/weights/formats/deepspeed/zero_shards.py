@@ -46,7 +46,7 @@ _STAGES = ("disabled", "optimizer_states", "gradients", "weights")
 _MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 _OPTIM = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _FLAT, _SHARES = "single_partition_of_fp32_groups", "fp32_flat_groups"  # stages 1 and 2; stage 3
-_KNOWN = set(
+_DEEPSPEED_KEYS = set(
     """module buffer_names optimizer param_shapes frozen_param_shapes shared_params
     frozen_param_fragments lr_scheduler data_sampler random_ltd sparse_tensor_module_names
     skipped_steps global_steps global_samples dp_world_size mp_world_size num_experts
@@ -279,7 +279,7 @@ def _shards(
     shared = model.get("shared_params") or {}
     skipped = {name: COPY + source for name, source in shared.items()}
     skipped |= dict.fromkeys(model.get("buffer_names") or (), BUFFER)
-    own = [key for key in model if key not in _KNOWN and not key.startswith("rng")]
+    own = [key for key in model if key not in _DEEPSPEED_KEYS and not key.startswith("rng")]
     skipped |= {key: _client(model[key]) for key in own}
     skipped["optimizer_state_dict"] = OPTIMIZER
     if model.get("lr_scheduler"):

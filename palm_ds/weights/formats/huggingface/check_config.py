@@ -13,7 +13,7 @@ from palm_ds.common.config import shorten
 from palm_ds.common.errors import UserError
 from palm_ds.common.printable import printable
 
-_MOST_LABELS = 1_000_000
+_MAX_LABELS = 1_000_000
 _SIZES = {  # the least and the most
     "vocab_size": (1, 10_000_000),
     "hidden_size": (1, 65_536),
@@ -25,12 +25,12 @@ _SIZES = {  # the least and the most
     "type_vocab_size": (1, 65_536),
     "sent_type_vocab_size": (1, 65_536),
     "task_type_vocab_size": (0, 65_536),
-    "num_labels": (0, _MOST_LABELS),
+    "num_labels": (0, _MAX_LABELS),
     "pad_token_id": (0, 10_000_000),
 }
 _RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
 _ABOVE_0 = ("layer_norm_eps", "initializer_range")
-_TRUTHS = (
+_BOOLEAN_KEYS = (
     "use_task_id",
     "use_task_emb",
     "is_decoder",
@@ -80,7 +80,7 @@ def _text(_key: str, value: object) -> str:
 
 
 def _labels(_key: str, value: object) -> str:
-    if isinstance(value, dict) and len(value) <= _MOST_LABELS and all(map(_names, value.items())):
+    if isinstance(value, dict) and len(value) <= _MAX_LABELS and all(map(_names, value.items())):
         return ""
     return 'the names of the classes by number, such as {"0": "no", "1": "yes"}'
 
@@ -106,7 +106,7 @@ _CHECKS: dict[str, Callable[[str, object], str]] = {
     **dict.fromkeys(_SIZES, _size),
     **dict.fromkeys(_RATES, _rate),
     **dict.fromkeys(_ABOVE_0, _above_0),
-    **dict.fromkeys(_TRUTHS, _truth),
+    **dict.fromkeys(_BOOLEAN_KEYS, _truth),
     **dict.fromkeys(_TEXTS, _text),
     "id2label": _labels,
     "label2id": _numbers,

@@ -49,10 +49,10 @@ _FLOATS = {
     "hidden_dropout_prob",
     "attention_probs_dropout_prob",
 }
-_TRUTHS = {"use_task_id", "tie_word_embeddings", "is_decoder"}
+_BOOLEAN_KEYS = {"use_task_id", "tie_word_embeddings", "is_decoder"}
 _ENCODER_KEYS = {
     *_FLOATS,
-    *_TRUTHS,
+    *_BOOLEAN_KEYS,
     "vocab_size",
     "hidden_size",
     "num_hidden_layers",
@@ -151,7 +151,7 @@ def _load(transformers: Any, kind: str, contents: CheckpointContents) -> Any:
     about = read_json(contents.path / CONFIG)
     values = {key: about[key] for key in _ENCODER_KEYS if about.get(key) is not None}
     values |= {key: float(values[key]) for key in _FLOATS & values.keys()}
-    values |= {key: bool(values[key]) for key in _TRUTHS & values.keys()}
+    values |= {key: bool(values[key]) for key in _BOOLEAN_KEYS & values.keys()}
     classifier = contents.heads.get(CLASSIFIER)
     classes = classifier.classes if classifier else 2
     sources = (name for entry in contents.entries.values() for name in entry.source_names)

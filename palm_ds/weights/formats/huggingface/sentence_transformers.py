@@ -51,9 +51,9 @@ _POOLINGS = {
 }
 _KNOWN_POOLINGS = {*FLAGS, *(flag.removeprefix(_FLAG) for flag in FLAGS.values())}
 """Names of sentence-transformers 6, and of earlier versions."""
-_LONGEST = 10**9
+_MAX_STATED_LENGTH = 10**9
 """Tokenizers without a maximum length state 10^30."""
-_LARGEST = 1 << 20  # bytes of modules.json
+_MAX_BYTES = 1 << 20  # bytes of modules.json
 
 
 def find_modules(folder: Path, hidden_size: int) -> tuple[dict[str, Path], dict[str, str]]:
@@ -83,8 +83,8 @@ def find_modules(folder: Path, hidden_size: int) -> tuple[dict[str, Path], dict[
 
 def _modules(path: Path) -> list[dict[str, str]]:
     """The modules in order, the encoder first. Raises ValueError."""
-    if path.stat().st_size > _LARGEST:
-        raise ValueError(f"{MODULES} is larger than {_LARGEST:,} bytes")
+    if path.stat().st_size > _MAX_BYTES:
+        raise ValueError(f"{MODULES} is larger than {_MAX_BYTES:,} bytes")
     try:
         content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -364,4 +364,4 @@ def _cut(path: Path) -> int:
     length = read_json(path).get("max_seq_length") if path.is_file() else None
     if length is None and tokenizer.is_file():
         length = read_json(tokenizer).get("model_max_length")
-    return length if isinstance(length, int) and length < _LONGEST else 0
+    return length if isinstance(length, int) and length < _MAX_STATED_LENGTH else 0

@@ -28,7 +28,7 @@ from palm_ds.weights.formats.paddle.pickle_values import (
 )
 from palm_ds.weights.formats.paddle.variable_files import ByteRange, StoredVariable
 
-_KNOWN = {
+_ALLOWED_GLOBALS = {
     ("numpy.core.multiarray", "_reconstruct"): "array",
     ("numpy._core.multiarray", "_reconstruct"): "array",
     ("numpy", "ndarray"): "ndarray",
@@ -54,8 +54,8 @@ _TYPES = {
     "c8": torch.complex64,
     "c16": torch.complex128,
 }
-_MOST_INSTRUCTIONS = 500_000  # thirty to forty a tensor are usual
-_LONGEST_NAME = 1000
+_MAX_INSTRUCTIONS = 500_000  # thirty to forty a tensor are usual
+_MAX_NAME_LENGTH = 1000
 
 
 _PUSH = {
@@ -93,13 +93,13 @@ class RestrictedUnpickler:
 
     def run(self) -> Any:
         """Interpret the pickle and return its value."""
-        while self.executed < _MOST_INSTRUCTIONS:
+        while self.executed < _MAX_INSTRUCTIONS:
             self.executed += 1
             code = self.take(1)
             if code == b".":
                 return self.pop()
             self.step(code)
-        raise self.error(f"more than {_MOST_INSTRUCTIONS:,} instructions; refused")
+        raise self.error(f"more than {_MAX_INSTRUCTIONS:,} instructions; refused")
 
     def step(self, code: bytes) -> None:
         if code in _PUSH:
@@ -115,8 +115,8 @@ class RestrictedUnpickler:
             self.memo[int(self.number(_PUT[code]))] = self.top()
         elif code in _GET:
             self.stack.append(self.remembered(int(self.number(_GET[code]))))
-        elif code in _OTHERS:
-            _OTHERS[code](self)
+        elif code in _HANDLERS:
+            _HANDLERS[code](self)
         else:
             names = {one.code: one.name for one in pickletools.opcodes}
             name = names.get(code.decode("latin1"), repr(code))
@@ -166,7 +166,7 @@ class RestrictedUnpickler:
         """The string as a name."""
         if not isinstance(value, Chars):
             raise self.error(f"expected a name, got {kind_of(value)}")
-        if value.length > _LONGEST_NAME:
+        if value.length > _MAX_NAME_LENGTH:
             raise self.error(f"a name of {value.length} bytes; refused")
         raw = self.data[value.start : value.start + value.length]
         try:
@@ -178,14 +178,14 @@ class RestrictedUnpickler:
         return found
 
     def name(self, module: str, name: str) -> None:
-        kind = _KNOWN.get((module, name))
+        kind = _ALLOWED_GLOBALS.get((module, name))
         if kind is None:
             shown = f"{module}.{name}".encode("unicode_escape").decode()
             raise self.error(f"asks for {shown}, which Paddle's files do not; refused")
         self.stack.append(Name(kind, f"{module}.{name}"))
 
     def line(self) -> str:
-        end = self.data.find(b"\n", self.at, self.at + _LONGEST_NAME)
+        end = self.data.find(b"\n", self.at, self.at + _MAX_NAME_LENGTH)
         if end < 0:
             raise self.error("garbled: a global's name has no end")
         return self.take(end + 1 - self.at)[:-1].decode("latin1")
@@ -333,7 +333,7 @@ class RestrictedUnpickler:
             raise self.error("garbled: the values of an array are not bytes") from None
 
 
-_OTHERS = {
+_HANDLERS = {
     b"\x80": RestrictedUnpickler.protocol,
     b"\x95": RestrictedUnpickler.skip_frame,
     b"(": RestrictedUnpickler.mark,

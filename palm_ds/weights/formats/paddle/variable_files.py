@@ -39,7 +39,7 @@ TYPES = {  # VarType.Type of Paddle's framework.proto
 PALM_ARCHIVE = "__palmmodel__"
 MOST_DIMENSIONS = 16
 _BEGINNING = bytes(16)  # of a variable without sequence offsets; weights have none
-_MOST_LEVELS, _LONGEST_DESCRIPTION = 8, 1024
+_MAX_LEVELS, _MAX_DESCRIPTION_BYTES = 8, 1024
 _NO_VARIABLES = (".json", ".log", ".md", ".py", ".txt", ".yaml")
 
 
@@ -242,14 +242,14 @@ def _record(cursor: _Cursor) -> StoredVariable:
     if version := cursor.number("<I", "its head"):
         raise cursor.error(f"not a Paddle variable: begins with version {version}, not 0")
     levels = cursor.number("<Q", "its head")
-    if levels > _MOST_LEVELS:
+    if levels > _MAX_LEVELS:
         raise cursor.error(f"not a Paddle variable: {levels} levels of sequence offsets")
     for _ in range(levels):
         cursor.span(cursor.number("<Q", "its sequence offsets"), "its sequence offsets")
     if version := cursor.number("<I", "its head"):
         raise cursor.error(f"not a Paddle variable: its tensor has version {version}, not 0")
     size = cursor.number("<i", "its head")
-    if not 0 < size <= _LONGEST_DESCRIPTION:
+    if not 0 < size <= _MAX_DESCRIPTION_BYTES:
         raise cursor.error(f"not a Paddle variable: a description of {size} bytes")
     dtype, shape = _description(cursor, cursor.take(size, "its description"))
     span = cursor.span(math.prod(shape) * dtype.itemsize, f"the values of its shape {shape}")

@@ -27,7 +27,7 @@ from palm_ds.weights.formats.torch_files import check_total
 
 _FOOTER, _MAGIC = 48, 0xDB4775248B80FB57
 _LARGEST_INDEX = 1 << 28  # bytes; a table of a million tensors has fewer
-_MOST_DIMENSIONS = 32
+_MAX_DIMENSIONS = 32
 _DTYPES = {
     1: torch.float32,
     2: torch.float64,
@@ -249,8 +249,8 @@ def _shape(message: bytes, name: str, index: Path) -> tuple[int, ...]:
         if number == 2 and isinstance(value, bytes):
             size = dict(_fields(value, index)).get(1, 0)
             shape.append(size if isinstance(size, int) else -1)
-    if len(shape) > _MOST_DIMENSIONS or any(size < 0 or size >= 1 << 62 for size in shape):
-        raise UserError(f"{index}: {name} has an impossible shape: {shape[:_MOST_DIMENSIONS]}")
+    if len(shape) > _MAX_DIMENSIONS or any(size < 0 or size >= 1 << 62 for size in shape):
+        raise UserError(f"{index}: {name} has an impossible shape: {shape[:_MAX_DIMENSIONS]}")
     return tuple(shape)
 
 
