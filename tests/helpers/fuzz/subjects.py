@@ -24,7 +24,7 @@ from palm_ds.inference.prediction_files import read_predictions
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.runtime.deepspeed.ds_config import read_ds_config
 from palm_ds.text.tokenizer import SPECIALS, load_tokenizer, wordpiece
-from palm_ds.train.recipe import read_recipe
+from palm_ds.train.recipe.recipe import read_recipe
 from palm_ds.weights.convert.convert import ConversionOptions, convert
 from palm_ds.weights.formats.tensor_files import open_tensors
 from palm_ds.weights.formats.tensorflow.tensor_bundle import masked_crc

@@ -518,6 +518,10 @@ def test_the_report_on_a_terminal_in_a_pipe_and_in_json(source: Path, tmp_path: 
     with terminal.capture() as shown:
         account.show(rows, terminal)
     assert "source" in shown.get()
+    narrow = Console(force_terminal=True, width=70)
+    with narrow.capture() as shown:
+        account.show(rows, narrow)
+    assert "\u2026" not in shown.get()  # names go on in the next line
     pipe = io.StringIO()
     account.show(rows, Console(file=pipe))
     assert pipe.getvalue().startswith("mapped\tbackbone.word.weight\tbert.embeddings.word_emb")
