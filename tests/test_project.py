@@ -90,6 +90,7 @@ def test_ci_runs_the_readmes_test_command_last() -> None:
     assert steps[-1] == "make --no-print-directory test"
     assert set(steps[:-1]) == {
         "make lint",
+        "make --no-print-directory async_io",
         "make --no-print-directory resolve",
         "make --no-print-directory site",
     }
