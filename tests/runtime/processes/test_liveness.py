@@ -12,7 +12,7 @@ from tests.helpers.warm_python import clear_away, start_together
 PROGRAM = """
 import os, signal, sys, time
 import torch.distributed as dist
-from palm_ds.runtime import liveness
+from palm_ds.runtime.processes import liveness
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.runtime.processes.processes import leave, start, stop
 processes = start(make_ds_config({"palm_ds": {"peer_seconds": 2}}))

@@ -16,7 +16,7 @@ PROGRAM = """
 import sys
 from datetime import timedelta
 from palm_ds.common.errors import exit_on_user_error
-from palm_ds.runtime import processes, rendezvous
+from palm_ds.runtime.processes import processes, rendezvous
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.runtime.processes.signals import stop_signals
 rendezvous._TELL_SECONDS = 0.5
