@@ -286,7 +286,7 @@ def test_a_hand_written_loop_next_to_another_model_gives_the_same_weights(tables
     assert same(weights_of(mine), trained.weights)
     assert not same(weights_of(other), trained.weights)
     assert mine.scores["classification"]["accuracy"] == trained.scores["classification"]["accuracy"]
-    with pytest.raises(UserError, match="all 18 steps are done"):
+    with pytest.raises(UserError, match="training has finished after 18 steps"):
         mine.train_one_step()
 
 

@@ -209,7 +209,7 @@ def test_what_waits_for_the_device_in_a_step_and_what_it_leaves_behind(run_distr
     run = run_distributed("waits.py", "--runs", in_order(list(WAITS)), launcher="python")
     assert run.result.pop("printed") == ""
     found = {
-        name: [line for line in lines if "attention_tiles" not in line]  # CPUs only
+        name: [line for line in lines if "attention.tiles" not in line]  # CPUs only
         for name, (lines, _) in run.result.items()
     }
     assert found == WAITS

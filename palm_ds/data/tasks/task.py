@@ -312,7 +312,7 @@ class TableTask(Task[TableSource], PredictionFiles, Serves):
     def __new__(cls, *given: object, **values: object) -> Self:
         if given or {"train", "dev"} & values.keys():
             raise UserError(f"{cls.__name__}: takes rows by {cls.__name__}.on(train=..., dev=...)")
-        return super().__new__(cls)
+        return super().__new__(cls, **values)
 
     @property
     def source_roles(self) -> Sequence[str]:

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import psutil
 
-from palm_ds.runtime.processes.launched import rank_of_launcher
-
 FOLDER = "PALM_DS_STATUS"
 """Environment variable: the folder of the files."""
 _BYTES = 1024
@@ -57,7 +55,9 @@ def report(rank: int | None = None, **facts: object) -> None:
     folder = os.environ.get(FOLDER)
     if not folder or not os.path.isdir(folder):
         return
-    rank = rank_of_launcher() if rank is None else rank
+    if rank is None:
+        text = os.environ.get("RANK", "")
+        rank = int(text) if text.isdecimal() else 0  # refused later
     path = Path(folder) / f"{rank}.json"
     before = _read(path)
     if before is None or before.pid != os.getpid():

@@ -30,7 +30,7 @@ def test_the_compiler_of_deepspeed_is_as_before() -> None:
 
 def test_an_accelerator_that_deepspeed_does_not_know_is_one_line() -> None:
     text = "from palm_ds.common.errors import exit_on_user_error\n"
-    text += "from palm_ds.runtime.deepspeed_import import import_deepspeed\n"
+    text += "from palm_ds.runtime.deepspeed.deepspeed_import import import_deepspeed\n"
     text += "with exit_on_user_error(): import_deepspeed()"
     environment = {**os.environ, "DS_ACCELERATOR": "gpu"}
     words = [sys.executable, "-c", text]

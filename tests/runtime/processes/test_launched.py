@@ -119,7 +119,6 @@ def test_processes_that_cannot_find_each_other_are_refused(name, given) -> None:
         ({"MASTER_PORT": "99999"}, "MASTER_PORT=99999: expected a whole number from 1 to 65535"),
         ({"WORLD_SIZE": "1", "LOCAL_RANK": "x"}, "LOCAL_RANK=x: expected a whole number from 0"),
         ({"WORLD_SIZE": None}, "RANK is set, but nothing says how many processes were started"),
-        ({"MASTER_PORT": "99999"}, "MASTER_PORT=99999: ports go up to 65535"),
         ({"WORLD_SIZE": "1", "RANK": "-1"}, "RANK=-1: expected a whole number from 0 on"),
         ({"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "x"}, "LOCAL_RANK=x: expected a whole"),
         ({"MASTER_ADDR": ""}, "WORLD_SIZE=2, but MASTER_ADDR is not set: .* train alone"),

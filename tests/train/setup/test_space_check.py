@@ -11,7 +11,9 @@ import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
+from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.train.plan.work import ModelSize
+from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.setup.space_check import check_space
 
@@ -36,10 +38,7 @@ def run_of(
         optimizer=SimpleNamespace(ema=ema),
         evaluate=SimpleNamespace(best=best),
     )
-    spec = SimpleNamespace(
-        recipe=recipe, folder=folder, checkpoints=folder / "checkpoints", best=folder / "best"
-    )
-    return cast(RunSpec, spec)
+    return RunSpec(recipe=cast(Recipe, recipe), ds_config=cast(DSConfig, None), folder=folder)
 
 
 def size_of(parameters: int, trained: int | None = None) -> ModelSize:
