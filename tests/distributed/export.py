@@ -25,9 +25,13 @@ IDS, TOKEN_HEADS = {"words": 0, "order": 5, "later": 2}, ("later",)
 
 
 def state(step: int) -> dict[str, Any]:
-    config = make_model().backbone.config
+    model = make_model()
     signature = ModelSignature(
-        backbone=config, task_ids=IDS, tokenizer="none", token_heads=TOKEN_HEADS
+        backbone=model.backbone.config,
+        task_ids=IDS,
+        tokenizer="none",
+        token_heads=TOKEN_HEADS,
+        shapes={name: tuple(p.shape) for name, p in model.named_parameters()},
     )
     return {"step": step, "signature": signature.record()}
 

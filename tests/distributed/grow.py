@@ -75,7 +75,10 @@ def share(step: int, rank: int, world: int, micro: int) -> list[Batch]:
 
 
 def signature(model: Model, ids: dict[str, int]) -> ModelSignature:
-    return ModelSignature(backbone=model.backbone.config, task_ids=ids, tokenizer="same")
+    """Of a model whose parameters are whole: before ZeRO 3 has them."""
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    config = model.backbone.config
+    return ModelSignature(backbone=config, task_ids=ids, tokenizer="same", shapes=shapes)
 
 
 def train(engine: Engine, steps: range) -> list[float]:
@@ -90,12 +93,13 @@ def train(engine: Engine, steps: range) -> list[float]:
 
 def first_phase(stage: int, folder: Path) -> tuple[Engine, list[float]]:
     model = make_model("old")
+    old = signature(model, OLD)
     ds_config = make_ds_config({"zero_optimization": {"stage": stage}})
     engine = Engine(model, ds_config=ds_config, optimizer=OPTIMIZER, rows=ROWS, seed=1)
     losses = train(engine, range(BEFORE))
     state = {
         "step": BEFORE,
-        "signature": signature(model, OLD).record(),
+        "signature": old.record(),
         "consumed": {"a": 3, "b": 7},
     }
     engine.save(folder / "checkpoints", state, step=BEFORE)

@@ -33,7 +33,8 @@ def test_reports_add_up_and_end_with_the_code(tmp_path: Path, monkeypatch) -> No
 
 @pytest.mark.parametrize(("end", "code"), [("os._exit(0)", None), ("sys.exit(2)", None)])
 def test_a_process_that_ends_without_a_word(end, code, tmp_path: Path) -> None:
-    text = f"import os, sys\nfrom palm_ds.runtime.processes import rank_status\nrank_status.report(0)\n{end}"
+    text = "import os, sys\nfrom palm_ds.runtime.processes import rank_status\n"
+    text += f"rank_status.report(0)\n{end}"
     warm_python.run(["-c", text], env={rank_status.FOLDER: str(tmp_path)})
     (found,) = rank_status.read_all(tmp_path)
     assert found.code == code and not found.running
