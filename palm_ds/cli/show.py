@@ -53,7 +53,7 @@ def _record(contents: CheckpointContents) -> Mapping[str, object]:
         },
         "skipped": dict(contents.skipped),
         "tokenizer": str(contents.tokenizer) if contents.tokenizer else None,
-        "notes": list(contents.notes),
+        "notes": list(contents.all_notes),
     }
 
 
@@ -73,7 +73,7 @@ def _show(contents: CheckpointContents) -> None:
         f"heads: {', '.join(heads) or 'none'}",
         f"tasks: {dict(contents.task_ids) or 'none named'}",
         f"tokenizer: {contents.tokenizer or 'none'}",
-        *(f"note: {note}" for note in contents.notes),
+        *(f"note: {note}" for note in contents.all_notes),
     ]
     for line in lines:
         console.print(printable(line), markup=False)

@@ -84,7 +84,7 @@ class TrainedModel:
         """Open a run folder (its weights/, else best/, else its newest good checkpoint, with a
         warning that says which), or a checkpoint of any format. Raises UserError."""
         contents = open_model(path)
-        for note in contents.notes:
+        for note in contents.all_notes:
             log.warning("%s", note)
         return cls(
             contents=contents,

@@ -65,7 +65,7 @@ class ModelFolder:
         else:
             given = check_options(native.FORMAT, options, self.path)
             contents = native.open_verified(self.checkpoint, **given)
-        return replace(contents, notes=(*self.notes, *contents.notes))
+        return replace(contents, folder_notes=self.notes)
 
 
 def open_model(path: str | Path, **options: Any) -> CheckpointContents:

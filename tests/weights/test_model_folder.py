@@ -37,16 +37,16 @@ def run(tmp_path: Path) -> Path:
 
 def test_a_run_is_its_weights_else_its_best_else_its_newest_checkpoint(run: Path) -> None:
     assert is_of(run, 2) and is_of(run / "checkpoints", 2)
-    (note,) = open_model(run).notes
+    (note,) = open_model(run).folder_notes
     taken = "checkpoints/step_00000009, its newest good checkpoint"
     assert note == f"{run}: has no weights/ yet; taken: {taken}"
     save_weights(model(3), run / "best", info())
     assert is_of(run, 3)
-    assert open_model(run).notes == (
+    assert open_model(run).folder_notes == (
         f"{run}: has no weights/ yet; taken: best, its best weights so far",
     )
     save_weights(model(4), run / "weights", info())
-    assert is_of(run, 4) and open_model(run).notes == ()
+    assert is_of(run, 4) and open_model(run).folder_notes == ()
     assert ModelFolder.find(run).path == run / "weights"
 
 
@@ -64,7 +64,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_a_line(run: Path) -> None:
     (run / "checkpoints/step_00000010.partial").mkdir()
     contents = open_model(run)
     assert contents.format.endswith("step 5") and is_of(run, 1)
-    taken, bad = contents.notes
+    taken, bad = contents.folder_notes
     assert "step_00000005" in taken and "step_00000009: not used" in bad
 
 

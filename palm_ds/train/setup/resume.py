@@ -95,7 +95,7 @@ def find_starting_point(
     if recipe.init_from:
         tasks = recipe.built_tasks.items()
         contents = data.start()
-        for note in contents.notes:
+        for note in contents.all_notes:
             log.info("init_from: %s", note)
         loaded = weights_folder.load_weights(
             contents,

@@ -105,7 +105,7 @@ class Lessons:
             + (f"; teaches {', '.join(folder.head_of)}" if folder.head_of else "")
             for folder in self.folders
         ]
-        found += [f"teacher: {note}" for each in self.folders for note in each.contents.notes]
+        found += [f"teacher: {note}" for each in self.folders for note in each.contents.all_notes]
         if self.stored:
             found.append(f"teacher: {self.stored.line}; teaches {', '.join(self.soft_tasks)}")
         weights = (self.weights | self.settings.weights).items()

@@ -148,7 +148,7 @@ def convert(
         to=to,
         report=plan.report,
         parity=found[0] if found else None,
-        notes=(*contents.notes, *notes_on(contents, tokenizer)),
+        notes=(*contents.all_notes, *notes_on(contents, tokenizer)),
     )
 
 

@@ -216,7 +216,7 @@ def convert_to_onnx(
         report=job.report,
         files=tuple(found),
         scores=scored,
-        notes=(*contents.notes, *job.notes),
+        notes=(*contents.all_notes, *job.notes),
     )
 
 

@@ -113,6 +113,13 @@ class CheckpointContents:
     """Where it is from, if that is not its path: a repository of the hub and its revision."""
     notes: tuple[str, ...] = ()
     """Remarks for the user: an assumed eps, rows beyond the vocabulary, ..."""
+    folder_notes: tuple[str, ...] = ()
+    """Remarks on which weights of a folder these are. They have paths of this machine, so they stay
+    out of files that are published."""
+
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        return (*self.folder_notes, *self.notes)
 
     @property
     def task_id(self) -> int:
