@@ -109,8 +109,8 @@ def _own_keys(cls: type) -> Iterator[Key]:
                 where = f"{inspect.getsourcefile(cls)}: {cls.__name__}.{node.target.id}"
                 raise SystemExit(f"error: {where}: no description; put a string under the field")
             required = node.target.id in REQUIRED.get(cls.__name__, ())
-            written = node.value and not required
-            default = ast.get_source_segment(source, node.value) if written else None
+            written = None if required else node.value
+            default = ast.get_source_segment(source, written) if written else None
             yield Key(node.target.id, _type(cls, node.annotation), _default(default), text)
 
 
