@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 from torch import nn
@@ -309,10 +309,14 @@ class TableTask(Task[TableSource], PredictionFiles, Serves):
 
     reads: ClassVar[Literal["corpus", "table"]] = "table"
 
-    def __new__(cls, *given: object, **values: object) -> Self:
-        if given or {"train", "dev"} & values.keys():
-            raise UserError(f"{cls.__name__}: takes rows by {cls.__name__}.on(train=..., dev=...)")
-        return super().__new__(cls, **values)
+    if not TYPE_CHECKING:  # as in Task
+
+        def __new__(cls, *given: object, **settings: object) -> Task:
+            """Raises UserError for rows, which `on` takes, and for a keyword that is no field."""
+            if given or {"train", "dev"} & settings.keys():
+                name = cls.__name__
+                raise UserError(f"{name}: takes rows by {name}.on(train=..., dev=...)")
+            return super().__new__(cls, **settings)
 
     @property
     def source_roles(self) -> Sequence[str]:
