@@ -40,7 +40,7 @@ from palm_ds.model.kernels import choose_kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig
-from palm_ds.runtime.step.step_result import StepResult
+from palm_ds.runtime.step.gradient_accumulation import StepResult
 
 LENGTH, WORDS = 128, 30_522
 SHAPES = {"small": (64, 2), "base": (768, 12), "large": (1024, 24)}

@@ -27,8 +27,8 @@ from torch import nn
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.kernels import Kernels
-from palm_ds.runtime.optimizer.flat_layout import FlatLayout, NeedsLayouts, Param, Piece
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig, build_optimizer
+from palm_ds.runtime.optimizer.state import FlatLayout, NeedsLayouts, Param, Piece
 
 KINDS = ("adamw", "lamb", "stable_adamw", "muon")
 WARM = 2  # first turns, not counted

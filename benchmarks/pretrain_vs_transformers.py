@@ -74,8 +74,11 @@ from palm_ds.data.sources.corpus import CorpusSource, split_corpus  # noqa: E402
 from palm_ds.data.stream.curriculum_spec import read_stages  # noqa: E402
 from palm_ds.data.stream.packed_stream import PackedStream  # noqa: E402
 from palm_ds.data.stream.task_group_dataset import make_datasets  # noqa: E402
-from palm_ds.data.tasks.example import Example, build_input  # noqa: E402
-from palm_ds.data.tasks.layout import layouts  # noqa: E402
+from palm_ds.data.tasks.example import (  # noqa: E402
+    Example,
+    build_input,
+    layouts,  # noqa: E402
+)
 from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder  # noqa: E402
 from palm_ds.model.heads.heads import MaskedLMHead  # noqa: E402
 from palm_ds.model.kernels import choose_kernels  # noqa: E402

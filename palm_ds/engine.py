@@ -34,7 +34,7 @@ from palm_ds.runtime.checkpoint.shard_files import ResizedTable
 from palm_ds.runtime.checkpoint.writer import SavedCheckpoint
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.runtime.device.memory import names_micro_batch
-from palm_ds.runtime.device.tf32 import use_tf32
+from palm_ds.runtime.device.torch_settings import use_tf32
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig, build_optimizer
 from palm_ds.runtime.optimizer.param_groups import (
     USUAL_NAMES,
@@ -46,15 +46,16 @@ from palm_ds.runtime.optimizer.param_groups import (
 from palm_ds.runtime.optimizer.wrappers import StepFreezing
 from palm_ds.runtime.processes.processes import Processes, check_precision, start, stop
 from palm_ds.runtime.processes.watchdog import Watchdog
-from palm_ds.runtime.step.device_prefetch import CopyAhead
-from palm_ds.runtime.step.forward_timer import ForwardTimer
 from palm_ds.runtime.step.grad_cache import WholeStepLoss
-from palm_ds.runtime.step.gradient_accumulation import MicroSteps
-from palm_ds.runtime.step.step_result import StepResult
-from palm_ds.runtime.zero.engine_counters import count_skipped
+from palm_ds.runtime.step.gradient_accumulation import (
+    CopyAhead,
+    ForwardTimer,
+    MicroSteps,
+    StepResult,
+)
 from palm_ds.runtime.zero.swap_folder import SwapFolder
 from palm_ds.runtime.zero.swapped_state import guard_swapping
-from palm_ds.runtime.zero.zero_step import decide_on_device
+from palm_ds.runtime.zero.zero_step import count_skipped, decide_on_device
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from palm_ds.runtime.device.device_figures import peak_flops
+from palm_ds.runtime.device.memory import peak_flops
 
 Row = dict[str, Any]
 MOST_LINES = 20

@@ -16,7 +16,7 @@ import torch
 from benchmarks.gpu_parts.context import Context, Row, seconds_of, synchronize
 from benchmarks.gpu_parts.models import Setup
 from palm_ds.model.inputs.batch import Batch
-from palm_ds.runtime.device.device_figures import compile_count, take_memory_use
+from palm_ds.runtime.device.memory import compile_count, take_memory_use
 
 BLOCKS, LEAST_STEPS, MOST_WARM_UP = 3, 3, 12
 TOP = 20

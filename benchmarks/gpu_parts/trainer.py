@@ -17,7 +17,7 @@ from benchmarks.gpu_parts.context import Context, Row, synchronize
 from benchmarks.gpu_parts.measure import rate_row, with_room
 from benchmarks.gpu_parts.models import CLIP, FIRST, LEARNING_RATE, MASKED, SHAPES, WORDS, Setup
 from benchmarks.gpu_parts.speed import setup_of
-from palm_ds.runtime.device.device_figures import take_memory_use
+from palm_ds.runtime.device.memory import take_memory_use
 
 
 def missing() -> str | None:

@@ -20,7 +20,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.plugins import classes_to_names, name_of
 from palm_ds.common.summary import Summary
 from palm_ds.data.tasks.task_with_data import TaskWithData
-from palm_ds.runtime.processes.launched import is_single_process
+from palm_ds.runtime.processes.launch_env import is_single_process
 from palm_ds.runtime.processes.processes import Processes, leave_at_exit, start
 from palm_ds.train.recipe.custom_metrics import check_metric
 from palm_ds.train.recipe.recipe import Recipe, make_recipe

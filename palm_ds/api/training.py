@@ -10,14 +10,19 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from palm_ds.api.callback_calls import caller, check_callbacks
-from palm_ds.api.event_relay import EventDispatcher, as_metrics, stored_metrics
+from palm_ds.api.callbacks import (
+    EventDispatcher,
+    as_metrics,
+    caller,
+    check_callbacks,
+    stored_metrics,
+)
 from palm_ds.api.events import Event, EventHandler, Metrics
 from palm_ds.api.notebook import NotebookProgress, Report, in_notebook
 from palm_ds.api.pretrained import Backbone
 from palm_ds.api.run_definition import RunDefinition
 from palm_ds.api.save_model import copy_model, push_saved
-from palm_ds.common import exit_codes
+from palm_ds.common import errors
 from palm_ds.common.arguments import checks_arguments
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import plain_messages
@@ -81,16 +86,16 @@ class TrainingSession(RunDefinition):
         self.scores = scores or stored_metrics(self.folder)
         dispatcher.end()
         self._close()
-        if code == exit_codes.NONFINITE:
+        if code == errors.NONFINITE:
             raise UserError(opened.loop.recovery.reason)
-        if code == exit_codes.STOPPED:
+        if code == errors.STOPPED:
             self._raise_stopped(flag)
         return self.scores
 
     def _raise_stopped(self, flag: StopFlag) -> NoReturn:
         """End the program, or the cell, after a stop that was asked for from outside."""
         if not flag.interrupted:
-            raise SystemExit(exit_codes.STOPPED)
+            raise SystemExit(errors.STOPPED)
         where = f" with folder={str(self.folder)!r}" if self.settings.folder else ""
         raise KeyboardInterrupt(
             f"step {self.cur_train_step:,} of {self.steps:,} is saved; train(){where} resumes"
@@ -147,7 +152,7 @@ class TrainingSession(RunDefinition):
         if not self._started:
             opened.loop.begin(self.cur_train_step)
         self._started = True
-        if opened.loop.train_step(self.cur_train_step, batch) == exit_codes.NONFINITE:
+        if opened.loop.train_step(self.cur_train_step, batch) == errors.NONFINITE:
             raise UserError(opened.loop.recovery.reason)
         self.cur_train_step = dispatcher.done
         self.scores = as_metrics(opened.loop.scores) or self.scores

@@ -5,7 +5,7 @@
 
 Exit codes: 0 success; 1 a negative result (`verify`: the checkpoints differ); 2 a mistake in the
 arguments or the input, explained in one line; 130 interrupted, 143 and 129 ended by SIGTERM and
-SIGHUP, which clean up as Ctrl-C does. Training has more (common/exit_codes.py).
+SIGHUP, which clean up as Ctrl-C does. Training has more (common/errors.py).
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from typing import NoReturn
 
 from palm_ds.cli.interrupts import between_imports, interrupt_between_imports, line_of
 from palm_ds.cli.output import add_output_options, direct_messages
-from palm_ds.common.errors import UserError, exit_on_user_error, suggest
-from palm_ds.common.exit_codes import FAILED
-from palm_ds.runtime.processes.launched import adapt_to_open_mpi, rank_of_launcher
+from palm_ds.common.errors import FAILED, UserError, exit_on_user_error, suggest
+from palm_ds.runtime.processes.launch_env import adapt_to_open_mpi, rank_of_launcher
 
 CONTINUES = "stopped; run the same command again to continue"
 _TURN_SECONDS = 3.0

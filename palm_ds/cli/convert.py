@@ -13,7 +13,7 @@ from palm_ds.cli.command import Command
 from palm_ds.cli.options import local_path, names, options_of
 from palm_ds.cli.output import show
 from palm_ds.common.errors import UserError
-from palm_ds.common.printable import printable
+from palm_ds.common.messages import printable
 
 if TYPE_CHECKING:
     from palm_ds.weights.convert.convert import ConversionResult

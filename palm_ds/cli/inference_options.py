@@ -33,7 +33,7 @@ def start_processes(device: str) -> tuple[ProcessGroup, torch.device]:
     """This process's group and device; several processes are joined by DeepSpeed."""
     import torch
 
-    from palm_ds.runtime.processes.launched import launched_processes
+    from palm_ds.runtime.processes.launch_env import launched_processes
     from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
     from palm_ds.runtime.processes.processes import device_named, start
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from palm_ds.common.errors import UserError
-from palm_ds.runtime.processes.launcher import deepspeed_launchers
+from palm_ds.runtime.processes.launch_env import deepspeed_launchers
 
 
 def check_hostfile() -> None:

@@ -17,8 +17,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from palm_ds.common.json_files import nan_to_null
-from palm_ds.common.messages import only_warnings, progress_to_stderr
-from palm_ds.common.printable import json_line, printable
+from palm_ds.common.messages import json_line, only_warnings, printable, progress_to_stderr
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import Command
 from palm_ds.cli.output import show
-from palm_ds.common.printable import printable
+from palm_ds.common.messages import printable
 
 if TYPE_CHECKING:
     from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo

@@ -22,7 +22,7 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from palm_ds.common.errors import UserError, suggest, suggest_path
-from palm_ds.common.printable import printable
+from palm_ds.common.messages import printable
 
 T = TypeVar("T")
 

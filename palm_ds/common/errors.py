@@ -1,17 +1,36 @@
-"""User errors as one clear line: the file, line or key, what is wrong, what would be right."""
+"""User errors as one clear line (the file, line or key, what is wrong, what would be right), and
+exit codes for what started a command: a shell, a launcher, `palm-ds run`, Slurm, Kubernetes.
+
+Only after STOPPED, WATCHDOG or any other code (a crash, a signal) is a restart of any use.
+"""
 
 from __future__ import annotations
 
 import difflib
 import errno
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from palm_ds.common.exit_codes import FAILED, MISTAKE
-from palm_ds.common.messages import plain_messages
-from palm_ds.common.printable import printable
+from palm_ds.common.messages import plain_messages, printable
+
+FINISHED = 0
+FAILED = 1
+"""A crash, a process that was lost, a last checkpoint that could not be written."""
+MISTAKE = 2
+"""A mistake in the arguments, the recipe or the data: a restart would meet it again."""
+NONFINITE = 3
+"""A loss or gradient was not finite: a restart would meet it again."""
+WATCHDOG = 42
+"""No progress, or no sign of life from another process, for too long."""
+STOPPED = 75
+"""Stopped on request, with a good checkpoint; the same command resumes. (EX_TEMPFAIL)"""
+
+FINAL = (FINISHED, MISTAKE, NONFINITE)
+"""After these nothing is started again."""
+
 
 _OF_THE_SYSTEM = {
     errno.EACCES,
@@ -95,3 +114,10 @@ def exit_on_user_error(say: Callable[[str, int], None] = _print_error) -> Iterat
         message, code = f"{os.fsdecode(error.filename)}: {error.strerror}", MISTAKE
     say(printable(message), code)
     sys.exit(code)
+
+
+def need_extra(what: str, extra: str, *packages: str) -> None:
+    """Raises UserError, which begins with `what` needs them, if a package is not installed."""
+    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
+        names = " and ".join(missing)
+        raise UserError(f"{what} needs {names}: pip install 'palm_ds[{extra}]'")

@@ -22,8 +22,7 @@ from typing import Any, BinaryIO
 
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
-from palm_ds.common.file_hash import sha256_of_file
-from palm_ds.common.file_lock import locked, try_lock
+from palm_ds.common.files import locked, sha256_of_file, try_lock
 
 log = logging.getLogger(__name__)
 

@@ -19,10 +19,9 @@ from palm_ds.common.errors import UserError
 from palm_ds.corpus.annotations import Document, find_function
 from palm_ds.corpus.input.records import JOINT, BadRecordError, Record
 from palm_ds.corpus.options import TextOptions
-from palm_ds.text.chinese_names import is_name
+from palm_ds.text.chinese import find_simplifier, is_name
 from palm_ds.text.phrases import Collocations, Lexicon, capital_runs, read_lexicon
 from palm_ds.text.sentence_splitter import is_wrapped, paragraph_starts, sentence_starts
-from palm_ds.text.simplified import find_simplifier
 from palm_ds.text.word_cache import WordCache, WordLookup, WordResources
 from palm_ds.text.word_features import CAPITAL
 from palm_ds.text.words import Segmenter, split_words

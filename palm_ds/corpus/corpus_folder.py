@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from palm_ds.common.atomic import write_file_atomically, write_folder_atomically
-from palm_ds.common.cache_folder import cache_folder
 from palm_ds.common.errors import TemporaryError, UserError
 from palm_ds.common.file_cache import FileCache, HeldFile
+from palm_ds.common.files import cache_folder
 from palm_ds.common.remote_files import RETRIES, RemoteFolder, Retries, is_url
 from palm_ds.corpus.manifest import NAME, Manifest, check_files, read_manifest
 

@@ -20,8 +20,7 @@ from rich.console import Console
 
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
-from palm_ds.common.file_hash import sha256_of_file
-from palm_ds.common.file_lock import locked
+from palm_ds.common.files import locked, sha256_of_file
 from palm_ds.common.json_files import write_json
 from palm_ds.common.rng import derive_key, keyed_generator
 from palm_ds.corpus.input.discover import find_inputs

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.file_hash import sha256_of_file
-from palm_ds.common.sealed_json import seal_problem, write_sealed_json
+from palm_ds.common.files import sha256_of_file
+from palm_ds.common.json_files import seal_problem, write_sealed_json
 
 VERSION = 2
 COUNTED_ANNOTATIONS = ("word", "phrase", "entity")

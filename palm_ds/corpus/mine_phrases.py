@@ -26,9 +26,9 @@ from palm_ds.corpus.executors import ParallelMap
 from palm_ds.corpus.options import TextOptions
 from palm_ds.corpus.work_dir import COLLOCATIONS, PreparationJob, load_dropped, load_job
 from palm_ds.corpus.worker import WorkUnitReader
-from palm_ds.text import chinese_lists as chinese
+from palm_ds.text import chinese as chinese
 from palm_ds.text import english_lists as english
-from palm_ds.text.simplified import find_simplifier
+from palm_ds.text.chinese import find_simplifier
 from palm_ds.text.tokenizer import segmenter_in
 from palm_ds.text.word_features import BLANK, HAN, LETTER, SPACE, is_han, word_flags
 from palm_ds.text.words import GrowableArray, WordIndex, split_words

@@ -56,7 +56,7 @@ from palm_ds.corpus.work_dir import (
 )
 from palm_ds.corpus.worker import WorkUnitReader, write_shard
 from palm_ds.corpus.writer import finish_corpus, smallest_unsigned
-from palm_ds.text.simplified import find_simplifier
+from palm_ds.text.chinese import find_simplifier
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.train_tokenizer import check_training, train_tokenizer
 

@@ -13,7 +13,7 @@ import logging
 import shutil
 from pathlib import Path
 
-from palm_ds.common.file_hash import hash_of_text
+from palm_ds.common.files import hash_of_text
 from palm_ds.common.remote_files import RemoteFolder
 from palm_ds.corpus.corpus_folder import cache_settings
 from palm_ds.corpus.manifest import NAME, Manifest

@@ -24,8 +24,7 @@ import numpy as np
 
 from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
-from palm_ds.common.file_hash import hash_of_text, sha256_of_file
-from palm_ds.common.file_lock import locked
+from palm_ds.common.files import hash_of_text, locked, sha256_of_file
 from palm_ds.common.json_files import write_json
 from palm_ds.corpus.input.discover import Input, InputSpan, WorkUnit
 from palm_ds.corpus.input.options import InputOptions, input_options

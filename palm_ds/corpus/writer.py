@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from palm_ds.common.atomic import write_file_atomically
-from palm_ds.common.file_hash import hash_of_text
+from palm_ds.common.files import hash_of_text
 from palm_ds.common.json_files import write_json
 from palm_ds.corpus.manifest import (
     COUNTED_ANNOTATIONS,

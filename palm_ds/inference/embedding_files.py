@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.common.file_hash import hash_of_text
+from palm_ds.common.files import hash_of_text
 from palm_ds.common.json_files import write_json
 from palm_ds.common.version import __version__
 from palm_ds.data.reader import Table, TableSettings, open_table

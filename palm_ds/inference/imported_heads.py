@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.tasks.exports import ImportedHead
+from palm_ds.data.tasks.interfaces import ImportedHead
 from palm_ds.data.tasks.task import find, fine_tuning_kinds
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo

@@ -21,8 +21,7 @@ from typing import Any
 from palm_ds.common.errors import UserError
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.sources.table import TableSource
-from palm_ds.data.tasks.prediction_files import PredictionFiles
-from palm_ds.data.tasks.stored_prediction import CELL, StoredPrediction
+from palm_ds.data.tasks.interfaces import CELL, PredictionFiles, StoredPrediction
 
 ABOUT, SCORES = "about.json", "scores.json"
 LINES = "predictions.json"

@@ -20,7 +20,7 @@ from palm_ds.common.config import parse_override
 from palm_ds.common.errors import UserError, suggest, suggest_path
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.sources.table import TableSource
-from palm_ds.data.tasks.stored_prediction import StoredPrediction
+from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.data.tasks.task import TableTask, build, find, fine_tuning_kinds
 from palm_ds.inference.prediction_files import ABOUT, conll_column, read_predictions
 

@@ -16,13 +16,12 @@ from torch import nn
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.rng import derive_key
 from palm_ds.model.distillation.distillation import Distillation
+from palm_ds.model.distillation.losses import soft_loss, soft_name
 from palm_ds.model.distillation.settings import LogitsSettings
-from palm_ds.model.distillation.soft_labels import soft_loss, soft_name
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.encoder.states import WantedStates, recorded
 from palm_ds.model.heads.heads import Head
-from palm_ds.model.inputs.batch import Batch
-from palm_ds.model.inputs.teacher_outputs import EncoderStates, TeacherOutputs
+from palm_ds.model.inputs.batch import Batch, EncoderStates, TeacherOutputs
 from palm_ds.model.ops.dropout import dropout, dropout_keys
 
 _MAX_SHARE = 0.5  # share of a batch's positions above which gathering costs more than it saves

@@ -17,8 +17,8 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.corpus import CorpusSource
-from palm_ds.data.tasks.baselines import class_prior_baseline
 from palm_ds.data.tasks.example import Example
+from palm_ds.data.tasks.masking import class_prior_baseline
 from palm_ds.data.tasks.task import CorpusTask
 
 if TYPE_CHECKING:

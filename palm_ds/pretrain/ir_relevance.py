@@ -20,7 +20,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, permutation_at
 from palm_ds.corpus.store import Corpus
 from palm_ds.data.sources.corpus import CorpusSource
-from palm_ds.data.tasks.layout import layouts
+from palm_ds.data.tasks.example import layouts
 from palm_ds.pretrain.shared import sentence_pairs
 
 STRONG, WEAK, IRRELEVANT = range(3)

@@ -17,8 +17,8 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.corpus import CorpusSource
-from palm_ds.data.tasks.baselines import class_prior_baseline
-from palm_ds.data.tasks.layout import layouts
+from palm_ds.data.tasks.example import layouts
+from palm_ds.data.tasks.masking import class_prior_baseline
 from palm_ds.pretrain.shared import sentence_pairs
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.task import CorpusTask
-from palm_ds.model.config.activations import ACTIVATIONS
+from palm_ds.model.config.config import ACTIVATIONS
 from palm_ds.model.encoder.encoder import Encoder, init_weights
 from palm_ds.model.heads.heads import Head, HeadOutput, MaskedLMHead, save_tied_words_once
 from palm_ds.model.kernels import layer_norm

@@ -12,8 +12,7 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.corpus import CorpusSource
-from palm_ds.data.tasks.example import Example
-from palm_ds.data.tasks.layout import layouts
+from palm_ds.data.tasks.example import Example, layouts
 from palm_ds.pretrain.shared.sentence_pairs import PairTask, anchors, arrange_pair
 
 ADJACENT, SAME_DOCUMENT, OTHER_DOCUMENT = range(3)

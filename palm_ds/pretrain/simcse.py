@@ -18,8 +18,7 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.corpus import CorpusSource
-from palm_ds.data.tasks.example import Example, build_input, join, text_numbers
-from palm_ds.data.tasks.layout import layouts
+from palm_ds.data.tasks.example import Example, build_input, join, layouts, text_numbers
 from palm_ds.data.tasks.task import CorpusTask
 from palm_ds.model.pooling import TextPooling
 

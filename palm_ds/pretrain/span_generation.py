@@ -28,9 +28,8 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.corpus import CorpusSource, passages
-from palm_ds.data.tasks.example import Example, build_input, select_tokens
+from palm_ds.data.tasks.example import Example, build_input, layouts, select_tokens
 from palm_ds.data.tasks.generation_flows import FlowOptions, same_head, unigram_baseline
-from palm_ds.data.tasks.layout import layouts
 from palm_ds.data.tasks.task import CorpusTask, Task
 from palm_ds.pretrain.shared.units import Unit, units_of
 

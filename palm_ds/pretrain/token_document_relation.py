@@ -21,8 +21,8 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_generator, permutation_at
 from palm_ds.data.sources.corpus import CorpusSource, passages, split_corpus
-from palm_ds.data.tasks.baselines import class_prior_baseline
 from palm_ds.data.tasks.example import Example, build_input
+from palm_ds.data.tasks.masking import class_prior_baseline
 from palm_ds.data.tasks.task import CorpusTask
 
 if TYPE_CHECKING:

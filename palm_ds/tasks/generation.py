@@ -29,15 +29,14 @@ from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.source import unigram_frequencies
 from palm_ds.data.sources.table import TableSource
-from palm_ds.data.tasks.example import Example, build_input
+from palm_ds.data.tasks.example import Example, build_input, layouts
 from palm_ds.data.tasks.generation_flows import (
     FlowOptions,
     random_spans,
     same_head,
     unigram_baseline,
 )
-from palm_ds.data.tasks.layout import layouts
-from palm_ds.data.tasks.stored_prediction import StoredPrediction
+from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.data.tasks.task import Task
 from palm_ds.data.tasks.text_generation import SourceRoom, TextGenerator
 from palm_ds.model.generation.generate import DecodingSettings

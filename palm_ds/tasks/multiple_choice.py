@@ -16,11 +16,14 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
-from palm_ds.data.tasks.example import Example, build_input, join
-from palm_ds.data.tasks.exports import ImportedHead
-from palm_ds.data.tasks.layout import layouts
-from palm_ds.data.tasks.serving import Form, FormField, text_field
-from palm_ds.data.tasks.stored_prediction import StoredPrediction
+from palm_ds.data.tasks.example import Example, build_input, join, layouts
+from palm_ds.data.tasks.interfaces import (
+    Form,
+    FormField,
+    ImportedHead,
+    StoredPrediction,
+    text_field,
+)
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import ChoiceHead
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs

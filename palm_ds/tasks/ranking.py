@@ -16,10 +16,9 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
-from palm_ds.data.tasks.baselines import class_prior_baseline
 from palm_ds.data.tasks.example import Example
-from palm_ds.data.tasks.serving import PAIR
-from palm_ds.data.tasks.stored_prediction import StoredPrediction
+from palm_ds.data.tasks.interfaces import PAIR, StoredPrediction
+from palm_ds.data.tasks.masking import class_prior_baseline
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import ClassHead
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs

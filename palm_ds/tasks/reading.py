@@ -19,11 +19,8 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource, TokenizedColumn
-from palm_ds.data.tasks.example import Example, build_input
-from palm_ds.data.tasks.exports import ImportedHead
-from palm_ds.data.tasks.layout import layouts
-from palm_ds.data.tasks.serving import QUESTION, Form, FormField
-from palm_ds.data.tasks.stored_prediction import StoredPrediction
+from palm_ds.data.tasks.example import Example, build_input, layouts
+from palm_ds.data.tasks.interfaces import QUESTION, Form, FormField, ImportedHead, StoredPrediction
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import ClassHead, HeadOutput
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs

@@ -19,7 +19,7 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, text_numbers
-from palm_ds.data.tasks.stored_prediction import StoredPrediction
+from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.embedding import (
     NEGATIVE,

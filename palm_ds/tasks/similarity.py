@@ -16,8 +16,7 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example
-from palm_ds.data.tasks.serving import PAIR
-from palm_ds.data.tasks.stored_prediction import StoredPrediction
+from palm_ds.data.tasks.interfaces import PAIR, StoredPrediction
 from palm_ds.data.tasks.task import Task
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.embedding import SimilarityHead

@@ -21,11 +21,9 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
-from palm_ds.data.tasks.baselines import class_prior_baseline
-from palm_ds.data.tasks.example import Example, build_input
-from palm_ds.data.tasks.exports import ImportedHead
-from palm_ds.data.tasks.layout import layouts
-from palm_ds.data.tasks.serving import Form, text_field
+from palm_ds.data.tasks.example import Example, build_input, layouts
+from palm_ds.data.tasks.interfaces import Form, ImportedHead, text_field
+from palm_ds.data.tasks.masking import class_prior_baseline
 from palm_ds.data.tasks.task import Task
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.crf import CRFHead, viterbi

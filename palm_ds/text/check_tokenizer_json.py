@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from palm_ds.common.config import shorten
 from palm_ds.common.errors import UserError
-from palm_ds.common.printable import printable
+from palm_ds.common.messages import printable
 
 _MAX_GROWTH = 1_000  # times that a normalizer may lengthen a text
 _MAX_PARTS = 1_000

@@ -17,7 +17,7 @@ from pathlib import Path
 from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers
 
-from palm_ds.text.simplified import find_simplifier
+from palm_ds.text.chinese import find_simplifier
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.text.tokenizer_settings import adds_special_tokens
 

@@ -25,7 +25,7 @@ from tokenizers import (
 from tokenizers import Tokenizer as Backend
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.printable import printable
+from palm_ds.common.messages import printable
 from palm_ds.text.check_tokenizer_json import check_charsmap, library_errors
 
 WORD_START = "▁"

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer as Backend
 
 from palm_ds.common.config import unique_keys
 from palm_ds.common.errors import UserError
-from palm_ds.common.file_hash import hash_of_text
+from palm_ds.common.files import hash_of_text
 from palm_ds.common.json_files import write_json
 from palm_ds.text.byte_level_bpe import VOCABULARY, as_tokenizer_json
 from palm_ds.text.check_tokenizer_json import (

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.wrong_files import check_right_file
+from palm_ds.common.files import check_right_file
 
 _SPECIAL, _CAPITAL = re.compile(r"\[.+\]|<.+>"), re.compile("[A-Z]")
 LARGEST_FILE = 1 << 27  # bytes; the largest genuine ones have a quarter

@@ -26,7 +26,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.common.file_hash import hash_of_text
+from palm_ds.common.files import hash_of_text
 from palm_ds.text.sentencepiece_model import WORD_START
 from palm_ds.text.vocabulary_file import read_bytes, read_text
 

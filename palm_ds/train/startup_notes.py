@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from palm_ds.runtime.device.tf32 import describe_tf32
+from palm_ds.runtime.device.torch_settings import describe_tf32
 from palm_ds.runtime.processes.processes import Processes, crowded_hosts
 from palm_ds.runtime.zero.swap_folder import describe_swapping
 from palm_ds.train.recipe.checks import idle_tasks

@@ -41,8 +41,7 @@ from palm_ds.train.report.run_log import RunLog
 from palm_ds.train.setup.build import AnyStream, build_held_out, build_model, build_stream
 from palm_ds.train.setup.corpus_check import CorpusCheck
 from palm_ds.train.setup.extend import ModelSignature
-from palm_ds.train.setup.memory_check import check_memory
-from palm_ds.train.setup.micro_batch import choose_micro_batch
+from palm_ds.train.setup.limits import check_memory, check_space_together, choose_micro_batch
 from palm_ds.train.setup.preflight import compare_hosts, findings
 from palm_ds.train.setup.resolve import resolve
 from palm_ds.train.setup.resume import StartingPoint, find_starting_point, signature_of
@@ -54,7 +53,6 @@ from palm_ds.train.setup.run_folder import (
     write_folder,
 )
 from palm_ds.train.setup.sources import Data, check_tables, check_units, open_data
-from palm_ds.train.setup.space_check import check_space_together
 from palm_ds.train.startup_notes import startup_notes
 from palm_ds.train.teachers.build import build_teachers, learn_from
 from palm_ds.train.teachers.distillation_plan import Lessons, find_lessons
@@ -78,7 +76,7 @@ def train(
 ) -> int:
     """Train a run to its end, from its last checkpoint if its folder has one.
 
-    Returns the exit code (common/exit_codes.py): 0 when the curriculum is finished, 75 when the run
+    Returns the exit code (common/errors.py): 0 when the curriculum is finished, 75 when the run
     was asked to stop and has saved, 3 when a non-finite loss stopped it.
 
     `flag`: that of the program's own stop_signals; by default there is one while it trains.

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 import palm_ds as palm
 from palm_ds.common.errors import UserError
 from palm_ds.runtime.checkpoint import checkpoint
-from palm_ds.runtime.processes.launched import is_single_process
+from palm_ds.runtime.processes.launch_env import is_single_process
 from palm_ds.tasks.multi_label import MultiLabel
 from palm_ds.train.recipe.recipe import make_recipe
 from palm_ds.train.report.metrics_file import read_metrics

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 from tiny import arguments
 
-from palm_ds.common import exit_codes
+from palm_ds.common import errors
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.rng import derive_key
 from palm_ds.data.stream.example_stream import ExampleStream
@@ -155,7 +155,7 @@ def attempt(job: Mapping[str, Any], world: int, base: Path) -> list[int]:
     while len(codes) < world:
         pid, status = os.wait()
         codes[pid] = os.waitstatus_to_exitcode(status)
-        if codes[pid] not in (0, exit_codes.STOPPED):
+        if codes[pid] not in (0, errors.STOPPED):
             for other in set(pids) - set(codes):  # a launcher ends the others
                 os.kill(other, signal.SIGKILL)
     return [codes[pid] for pid in pids]

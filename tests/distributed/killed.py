@@ -20,7 +20,7 @@ from tiny import arguments, make_engine, train
 
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.checkpoint import writer as checkpoint_writer
-from palm_ds.runtime.step.step_result import StepResult
+from palm_ds.runtime.step.gradient_accumulation import StepResult
 from tests.helpers.warm_python import free_port
 
 STEPS, EVERY, WORLD = 12, 2, 2

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from palm_ds.common.exit_codes import FINISHED, NONFINITE
+from palm_ds.common.errors import FINISHED, NONFINITE
 from tests.distributed.test_commands import (
     MASKS,
     PRETRAIN,

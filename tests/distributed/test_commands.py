@@ -18,7 +18,7 @@ import psutil
 import pytest
 import yaml
 
-from palm_ds.common.exit_codes import STOPPED
+from palm_ds.common.errors import STOPPED
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.weights.model_folder import open_model
 from tests.helpers import warm_python

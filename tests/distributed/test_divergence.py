@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from palm_ds.common.exit_codes import MISTAKE, NONFINITE, STOPPED
+from palm_ds.common.errors import MISTAKE, NONFINITE, STOPPED
 from palm_ds.runtime.checkpoint import checkpoint
 from tests.distributed.random_spikes import ruin
 from tests.distributed.test_commands import (

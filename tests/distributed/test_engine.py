@@ -213,7 +213,8 @@ def test_what_waits_for_the_device_in_a_step_and_what_it_leaves_behind(run_distr
         for name, (lines, _) in run.result.items()
     }
     assert found == WAITS
-    # runtime/device/garbage.py relies on it; two steps leave 24 objects on Python 3.11.2, else none
+    # runtime/device/torch_settings.py relies on it: two steps leave 24 objects on Python 3.11.2,
+    # none elsewhere.
     assert max(cycles for _, cycles in run.result.values()) <= 50
 
 

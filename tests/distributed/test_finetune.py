@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from palm_ds.common.exit_codes import STOPPED
+from palm_ds.common.errors import STOPPED
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 

@@ -27,7 +27,7 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig
 from palm_ds.runtime.optimizer.param_groups import param_groups
-from palm_ds.runtime.step.step_result import StepResult
+from palm_ds.runtime.step.gradient_accumulation import StepResult
 
 ROWS, LENGTH, WORDS, SEED = 16, 32, 101, 1
 LR = 1e-3

@@ -16,7 +16,7 @@ import zstandard
 
 from palm_ds.cli.main import main
 from palm_ds.common.errors import exit_on_user_error
-from palm_ds.common.sealed_json import SEAL, sealed_json
+from palm_ds.common.json_files import SEAL, sealed_json
 from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.corpus.store import open_corpus
 from palm_ds.text.tokenizer import SPECIALS

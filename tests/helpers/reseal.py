@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from palm_ds.common.file_hash import sha256_of_file
-from palm_ds.common.sealed_json import SEAL, write_sealed_json
+from palm_ds.common.files import sha256_of_file
+from palm_ds.common.json_files import SEAL, write_sealed_json
 from palm_ds.weights.formats.weights_info import INFO
 
 

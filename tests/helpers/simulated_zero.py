@@ -10,9 +10,9 @@ from threading import Barrier
 import torch
 from torch import nn
 
-from palm_ds.runtime.optimizer.flat_layout import AllReduce, FlatLayout, NeedsLayouts, Param, Piece
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig, build_optimizer
 from palm_ds.runtime.optimizer.param_groups import set_lr
+from palm_ds.runtime.optimizer.state import AllReduce, FlatLayout, NeedsLayouts, Param, Piece
 
 Cut = Callable[[Sequence[int], int, int], list[Piece]]
 """The pieces of parameters of these sizes on process `rank` of `world`."""

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from palm_ds.api.loaded_model import load
-from palm_ds.data.tasks.exports import ImportedHead
+from palm_ds.data.tasks.interfaces import ImportedHead
 from palm_ds.data.tasks.task import find, fine_tuning_kinds
 from palm_ds.weights.convert.to_onnx import OnnxOptions, convert_to_onnx
 

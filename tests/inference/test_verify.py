@@ -15,7 +15,7 @@ from torch import ones
 
 from palm_ds.cli.verify import COMMAND
 from palm_ds.common.errors import UserError
-from palm_ds.common.sealed_json import SEAL
+from palm_ds.common.json_files import SEAL
 from palm_ds.corpus.manifest import NAME, read_manifest
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.inference.verify import verify_folder

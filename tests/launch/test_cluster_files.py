@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from palm_ds.common import exit_codes
+from palm_ds.common import errors
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = {
@@ -71,8 +71,8 @@ def test_kubernetes_counts_only_failures() -> None:
         rule["action"]: rule["onExitCodes"]["values"] for rule in rules if "onExitCodes" in rule
     }
     assert found == {
-        "FailJob": [exit_codes.MISTAKE, exit_codes.NONFINITE],
-        "Ignore": [exit_codes.STOPPED],
+        "FailJob": [errors.MISTAKE, errors.NONFINITE],
+        "Ignore": [errors.STOPPED],
     }
     pod = spec["template"]["spec"]
     (container,) = pod["containers"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.corpus import CorpusSource, split_corpus
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset
-from palm_ds.data.tasks.layout import lengthened
+from palm_ds.data.tasks.example import lengthened
 from palm_ds.data.tasks.task import build
 from palm_ds.pretrain.span_generation import SpanGeneration, draw_fragments
 from tests.helpers.small_corpus import write_small_corpus

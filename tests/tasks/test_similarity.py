@@ -12,7 +12,7 @@ from scipy.stats import pearsonr, spearmanr
 from transformers import BertModel
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.tasks.stored_prediction import StoredPrediction
+from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.data.tasks.task import build
 from palm_ds.tasks.similarity import Similarity
 from palm_ds.weights.formats.huggingface.names import from_names

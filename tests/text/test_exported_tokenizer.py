@@ -9,8 +9,8 @@ import pytest
 from tokenizers import processors
 from transformers import AutoTokenizer
 
+from palm_ds.text.chinese import find_simplifier
 from palm_ds.text.exported_tokenizer import _words, normalizing_tokenizer
-from palm_ds.text.simplified import find_simplifier
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer, wordpiece
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

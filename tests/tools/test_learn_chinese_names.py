@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from palm_ds.text.chinese_names import WEIGHTS, is_name
+from palm_ds.text.chinese import WEIGHTS, is_name
 
 
 @pytest.fixture(scope="module")

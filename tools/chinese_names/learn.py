@@ -1,4 +1,4 @@
-"""Learns the weights of Chinese names (`palm_ds/text/chinese_names.py`) from labelled words.
+"""Learns the weights of Chinese names (`palm_ds/text/chinese.py`) from labelled words.
 
     python tools/chinese_names/learn.py            writes palm_ds/text/chinese_name_weights.txt
     python tools/chinese_names/learn.py --folds 5  precision and recall on words that are held out
@@ -17,7 +17,7 @@ import numpy as np
 import rjieba
 
 from palm_ds.corpus.analyzer import chinese_tagger
-from palm_ds.text.chinese_names import WEIGHTS, features
+from palm_ds.text.chinese import WEIGHTS, features
 
 WORDS = Path(__file__).with_name("words.txt")
 DECAY = 0.3

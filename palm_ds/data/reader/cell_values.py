@@ -8,7 +8,7 @@ from typing import Any
 
 from palm_ds.corpus.input.records import BadRecordError, check_text, type_name
 from palm_ds.data.reader.options import TableSettings
-from palm_ds.text.simplified import simplify_in_place
+from palm_ds.text.chinese import simplify_in_place
 
 _GENERATION = ("source", "source_b", "source_c", "target")
 TEXTS = ("text_a", "text_b", "text_b_neg", "question", "context", *_GENERATION)

@@ -9,7 +9,7 @@ import torch
 
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.stream.task_group_dataset import BuiltRow
-from palm_ds.data.tasks.predictions import Predicts
+from palm_ds.data.tasks.interfaces import Predicts
 
 
 class Decoded(NamedTuple):

@@ -23,9 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from palm_ds.common.atomic import write_file_atomically
-from palm_ds.common.cache_folder import cache_folder
-from palm_ds.common.file_hash import hash_of_text
-from palm_ds.common.file_lock import locked
+from palm_ds.common.files import cache_folder, hash_of_text, locked
 from palm_ds.corpus.executors import open_executor
 
 if TYPE_CHECKING:

@@ -19,10 +19,9 @@ from palm_ds.common.rng import derive_key, keyed_generator, keyed_uniform
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.stream.item_order import ItemOrder, item_order
-from palm_ds.data.stream.packing import pack
+from palm_ds.data.stream.packed_stream import pack
 from palm_ds.data.stream.stages import tasks_of
-from palm_ds.data.tasks.example import Example, collate
-from palm_ds.data.tasks.layout import lengthened
+from palm_ds.data.tasks.example import Example, collate, lengthened
 from palm_ds.data.tasks.soft_labels import SoftTasks, add_soft_labels
 from palm_ds.data.tasks.task import SourceT, Task
 from palm_ds.model.inputs.batch import Batch
@@ -73,7 +72,7 @@ class TaskGroupDataset(Generic[SourceT]):
         return "\n".join(filter(None, (task.describe(self.source) for task in tasks)))
 
     def layouts(self, n: np.ndarray) -> np.ndarray:
-        """(len(n),) the layouts of these examples (palm_ds/data/tasks/layout.py)."""
+        """(len(n),) the layouts of these examples (palm_ds/data/tasks/example.py)."""
         if not len(n):
             return self.layouts(np.zeros(1, np.int64))[:0]
         task = self.tasks[0]

@@ -1,4 +1,6 @@
-"""Chooses the tokens to mask, and what the model sees instead of them."""
+"""Masking: the tokens to mask, what the model sees instead of them, and baselines that ignore the
+text.
+"""
 
 from __future__ import annotations
 
@@ -39,3 +41,10 @@ def shown(
     other = vocabulary.regular[rng.integers(len(vocabulary.regular), size=len(ids))]
     kept = np.where(draws < mask_rate + random_rate, other, ids)
     return np.where(draws < mask_rate, vocabulary.mask, kept)
+
+
+def class_prior_baseline(targets: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Loss and accuracy per target of the class-prior baseline, which knows only how often each
+    class was counted; one is added to each count."""
+    share = (counts + 1) / (counts + 1).sum()
+    return -np.log(share[targets]), (targets == share.argmax()).astype(float)

@@ -31,11 +31,8 @@ from palm_ds.common.plugins import import_class, name_of
 from palm_ds.data.sources.corpus import CorpusSource, passages
 from palm_ds.data.sources.row_inputs import COLUMNS, TUPLE_ROLES, Rows, Splits, train_and_dev
 from palm_ds.data.sources.table import TableSource
-from palm_ds.data.tasks.example import Example, build_input
-from palm_ds.data.tasks.exports import Exports
-from palm_ds.data.tasks.layout import layouts
-from palm_ds.data.tasks.prediction_files import PredictionFiles
-from palm_ds.data.tasks.serving import Serves
+from palm_ds.data.tasks.example import Example, build_input, layouts
+from palm_ds.data.tasks.interfaces import Exports, PredictionFiles, Serves
 from palm_ds.data.tasks.task_with_data import TaskWithData
 
 if TYPE_CHECKING:
@@ -137,7 +134,7 @@ class Task(Exports, ABC, Generic[SourceT]):
     def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: SourceT, max_length: int
     ) -> np.ndarray:
-        """(n,) layouts (data/tasks/layout.py) of n items, given (n, num_uniforms) numbers in [0,
+        """(n,) layouts (data/tasks/example.py) of n items, given (n, num_uniforms) numbers in [0,
         1): the exact `length` of each example, by how many tokens it could be longer (`spare`), and
         whatever `example` needs.
 

@@ -18,7 +18,7 @@ from typing import Any
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.common.summary import Summary
-from palm_ds.data.reader.memory_rows import memory_rows, plain
+from palm_ds.data.reader.table import memory_rows, plain
 from palm_ds.data.sources.hub_datasets import names_of
 from palm_ds.data.sources.row_inputs import TUPLE_ROLES, Rows, listed
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from palm_ds.data.sources.table import TableSource
-from palm_ds.data.tasks.predictions import Predicts
+from palm_ds.data.tasks.interfaces import Predicts
 from palm_ds.model.generation.generate import DecodingSettings, Generated, TokenRules, generate
 from palm_ds.model.generation.infilling_decoder import (
     InfillingDecoder,

@@ -82,7 +82,7 @@ def _plan(batch: Batch, kernel: str, *, compiled: bool) -> AttentionPlan:
         return AttentionPlan(kernel=kernel, compute=_DENSE[kernel], mask=mask[:, None])
     assert batch.visibility is None, "choose_kernels says so"
     if kernel == "efficient":
-        from palm_ds.model.attention.efficient import efficient_attention
+        from palm_ds.model.attention.varlen import efficient_attention
 
         return plan_varlen(batch, kernel, efficient_attention, compiled=compiled)
     return plan_varlen(batch, kernel, varlen_attention, compiled=compiled)

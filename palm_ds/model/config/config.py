@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch.nn import functional as F  # noqa: N812
+
 from palm_ds.common.config import check_keys, parse
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.model.config.activations import ACTIVATIONS
 from palm_ds.model.config.encoder_kinds import defaults_of_kind, known_kinds
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,7 @@ from palm_ds.model.distillation.settings import (
 )
 from palm_ds.model.encoder.encoder import Encoder, init_weights
 from palm_ds.model.encoder.states import WantedStates
-from palm_ds.model.inputs.batch import Batch
-from palm_ds.model.inputs.teacher_outputs import EncoderStates
+from palm_ds.model.inputs.batch import Batch, EncoderStates
 from palm_ds.model.inputs.visibility import visible
 
 PREFIX = "distillation."

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.model.distillation.losses import SoftMeasure, hard_scores
-from palm_ds.model.inputs.teacher_outputs import VocabularyScores
+from palm_ds.model.inputs.batch import VocabularyScores
 from palm_ds.model.ops.masked_lm_loss import FP16_SCALE, chunk_size, chunked_loss
 
 

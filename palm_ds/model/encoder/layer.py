@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from palm_ds.model.attention.attention import AttentionPlan, attend
-from palm_ds.model.config.activations import ACTIVATIONS
-from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.config.config import ACTIVATIONS, EncoderConfig
 from palm_ds.model.encoder.encoder import gather_positions
 from palm_ds.model.encoder.rotary import Rotary
 from palm_ds.model.kernels import Kernels, layer_norm

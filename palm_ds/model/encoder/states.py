@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.encoder.encoder import Encoder
-from palm_ds.model.inputs.teacher_outputs import EncoderStates
+from palm_ds.model.inputs.batch import EncoderStates
 
 
 @dataclass(frozen=True, kw_only=True)

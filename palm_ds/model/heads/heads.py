@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from palm_ds.model.config.activations import ACTIVATIONS
+from palm_ds.model.config.config import ACTIVATIONS
 from palm_ds.model.encoder.encoder import Encoder, init_weights
 from palm_ds.model.kernels import layer_norm
 from palm_ds.model.ops.compiled import CompiledRegion

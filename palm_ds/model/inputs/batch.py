@@ -9,14 +9,43 @@ without labels (trials, parity checks); `palm_ds.data.tasks.example.collate` add
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from palm_ds.model.inputs.teacher_outputs import TeacherOutputs
 from palm_ds.model.inputs.visibility import Visibility
+
+
+@dataclass
+class EncoderStates:
+    """States of a forward pass of an encoder, by the number of the layer, from 1."""
+
+    embeddings: torch.Tensor | None = None  # (rows, length, hidden)
+    hidden: dict[int, torch.Tensor] = field(default_factory=dict)  # (rows, length, hidden)
+    qkv: dict[int, torch.Tensor] = field(default_factory=dict)  # (rows, length, 3 hidden)
+
+
+class VocabularyScores(Protocol):
+    """A teacher's scores of the vocabulary for n rows."""
+
+    def scores(self, inside: slice, size: int) -> torch.Tensor:
+        """Those of some rows: (rows, size) in fp32; minus infinity where the teacher gives
+        none."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherOutputs:
+    """Teacher outputs for a batch."""
+
+    states: EncoderStates | None = None
+    words: Mapping[str, VocabularyScores] = field(default_factory=dict)
+    """{task of masked words: scores at its soft labels}"""
 
 
 @dataclass(frozen=True, kw_only=True)

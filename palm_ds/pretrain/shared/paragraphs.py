@@ -14,7 +14,7 @@ import numpy as np
 
 from palm_ds.common.rng import derive_key, keyed_uniform
 from palm_ds.data.sources.corpus import CorpusSource
-from palm_ds.data.tasks.layout import layouts
+from palm_ds.data.tasks.example import layouts
 
 
 def paragraphs(source: CorpusSource, size: int, shortest: float) -> np.ndarray:

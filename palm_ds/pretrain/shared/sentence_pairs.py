@@ -18,8 +18,7 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_bits, keyed_uniform
 from palm_ds.data.sources.corpus import CorpusSource
-from palm_ds.data.tasks.example import Example, build_input
-from palm_ds.data.tasks.layout import layouts
+from palm_ds.data.tasks.example import Example, build_input, layouts
 from palm_ds.data.tasks.task import CorpusTask
 
 if TYPE_CHECKING:

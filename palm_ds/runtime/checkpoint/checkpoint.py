@@ -34,8 +34,8 @@ from safetensors import SafetensorError
 
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
-from palm_ds.common.file_hash import sha256_of_file
-from palm_ds.common.sealed_json import seal_problem, write_sealed_json
+from palm_ds.common.files import sha256_of_file
+from palm_ds.common.json_files import seal_problem, write_sealed_json
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS, ProcessGroup
 
 T = TypeVar("T")

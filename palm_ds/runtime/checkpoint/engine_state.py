@@ -15,7 +15,7 @@ from palm_ds.runtime.checkpoint.checkpoint import Retention
 from palm_ds.runtime.checkpoint.shard_files import WEIGHT, ResizedTable, ShardReader
 from palm_ds.runtime.checkpoint.writer import CheckpointWriter, SavedCheckpoint
 from palm_ds.runtime.processes.processes import Processes
-from palm_ds.runtime.zero.engine_counters import read_counters, restore_counters
+from palm_ds.runtime.zero.zero_step import read_counters, restore_counters
 
 
 @dataclass(kw_only=True)

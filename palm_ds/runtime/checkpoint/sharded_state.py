@@ -36,8 +36,14 @@ from palm_ds.runtime.checkpoint.shard_files import (
     ResizedTable,
     ShardReader,
 )
-from palm_ds.runtime.optimizer.flat_layout import FlatLayout, NeedsLayouts, Param, Piece
-from palm_ds.runtime.optimizer.state import ADAM, OptimizerStateSpec
+from palm_ds.runtime.optimizer.state import (
+    ADAM,
+    FlatLayout,
+    NeedsLayouts,
+    OptimizerStateSpec,
+    Param,
+    Piece,
+)
 from palm_ds.runtime.optimizer.wrappers import EMA
 from palm_ds.runtime.zero.swapped_state import forget_moments, in_memory, is_swapped
 

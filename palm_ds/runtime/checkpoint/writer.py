@@ -28,8 +28,8 @@ from palm_ds.runtime.checkpoint.checkpoint import FileManifest, SaveRequest
 from palm_ds.runtime.checkpoint.host_copies import HostCopies, bytes_of
 from palm_ds.runtime.checkpoint.shard_files import ParamShard, write_shards
 from palm_ds.runtime.device.memory import free_host_memory
+from palm_ds.runtime.processes.launch_env import host_name
 from palm_ds.runtime.processes.process_group import ProcessGroup
-from palm_ds.runtime.processes.this_process import host_name
 
 log = logging.getLogger(__name__)
 _MIN_FREE_SHARE = 0.5

@@ -1,16 +1,20 @@
-"""Memory that this process may use, memory that is free, and advice where a GPU has too little."""
+"""Memory that this process may use, and figures of its device for the log."""
 
 from __future__ import annotations
 
+import math
 import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import torch
 
 from palm_ds.common.errors import UserError
+from palm_ds.runtime.device.gpu_specs import find_card
 
 _CGROUP = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _CONTAINER = Path("/sys/fs/cgroup")
@@ -58,3 +62,41 @@ def names_micro_batch(rows: int) -> Iterator[None]:
             "DeepSpeed file, lower train_micro_batch_size_per_gpu (the losses stay the same), set "
             "palm_ds.activation_checkpointing, or raise the ZeRO stage"
         ) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryUse:
+    """Bytes of a GPU's memory."""
+
+    allocated: int
+    """The most that tensors took together."""
+    reserved: int
+    """The most that torch's allocator held, free blocks included."""
+
+
+def peak_flops(device: torch.device, precision: str) -> float:
+    """FLOP/s that the device can do at most, by its maker; NaN if that is unknown."""
+    if device.type != "cuda":
+        return math.nan
+    card = find_card(torch.cuda.get_device_name(device))
+    tf32 = str(torch.backends.cuda.matmul.fp32_precision) == "tf32"
+    peak = card.peak(precision, tf32=tf32) if card else None
+    return math.nan if peak is None else peak
+
+
+def take_memory_use(device: torch.device) -> MemoryUse | None:
+    """The most memory used since the last call; None for a CPU. Does not synchronise."""
+    if device.type != "cuda":
+        return None
+    used = MemoryUse(
+        allocated=torch.cuda.max_memory_allocated(device),
+        reserved=torch.cuda.max_memory_reserved(device),
+    )
+    torch.cuda.reset_peak_memory_stats(device)
+    return used
+
+
+def compile_count() -> int:
+    """Graphs that torch.compile has compiled in this process."""
+    utils = sys.modules.get("torch._dynamo.utils")  # importing it takes seconds
+    return int(utils.counters["stats"]["unique_graphs"]) if utils else 0

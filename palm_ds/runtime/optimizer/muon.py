@@ -19,9 +19,9 @@ from typing import Any, Literal
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.runtime.optimizer.flat_layout import AllReduce, FlatLayout, NeedsLayouts, Param
 from palm_ds.runtime.optimizer.param_groups import USUAL_NAMES
 from palm_ds.runtime.optimizer.scaled_adam import adamw_, count_update
+from palm_ds.runtime.optimizer.state import AllReduce, FlatLayout, NeedsLayouts, Param
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _EPS = 1e-7

@@ -16,8 +16,6 @@ from torch import nn
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.runtime.optimizer.check_custom_optimizer import checked_optimizer_class
-from palm_ds.runtime.optimizer.flat_layout import NeedsLayouts, whole_param
-from palm_ds.runtime.optimizer.lamb import Lamb
 from palm_ds.runtime.optimizer.muon import Muon, MuonOptions
 from palm_ds.runtime.optimizer.param_groups import (
     USUAL_NAMES,
@@ -25,8 +23,14 @@ from palm_ds.runtime.optimizer.param_groups import (
     is_hidden_matrix,
     param_groups,
 )
-from palm_ds.runtime.optimizer.stable_adamw import StableAdamW
-from palm_ds.runtime.optimizer.state import ADAM, MOMENTUM, OptimizerStateSpec
+from palm_ds.runtime.optimizer.scaled_adam import Lamb, StableAdamW
+from palm_ds.runtime.optimizer.state import (
+    ADAM,
+    MOMENTUM,
+    NeedsLayouts,
+    OptimizerStateSpec,
+    whole_param,
+)
 from palm_ds.runtime.optimizer.wrappers import EMA, ClipAndSkipNonFinite
 
 _CLASSES: dict[str, type[torch.optim.Optimizer]] = {

@@ -1,4 +1,7 @@
-"""AdamW whose updates are scaled by sums over the whole parameter: LAMB and StableAdamW.
+"""AdamW with updates scaled by sums over the whole parameter:
+
+    LAMB          very large batches (You et al. 2020)
+    StableAdamW   large updates are scaled down (Wortsman et al. 2023)
 
 Under ZeRO a parameter may lie on several processes. The sums of those are added in one all-reduce
 of one vector per group, during which the parameters that are whole on a process are updated:
@@ -19,8 +22,8 @@ from typing import Any, NamedTuple
 import torch
 
 from palm_ds.runtime.optimizer import scaled_adam_triton
-from palm_ds.runtime.optimizer.flat_layout import AllReduce, FlatLayout, NeedsLayouts
 from palm_ds.runtime.optimizer.scaled_adam_triton import Guard
+from palm_ds.runtime.optimizer.state import AllReduce, FlatLayout, NeedsLayouts
 
 _CHUNK = 1 << 17  # values; fp32 adds up the squares of as many to 1e-6
 
@@ -250,3 +253,54 @@ def adamw_(
         maximize=False,
         **settings,
     )
+
+
+class Lamb(ScaledAdam):
+    """LAMB (You et al. 2020, algorithm 2): AdamW's update of each matrix, scaled to the matrix's
+    norm.
+
+    Biases, LayerNorm and heads, which have no weight decay, take Adam's step unscaled, as in the
+    authors' code.
+    """
+
+    uses_norms = True
+
+    def is_scaled(self, group: dict[str, Any]) -> bool:
+        return group["decays"]
+
+    def sums(self, values: Values, update: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+        """Squares of the weights and of the update."""
+        squares = torch.dot(values.weight, values.weight), torch.dot(update, update)
+        return torch.stack(squares).double()
+
+    def factors(self, sums: torch.Tensor, numels: torch.Tensor) -> torch.Tensor:
+        """|weights| / |update|; 1 if either is 0."""
+        weights, updates = sums.unbind(1)
+        usable = (weights > 0) & (updates > 0)
+        return torch.where(usable, (weights / updates).sqrt(), 1.0)
+
+
+class StableAdamW(ScaledAdam):
+    """StableAdamW (Wortsman et al. 2023, algorithm 2), as ModernBERT and Ettin use it.
+
+    A parameter whose gradient is much larger than its running mean square has a smaller learning
+    rate: divided by the root mean square of gradient / root of the mean square, where that is above
+    1. It replaces clipping by the global gradient norm.
+    """
+
+    uses_norms = False
+
+    def is_scaled(self, group: dict[str, Any]) -> bool:
+        return True
+
+    def sums(self, values: Values, update: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+        """Squares of the gradient, each divided by its mean square; 0."""
+        correction = 1 - torch.pow(group["betas"][1], values.step.double())
+        least = (group["eps"] ** 2 * correction).to(values.square.dtype)
+        ratio = values.gradient / torch.maximum(values.square, least)
+        total = torch.dot(ratio, values.gradient).double() * correction
+        return torch.stack([total, torch.zeros_like(total)])
+
+    def factors(self, sums: torch.Tensor, numels: torch.Tensor) -> torch.Tensor:
+        rms = (sums[:, 0] / numels).sqrt()
+        return 1 / rms.clamp(min=1.0)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from palm_ds.runtime.optimizer.flat_layout import FlatLayout
+from palm_ds.runtime.optimizer.state import FlatLayout
 
 _VALUES, _BLOCK = 8192, 1024  # of a program; of one turn of its loop
 

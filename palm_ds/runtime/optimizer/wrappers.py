@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from palm_ds.runtime.optimizer.grad_norm import total_norm
 from palm_ds.runtime.optimizer.param_groups import match_patterns, patterns_of
-from palm_ds.runtime.optimizer.state import ADAM, MOMENTUM, OptimizerStateSpec
+from palm_ds.runtime.optimizer.state import ADAM, MOMENTUM, OptimizerStateSpec, total_norm
 
 _TINY, _FLUSH_EVERY = 1e-33, 64
 _CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grads_with_norm_

@@ -23,10 +23,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from palm_ds.common import exit_codes
-from palm_ds.common.printable import printable
+from palm_ds.common import errors
+from palm_ds.common.messages import printable
 from palm_ds.runtime.processes import rank_status
-from palm_ds.runtime.processes.launched import LaunchedProcess
+from palm_ds.runtime.processes.launch_env import LaunchedProcess
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -182,15 +182,15 @@ class Liveness(threading.Thread):
                 self._farewell(link, message["code"], message.get("why", ""))
                 return
         if messages is None:
-            self._leave(f"{link.name} was killed or crashed", exit_codes.FAILED, lost=link)
+            self._leave(f"{link.name} was killed or crashed", errors.FAILED, lost=link)
 
     def _farewell(self, link: PeerLink, code: int, why: str) -> None:
-        if code in (exit_codes.FINISHED, exit_codes.STOPPED):
+        if code in (errors.FINISHED, errors.STOPPED):
             return
         self._another_failed = True
         text = f"{link.name} ended with exit code {code}" + (f": {why}" if why else "")
-        final = code in exit_codes.FINAL or code == exit_codes.WATCHDOG
-        self._leave(text, code if final else exit_codes.FAILED)
+        final = code in errors.FINAL or code == errors.WATCHDOG
+        self._leave(text, code if final else errors.FAILED)
 
     def _check_silence(self, *, forgive: bool) -> None:
         """`forgive`: this process itself was suspended."""
@@ -200,7 +200,7 @@ class Liveness(threading.Thread):
                 link.heard = now
             elif now - link.heard > self._seconds:
                 text = f"{link.name} has given no sign of life for {self._seconds:g} seconds"
-                self._leave(text, exit_codes.WATCHDOG, lost=link)
+                self._leave(text, errors.WATCHDOG, lost=link)
 
     def _leave(self, text: str, code: int, lost: PeerLink | None = None) -> None:
         """End this process, and from rank 0 all others, unless it is ending anyway."""
@@ -219,7 +219,7 @@ class Liveness(threading.Thread):
         os._exit(code)
 
     def _at_exit(self) -> None:
-        self.end(exit_codes.FAILED if getattr(sys, "last_value", None) else exit_codes.FINISHED)
+        self.end(errors.FAILED if getattr(sys, "last_value", None) else errors.FINISHED)
 
     def _close(self) -> None:
         for link in self.links:

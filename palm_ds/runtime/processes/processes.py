@@ -18,14 +18,14 @@ from typing import Any, NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 
-from palm_ds.common import exit_codes
+from palm_ds.common import errors
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import only_warnings
 from palm_ds.runtime.deepspeed.deepspeed_import import import_deepspeed
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
-from palm_ds.runtime.device.compile_cache import use_compile_cache
-from palm_ds.runtime.processes import launched, liveness, rank_status, rendezvous
-from palm_ds.runtime.processes.this_process import host_name
+from palm_ds.runtime.device.torch_settings import use_compile_cache
+from palm_ds.runtime.processes import launch_env, liveness, rank_status, rendezvous
+from palm_ds.runtime.processes.launch_env import host_name
 
 T = TypeVar("T")
 _RELEASE_SECONDS = 0.2  # seconds
@@ -125,9 +125,9 @@ def start(ds_config: DSConfig) -> Processes:
         _choose_cpu_collectives(ds_config)
         timeout = timedelta(minutes=ds_config.timeout_minutes)
         _set_timeouts(timeout)
-        launched.check_ranks_are_known()
-        launched.adapt_to_open_mpi()
-        if launched.is_single_process():
+        launch_env.check_ranks_are_known()
+        launch_env.adapt_to_open_mpi()
+        if launch_env.is_single_process():
             os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it
             _set_device()
             store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]  # no port
@@ -147,7 +147,7 @@ def start(ds_config: DSConfig) -> Processes:
         meeting.close()
     elif processes.world > 1:  # the program has connected them itself
         address = os.environ.get("MASTER_ADDR", "127.0.0.1")
-        here = launched.LaunchedProcess(
+        here = launch_env.LaunchedProcess(
             rank=processes.rank, world=processes.world, address=address, port=0
         )
         store = dist.distributed_c10d._get_default_store()
@@ -172,13 +172,13 @@ def _check_device() -> None:
         )
 
 
-def _place() -> launched.LaunchedProcess:
+def _place() -> launch_env.LaunchedProcess:
     """This process among those of the run, whatever launcher started it. Raises UserError."""
-    if launched.under_srun():
-        os.environ |= launched.ranks_of_srun()
+    if launch_env.under_srun():
+        os.environ |= launch_env.ranks_of_srun()
     elif not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         _find_mpi_ranks()
-    return launched.place()
+    return launch_env.place()
 
 
 def crowded_hosts(processes: Processes) -> list[str]:
@@ -204,7 +204,7 @@ def stop() -> None:
     aborts at exit."""
     if dist.is_initialized():
         dist.barrier()
-        liveness.end(exit_codes.FINISHED)
+        liveness.end(errors.FINISHED)
         _forget()
 
 
@@ -254,7 +254,7 @@ def _find_mpi_ranks() -> None:
     from deepspeed.comm.comm import mpi_discovery
 
     used_before = "mpi4py.MPI" in sys.modules
-    expected = launched.launched_processes()
+    expected = launch_env.launched_processes()
     port = int(os.environ.get("MASTER_PORT", "29500"))  # mpirun chooses none
     try:
         mpi_discovery(distributed_port=port, verbose=False)
@@ -267,7 +267,7 @@ def _find_mpi_ranks() -> None:
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi and not used_before:
         mpi.Finalize()
-    launched.check_mpi_agrees(expected)
+    launch_env.check_mpi_agrees(expected)
 
 
 def _backend() -> str:

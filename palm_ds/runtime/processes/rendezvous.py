@@ -18,10 +18,10 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
-from palm_ds.common import exit_codes
+from palm_ds.common import errors
 from palm_ds.common.errors import TemporaryError, UserError
 from palm_ds.runtime.processes import liveness
-from palm_ds.runtime.processes.launched import LaunchedProcess
+from palm_ds.runtime.processes.launch_env import LaunchedProcess
 
 _TELL_SECONDS = 30.0
 _MAX_NAMED = 8
@@ -43,7 +43,7 @@ def meet(place: LaunchedProcess, *, peer_seconds: float, timeout: timedelta) -> 
             minutes = timeout.total_seconds() / 60
             text = f"waited {minutes:g} minutes for {meeting.missing or 'the others'}"
             meeting.give_up()
-            raise TemporaryError(text, exit_codes.WATCHDOG)
+            raise TemporaryError(text, errors.WATCHDOG)
         if now - told > _TELL_SECONDS and meeting.missing:
             told = now
             log.warning("waits for %s", meeting.missing)
@@ -138,7 +138,7 @@ class Rendezvous(threading.Thread):
     def _pause(self, seconds: float, *, most: float) -> float:
         """Wait; returns how long the next time. Raises TemporaryError if nobody waits any more."""
         if self._over.wait(seconds):
-            raise TemporaryError("the wait is over", exit_codes.WATCHDOG)
+            raise TemporaryError("the wait is over", errors.WATCHDOG)
         return min(1.3 * seconds, most)
 
     def _list(self, ranks: Sequence[int]) -> str:

@@ -32,16 +32,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from palm_ds.common import exit_codes
+from palm_ds.common import errors
 from palm_ds.common.errors import UserError
 from palm_ds.runtime.processes import rank_status
-from palm_ds.runtime.processes.process_group import ProcessGroup
-from palm_ds.runtime.processes.this_process import (
+from palm_ds.runtime.processes.launch_env import (
     command_line,
     host_identity,
     host_name,
     start_ticks,
 )
+from palm_ds.runtime.processes.process_group import ProcessGroup
 
 FILE = "run.lock"
 REFRESH_SECONDS = 5.0
@@ -158,8 +158,8 @@ def _give_way(file: Path) -> None:
         file=sys.stderr,
         flush=True,
     )
-    rank_status.report(code=exit_codes.MISTAKE, why=f"{file} was taken over by another run")
-    os._exit(exit_codes.MISTAKE)
+    rank_status.report(code=errors.MISTAKE, why=f"{file} was taken over by another run")
+    os._exit(errors.MISTAKE)
 
 
 def lock_run_folder(

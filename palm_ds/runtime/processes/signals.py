@@ -16,9 +16,9 @@ from types import FrameType
 
 import psutil
 
-from palm_ds.common import exit_codes
+from palm_ds.common import errors
 from palm_ds.runtime.processes import liveness, rank_status, run_lock
-from palm_ds.runtime.processes.launcher import has_ended, launchers
+from palm_ds.runtime.processes.launch_env import has_ended, launchers
 
 _LOOK_SECONDS = 1.0
 log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ def _watch_start(flag: StopFlag, descriptor: int) -> None:
 
 def _end_start() -> None:
     """End this process, and the others of its run, before the first step."""
-    code, why = exit_codes.STOPPED, "was asked to stop before the first step"
+    code, why = errors.STOPPED, "was asked to stop before the first step"
     rank_status.report(code=code, why=why)
     liveness.end_all(code, f"rank {os.environ.get('RANK', '0')} {why}")
     run_lock.release_held()

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from palm_ds.common import exit_codes
+from palm_ds.common import errors
 from palm_ds.runtime.processes import rank_status
 
 _MIN_LIMIT, _DEFAULT_LIMIT = 600.0, 3600.0
@@ -70,7 +70,7 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._closed.wait(min(self.limit / 10, 5.0)):
             if time.monotonic() - self._last > self.limit:
-                code = exit_codes.WATCHDOG
+                code = errors.WATCHDOG
                 why = f"no step for {self.limit / 60:g} minutes"
                 # not logged: a hanging thread may hold the logger's lock
                 print(f"error: {why}; giving up (exit code {code})", file=sys.stderr, flush=True)

@@ -3,11 +3,26 @@
 With an adversarial attack (FGM) each micro-batch makes two passes: as it is, and with perturbed
 embeddings. If a task's loss is over the whole step, all micro-batches make two
 (palm_ds/runtime/step/grad_cache.py).
+
+The forward passes of a process are timed by themselves: a step takes equally long everywhere, since
+each process waits for the slowest one in the backward pass; a forward pass waits for nobody (but
+under ZeRO 3, which gathers weights in it).
+
+Micro-batches are copied to the device while it computes:
+
+    host      copy 0 | copy 1, run 0        | copy 2, run 1        | run 2
+    side      [copy 0] [copy 1]               [copy 2]
+    compute            [------ run 0 ------]  [------ run 1 ------]  [-- run 2 --]
+
+The copies have a CUDA stream of their own, so they do not queue behind what the device computes.
+The host memory must be pinned, or the host waits for each. On a CPU a batch stays where it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
@@ -16,15 +31,139 @@ import torch
 
 from palm_ds.common.rng import derive_key
 from palm_ds.runtime.processes.processes import Processes
-from palm_ds.runtime.step.device_prefetch import Copyable, CopyAhead
-from palm_ds.runtime.step.forward_timer import ForwardTimer
 from palm_ds.runtime.step.grad_cache import (
     CachedGradients,
     LabelledBatch,
     StepVectors,
     WholeStepLoss,
 )
-from palm_ds.runtime.step.step_result import LossSums
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """Sums of one step. Losses and correct predictions are this process's and stay on the device;
+    `Engine.reduce` adds them up over all processes."""
+
+    loss_sums: Mapping[str, torch.Tensor]
+    correct: Mapping[str, torch.Tensor]
+    counts: Mapping[str, int]
+    """Labels of each task, over all processes."""
+    tokens: int
+    """Tokens without padding, over all processes."""
+    stop: bool
+    """Whether any process was asked to stop."""
+    checkpoint_written: bool = False
+    """Whether all processes had written a checkpoint in the background, before this step."""
+
+
+class LossAndCorrect(Protocol):
+    """Output of a head, as far as the engine reads it."""
+
+    @property
+    def loss_sum(self) -> torch.Tensor: ...
+
+    @property
+    def correct(self) -> torch.Tensor: ...
+
+
+class LossSums:
+    """Adds up losses and correct predictions on the device."""
+
+    def __init__(self) -> None:
+        self.loss: dict[str, torch.Tensor] = {}
+        self.correct: dict[str, torch.Tensor] = {}
+
+    def add(self, outputs: Mapping[str, LossAndCorrect]) -> None:
+        """Add those of some tasks."""
+        for task in outputs:
+            loss, correct = outputs[task].loss_sum.detach(), outputs[task].correct.detach()
+            self.loss[task] = self.loss[task] + loss if task in self.loss else loss
+            self.correct[task] = self.correct[task] + correct if task in self.correct else correct
+
+
+class ForwardTimer:
+    """Adds up the time of what runs inside `measure()`, on the device if it has a clock."""
+
+    def __init__(self, device: torch.device):
+        self._events: list[tuple[Any, Any]] | None = [] if device.type == "cuda" else None
+        self._seconds = 0.0
+
+    @contextmanager
+    def measure(self) -> Iterator[None]:
+        if self._events is None:
+            begun = time.perf_counter()
+            yield
+            self._seconds += time.perf_counter() - begun
+            return
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        yield
+        last.record()
+        self._events.append((first, last))
+
+    def take(self) -> float:
+        """The seconds since the last call. Synchronises with the device."""
+        seconds, self._seconds = self._seconds, 0.0
+        for first, last in self._events or ():
+            last.synchronize()
+            seconds += first.elapsed_time(last) / 1000
+        if self._events:
+            self._events.clear()
+        return seconds
+
+
+C = TypeVar("C", bound="Copyable")
+
+
+class Copyable(Protocol):
+    """A batch of tensors."""
+
+    def to(self: C, device: torch.device) -> C: ...
+
+    def map(self: C, change: Callable[[torch.Tensor], torch.Tensor]) -> C: ...
+
+
+@dataclass
+class CopyAhead:
+    """Copies batches to a device. `cuda` has the interface of torch.cuda."""
+
+    device: torch.device
+    cuda: Any = torch.cuda
+    _side: torch.cuda.Stream | None = field(default=None, repr=False)
+
+    def copied(self, batches: Iterable[C]) -> Iterator[C]:
+        """The batches on the device. The copy of the next one starts before each is handed out."""
+        if self.device.type != "cuda":
+            yield from (batch.to(self.device) for batch in batches)
+            return
+        started = None
+        for batch in batches:
+            following = self._start(batch)
+            if started:
+                yield self._arrived(*started)
+            started = following
+        if started:
+            yield self._arrived(*started)
+
+    def _start(self, batch: C) -> tuple[C, torch.Event]:
+        """The batch as it will be, and the event that says so."""
+        side = self._side = self._side or self.cuda.Stream(self.device)
+        with self.cuda.stream(side):
+            batch = batch.to(self.device)
+            return batch, side.record_event()
+
+    def _arrived(self, batch: C, copied: torch.Event) -> C:
+        """The batch for the current stream, which waits for it on the device. Its memory is the
+        side stream's: it may be used again once the current stream has passed this place."""
+        stream = self.cuda.current_stream(self.device)
+        stream.wait_event(copied)
+
+        def used(tensor: torch.Tensor) -> torch.Tensor:
+            tensor.record_stream(stream)
+            return tensor
+
+        return batch.map(used)
+
 
 B = TypeVar("B", bound="MicroBatch")
 B_contra = TypeVar("B_contra", bound="MicroBatch", contravariant=True)
@@ -99,7 +238,10 @@ class MicroSteps(Generic[B]):
         """The loss sums of micro-batches without dropout, attacks and teachers; `tasks`: those that
         have labels on some process. Trains nothing. Collective."""
         whole = {task: loss for task, loss in self.whole_step.items() if task in tasks}
-        sums, found = LossSums(), [StepVectors[B](task, loss) for task, loss in whole.items()]
+        sums, found = (
+            LossSums(),
+            [StepVectors[B](task, loss) for task, loss in whole.items()],
+        )
         self.engine.eval()
         try:
             with torch.no_grad():

@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from palm_ds.common.exit_codes import FINISHED, STOPPED
+from palm_ds.common.errors import FINISHED, STOPPED
 from palm_ds.runtime.processes import rank_status
 from palm_ds.runtime.supervisor.command_line import FOLDER
 from palm_ds.runtime.supervisor.messages import SILENCE, MessageReader, TimeLimits, send

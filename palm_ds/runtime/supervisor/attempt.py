@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from palm_ds.common import exit_codes
+from palm_ds.common import errors
 from palm_ds.runtime.processes.rank_status import RankStatus
 from palm_ds.runtime.supervisor.command_line import Place, RunCommand, variables_for_other_hosts
 from palm_ds.runtime.supervisor.messages import MessageReader, TimeLimits, send
@@ -197,8 +197,8 @@ class Attempt:
     def _outcome(self) -> Outcome:
         ranks = [rank for c in self.connections for rank in c.ranks]
         code = combined([rank.code for rank in ranks], [c.ended for c in self.connections])
-        if code == exit_codes.FINISHED and self.command.launcher >= 0 and not ranks:
-            code = exit_codes.FAILED  # of `deepspeed` whose inner process was killed
+        if code == errors.FINISHED and self.command.launcher >= 0 and not ranks:
+            code = errors.FAILED  # of `deepspeed` whose inner process was killed
         return Outcome(
             code=code,
             reason=self._reason(ranks, code),
@@ -216,14 +216,14 @@ class Attempt:
         killed = [(r, c) for c in self.connections for r in c.ranks if r.rank in c.lost_ranks]
         for rank, connection in killed:
             return f"{rank.name} (last step {rank.step}) was killed{connection.killed_by}"
-        ends = [rank for rank in ranks if rank.code not in (0, exit_codes.STOPPED)]
+        ends = [rank for rank in ranks if rank.code not in (0, errors.STOPPED)]
         for rank in sorted(ends, key=lambda rank: "rank " in rank.why):  # its own reason first
             if rank.why:
                 mine = rank.why if rank.why.startswith("rank ") else f"{rank.name}: {rank.why}"
                 return f"{mine} (exit code {rank.code})"
         if ends:
             return f"{ends[0].name} ended with exit code {ends[0].code}"
-        if code == exit_codes.STOPPED:
+        if code == errors.STOPPED:
             return "its processes were asked to stop, or its launcher was killed"
         for connection in self.connections:
             if signal_in(connection.ended or 0):
@@ -246,19 +246,19 @@ def signal_in(code: int) -> int:
 def combined(ranks: Sequence[int | None], commands: Sequence[int | None]) -> int:
     """The exit code of a run, from those of its processes and, where these are unknown, of the
     commands that started them."""
-    for code in (exit_codes.MISTAKE, exit_codes.NONFINITE):
+    for code in (errors.MISTAKE, errors.NONFINITE):
         if code in ranks:
             return code
     known = list(ranks) or list(commands)
-    if all(code == exit_codes.FINISHED for code in known):
-        return exit_codes.FINISHED if None not in commands else exit_codes.FAILED
-    if all(code in (0, exit_codes.STOPPED, _INTERRUPTED) for code in known):
-        return exit_codes.STOPPED
-    if exit_codes.WATCHDOG in known:
-        return exit_codes.WATCHDOG
+    if all(code == errors.FINISHED for code in known):
+        return errors.FINISHED if None not in commands else errors.FAILED
+    if all(code in (0, errors.STOPPED, _INTERRUPTED) for code in known):
+        return errors.STOPPED
+    if errors.WATCHDOG in known:
+        return errors.WATCHDOG
     if not ranks and len(set(known)) == 1 and (known[0] or 0) > 0:
-        return known[0] or exit_codes.FAILED
-    return exit_codes.FAILED
+        return known[0] or errors.FAILED
+    return errors.FAILED
 
 
 def _rank(record: dict[str, Any]) -> RankStatus:

@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
-from palm_ds.common import exit_codes
+from palm_ds.common import errors
 from palm_ds.common.errors import UserError
-from palm_ds.common.file_hash import hash_of_text
-from palm_ds.common.file_lock import locked
-from palm_ds.common.printable import printable
+from palm_ds.common.files import hash_of_text, locked
+from palm_ds.common.messages import printable
 from palm_ds.runtime.supervisor.attempt import Attempt, Outcome
 from palm_ds.runtime.supervisor.command_line import RunCommand, understand
 from palm_ds.runtime.supervisor.messages import TimeLimits
@@ -64,7 +63,7 @@ class _Stop:
 
 
 def supervise(words: Sequence[str], settings: Supervision) -> int:
-    """Run a command to its end; returns the exit code (common/exit_codes.py). Raises UserError."""
+    """Run a command to its end; returns the exit code (common/errors.py). Raises UserError."""
     command = understand(words)
     hosts = max(len(command.slots), 1)
     if settings.min_hosts > hosts:
@@ -101,7 +100,7 @@ class _Supervisor:
             self._say(f"{outcome.reason}; {number} in {pause:g} s")
             self._sleep(pause)
             if self.stop.urgency:
-                return exit_codes.STOPPED
+                return errors.STOPPED
 
     def _attempt(self) -> Outcome:
         attempt = Attempt(
@@ -123,24 +122,24 @@ class _Supervisor:
         if attempt.killed:
             self._say(f"killed {attempt.killed} processes left by an earlier start")
         if self.stop.urgency:
-            return Outcome(code=exit_codes.STOPPED, reason="", saved=-1, hosts=0)
+            return Outcome(code=errors.STOPPED, reason="", saved=-1, hosts=0)
         if len(found) < self.settings.min_hosts:
             reason = f"{', '.join(missing) or 'this machine'}: no answer"
-            return Outcome(code=exit_codes.FAILED, reason=reason, saved=-1, hosts=0)
+            return Outcome(code=errors.FAILED, reason=reason, saved=-1, hosts=0)
         if missing:
             self._say(f"continues without {', '.join(missing)}: no answer")
         return attempt.run()
 
     def _final(self, outcome: Outcome) -> int | None:
         """The exit code if there is nothing to start again."""
-        if outcome.code == exit_codes.MISTAKE and 0 < outcome.hosts < self.most_hosts:
+        if outcome.code == errors.MISTAKE and 0 < outcome.hosts < self.most_hosts:
             return None  # it cannot be divided among fewer hosts: wait for the others
-        if outcome.code in exit_codes.FINAL:
+        if outcome.code in errors.FINAL:
             return outcome.code
         if self.stop.urgency:
             if not outcome.began:
-                return exit_codes.STOPPED  # before its processes had done anything
-            if outcome.code != exit_codes.STOPPED:
+                return errors.STOPPED  # before its processes had done anything
+            if outcome.code != errors.STOPPED:
                 self._say(f"stopped, but {outcome.reason}; the last checkpoint stays")
             return outcome.code
         return None
@@ -153,7 +152,7 @@ class _Supervisor:
             self.failures += 1
 
     def _give_up(self, outcome: Outcome) -> int:
-        if outcome.code == exit_codes.STOPPED:
+        if outcome.code == errors.STOPPED:
             self._say(outcome.reason)
             return outcome.code
         where = f"; the last checkpoint is of step {self.saved}" if self.saved > 0 else ""

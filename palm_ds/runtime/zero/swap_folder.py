@@ -25,12 +25,12 @@ from typing import Any
 from torch import nn
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.file_lock import try_lock
+from palm_ds.common.files import try_lock
 from palm_ds.runtime.deepspeed.deepspeed_import import import_deepspeed
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.runtime.deepspeed.ds_config_check import reason
+from palm_ds.runtime.processes.launch_env import host_name
 from palm_ds.runtime.processes.processes import Processes
-from palm_ds.runtime.processes.this_process import host_name
 
 _BYTES = 12
 """Of each parameter in files: weight and two moments in fp32."""

@@ -15,7 +15,7 @@ from fastapi import Request, Response
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 
 from palm_ds.common.version import __version__
-from palm_ds.data.tasks.serving import as_json
+from palm_ds.data.tasks.interfaces import as_json
 from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.serve import metrics
 from palm_ds.serve.http import schemas

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from palm_ds.common.extras import need_extra
+from palm_ds.common.errors import need_extra
 
 DEPTH = 1000
 _BLOCK = 1 << 24  # scores that are computed at a time

@@ -18,8 +18,7 @@ import numpy as np
 from palm_ds.common.config import Several
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
-from palm_ds.data.tasks.example import Example, build_input, join
-from palm_ds.data.tasks.layout import layouts
+from palm_ds.data.tasks.example import Example, build_input, join, layouts
 from palm_ds.data.tasks.task import Task
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.embedding import VectorSettings

@@ -14,7 +14,7 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
-from palm_ds.data.tasks.stored_prediction import StoredPrediction
+from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.tasks.metrics.classes import auc
 from palm_ds.tasks.shared.text_task import ClassesTask, TextTask
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
-from palm_ds.data.tasks.stored_prediction import StoredPrediction
+from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.tasks.metrics.counts import MatchCounts
 
 

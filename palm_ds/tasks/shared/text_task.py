@@ -15,9 +15,8 @@ import numpy as np
 from palm_ds.common.config import Several
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.sources.table import TableSource
-from palm_ds.data.tasks.example import Example, build_input
-from palm_ds.data.tasks.layout import layouts
-from palm_ds.data.tasks.stored_prediction import StoredPrediction
+from palm_ds.data.tasks.example import Example, build_input, layouts
+from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.data.tasks.task import TableTask, Task
 from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.tasks.metrics.classes import confusion

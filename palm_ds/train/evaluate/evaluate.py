@@ -1,5 +1,9 @@
-"""Evaluates every task on held-out data: loss, perplexity, accuracy, and a baseline that ignores
-the text."""
+"""Evaluates every task on held-out data: loss, perplexity, accuracy, generated texts, and a
+baseline that ignores the text.
+
+Losses over global batches are computed over blocks of held-out examples in their order, so that
+they depend neither on the processes nor on the micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -22,14 +26,127 @@ from palm_ds.data.stream.task_group_dataset import (
     held_out_rows,
 )
 from palm_ds.data.tasks.task import TableTask, Task
-from palm_ds.train.evaluate.generation_eval import written_rows
-from palm_ds.train.evaluate.global_batch import ExampleVectors, example_vectors, whole_step_losses
+from palm_ds.data.tasks.text_generation import SourceRoom, TextGenerator, write_texts
+from palm_ds.model.inputs.batch import Batch
+from palm_ds.model.multi_task_model import Model
+from palm_ds.runtime.step.grad_cache import WholeStepLoss
 from palm_ds.train.recipe.custom_metrics import Metric, OwnMetrics, own_scores
 from palm_ds.train.report.metrics_file import set_title
 
 if TYPE_CHECKING:
     from palm_ds.engine import Engine
     from palm_ds.model.inputs.batch import Batch
+    from palm_ds.runtime.processes.processes import Processes
+
+
+BLOCK = 256
+"""Examples of a block."""
+
+
+class ExampleVectors(NamedTuple):
+    """The vectors (n, hidden) and targets (n, ...) of one example."""
+
+    task: str
+    dataset: int
+    number: int
+    vectors: np.ndarray
+    targets: np.ndarray
+
+
+class LossTotals(NamedTuple):
+    """Sums over all held-out examples that have a loss."""
+
+    examples: int
+    loss: float
+    correct: float
+
+
+def example_vectors(
+    tasks: Sequence[str], built: Sequence[BuiltRow], batch: Batch, outputs: Mapping[str, Any]
+) -> Iterator[ExampleVectors]:
+    """Those of a batch, for tasks whose loss is over whole steps."""
+    for task in tasks:
+        if task not in batch.labels:
+            continue
+        vectors, used = outputs[task].scores.float().cpu().numpy(), 0
+        targets = batch.labels[task][1].cpu().numpy()
+        for ref, example in (each for row in built for each in row):
+            if task in example.labels:
+                own = slice(used, used + len(example.labels[task][0]))
+                used = own.stop
+                yield ExampleVectors(task, ref.dataset, ref.number, vectors[own], targets[own])
+
+
+def whole_step_losses(
+    losses: Mapping[str, WholeStepLoss], own: Sequence[ExampleVectors], processes: Processes
+) -> dict[str, LossTotals]:
+    """{task: sums} of the examples of all processes. Collective."""
+    every = sorted(
+        (each for part in processes.gather(own) for each in part), key=lambda each: each[:3]
+    )
+    found = {}
+    for task, loss in losses.items():
+        examples = [each for each in every if each.task == task]
+        blocks = [examples[i : i + BLOCK] for i in range(0, len(examples), BLOCK)]
+        totals = [_block(loss, block) for block in blocks]
+        if totals:
+            found[task] = LossTotals(*map(sum, zip(*totals, strict=True)))
+    return found
+
+
+def _block(loss: WholeStepLoss, examples: Sequence[ExampleVectors]) -> LossTotals:
+    counts = torch.tensor([len(each.vectors) for each in examples])
+    losses, correct = loss.step_losses(
+        torch.from_numpy(np.concatenate([each.vectors for each in examples])),
+        torch.from_numpy(np.concatenate([each.targets for each in examples])),
+        torch.arange(len(examples)).repeat_interleave(counts),
+    )
+    return LossTotals(len(losses), float(losses.sum()), float(correct.sum()))
+
+
+def written_rows(
+    engine: Engine, datasets: Sequence[TaskGroupDataset], tasks: Mapping[str, Task]
+) -> dict[str, tuple[int, dict[int, dict[str, Any]]]]:
+    """{task: (dataset, {row: prediction})} of the first dataset of each task that writes texts.
+    Collective: all processes get the same."""
+    found: dict[str, tuple[int, dict[int, dict[str, Any]]]] = {}
+    for number, dataset in enumerate(datasets):
+        for each in dataset.tasks:
+            task = tasks[each.name]
+            if not isinstance(task, TextGenerator) or each.name in found:
+                continue
+            if rows := min(task.evaluate_rows, len(dataset.source)):
+                found[each.name] = number, _written(engine, dataset, task, rows)
+    return found
+
+
+def _written(
+    engine: Engine, dataset: TaskGroupDataset, task: TextGenerator, rows: int
+) -> dict[int, dict[str, Any]]:
+    """{row: prediction} of the first `rows` rows; each process writes its share, the last ones
+    some rows twice."""
+    items = np.arange(engine.rank, -(-rows // engine.world) * engine.world, engine.world) % rows
+    room = SourceRoom(length=dataset.max_length, segments=dataset.segments, task_id=dataset.task_id)
+
+    def write(model: Model) -> list[dict[str, Any]]:
+        return write_texts(
+            model,
+            task,
+            items.tolist(),
+            dataset.source,
+            room,
+            settings=task.evaluation_decoding,
+            batch_tokens=engine.micro_rows * dataset.max_length,
+            lockstep=engine.ds_config.stage == 3 and engine.world > 1,
+        )
+
+    parts = engine.processes.gather((items.tolist(), engine.apply(write)))
+    return dict(
+        sorted(
+            ((item, each) for own, made in parts for item, each in zip(own, made, strict=True)),
+            key=lambda pair: pair[0],
+        )
+    )
 
 
 _NONE: OwnMetrics = MappingProxyType({})

@@ -10,26 +10,24 @@ from typing import Any
 
 import torch
 
-from palm_ds.common import exit_codes
+from palm_ds.common import errors
 from palm_ds.common.errors import UserError
 from palm_ds.data.stream.stages import StepInfo
 from palm_ds.engine import Engine
 from palm_ds.model.encoder.flops import training_flops
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.device.garbage import collecting_between
+from palm_ds.runtime.device.torch_settings import collecting_between
+from palm_ds.runtime.processes.launch_env import host_name
 from palm_ds.runtime.processes.signals import StopFlag
-from palm_ds.runtime.processes.this_process import host_name
-from palm_ds.runtime.step.step_result import StepResult
+from palm_ds.runtime.step.gradient_accumulation import StepResult
 from palm_ds.train.evaluate.evaluate import HeldOutSet, TaskScore, evaluate, evaluate_sets
 from palm_ds.train.export import FinalWeights, write_weights
 from palm_ds.train.loop.early_stopping import BestTracker
-from palm_ds.train.loop.label_watch import LabelWatch
+from palm_ds.train.loop.monitors import LabelWatch, RankTime, SlowRanks, StepMeter
 from palm_ds.train.loop.prefetch import prefetched
 from palm_ds.train.loop.recovery import Recovery
 from palm_ds.train.loop.saving import Saver
-from palm_ds.train.loop.slow_ranks import RankTime, SlowRanks
-from palm_ds.train.loop.step_meter import StepMeter
 from palm_ds.train.plan.work import vocab_tasks
 from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.report.run_log import RunLog
@@ -142,7 +140,7 @@ class Loop:
         last = step + 1 == self.recipe.curriculum.steps
         saves = self.saver.due(step + 1) or result.stop
         if (logs or saves) and not self.recovery.check(step, last=last, saves=saves):
-            return exit_codes.NONFINITE
+            return errors.NONFINITE
         if result.stop:
             return self._stopped(step + 1)
         return self._evaluate_and_save(step + 1)
@@ -151,10 +149,10 @@ class Loop:
         """Save because a stop was requested; returns the exit code."""
         self._save(done, stopping=True)
         if self.saver.saved != done:
-            return exit_codes.FAILED
+            return errors.FAILED
         text = f"stopped; step {done} is saved; run the same command again to continue"
         self._event("stopped", text)
-        return exit_codes.STOPPED
+        return errors.STOPPED
 
     @cached_property
     def _label_watch(self) -> LabelWatch:
@@ -176,7 +174,7 @@ class Loop:
         else:
             return None
         if not self.recovery.check(done - 1, last=True):
-            return exit_codes.NONFINITE
+            return errors.NONFINITE
         self._save(done, ends=True)
         self.done = True
         return None

@@ -29,7 +29,7 @@ from palm_ds.data.stream.stages import StepInfo
 from palm_ds.engine import Engine
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.runtime.checkpoint import checkpoint
-from palm_ds.runtime.step.step_result import StepResult
+from palm_ds.runtime.step.gradient_accumulation import StepResult
 from palm_ds.train.loop.loss_spikes import LossSpike, SpikeDetector
 from palm_ds.train.loop.saving import EventLog
 from palm_ds.train.loop.weight_check import GoodStep, WeightCheck

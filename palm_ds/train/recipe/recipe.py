@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from palm_ds.common.config import override, parse, parse_override, read_yaml
 from palm_ds.common.errors import UserError
-from palm_ds.common.file_hash import fingerprint
+from palm_ds.common.files import fingerprint
 from palm_ds.data.stream.curriculum_spec import CurriculumSpec, parse_stages
 from palm_ds.data.stream.stages import Curriculum, StepInfo, tasks_of
 from palm_ds.data.tasks.task import Task, build

@@ -1,4 +1,6 @@
-"""metrics.jsonl: what a run measured. One JSON object per line, of three kinds:
+"""metrics.jsonl and TensorBoard events, which a full disk ends without ending the run.
+
+metrics.jsonl has what a run measured: one JSON object per line, of three kinds:
 
     {"kind": "step", "step": 120, "stage": 1, "lr": ..., "loss": {task: ...},
      "accuracy": {task: ...}, "grad_norm": ..., "tokens_per_second": ..., "flops_per_second": ...,
@@ -22,11 +24,49 @@ broken line. A resumed run first removes the lines of the steps that it will rep
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from palm_ds.common.atomic import write_file_atomically
+
+
+class PatientFile:
+    """Lines are written immediately. What the disk does not take is kept, in order, and written
+    with the next line that fits; `say` gets a line when that begins and when it ends."""
+
+    def __init__(self, path: Path, say: Callable[[str], None]):
+        self.path, self._say = path, say
+        self._file = path.open("ab", buffering=0)
+        self._left = b""
+        self._failing = False
+
+    def append(self, line: str) -> None:
+        self._left += line.encode("utf-8") + b"\n"
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            while self._left:
+                self._left = self._left[self._file.write(self._left) or 0 :]
+        except OSError as error:
+            if not self._failing:
+                self._say(f"{self.path}: cannot be written ({error.strerror}); lines are kept")
+            self._failing = True
+            return
+        if self._failing:
+            self._say(f"{self.path}: can be written again; no line is lost")
+        self._failing = False
+
+    def close(self) -> None:
+        """Write what is left, if that is possible now. May be called twice."""
+        if not self._file.closed:
+            self._write()
+            if self._left:
+                self._say(f"{self.path}: {self._left.count(10)} lines could not be written")
+            self._file.close()
+
 
 FILE = "metrics.jsonl"
 
@@ -86,3 +126,49 @@ def truncate_after(path: Path, step: int) -> float:
             elapsed = record.get("elapsed") or elapsed
     write_file_atomically(path, b"".join(kept))
     return elapsed
+
+
+def open_board(folder: Path, start: int, say: Callable[[str], None]) -> Any:
+    """A TensorBoard writer that hides the events of repeated steps, or None."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        say("TensorBoard is not installed: metrics.jsonl is the only record of the run")
+        return None
+    board = SummaryWriter(str(folder), purge_step=start + 1 if start else None, flush_secs=10)
+    _tolerate(board, say)
+    return board
+
+
+class _TolerantRecords:
+    """Writes records until one cannot be written; TensorBoard's thread would die of it, with a
+    traceback, and the training thread with it."""
+
+    def __init__(self, records: Any, say: Callable[[str], None]):
+        self._records, self._say, self._broken = records, say, False
+
+    def write(self, data: bytes) -> None:
+        self._try(lambda: self._records.write(data))
+
+    def flush(self) -> None:
+        self._try(self._records.flush)
+
+    def close(self) -> None:
+        self._try(self._records.close)
+
+    def _try(self, action: Callable[[], None]) -> None:
+        if self._broken:
+            return
+        try:
+            action()
+        except OSError as error:
+            self._broken = True
+            self._say(f"TensorBoard's events end here: {error.strerror}; metrics.jsonl has them")
+
+
+def _tolerate(board: Any, say: Callable[[str], None]) -> None:
+    """Wrap the records of a writer, as far as this version of TensorBoard has them there."""
+    writer: Any = getattr(board.file_writer.event_writer, "_async_writer", None)
+    if worker := getattr(writer, "_worker", None):
+        records = _TolerantRecords(worker._record_writer, say)
+        writer._writer = worker._record_writer = records

@@ -19,10 +19,15 @@ from rich.text import Text
 
 from palm_ds.common.json_files import nan_to_null
 from palm_ds.data.stream.stages import Curriculum
-from palm_ds.train.report.board import open_board
 from palm_ds.train.report.forgetting import stage_ends, tables
-from palm_ds.train.report.metrics_file import FILE, read_metrics, task_of, truncate_after
-from palm_ds.train.report.patient_file import PatientFile
+from palm_ds.train.report.metrics_file import (
+    FILE,
+    PatientFile,
+    open_board,
+    read_metrics,
+    task_of,
+    truncate_after,
+)
 from palm_ds.train.report.score_tables import metrics_text, number, score_tables, share
 from palm_ds.train.report.tracker_clients import TrackSettings
 from palm_ds.train.report.trackers import RunTrackers

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from palm_ds.common.errors import UserError, suggest_path
-from palm_ds.common.file_hash import sha256_of_file
+from palm_ds.common.files import sha256_of_file
 from palm_ds.model.distillation.settings import TeacherSettings
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.model_folder import open_model

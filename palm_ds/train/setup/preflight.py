@@ -15,26 +15,26 @@ import torch
 
 import palm_ds
 from palm_ds.common.errors import UserError
-from palm_ds.common.file_hash import fingerprint, hash_of_text
+from palm_ds.common.files import fingerprint, hash_of_text
 from palm_ds.runtime.checkpoint.writer import short_memory
 from palm_ds.runtime.device.memory import free_host_memory, host_memory
 from palm_ds.runtime.processes import measure
+from palm_ds.runtime.processes.launch_env import host_name
 from palm_ds.runtime.processes.processes import Processes
-from palm_ds.runtime.processes.this_process import host_name
 from palm_ds.runtime.zero.swap_folder import swap_buffer_bytes, swap_bytes
 from palm_ds.train.plan.cluster import Cluster
 from palm_ds.train.plan.memory import MemoryPlan, plan_memory
 from palm_ds.train.plan.table import plan_lines
 from palm_ds.train.plan.work import ModelSize, StepWork
 from palm_ds.train.report.environment import package_versions
-from palm_ds.train.setup.run_folder import RunSpec, data_fingerprints, start_fingerprint
-from palm_ds.train.setup.sources import Data
-from palm_ds.train.setup.space_check import (
+from palm_ds.train.setup.limits import (
     checkpoint_bytes,
     existing_part,
     free_bytes,
     needed_bytes,
 )
+from palm_ds.train.setup.run_folder import RunSpec, data_fingerprints, start_fingerprint
+from palm_ds.train.setup.sources import Data
 
 _COMPARED = ("palm_ds", "torch", "deepspeed", "numpy", "pyarrow", "tokenizers", "safetensors")
 _MAX_NAMED = 3

@@ -21,7 +21,7 @@ import yaml
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.config import differences, read_yaml
 from palm_ds.common.errors import UserError
-from palm_ds.common.file_hash import fingerprint
+from palm_ds.common.files import fingerprint
 from palm_ds.common.json_files import write_json
 from palm_ds.common.remote_files import check_local
 from palm_ds.corpus.store import Corpus

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
-from palm_ds.common import exit_codes
+from palm_ds.common import errors
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.json_files import write_json
 from palm_ds.data.stream.budgets import read_budget
@@ -152,7 +152,7 @@ def run_all(
         log.info("== %s: %s steps, in %s", title, steps, variant.run.folder)
         _write(variant.file, yaml.safe_dump(dict(variant.values), sort_keys=False))
         code = run_and_wait(command(variant))
-        if code not in (exit_codes.FINISHED, exit_codes.STOPPED):
+        if code not in (errors.FINISHED, errors.STOPPED):
             raise UserError(
                 f"{variant.name}: the run failed with exit code {code}; see its output above. Run "
                 "the same command again to continue"

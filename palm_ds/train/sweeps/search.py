@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from palm_ds.common import exit_codes
+from palm_ds.common import errors
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.config import differences, read_json
 from palm_ds.common.errors import UserError, suggest
@@ -271,10 +271,10 @@ class Search:
             best = ", the best so far" if self.study.best_trial.number == trial.number else ""
             log.info("== trial %d: %s %.4f%s, %.0f s", trial.number, metric, value, best, seconds)
             return False
-        early = code in (exit_codes.FINISHED, exit_codes.STOPPED)
+        early = code in (errors.FINISHED, errors.STOPPED)
         why = "it ended early, or evaluated nothing" if early else failure_in(trial.output)
         log.info("== trial %d: failed (exit code %d): %s", trial.number, code, why)
-        if code == exit_codes.NONFINITE:  # it would fail again
+        if code == errors.NONFINITE:  # it would fail again
             self.study.tell(trial.number, state=states.FAIL)
         else:
             self.failed[trial.number] = why

@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from palm_ds.common import exit_codes
+from palm_ds.common import errors
 from palm_ds.common.config import differences, parse, read_yaml
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.train.recipe.recipe import make_recipe, read_values
@@ -359,7 +359,7 @@ def _ended(each: _Running) -> str:
     """Log how a run ended; returns the reason if it failed, else nothing."""
     member, code, scores = each.member, each.child.returncode, each.member.scores()
     if code or scores is None:
-        early = code in (exit_codes.FINISHED, exit_codes.STOPPED)
+        early = code in (errors.FINISHED, errors.STOPPED)
         why = (
             "it stopped before its end, or evaluated nothing"
             if early

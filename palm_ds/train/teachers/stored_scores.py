@@ -12,14 +12,13 @@ import numpy as np
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.file_hash import fingerprint
+from palm_ds.common.files import fingerprint
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.score_file import ScoreFileInfo, ids_column, read_info, read_lists, reading
 from palm_ds.data.tasks.soft_labels import RowScores, SoftTasks
-from palm_ds.model.distillation.soft_labels import soft_name
+from palm_ds.model.distillation.losses import soft_name
 from palm_ds.model.distillation.soft_vocabulary_loss import TopScores
-from palm_ds.model.inputs.batch import Batch
-from palm_ds.model.inputs.teacher_outputs import TeacherOutputs
+from palm_ds.model.inputs.batch import Batch, TeacherOutputs
 from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.setup.sources import Data
 

@@ -16,12 +16,11 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from palm_ds.model.distillation.soft_labels import scores_of, soft_name, word_scores
+from palm_ds.model.distillation.losses import scores_of, soft_name, word_scores
 from palm_ds.model.distillation.soft_vocabulary_loss import MeanScores, top_scores
 from palm_ds.model.encoder.states import recorded
 from palm_ds.model.heads.heads import MaskedLMHead
-from palm_ds.model.inputs.batch import Batch
-from palm_ds.model.inputs.teacher_outputs import EncoderStates, TeacherOutputs, VocabularyScores
+from palm_ds.model.inputs.batch import Batch, EncoderStates, TeacherOutputs, VocabularyScores
 from palm_ds.model.multi_task_model import Model
 
 Scores: TypeAlias = torch.Tensor | VocabularyScores

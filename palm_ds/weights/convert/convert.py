@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.atomic import check_new_folder, write_new_folder
-from palm_ds.common.byte_sizes import parse_bytes
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.files import parse_bytes
 from palm_ds.common.version import __version__
 from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.text.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from palm_ds.common.printable import printable
+from palm_ds.common.messages import printable
 
 README, KEPT_README = "README.md", "SOURCE_README.md"
 _LICENCE = re.compile(r"(licen[cs]e|copying|notice|copyright)([._-][\w.-]{1,40})?", re.I)

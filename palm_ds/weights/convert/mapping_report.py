@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from palm_ds.common.printable import printable
+from palm_ds.common.messages import printable
 from palm_ds.weights.formats.contents import (
     BUFFER,
     COPY,

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from palm_ds.common.atomic import write_folder_atomically, write_new_folder
-from palm_ds.common.errors import UserError, suggest
-from palm_ds.common.extras import need_extra
+from palm_ds.common.errors import UserError, need_extra, suggest
 from palm_ds.common.json_files import nan_to_null, write_json
 from palm_ds.common.version import __version__
 from palm_ds.text.tokenizer import Tokenizer

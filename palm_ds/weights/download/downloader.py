@@ -27,7 +27,7 @@ from typing import Any
 
 from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.common.file_hash import hash_of_text
+from palm_ds.common.files import hash_of_text
 from palm_ds.weights.download.archive import BadArchiveError, unpack
 from palm_ds.weights.download.catalogue import (
     ERNIE,

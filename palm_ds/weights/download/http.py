@@ -36,8 +36,7 @@ from typing import IO
 
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
-from palm_ds.common.file_hash import sha256_of_file
-from palm_ds.common.file_lock import locked
+from palm_ds.common.files import locked, sha256_of_file
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.printable import printable
+from palm_ds.common.messages import printable
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.pooling import TextPooling

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.printable import printable
-from palm_ds.common.wrong_files import check_right_file
+from palm_ds.common.files import check_right_file
+from palm_ds.common.messages import printable
 from palm_ds.weights.formats.tensor_files import read_json
 
 _ADAPTER = "adapter_config.json"

@@ -20,9 +20,9 @@ from safetensors import SafetensorError, safe_open
 
 from palm_ds.common.config import unique_keys
 from palm_ds.common.errors import UserError
+from palm_ds.common.files import check_right_file
 from palm_ds.common.json_files import write_json
-from palm_ds.common.printable import printable
-from palm_ds.common.wrong_files import check_right_file
+from palm_ds.common.messages import printable
 from palm_ds.weights.formats.contents import TensorEntry, check_names
 from palm_ds.weights.formats.torch_files import is_zipped, open_torch
 

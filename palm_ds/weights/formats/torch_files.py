@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.printable import printable
-from palm_ds.common.wrong_files import check_right_file
+from palm_ds.common.files import check_right_file
+from palm_ds.common.messages import printable
 
 MOST_INSTRUCTIONS = 500_000  # per pickle; a tensor takes about forty
 MOST_COPIES = 4

@@ -13,9 +13,9 @@ from typing import Any
 
 from palm_ds.common.config import parse, shorten
 from palm_ds.common.errors import UserError
-from palm_ds.common.file_hash import sha256_of_file
-from palm_ds.common.printable import printable
-from palm_ds.common.sealed_json import SEAL, seal_problem, write_sealed_json
+from palm_ds.common.files import sha256_of_file
+from palm_ds.common.json_files import SEAL, seal_problem, write_sealed_json
+from palm_ds.common.messages import printable
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.runtime.checkpoint.checkpoint import check_file

@@ -77,7 +77,7 @@ def test_the_efficient_kernels_have_no_windows() -> None:
 def test_the_efficient_kernels_get_the_dropout_and_the_row_length() -> None:
     """In their forward pass, and in the backward pass that is called by hand: torch's shape
     function for that one takes other arguments than the operator."""
-    from palm_ds.model.attention.efficient import efficient_backward, efficient_forward
+    from palm_ds.model.attention.varlen import efficient_backward, efficient_forward
 
     parts = torch.empty(1, 27, 3, 4, 24, device="meta")
     cu_seqlens = torch.empty(65, dtype=torch.int32, device="meta")

@@ -16,7 +16,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.checkpoint.full_disk import at_rank0, is_full, retried
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
-from palm_ds.train.report.patient_file import PatientFile
+from palm_ds.train.report.metrics_file import PatientFile
 from tests.helpers.small_disk import empty, fill, small_disk
 from tests.helpers.write_checkpoint import write_checkpoint
 

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from palm_ds.common import exit_codes
+from palm_ds.common import errors
 from palm_ds.runtime.processes import watchdog
 from palm_ds.runtime.processes.watchdog import Watchdog
 from tests.helpers import warm_python
@@ -24,7 +24,7 @@ def test_it_ends_a_process_that_hangs() -> None:
         "for _ in range(5): time.sleep(0.6); watchdog.beat()\n"
         "print('alive', flush=True); time.sleep(60)"
     )
-    assert done.returncode == exit_codes.WATCHDOG == 42
+    assert done.returncode == errors.WATCHDOG == 42
     assert done.stdout == "alive\n"
     assert done.stderr == "error: no step for 0.04 minutes; giving up (exit code 42)\n"
 

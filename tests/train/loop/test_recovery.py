@@ -14,7 +14,7 @@ from palm_ds.data.stream.stages import StepInfo
 from palm_ds.engine import Engine
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
-from palm_ds.runtime.step.step_result import StepResult
+from palm_ds.runtime.step.gradient_accumulation import StepResult
 from palm_ds.train.loop.recovery import Recovery
 from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.recipe.sections import SpikeSettings

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.sealed_json import SEAL, write_sealed_json
+from palm_ds.common.json_files import SEAL, write_sealed_json
 from palm_ds.model.distillation.distillation import Distillation
 from palm_ds.model.distillation.settings import (
     EmbeddingsSettings,

@@ -18,8 +18,7 @@ import torch
 from torch import nn
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config.activations import ACTIVATIONS
-from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.config.config import ACTIVATIONS, EncoderConfig
 from palm_ds.model.encoder.encoder import PLAIN
 from palm_ds.model.encoder.sequences import Sequences
 from palm_ds.model.encoder.word_encoder import WordEncoder, WordOptions

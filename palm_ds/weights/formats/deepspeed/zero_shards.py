@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.printable import printable
+from palm_ds.common.messages import printable
 from palm_ds.weights.formats.contents import BUFFER, COPY, OPTIMIZER, TensorEntry
 from palm_ds.weights.formats.tensor_files import in_memory_entry
 from palm_ds.weights.formats.torch_files import check_plain, load_torch

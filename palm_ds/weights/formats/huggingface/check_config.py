@@ -11,7 +11,7 @@ from typing import Any
 
 from palm_ds.common.config import shorten
 from palm_ds.common.errors import UserError
-from palm_ds.common.printable import printable
+from palm_ds.common.messages import printable
 
 _MAX_LABELS = 1_000_000
 _SIZES = {  # the least and the most

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from palm_ds.common.printable import printable
+from palm_ds.common.messages import printable
 from palm_ds.weights.formats.huggingface.plan import ExportPlan
 
 _PIPELINES = {

@@ -13,7 +13,7 @@ from typing import Any
 
 from palm_ds.common.config import shorten
 from palm_ds.common.errors import UserError
-from palm_ds.common.printable import printable
+from palm_ds.common.messages import printable
 from palm_ds.model.config.config import FOREIGN_KEYS, EncoderConfig
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.text.tokenizer import TOKENIZER_FILES

@@ -24,7 +24,7 @@ import torch
 from palm_ds.common.config import shorten
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
-from palm_ds.common.printable import printable
+from palm_ds.common.messages import printable
 from palm_ds.weights.formats.contents import CheckpointContents, TensorEntry
 from palm_ds.weights.formats.huggingface.text_pooling import FLAGS, in_both_dialects
 from palm_ds.weights.formats.tensor_files import (

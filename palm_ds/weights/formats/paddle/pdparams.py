@@ -17,9 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.wrong_files import check_right_file
-from palm_ds.weights.formats.paddle.pickle_values import Array, is_shape, kind_of
-from palm_ds.weights.formats.paddle.safe_unpickler import RestrictedUnpickler
+from palm_ds.common.files import check_right_file
+from palm_ds.weights.formats.paddle.safe_unpickler import (
+    Array,
+    RestrictedUnpickler,
+    is_shape,
+    kind_of,
+)
 from palm_ds.weights.formats.paddle.variable_files import StoredVariable
 from palm_ds.weights.formats.torch_files import check_total
 

@@ -11,22 +11,63 @@ import math
 import mmap
 import pickletools
 import struct
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from palm_ds.common.errors import UserError
-from palm_ds.weights.formats.paddle.pickle_values import (
-    Array,
-    Chars,
-    DType,
-    Name,
-    is_shape,
-    kind_of,
-    shown_shape,
-)
-from palm_ds.weights.formats.paddle.variable_files import ByteRange, StoredVariable
+from palm_ds.weights.formats.paddle.variable_files import MOST_DIMENSIONS, ByteRange, StoredVariable
+
+
+class Name(NamedTuple):
+    """A known name: what it stands for, and in full."""
+
+    kind: str
+    full: str
+
+
+@dataclass(frozen=True)
+class Chars:
+    """A string in the file, not read yet. `form`: bytes, utf-8 (text), or encoded (bytes stored as
+    text)."""
+
+    start: int
+    length: int
+    form: str
+
+
+@dataclass
+class DType:
+    """A type of numbers, by numpy's name."""
+
+    name: str
+
+
+@dataclass
+class Array:
+    """An array that BUILD fills in."""
+
+    stored: StoredVariable | None = None
+
+
+def kind_of(value: object) -> str:
+    return value.full if isinstance(value, Name) else type(value).__name__.strip("_").lower()
+
+
+def is_shape(value: object) -> bool:
+    if not isinstance(value, tuple | list) or len(value) > MOST_DIMENSIONS:
+        return False
+    return all(type(size) is int and 0 <= size < 1 << 63 for size in value)
+
+
+def shown_shape(shape: object) -> str:
+    """A bad shape in a message, shortened."""
+    if not isinstance(shape, tuple):
+        return kind_of(shape)
+    return f"({', '.join(str(x)[:20] if type(x) is int else kind_of(x) for x in shape[:9])})"
+
 
 _ALLOWED_GLOBALS = {
     ("numpy.core.multiarray", "_reconstruct"): "array",

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from palm_ds.common.errors import UserError
+from palm_ds.common.files import check_right_file, fingerprint, hash_of_text, locked, sha256_of_file
+
+
+def test_the_hash_is_that_of_the_contents(tmp_path: Path) -> None:
+    for data in (b"", b"x" * ((1 << 20) + 1)):
+        (tmp_path / "file").write_bytes(data)
+        assert sha256_of_file(tmp_path / "file") == hashlib.sha256(data).hexdigest()
+
+
+def test_fingerprints_stay_as_they_are_stored() -> None:
+    known = "895aab6349c4a3bd"
+    assert fingerprint({"lr": 1e-4, "tasks": ["ä", None, True]}) == known
+    assert fingerprint({"tasks": ("ä", None, True), "lr": 0.0001}) == known
+    assert fingerprint([Path("a")], default=str) == fingerprint(["a"])
+    assert hash_of_text("ä") == hashlib.sha256("ä".encode()).hexdigest()
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from palm_ds.common.files import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def held(tmp_path: Path):
+    """A file that another process has locked, and that process."""
+    file = tmp_path / "x.lock"
+    other = subprocess.Popen([sys.executable, "-c", HOLD, str(file)], stdout=subprocess.PIPE)
+    assert other.stdout and other.stdout.readline() == b"held\n"
+    yield file, other
+    other.kill()
+    other.communicate()
+
+
+def test_a_lock_is_refused_in_one_line_or_waited_for(held) -> None:
+    file, other = held
+    with pytest.raises(UserError, match="^busy here$"), locked(file, busy="busy here"):
+        pass
+    waits = threading.Event()
+    threading.Thread(target=lambda: (waits.wait(60), other.kill())).start()
+    with locked(file, on_wait=waits.set):  # a killed process has no lock
+        assert waits.is_set()
+    with locked(file, busy="busy here", on_wait=pytest.fail):
+        pass
+
+
+def test_an_error_inside_releases_the_lock_and_keeps_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "x.lock"
+    file.write_text("kept")
+    with pytest.raises(KeyError), locked(file):
+        raise KeyError
+    with locked(file, busy="busy"):
+        assert file.read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
+        (b"\xef\xbb\xbf \n<!DocType html>", "is an HTML page"),
+        (b"<HTML lang=en>", "is an HTML page"),
+        (b"\x89HDF\r\n\x1a\n\x00", "is a Keras file"),
+    ],
+)
+def test_wrong_files_are_named(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        check_right_file(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"PK\x03\x04", b"<htm", b"version 2"])
+def test_other_files_pass(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(content)
+    check_right_file(tmp_path / "file")
+    check_right_file(tmp_path / "none")
+    os.mkfifo(tmp_path / "pipe")
+    check_right_file(tmp_path / "pipe")
