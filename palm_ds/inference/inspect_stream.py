@@ -22,7 +22,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.stream.task_group_dataset import PackedRow, TaskGroupDataset
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.task import Task
-from palm_ds.model.distillation.losses import soft_name
+from palm_ds.model.distillation.soft_labels import soft_name
 from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import predicts_tokens
 from palm_ds.runtime.checkpoint import checkpoint

@@ -31,7 +31,7 @@ from palm_ds.common.rng import keyed_generator
 from palm_ds.data.reader import Table, TableSettings
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.stream.decode import Decoded, decoded, gathered
-from palm_ds.data.stream.packed_stream import pack
+from palm_ds.data.stream.packing import pack
 from palm_ds.data.stream.task_group_dataset import (
     BuiltExample,
     BuiltRow,

@@ -36,7 +36,7 @@ from palm_ds.data.stream.task_group_dataset import (
 )
 from palm_ds.data.tasks.score_file import ScoreFileInfo, ids_column, with_info
 from palm_ds.data.tasks.task import TableTask
-from palm_ds.model.distillation.losses import soft_name
+from palm_ds.model.distillation.soft_labels import soft_name
 from palm_ds.model.distillation.soft_vocabulary_loss import TopScores
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.runtime.deepspeed.ds_config import DSConfig

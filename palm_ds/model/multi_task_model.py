@@ -16,8 +16,8 @@ from torch import nn
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.rng import derive_key
 from palm_ds.model.distillation.distillation import Distillation
-from palm_ds.model.distillation.losses import soft_loss, soft_name
 from palm_ds.model.distillation.settings import LogitsSettings
+from palm_ds.model.distillation.soft_labels import soft_loss, soft_name
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.encoder.states import WantedStates, recorded
 from palm_ds.model.heads.heads import Head

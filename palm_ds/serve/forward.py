@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from palm_ds.data.stream.packed_stream import pack
+from palm_ds.data.stream.packing import pack
 from palm_ds.data.tasks.example import Example, collate
 from palm_ds.inference.batching import row_capacity
 from palm_ds.model.heads.heads import Head

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from palm_ds.data.stream.packed_stream import pack
+from palm_ds.data.stream.packing import pack
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset, extend_into_padding, refs
 
 

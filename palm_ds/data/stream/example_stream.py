@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from palm_ds.data.stream.packed_stream import pack
+from palm_ds.data.stream.packing import pack
 from palm_ds.data.stream.stages import Curriculum, order_of
 from palm_ds.data.stream.task_group_dataset import (
     PackedRow,

@@ -13,7 +13,7 @@ from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.task import TableTask, Task
-from palm_ds.model.distillation.losses import soft_name
+from palm_ds.model.distillation.soft_labels import soft_name
 
 
 @dataclass(frozen=True)

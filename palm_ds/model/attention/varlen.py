@@ -10,8 +10,9 @@ arguments in each version of torch.
     efficient    memory-efficient (CUTLASS): fp32, and fp16 on cards that FlashAttention does not
                  run on; without windows
 
-They draw their own dropout masks. Of the efficient ones, forward and backward are operators of our own around torch's, since torch 2.13 cannot trace the
-gradient of its own: the shape function of `_efficient_attention_backward` takes other arguments.
+They draw their own dropout masks. The efficient kernels are wrapped in operators of our own, since
+torch 2.13 cannot trace their gradient: the shape function of `_efficient_attention_backward` takes
+other arguments.
 """
 
 from __future__ import annotations

@@ -9,30 +9,17 @@
 
 Losses of soft labels are summed over rows. The others are per token, the mean over everything that
 belongs to it; a token sees the tokens of its own sequence alone.
-
-Soft labels are labels of a task besides those of the data. In a batch, those of `task` are the
-labels `teacher.task`: their positions are those of the task's labels, also of texts without one;
-their targets are the teacher's scores (n, any).
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 import torch
-from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
-from palm_ds.model.distillation.settings import LogitsSettings
-from palm_ds.model.distillation.soft_vocabulary_loss import (
-    TokenProjection,
-    TopScores,
-    soft_vocabulary_loss,
-)
-from palm_ds.model.heads.crf import CRFHead
-from palm_ds.model.heads.heads import HeadOutput, MaskedLMHead, SoftKind
-from palm_ds.model.inputs.batch import VocabularyScores
+from palm_ds.model.heads.heads import SoftKind
 
 Measure: TypeAlias = Literal["kl", "mse"]
 SoftMeasure: TypeAlias = Literal["kl", "mse", "hard"]
@@ -178,60 +165,3 @@ def _scores(a: torch.Tensor, b: torch.Tensor, heads: int) -> torch.Tensor:
     """(rows, heads, length, length) in fp32."""
     a, b = split_relations(a.float(), heads), split_relations(b.float(), heads)
     return a @ b.transpose(-1, -2) * a.shape[-1] ** -0.5
-
-
-_PREFIX = "teacher."
-
-
-def soft_name(part: str) -> str:
-    """The name of a task's soft labels, and of the loss of any part that a teacher teaches."""
-    return _PREFIX + part
-
-
-def soft_kind(head: nn.Module) -> SoftKind:
-    """Kind of a head's scores; a user's head may be any module."""
-    return getattr(head, "soft", "")
-
-
-def scores_of(
-    head: nn.Module, rows: torch.Tensor, groups: tuple[torch.Tensor, ...]
-) -> torch.Tensor:
-    """The scores (n, any) of a head that a student learns from."""
-    scores = cast(Any, head).logits(rows, *groups)
-    return scores[:, 1:] if isinstance(head, CRFHead) else scores  # the first is the best tag
-
-
-def soft_loss(
-    head: nn.Module,
-    rows: torch.Tensor,
-    groups: tuple[torch.Tensor, ...],
-    teacher: torch.Tensor | VocabularyScores | None,
-    settings: LogitsSettings,
-) -> HeadOutput:
-    """The summed loss of a head's rows (n, hidden), and how often student and teacher agree on the
-    best class (NaN where there is none). Without a teacher, as in a batch without labels, it
-    computes the same and means nothing."""
-    how: Any = {"measure": settings.loss, "temperature": settings.temperature}
-    if isinstance(head, MaskedLMHead):
-        assert not isinstance(teacher, torch.Tensor)
-        words = head.transform(rows), head.output_embeddings, head.bias
-        return HeadOutput(*soft_vocabulary_loss(*words, teacher or _dummy(rows), **how))
-    scores, kind = scores_of(head, rows, groups), soft_kind(head)
-    wanted = scores.detach() if teacher is None else cast(torch.Tensor, teacher)
-    loss = soft_label_loss(kind, scores, wanted, groups[0] if groups else None, **how)
-    if kind != "classes" or groups:  # where it would be words, the loss counts sentences
-        return HeadOutput(loss, torch.full_like(loss.detach(), torch.nan))
-    return HeadOutput(loss, (scores.detach().argmax(-1) == wanted.argmax(-1)).sum())
-
-
-def _dummy(rows: torch.Tensor) -> VocabularyScores:
-    """Scores for the one row of a batch without labels."""
-    zero = torch.zeros(len(rows), 1, device=rows.device)
-    return TopScores(zero.long(), zero)
-
-
-def word_scores(head: MaskedLMHead, rows: torch.Tensor) -> TokenProjection:
-    """A teacher's scores of the vocabulary for rows (n, hidden)."""
-    return TokenProjection(
-        head.transform(rows), head.output_embeddings.detach(), head.bias.detach()
-    )

@@ -16,12 +16,12 @@ from torch import nn
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.tasks.soft_labels import SoftTasks
 from palm_ds.data.tasks.task import Task
-from palm_ds.model.distillation.losses import soft_kind
 from palm_ds.model.distillation.settings import (
     LogitsSettings,
     TeacherModelSettings,
     TeacherSettings,
 )
+from palm_ds.model.distillation.soft_labels import soft_kind
 from palm_ds.model.encoder.encoder import Encoder, build_encoder
 from palm_ds.model.heads.crf import CRFHead
 from palm_ds.model.heads.heads import MaskedLMHead

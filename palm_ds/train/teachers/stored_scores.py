@@ -16,7 +16,7 @@ from palm_ds.common.files import fingerprint
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.score_file import ScoreFileInfo, ids_column, read_info, read_lists, reading
 from palm_ds.data.tasks.soft_labels import RowScores, SoftTasks
-from palm_ds.model.distillation.losses import soft_name
+from palm_ds.model.distillation.soft_labels import soft_name
 from palm_ds.model.distillation.soft_vocabulary_loss import TopScores
 from palm_ds.model.inputs.batch import Batch, TeacherOutputs
 from palm_ds.train.recipe.recipe import Recipe

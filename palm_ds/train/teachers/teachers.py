@@ -16,7 +16,7 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from palm_ds.model.distillation.losses import scores_of, soft_name, word_scores
+from palm_ds.model.distillation.soft_labels import scores_of, soft_name, word_scores
 from palm_ds.model.distillation.soft_vocabulary_loss import MeanScores, top_scores
 from palm_ds.model.encoder.states import recorded
 from palm_ds.model.heads.heads import MaskedLMHead

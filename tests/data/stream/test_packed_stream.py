@@ -1,3 +1,6 @@
+"""The sequence of rows: seeking equals iterating, nothing is lost or repeated, rows are full,
+and processes do not matter."""
+
 from __future__ import annotations
 
 import json
@@ -13,50 +16,11 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.sources.corpus import split_corpus
 from palm_ds.data.sources.corpus_blocks import BlockSizes
 from palm_ds.data.stream.curriculum_spec import read_stages
-from palm_ds.data.stream.packed_stream import PackedStream, pack
+from palm_ds.data.stream.packed_stream import PackedStream
 from palm_ds.data.stream.task_group_dataset import held_out_rows, make_datasets
 from palm_ds.data.tasks.task import build
 from palm_ds.model.inputs.visibility import HIDDEN
 from tests.helpers.small_corpus import write_small_corpus
-
-
-@given(st.lists(st.integers(1, 50), max_size=200))
-def test_every_example_once_and_no_row_too_long(lengths):
-    rows = pack(np.array(lengths, np.int64), 50)
-    assert sorted(i for row in rows for i in row) == list(range(len(lengths)))
-    assert all(sum(lengths[i] for i in row) <= 50 for row in rows)
-
-
-def slowly(lengths: list[int], max_length: int) -> list[list[int]]:
-    """Best fit decreasing, as in the textbook."""
-    rows: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        free = {r: max_length - sum(lengths[i] for i in row) for r, row in enumerate(rows)}
-        fitting = {r: space for r, space in free.items() if space >= lengths[index]}
-        if fitting:
-            rows[min(fitting, key=fitting.__getitem__)].append(index)
-        else:
-            rows.append([index])
-    return rows
-
-
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=100))
-def test_rows_are_filled_as_in_the_textbook(lengths):
-    def filled(rows: list[list[int]]) -> list[int]:  # rows of one fill are interchangeable
-        return sorted(sum(lengths[i] for i in row) for row in rows)
-
-    assert filled(pack(np.array(lengths), 50)) == filled(slowly(lengths, 50))
-
-
-def test_packing_is_best_fit():
-    """3 goes where it fills the row: with 7, not with 6."""
-    assert [sorted(row) for row in pack(np.array([6, 7, 3, 2]), 10)] == [[1, 2], [0, 3]]
-
-
-def test_too_long_examples_are_refused():
-    with pytest.raises(ValueError, match="do not fit"):
-        pack(np.array([11]), 10)
-
 
 KINDS = ("knowledge_masking", "sentence_reordering", "sentence_distance", "span_generation")
 BLENDS = ["knowledge_masking", "sentence_reordering + knowledge_masking", "sentence_distance"]
