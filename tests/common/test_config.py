@@ -104,7 +104,7 @@ FILES = {
     "empty.yaml": ("", r"empty.yaml: is empty; expected keys and values$"),
     "empty.json": ("", r"empty.json:1:1: not valid JSON"),
     "deep.yaml": ("a: " + "[" * 3000, r"deep.yaml: not valid YAML: nested too deeply$"),
-    "deep.json": ('{"a":' * 9999, r"deep.json: not valid JSON: nested too deeply$"),
+    "deep.json": ('{"a":' * 200_000, r"deep.json: not valid JSON: nested too deeply$"),
     "digits.yaml": ("a: " + "9" * 5000, r"digits.yaml:1: .*9\.\.\. cannot be read as int$"),
     "digits.json": ('{"a": ' + "9" * 5000, r"digits.json: not valid JSON: .*5000 digits"),
     "date.yaml": ("a: 1\nb: 2020-13-01", r'date.yaml:2: .*"2020-13-01" cannot be read as timest'),
