@@ -46,9 +46,9 @@ from palm_ds.runtime.optimizer.param_groups import (
 from palm_ds.runtime.optimizer.wrappers import StepFreezing
 from palm_ds.runtime.processes.processes import Processes, check_precision, start, stop
 from palm_ds.runtime.processes.watchdog import Watchdog
-from palm_ds.runtime.step.grad_cache import WholeStepLoss
+from palm_ds.runtime.step.grad_cache import GlobalBatchLoss
 from palm_ds.runtime.step.gradient_accumulation import (
-    CopyAhead,
+    DevicePrefetcher,
     ForwardTimer,
     MicroSteps,
     StepResult,
@@ -88,7 +88,7 @@ class Engine:
         self.micro_rows, self.accumulation = ds_config.micro_batching(rows, self.world)
         self.config = ds_config.deepspeed_config(rows=rows, world=self.world, clip=optimizer.clip)
         self._over_tokens: dict[str, bool] = model.losses  # type: ignore[assignment]
-        self.whole_step = _whole_step_losses(model, optimizer.fgm)
+        self.global_batch = _global_batch_losses(model, optimizer.fgm)
         attack = _fgm(model, optimizer.fgm, self.config) if optimizer.fgm else None
         self.layout = _layout(ds_config, self.world)
         freeze(model, optimizer.freeze)
@@ -123,9 +123,9 @@ class Engine:
             processes=self.processes,
             seed=seed,
             timer=ForwardTimer(self.device),
-            copies=CopyAhead(self.device),
+            copies=DevicePrefetcher(self.device),
             attack=attack,
-            whole_step=self.whole_step,
+            global_batch=self.global_batch,
             teacher=teacher,
         )
         sharded_state.set_layouts(self._state.local(), self.device)
@@ -393,11 +393,11 @@ def _agree(
     return found, tokens, totals[len(over_tokens) :]
 
 
-def _whole_step_losses(model: Any, fgm: float) -> dict[str, WholeStepLoss]:
+def _global_batch_losses(model: Any, fgm: float) -> dict[str, GlobalBatchLoss]:
     """{task: head} of the tasks whose loss is over the whole step. Raises UserError if there are
     any with `fgm`, the length of FGM's perturbation."""
     heads = {task: model.heads[head] for task, head in model.head_of.items()}
-    found = {task: head for task, head in heads.items() if getattr(head, "whole_step", False)}
+    found = {task: head for task, head in heads.items() if getattr(head, "global_batch", False)}
     if fgm and found:
         raise UserError(
             f"optimizer.fgm: tasks.{next(iter(found))} compares all texts of a step, "

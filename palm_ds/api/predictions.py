@@ -44,7 +44,7 @@ def predictions_of(
             read = replace(each.read, columns={**own, **(columns or {})}, drop={}, split="")
             read = replace(read, bad_rows="stop", format=format or read.format)
             source = predictor.source(open_rows(rows, without_labels(read), "rows"))
-            for task in (each.arranger, *each.tasks):
+            for task in (each.input_task, *each.tasks):
                 task.check(source, labelled=False)
         except UserError as error:
             why = why or str(error)
@@ -76,11 +76,11 @@ def _columns(each: EncoderPass, rows: Listed) -> dict[str, Any]:
     only one."""
     if not isinstance(rows, tuple):
         return dict(each.read.columns)
-    texts = each.arranger.source_roles
-    if tuple(each.arranger.tuple_roles) != TUPLE_ROLES:
-        texts = texts or tuple(each.arranger.tuple_roles[:2])
+    texts = each.input_task.source_roles
+    if tuple(each.input_task.tuple_roles) != TUPLE_ROLES:
+        texts = texts or tuple(each.input_task.tuple_roles[:2])
     if isinstance(rows, Pairs) and len(texts) == 1:
-        raise UserError(f"rows: pairs, but {each.arranger.name} reads one text, {texts[0]}")
+        raise UserError(f"rows: pairs, but {each.input_task.name} reads one text, {texts[0]}")
     return columns_for(rows, each.read.columns, texts)
 
 

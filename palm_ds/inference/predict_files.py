@@ -139,7 +139,7 @@ def open_inputs(predictor: Predictor, job: PredictionJob) -> list[_InputTable]:
     for each, found in zip(predictor.passes, opened, strict=True):
         source = predictor.source(found.bare)
         with _wanted_by(each.tasks, predictor):
-            for task in (each.arranger, *each.tasks):
+            for task in (each.input_task, *each.tasks):
                 task.check(source, labelled=False)
     return opened
 

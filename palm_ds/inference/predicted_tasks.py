@@ -11,7 +11,7 @@ from palm_ds.data.tasks.task import TableTask
 from palm_ds.train.recipe.recipe import Recipe
 
 
-def arranger_of(recipe: Recipe, name: str) -> TableTask:
+def input_task_of(recipe: Recipe, name: str) -> TableTask:
     """The task that builds the input of a task: itself or, if it only shared the texts of other
     tasks in training, the first task of the first such task group."""
     tasks = recipe.built_tasks

@@ -41,9 +41,9 @@ from palm_ds.data.stream.task_group_dataset import (
     refs,
 )
 from palm_ds.data.tasks.task import TableTask, Task
-from palm_ds.data.tasks.text_generation import SourceRoom, TextGenerator, write_texts
+from palm_ds.data.tasks.text_generation import GenerationLimits, TextGenerator, generate_texts
 from palm_ds.inference.batching import even_parts, row_capacity
-from palm_ds.inference.predicted_tasks import arranger_of
+from palm_ds.inference.predicted_tasks import input_task_of
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import Tokenizer
@@ -59,9 +59,9 @@ _MIN_THREAD_ROWS = 8  # rows for which it is worth starting a thread
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderPass:
-    """Tasks that share one pass of the encoder: `arranger` builds the input of all of them."""
+    """Tasks that share one pass of the encoder: `input_task` builds the input of all of them."""
 
-    arranger: TableTask
+    input_task: TableTask
     tasks: tuple[TableTask, ...]
     task_id: int
     read: TableSettings
@@ -106,11 +106,11 @@ class Predictor:
         """The fewest encoder passes that cover all tasks."""
         alike: dict[str, list[tuple[TableTask, TableTask]]] = {}
         for name, task in self.tasks.items():
-            arranger = arranger_of(self.recipe, name)
-            alike.setdefault(self._alike(arranger, task), []).append((arranger, task))
+            input_task = input_task_of(self.recipe, name)
+            alike.setdefault(self._alike(input_task, task), []).append((input_task, task))
         return tuple(
             EncoderPass(
-                arranger=found[0][0],
+                input_task=found[0][0],
                 tasks=tuple(task for _, task in found),
                 task_id=self.recipe.task_ids[found[0][0].name],
                 read=self.recipe.sources[found[0][0].source].read,
@@ -118,11 +118,11 @@ class Predictor:
             for found in alike.values()
         )
 
-    def _alike(self, arranger: Task, task: Task) -> str:
+    def _alike(self, input_task: Task, task: Task) -> str:
         """A key that is equal for tasks that can share an encoder pass."""
         alone = task.name if task.edits_text else ""
-        task_id = self.recipe.task_ids[arranger.name]
-        return repr((arranger.arrangement_key(), task_id, self.read_of(arranger), alone))
+        task_id = self.recipe.task_ids[input_task.name]
+        return repr((input_task.input_key(), task_id, self.read_of(input_task), alone))
 
     def read_of(self, task: Task) -> TableSettings:
         """Settings with which training read the task's tables."""
@@ -170,19 +170,19 @@ class Predictor:
     def _written(self, each: EncoderPass, source: TableSource) -> PredictedChunk:
         """Texts for the rows of a source."""
         encoder = self.recipe.backbone_config
-        room = SourceRoom(
+        limits = GenerationLimits(
             length=self.recipe.length, segments=encoder.token_types, task_id=each.task_id
         )
         found, cut = {}, 0
         for task in each.tasks:
             assert isinstance(task, TextGenerator), "other tasks build other examples"
-            cut = task.cut_sources(source, room)
-            found[task.name] = write_texts(
+            cut = task.cut_sources(source, limits)
+            found[task.name] = generate_texts(
                 self.model,
                 task,
                 range(len(source)),
                 source,
-                room,
+                limits,
                 settings=task.decoding,
                 batch_tokens=_GENERATION_FACTOR * self.batch_tokens,
             )
@@ -191,7 +191,7 @@ class Predictor:
     def examples(self, each: EncoderPass, source: TableSource) -> list[BuiltExample]:
         """The examples of all rows of a source, in order, for batches of the caller's making."""
         dataset = self._dataset(each, source)
-        numbers = np.arange(len(each.arranger.items(source, dataset.max_length)))
+        numbers = np.arange(len(each.input_task.items(source, dataset.max_length)))
         every = refs(0, numbers, dataset.layouts(numbers))
         return [_example(dataset, each.tasks, ref) for ref in every]
 
@@ -202,13 +202,13 @@ class Predictor:
     def _batches(self, each: EncoderPass, sources: Sequence[TableSource]) -> Iterator[_Work]:
         for source in sources:
             dataset = self._dataset(each, source)
-            if not (many := len(each.arranger.items(source, dataset.max_length))):
+            if not (many := len(each.input_task.items(source, dataset.max_length))):
                 yield _Work(source=source, built=[], batch=None, cut=0, last=True)
                 continue
             numbers = np.arange(many)
             layouts = dataset.layouts(numbers)
             every = refs(0, numbers, layouts)
-            cut = each.arranger.cut_rows(source, dataset.max_length)
+            cut = each.input_task.cut_rows(source, dataset.max_length)
             parts = even_parts(layouts["length"], self.batch_tokens)
             for number, part in enumerate(parts):
                 built = [
@@ -225,8 +225,8 @@ class Predictor:
 
     def _dataset(self, each: EncoderPass, source: TableSource) -> TaskGroupDataset:
         return TaskGroupDataset(
-            name=each.arranger.name,
-            tasks=(each.arranger,),
+            name=each.input_task.name,
+            tasks=(each.input_task,),
             task_id=each.task_id,
             source=source,
             seed=0,
@@ -275,7 +275,7 @@ def _chunk(work: _Work, pieces: list[Decoded], tasks: Mapping[str, TableTask]) -
 
 
 def _written(task: TableTask, prediction: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in prediction.items() if key not in task.unwritten}
+    return {key: value for key, value in prediction.items() if key not in task.eval_only}
 
 
 def chunks(source: TableSource) -> list[np.ndarray]:

@@ -48,7 +48,7 @@ from palm_ds.train.setup.resolve import resolve
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.setup.sources import Data, open_data
 from palm_ds.train.teachers.build import teachers_of_scores
-from palm_ds.train.teachers.distillation_plan import Lessons, find_lessons
+from palm_ds.train.teachers.distillation_plan import DistillationPlan, resolve_teachers
 from palm_ds.train.teachers.stored_scores import EXTENDED, stream_fingerprint
 from palm_ds.train.teachers.teachers import Teachers
 
@@ -76,7 +76,7 @@ class _TeachWork:
 
     recipe: Recipe
     data: Data
-    lessons: Lessons
+    plan: DistillationPlan
     teachers: Teachers
     device: torch.device
     by_rows: bool
@@ -128,14 +128,14 @@ def _open_work(recipe: Recipe, run: RunSpec, processes: Processes) -> _TeachWork
         _check_rows(recipe, data)
     elif recipe.extend:
         raise UserError(f"extend: {EXTENDED}")
-    lessons = find_lessons(recipe, data)
-    if not lessons.soft_tasks:
+    plan = resolve_teachers(recipe, data)
+    if not plan.soft_tasks:
         raise UserError("teacher: no task has soft labels, and only those are written")
-    teachers = teachers_of_scores(lessons, replace(run, recipe=recipe), data, processes)
+    teachers = teachers_of_scores(plan, replace(run, recipe=recipe), data, processes)
     return _TeachWork(
         recipe=recipe,
         data=data,
-        lessons=lessons,
+        plan=plan,
         teachers=teachers,
         device=processes.device,
         by_rows=by_rows,
@@ -180,7 +180,7 @@ def _with_teachers_tokenizer(recipe: Recipe, data: Data) -> Data:
 def _info(work: _TeachWork) -> ScoreFileInfo:
     """Teachers, tasks and data that the scores in the file belong to."""
     tasks = work.recipe.built_tasks
-    labels = {name: list(tasks[name].head_outputs().labels) for name in work.lessons.soft_tasks}
+    labels = {name: list(tasks[name].head_outputs().labels) for name in work.plan.soft_tasks}
     about: dict[str, Any] = {"teacher": dict(work.data.teachers), "labels": labels}
     outputs = {name: tasks[name].head_outputs() for name in labels}
     about["scales"] = {name: (x.mean, x.deviation) for name, x in outputs.items() if x.scaled}
@@ -199,7 +199,7 @@ def _row_parts(work: _TeachWork) -> list[Callable[[], pa.Table]]:
     """One maker for each part."""
     makers = []
     tasks = work.recipe.built_tasks
-    for name in dict.fromkeys(tasks[task].source for task in work.lessons.soft_tasks):
+    for name in dict.fromkeys(tasks[task].source for task in work.plan.soft_tasks):
         (_, source, _), *_ = work.data.train[name]
         for first in range(0, len(source), _ROWS):
             part = replace(source, numbers=source.numbers[first : first + _ROWS])
@@ -213,7 +213,7 @@ def _row_part(work: _TeachWork, name: str, source: TableSource) -> pa.Table:
         "source": [name] * len(source),
         "row": source.numbers.astype(np.int64),
     }
-    for task in work.lessons.soft_tasks:
+    for task in work.plan.soft_tasks:
         mine = work.recipe.built_tasks[task].source == name
         found = _scores_of_rows(work, task, source) if mine else [None] * len(source)
         columns[task] = pa.array(found, pa.list_(pa.float32()))
@@ -250,7 +250,7 @@ def _scores_of_rows(work: _TeachWork, name: str, source: TableSource) -> list[np
 
 def _step_parts(work: _TeachWork) -> list[Callable[[], pa.Table]]:
     """One maker for each part."""
-    stream = build_stream(work.recipe, work.data, soft=work.lessons.soft_tasks)
+    stream = build_stream(work.recipe, work.data, soft=work.plan.soft_tasks)
     steps = work.recipe.curriculum.steps
     starts = range(0, steps, _STEPS)
     ends = (range(first, min(first + _STEPS, steps)) for first in starts)
@@ -267,7 +267,7 @@ def _step_part(work: _TeachWork, stream: AnyStream, steps: range) -> pa.Table:
             batch = work.teachers(stream.build(some, first).to(work.device), step)
             columns["step"] += [step] * len(some)
             columns["row"] += range(first, first + len(some))
-            for task in work.lessons.soft_tasks:
+            for task in work.plan.soft_tasks:
                 for name, values in _by_row(batch, task).items():
                     columns.setdefault(name, []).extend(values)
     types = {name: pa.list_(_type_of(name)) for name in columns if name not in ("step", "row")}

@@ -115,7 +115,7 @@ class Model(nn.Module):
             if task in self._task_of and batch.teacher:
                 outputs[task] = self._soft_output(task, rows, each, batch.teacher)
                 continue
-            if getattr(head, "whole_step", False):
+            if getattr(head, "global_batch", False):
                 outputs[task] = _vectors(rows, each)
                 continue
             loss, correct = head(rows, each.targets, *each.groups)

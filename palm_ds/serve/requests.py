@@ -110,13 +110,13 @@ def predict_work(model: ServedModel, task: str, inputs: Sequence[Input]) -> Work
         each.read, columns={}, format="auto", drop={}, bad_rows="stop", split="", header=True
     )
     source = predictor.source(Table.from_rows(rows, without_labels(read), name="inputs"))
-    for checked in (each.arranger, *each.tasks):
+    for checked in (each.input_task, *each.tasks):
         checked.check(source, labelled=False)
     built = predictor.examples(each, source)
     # counting costs as much as arranging: only where a row may have been too long
-    most = getattr(each.arranger, "max_length", 0) or predictor.recipe.length
+    most = getattr(each.input_task, "max_length", 0) or predictor.recipe.length
     whole = all(len(one.example) < most for one in built)
-    cut = 0 if whole else each.arranger.cut_rows(source, predictor.recipe.length)
+    cut = 0 if whole else each.input_task.cut_rows(source, predictor.recipe.length)
 
     def finish(scores: Sequence[Scores]) -> tuple[list[dict[str, Any]], int]:
         pieces = [

@@ -38,7 +38,7 @@ from palm_ds.data.tasks.generation_flows import (
 )
 from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.data.tasks.task import Task
-from palm_ds.data.tasks.text_generation import SourceRoom, TextGenerator
+from palm_ds.data.tasks.text_generation import GenerationLimits, TextGenerator
 from palm_ds.model.generation.generate import DecodingSettings
 from palm_ds.model.generation.infilling_decoder import Prompt, TargetFormat
 from palm_ds.model.inputs.batch import PackedText
@@ -228,8 +228,8 @@ class Generation(FlowOptions, TextTask, TextGenerator):
         example.labels[self.name] = labels
         return example
 
-    def arrangement_key(self) -> str:
-        return super(TextTask, self).arrangement_key()
+    def input_key(self) -> str:
+        return super(TextTask, self).input_key()
 
     def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
         """Unigram baseline: token frequencies of the targets, with add-one smoothing."""
@@ -260,42 +260,42 @@ class Generation(FlowOptions, TextTask, TextGenerator):
         given = {**asdict(self.generate), **settings}
         return replace(self, generate=parse(DecodingSettings, given, "generate"))
 
-    def prompts(self, items: np.ndarray, source: TableSource, room: SourceRoom) -> list[Prompt]:
-        kept = self._source_lengths(items, source, self._prompt_length(room))
+    def prompts(self, items: np.ndarray, source: TableSource, limits: GenerationLimits) -> list[Prompt]:
+        kept = self._source_lengths(items, source, self._prompt_length(limits))
         return [
-            self._prompt(int(item), tokens, source, room)
+            self._prompt(int(item), tokens, source, limits)
             for item, tokens in zip(items, kept, strict=True)
         ]
 
     def _prompt(
-        self, item: int, tokens: np.ndarray, source: TableSource, room: SourceRoom
+        self, item: int, tokens: np.ndarray, source: TableSource, limits: GenerationLimits
     ) -> Prompt:
         example = self.source_example(item, tokens, source)
         text = PackedText(
             input_ids=example.input_ids,
-            token_type_ids=np.minimum(example.token_type_ids, room.segments - 1),
-            task_id=room.task_id,
+            token_type_ids=np.minimum(example.token_type_ids, limits.segments - 1),
+            task_id=limits.task_id,
             position_ids=self.source_positions(example.token_type_ids),
         )
         position = len(example) if self.positions == "continuous" else 0
         return Prompt(source=text, position=position, number=int(source.numbers[item]))
 
-    def _prompt_length(self, room: SourceRoom) -> int:
+    def _prompt_length(self, limits: GenerationLimits) -> int:
         """Maximum tokens of a source: what the longest target leaves of the positions of a row."""
-        left = max(self.input_length(room.length) - self.max_target, SHORTEST)
+        left = max(self.input_length(limits.length) - self.max_target, SHORTEST)
         return min(left, self.max_source or left)
 
-    def cut_sources(self, source: TableSource, room: SourceRoom) -> int:
+    def cut_sources(self, source: TableSource, limits: GenerationLimits) -> int:
         items = np.arange(len(source))
-        kept = self._source_lengths(items, source, self._prompt_length(room))
+        kept = self._source_lengths(items, source, self._prompt_length(limits))
         return int((self._whole_lengths(items, source) > kept).any(1).sum())
 
-    def target_format(self, vocabulary: SpecialTokens, room: SourceRoom) -> TargetFormat:
+    def target_format(self, vocabulary: SpecialTokens, limits: GenerationLimits) -> TargetFormat:
         return TargetFormat(
             begin=vocabulary.cls,
             query=self.query_token(vocabulary),
             end=vocabulary.sep,
-            token_type=min(self.target_type, room.segments - 1),
+            token_type=min(self.target_type, limits.segments - 1),
         )
 
     def metrics(

@@ -50,7 +50,7 @@ def _surface(tokenizer: Tokenizer, token: str) -> tuple[str, bool]:
     return token, bool(LETTER.match(token))
 
 
-def written_text(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> str:
+def detokenize(tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray) -> str:
     """The text that tokens spell: by the tokenizer's own decoder, without the spaces that WordPiece
     has around Chinese characters and punctuation."""
     backend = tokenizer.backend

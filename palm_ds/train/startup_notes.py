@@ -14,10 +14,10 @@ from palm_ds.train.setup.sources import (
     small_held_out_warnings,
     trained_on_warnings,
 )
-from palm_ds.train.teachers.distillation_plan import Lessons
+from palm_ds.train.teachers.distillation_plan import DistillationPlan
 
 
-def startup_notes(run: RunSpec, data: Data, lessons: Lessons, processes: Processes) -> list[str]:
+def startup_notes(run: RunSpec, data: Data, plan: DistillationPlan, processes: Processes) -> list[str]:
     """Hosts with fewer cores than processes, settings carried out otherwise than written, the size
     of the corpora, tasks that do not train, and held-out sets too small to judge by, or trained on.
     Collective."""
@@ -28,8 +28,8 @@ def startup_notes(run: RunSpec, data: Data, lessons: Lessons, processes: Process
         *describe_swapping(run.ds_config),
         *corpus_summaries(data),
         *recipe.schedule.warnings(recipe.curriculum),
-        *idle_tasks(recipe.built_tasks, recipe.curriculum.task_groups, lessons.soft_tasks),
-        *lessons.lines(),
+        *idle_tasks(recipe.built_tasks, recipe.curriculum.task_groups, plan.soft_tasks),
+        *plan.lines(),
         *([tf32] if tf32 else []),
         *small_held_out_warnings(recipe, data),
         *trained_on_warnings(recipe, data),

@@ -54,8 +54,8 @@ from palm_ds.train.setup.run_folder import (
 )
 from palm_ds.train.setup.sources import Data, check_tables, check_units, open_data
 from palm_ds.train.startup_notes import startup_notes
-from palm_ds.train.teachers.build import build_teachers, learn_from
-from palm_ds.train.teachers.distillation_plan import Lessons, find_lessons
+from palm_ds.train.teachers.build import build_teachers, attach_teachers
+from palm_ds.train.teachers.distillation_plan import DistillationPlan, resolve_teachers
 
 Examples: TypeAlias = Callable[[Path, CorpusSource], Iterable[str]]
 """(weights folder, held-out source) -> lines for the log at the end of a run, such as masked words
@@ -204,7 +204,7 @@ class _Parts:
     model: Model
     validation: HeldOutSet
     best: BestTracker
-    lessons: Lessons
+    plan: DistillationPlan
     changes: tuple[str, ...] = ()
     """Settings that differ from those of the run so far."""
 
@@ -239,11 +239,11 @@ def setup_run(
     processes = start(run.ds_config)  # before anything that takes its time
     data = data if data is not None else open_data(run.recipe)
     run = replace(run, recipe=resolve(run.recipe, data))
-    lessons = find_lessons(run.recipe, data)
-    check_tables(run.recipe, data, taught=lessons.soft_tasks)
+    plan = resolve_teachers(run.recipe, data)
+    check_tables(run.recipe, data, taught=plan.soft_tasks)
     check_units(run.recipe, data)
     changes = check_folder(run, data)
-    parts = replace(_build_parts(run, data, lessons, processes), changes=tuple(changes))
+    parts = replace(_build_parts(run, data, plan, processes), changes=tuple(changes))
     run = parts.run
     compare_hosts(run, data, parts.processes)
     check_space_together(run, parts.model, parts.processes)
@@ -300,7 +300,7 @@ def _starting_point(parts: _Parts) -> StartingPoint:
     if run.recipe.lora:
         add_lora(parts.model, run.recipe.lora, seed=run.recipe.seed)
     log.info("%s", overview(run, parts.stream, parts.model, parts.processes.world))
-    for text in startup_notes(run, data, parts.lessons, parts.processes):
+    for text in startup_notes(run, data, parts.plan, parts.processes):
         log.info("%s", text)
     return found
 
@@ -315,14 +315,14 @@ def _check_first(run: RunSpec) -> None:
     _ = run.recipe.own_metrics  # checks itself
 
 
-def _build_parts(run: RunSpec, data: Data, lessons: Lessons, processes: Processes) -> _Parts:
+def _build_parts(run: RunSpec, data: Data, plan: DistillationPlan, processes: Processes) -> _Parts:
     recipe = run.recipe
     check_memory(recipe, data.vocabulary.size, world=processes.world, memory=host_memory())
     validation = build_held_out(recipe, data)
     best = BestTracker(recipe.evaluate, recipe.built_tasks)
     best.check({task.name for dataset in validation.datasets for task in dataset.tasks})
     round_up_rows = partial(run.ds_config.round_up_rows, world=processes.world)
-    stream = build_stream(recipe, data, round_up_rows, lessons.soft_tasks)
+    stream = build_stream(recipe, data, round_up_rows, plan.soft_tasks)
     model = build_model(
         recipe,
         run.ds_config,
@@ -331,7 +331,7 @@ def _build_parts(run: RunSpec, data: Data, lessons: Lessons, processes: Processe
         training=True,
         level=logging.INFO,
     )
-    learn_from(lessons, model, seed=recipe.seed)
+    attach_teachers(plan, model, seed=recipe.seed)
     size = dict(rows=stream.rows, length=recipe.length)
     ds_config = choose_micro_batch(run.ds_config, model, processes, **size)
     return _Parts(
@@ -342,7 +342,7 @@ def _build_parts(run: RunSpec, data: Data, lessons: Lessons, processes: Processe
         model=model,
         validation=validation,
         best=best,
-        lessons=lessons,
+        plan=plan,
     )
 
 
@@ -356,7 +356,7 @@ def _end_dry_run(parts: _Parts, plan_for: Sequence[Cluster]) -> None:
     if parts.best.named_task:
         best = parts.recipe.evaluate.best
         log.info("evaluate.best: whether %s exists is known from step 1", best)
-    teachers = parts.lessons.sizes(parts.run.ds_config.precision)
+    teachers = parts.plan.sizes(parts.run.ds_config.precision)
     size = replace(size_of(model), teachers=teachers)
     work = work_of(model, batches, stream.rows)
     for line in findings(parts.run, parts.processes, size, work, plan_for):
@@ -375,7 +375,7 @@ def _start_engine(parts: _Parts, start_at: StartingPoint) -> Engine:
         update_counts=start_at.update_counts,
         lr_scales=recipe.head_lr_scales,
         freezable=parts.freezable,
-        teacher=build_teachers(parts.lessons, parts.model, parts.run, parts.data, parts.processes),
+        teacher=build_teachers(parts.plan, parts.model, parts.run, parts.data, parts.processes),
     )
     if (
         best.named_task and not start_at.found

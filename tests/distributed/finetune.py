@@ -32,8 +32,8 @@ from palm_ds.train.setup.build import build_model, build_stream
 from palm_ds.train.setup.resolve import resolve
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.setup.sources import open_data
-from palm_ds.train.teachers.build import build_teachers, learn_from
-from palm_ds.train.teachers.distillation_plan import find_lessons
+from palm_ds.train.teachers.build import build_teachers, attach_teachers
+from palm_ds.train.teachers.distillation_plan import resolve_teachers
 from palm_ds.train.train import TrainingRun, setup_run, train
 from tests.helpers.warm_python import free_port
 
@@ -313,13 +313,13 @@ def by_hand(recipe: Recipe) -> list[dict[str, float]]:
     """The losses of each step in plain torch: one process, one batch per step."""
     data = open_data(recipe)
     recipe = resolve(recipe, data)
-    lessons = find_lessons(recipe, data)
-    stream = build_stream(recipe, data, soft=lessons.soft_tasks)
+    plan = resolve_teachers(recipe, data)
+    stream = build_stream(recipe, data, soft=plan.soft_tasks)
     assert isinstance(stream, ExampleStream)
     model = build_model(recipe, machine_of(0), data.vocabulary, device=torch.device("cpu"))
-    learn_from(lessons, model, seed=recipe.seed)
+    attach_teachers(plan, model, seed=recipe.seed)
     run = RunSpec(recipe=recipe, ds_config=machine_of(0), folder=Path())
-    teacher = build_teachers(lessons, model, run, data, start(run.ds_config))
+    teacher = build_teachers(plan, model, run, data, start(run.ds_config))
     weights = {name: task.weight for name, task in recipe.built_tasks.items()}
     weights |= model.teacher_weights
     decayed, kept = [], []

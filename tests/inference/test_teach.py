@@ -21,7 +21,7 @@ from palm_ds.train.report.metrics_file import FILE, read_metrics
 from palm_ds.train.setup.resolve import resolve
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.setup.sources import open_data
-from palm_ds.train.teachers.distillation_plan import find_lessons
+from palm_ds.train.teachers.distillation_plan import resolve_teachers
 from palm_ds.train.teachers.stored_scores import StepScores
 from palm_ds.train.train import train
 from tests.helpers.saved_model import TITLE, recipe_of, save_model
@@ -163,10 +163,10 @@ def test_numbers_of_another_scale_are_refused(tmp_path) -> None:
     write(recipe, file)
     values["teacher"] |= {"file": str(file)}
     data = open_data(make_recipe(values))
-    assert find_lessons(resolve(make_recipe(values), data), data).stored
+    assert resolve_teachers(resolve(make_recipe(values), data), data).stored
     values["tasks"]["size"]["scale"] = False
     with pytest.raises(UserError, match="'size' have another mean or deviation"):
-        find_lessons(resolve(make_recipe(values), data), data)
+        resolve_teachers(resolve(make_recipe(values), data), data)
 
 
 def test_an_extended_run_does_not_use_scores_of_steps(folder, tmp_path) -> None:
@@ -175,7 +175,7 @@ def test_an_extended_run_does_not_use_scores_of_steps(folder, tmp_path) -> None:
     extended = replace(student(folder, ("words",), file=str(file)), extend="another")
     data = open_data(extended)
     with pytest.raises(UserError, match="scores.parquet: an extended run reads on where"):
-        find_lessons(resolve(extended, data), data)
+        resolve_teachers(resolve(extended, data), data)
     with pytest.raises(UserError, match="extend: an extended run reads on where"):
         write(replace(recipe, extend="another"), file)
 

@@ -34,7 +34,7 @@ from palm_ds.train.setup.resume import find_starting_point, signature_of
 from palm_ds.train.setup.run_folder import RunSpec, check_folder, write_folder
 from palm_ds.train.setup.sources import open_data
 from palm_ds.train.teachers.build import teachers_of_scores
-from palm_ds.train.teachers.distillation_plan import find_lessons
+from palm_ds.train.teachers.distillation_plan import resolve_teachers
 from palm_ds.train.train import setup_run
 from palm_ds.weights.model_folder import open_model
 from palm_ds.weights.weights_folder import load_weights
@@ -172,7 +172,7 @@ def by_teacher(path: Path, out: Path) -> State:
     recipe = make_recipe(values)
     data = open_data(recipe)
     run = RunSpec(recipe=recipe, ds_config=MACHINE, folder=out)
-    found = teachers_of_scores(find_lessons(recipe, data), run, data, ALONE)
+    found = teachers_of_scores(resolve_teachers(recipe, data), run, data, ALONE)
     return found.teachers[0].model.state_dict()
 
 

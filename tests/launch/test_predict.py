@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import palm_ds as palm
 from palm_ds.inference import predictor as predictor_module
-from palm_ds.inference.predicted_tasks import arranger_of
+from palm_ds.inference.predicted_tasks import input_task_of
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.serve.served_model import ModelOptions, open_served
 from palm_ds.train.export import head_taken
@@ -120,8 +120,8 @@ def test_a_blend_has_the_input_of_training_for_any_of_its_tasks(tmp_path, predic
     for ours, theirs in zip(lines(alone, "mood"), lines(together, "mood"), strict=True):
         assert ours["label"] == theirs["label"]
         assert ours["logits"] == pytest.approx(theirs["logits"], abs=1e-5)
-    arranger = arranger_of(recipe_of(run), "mood")
-    assert arranger.name == "answer"
+    input_task = input_task_of(recipe_of(run), "mood")
+    assert input_task.name == "answer"
 
 
 def test_labels_are_scored_but_do_not_change_predictions(run, predict) -> None:

@@ -12,7 +12,7 @@ import pytest
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.task import build
-from palm_ds.data.tasks.text_generation import SourceRoom, write_texts
+from palm_ds.data.tasks.text_generation import GenerationLimits, generate_texts
 from palm_ds.model.generation.generate import DecodingSettings
 from palm_ds.model.heads.generation import GenerationHead
 from palm_ds.model.multi_task_model import Model
@@ -27,7 +27,7 @@ from tests.helpers.text_tables import (
 )
 
 CLS, SEP, MASK = 2, 3, 4
-ROOM = SourceRoom(length=64, segments=2)
+LIMITS = GenerationLimits(length=64, segments=2)
 ROWS = [
     {"source": "a b c d e", "target": "a b"},
     {"source": "good goods", "target": "very good so bad"},
@@ -103,12 +103,12 @@ def written(
     model: Model, source: TableSource, task: Generation, **settings: Any
 ) -> list[dict[str, Any]]:
     """The prediction for each row."""
-    return write_texts(
+    return generate_texts(
         model,
         task,
         range(len(source)),
         source,
-        ROOM,
+        LIMITS,
         settings=replace(task.decoding, **settings),
         batch_tokens=256,
     )
@@ -134,7 +134,7 @@ def test_a_prompt_is_the_source_of_the_example(tmp_path: Path) -> None:
         task = task_of(target_segment=1, **values)
         dataset = dataset_of(source, task)
         example = dataset.example(0, dataset.layouts(np.arange(1))[0])
-        (prompt,) = task.prompts(np.arange(1), source, ROOM)
+        (prompt,) = task.prompts(np.arange(1), source, LIMITS)
         size = len(prompt.source.input_ids)
         assert prompt.source.input_ids.tolist() == example.input_ids[:size].tolist()
         assert example.input_ids[size] == CLS and example.position_ids is not None
@@ -142,16 +142,16 @@ def test_a_prompt_is_the_source_of_the_example(tmp_path: Path) -> None:
         assert prompt.source.position_ids.tolist() == example.position_ids[:size].tolist()
         assert prompt.position == example.position_ids[size]
         assert prompt.source.token_type_ids.tolist() == example.token_type_ids[:size].tolist()
-        assert task.target_format(source.vocabulary, ROOM).token_type == 1
+        assert task.target_format(source.vocabulary, LIMITS).token_type == 1
 
 
 def test_sources_are_cut_to_what_the_longest_target_leaves(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
-    task, room = task_of(max_target=8), SourceRoom(length=24, segments=2)
-    prompts = task.prompts(np.arange(4), source, room)
+    task, limits = task_of(max_target=8), GenerationLimits(length=24, segments=2)
+    prompts = task.prompts(np.arange(4), source, limits)
     assert [len(each.source.input_ids) for each in prompts] == [7, 5, 3, 24 - 8]
-    assert task.cut_sources(source, room) == 1
-    few = task_of(max_source=8).prompts(np.arange(4), source, room)
+    assert task.cut_sources(source, limits) == 1
+    few = task_of(max_source=8).prompts(np.arange(4), source, limits)
     assert max(len(each.source.input_ids) for each in few) == 8
 
 

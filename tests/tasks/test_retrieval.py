@@ -92,7 +92,7 @@ def test_predictions_and_search(tmp_path: Path) -> None:
     found = task.metrics(made, source)
     assert list(found) == ["ndcg@2", "recall@2", "mrr", "map"] and len(texts) == 5
     assert found["recall@2"] == pytest.approx(np.mean(recalls))
-    stored = {i: {k: v for k, v in x.items() if k not in task.unwritten} for i, x in made.items()}
+    stored = {i: {k: v for k, v in x.items() if k not in task.eval_only} for i, x in made.items()}
     right = [x["scores"][0] > max(x["scores"][1:]) for i, x in stored.items() if i in (0, 3)]
     assert task.metrics(stored, source) == {"accuracy": np.mean(right)}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from palm_ds.text.display import display_tokens, token_texts, written_text
+from palm_ds.text.display import display_tokens, token_texts, detokenize
 from palm_ds.text.tokenizer import SPECIALS, Tokenizer, wordpiece
 from palm_ds.text.train_tokenizer import train_tokenizer
 
@@ -55,18 +55,18 @@ def test_written_text_of_wordpiece() -> None:
     tokenizer = wordpiece([*SPECIALS, *words], lower=True)
 
     def again(text: str) -> str:
-        return written_text(tokenizer, tokenizer.encode_texts([text])[0][0])
+        return detokenize(tokenizer, tokenizer.encode_texts([text])[0][0])
 
     for text in ("unlearned fox, fox.", "今天，《今天》。", "2020今天fox。unlearned fox"):
         assert again(text) == text
     assert again("今 天 fox , fox") == "今天fox, fox"
-    assert written_text(tokenizer, [6, 7, 8]) == "learned fox"  # begins within a word
+    assert detokenize(tokenizer, [6, 7, 8]) == "learned fox"  # begins within a word
     state = Backend.from_str(tokenizer.backend.to_str())
     state.decoder = None  # type: ignore[assignment]
-    assert written_text(Tokenizer(state), [5, 6, 7, 8]) == "unlearned fox"
+    assert detokenize(Tokenizer(state), [5, 6, 7, 8]) == "unlearned fox"
 
 
 def test_written_text_of_sentencepiece() -> None:
     tokenizer = train_tokenizer(TEXTS, kind="sentencepiece", vocab_size=120)
     for text in ("the quick brown fox", "他在北京学习。"):
-        assert written_text(tokenizer, tokenizer.encode_texts([text])[0][0]) == text
+        assert detokenize(tokenizer, tokenizer.encode_texts([text])[0][0]) == text

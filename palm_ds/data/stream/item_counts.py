@@ -63,7 +63,7 @@ def item_counts(task: CorpusTask, split: CorpusSplit, max_length: int) -> ItemCo
 
 def _hash_of(task: CorpusTask, split: CorpusSplit, max_length: int) -> str:
     files = {name: entry["sha256"] for name, entry in split.corpus.manifest.files.items()}
-    text = json.dumps([_VERSION, files, split.describe(), task.arrangement_key(), max_length])
+    text = json.dumps([_VERSION, files, split.describe(), task.input_key(), max_length])
     return hash_of_text(text + _source_code(type(task)))[:32]
 
 

@@ -104,7 +104,7 @@ class Predicts(ABC):
 class PredictionFiles(Predicts):
     """How a task's predictions are written and read."""
 
-    unwritten: ClassVar[Sequence[str]] = ()
+    eval_only: ClassVar[Sequence[str]] = ()
     """Entries of a prediction that only `metrics` reads."""
 
     def submission_value(self, prediction: Mapping[str, Any]) -> str:

@@ -45,7 +45,7 @@ _MAX_NAME_LENGTH = 80  # of a task
 _TASK_NAME = re.compile(rf"\w[\w -]{{0,{_MAX_NAME_LENGTH - 1}}}(?<! )")
 _PARENT_KEYS = ("name", "source")
 """Fields that a recipe has in other places than the task's keys."""
-_NOT_ARRANGING = (
+_NOT_INPUT = (
     *("name", "source", "weight", "share", "task_id", "head_lr", "freeze"),
     *("new_head", "batch", "auxiliary"),
 )
@@ -254,10 +254,10 @@ class Task(Exports, ABC, Generic[SourceT]):
             for key, value in own.items()
         }
 
-    def arrangement_key(self) -> str:
+    def input_key(self) -> str:
         """Equal for tasks that build the same examples from a row: when predicting, they share one
         pass of the encoder."""
-        settings = {k: v for k, v in asdict(self).items() if k not in _NOT_ARRANGING}
+        settings = {k: v for k, v in asdict(self).items() if k not in _NOT_INPUT}
         return repr((type(self), settings))
 
 

@@ -27,14 +27,14 @@ from palm_ds.model.generation.infilling_decoder import (
     most_tokens,
 )
 from palm_ds.model.multi_task_model import Model
-from palm_ds.text.display import written_text
+from palm_ds.text.display import detokenize
 from palm_ds.text.tokens import SpecialTokens
 
 _MAX_HYPOTHESES = 128  # hypotheses of a batch
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceRoom:
+class GenerationLimits:
     """Limits and task id with which a task's sources are read."""
 
     length: int
@@ -73,29 +73,29 @@ class TextGenerator(Predicts):
         """The same task with these keys of DecodingSettings. Raises UserError."""
 
     @abstractmethod
-    def prompts(self, items: np.ndarray, source: TableSource, room: SourceRoom) -> list[Prompt]:
+    def prompts(self, items: np.ndarray, source: TableSource, limits: GenerationLimits) -> list[Prompt]:
         """The sources of rows, without their targets."""
 
     @abstractmethod
-    def cut_sources(self, source: TableSource, room: SourceRoom) -> int:
+    def cut_sources(self, source: TableSource, limits: GenerationLimits) -> int:
         """The number of rows whose source is truncated."""
 
     @abstractmethod
-    def target_format(self, vocabulary: SpecialTokens, room: SourceRoom) -> TargetFormat:
+    def target_format(self, vocabulary: SpecialTokens, limits: GenerationLimits) -> TargetFormat:
         """The tokens that frame a target."""
 
     def written(self, generated: Generated, source: TableSource) -> dict[str, Any]:
         """The prediction for a row."""
-        text = written_text(source.tokenizer, np.array(generated.tokens, np.int64))
+        text = detokenize(source.tokenizer, np.array(generated.tokens, np.int64))
         return {"text": text, "score": generated.score}
 
 
-def write_texts(
+def generate_texts(
     model: Model,
     task: TextGenerator,
     items: Sequence[int],
     source: TableSource,
-    room: SourceRoom,
+    limits: GenerationLimits,
     *,
     settings: DecodingSettings,
     batch_tokens: int,
@@ -103,12 +103,12 @@ def write_texts(
 ) -> list[dict[str, Any]]:
     """The predictions for rows of a source. `batch_tokens`: source tokens of a batch. `lockstep`:
     processes with equally many rows call the same modules equally often (ZeRO 3)."""
-    prompts = task.prompts(np.asarray(items, np.int64), source, room)
+    prompts = task.prompts(np.asarray(items, np.int64), source, limits)
     lengths = np.array([len(each.source.input_ids) for each in prompts])
     order = np.argsort(-lengths, kind="stable")
-    counted = np.full(len(order), room.length) if lockstep else lengths[order]
+    counted = np.full(len(order), limits.length) if lockstep else lengths[order]
     found: list[dict[str, Any]] = [{}] * len(prompts)
-    generator = _Generator(model, task, source.vocabulary, room, settings, lockstep)
+    generator = _Generator(model, task, source.vocabulary, limits, settings, lockstep)
     with _uncompiled(model):
         for part in _parts(counted, batch_tokens, max(1, _MAX_HYPOTHESES // settings.beams)):
             chosen = order[part].tolist()
@@ -124,14 +124,14 @@ class _Generator:
     model: Model
     task: TextGenerator
     vocabulary: SpecialTokens
-    room: SourceRoom
+    limits: GenerationLimits
     settings: DecodingSettings
     lockstep: bool
 
     def __call__(self, prompts: Sequence[Prompt]) -> list[Generated]:
-        encoder, target = self.model.backbone, self.task.target_format(self.vocabulary, self.room)
+        encoder, target = self.model.backbone, self.task.target_format(self.vocabulary, self.limits)
         rows = encoder.word.num_embeddings
-        blocked = never_written(self.vocabulary, rows)
+        blocked = banned_tokens(self.vocabulary, rows)
         return generate(
             InfillingDecoder(encoder, self._logits, prompts, target),
             target.begin,
@@ -148,7 +148,7 @@ class _Generator:
         return self.model.heads[self.model.head_of[self.task.name]].logits  # type: ignore[return-value]
 
 
-def never_written(vocabulary: SpecialTokens, rows: int) -> np.ndarray:
+def banned_tokens(vocabulary: SpecialTokens, rows: int) -> np.ndarray:
     """The token ids below `rows` that no text has: special tokens except [SEP], unused ones, and
     those beyond the vocabulary."""
     barred = np.ones(rows, bool)

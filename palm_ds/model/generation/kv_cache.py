@@ -4,7 +4,7 @@
     target              y y y      one token a step
     query                     ?    the [ATTN] of the step; nothing of it is kept
 
-A layer reads tokens through the plan that `LayerCache.source_plan` or `step_plan` returns, so the
+A layer reads tokens through the plan that `KVCache.source_plan` or `step_plan` returns, so the
 layer itself is the one that was trained.
 """
 
@@ -16,7 +16,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.attention.plan import AttentionPlan, softmax, split_heads
 
 
-class LayerCache:
+class KVCache:
     """The keys and values of one layer, for `prompts` with an equal number of hypotheses each."""
 
     def __init__(self, real: torch.Tensor):

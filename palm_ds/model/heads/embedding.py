@@ -121,7 +121,7 @@ class EmbeddingHead(Head):
     """Base class: a label is a text, at its first token; the labels of an example are a group."""
 
     grouped = True
-    whole_step = True
+    global_batch = True
 
     def __init__(self, vectors: VectorSettings):
         super().__init__()

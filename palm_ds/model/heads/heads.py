@@ -61,7 +61,7 @@ class Head(nn.Module):
     """Whether it reads rows that went through the encoder's pooler (heads of whole texts do)."""
     averaged = False
     """Whether it reads the mean over the tokens of the sequence that a labelled position is in."""
-    whole_step = False
+    global_batch = False
     """Whether its loss compares the texts of a whole step, whatever micro-batch and process they
     are in, as in-batch negatives do. Such a head is an `EmbeddingHead`
     (palm_ds/model/heads/embedding.py)."""

@@ -33,7 +33,7 @@ class LabelledBatch(Protocol):
 B = TypeVar("B", bound=LabelledBatch)
 
 
-class WholeStepLoss(Protocol):
+class GlobalBatchLoss(Protocol):
     """A head, as far as its loss is computed here; it has no parameters
     (palm_ds/model/heads/embedding.py)."""
 
@@ -64,7 +64,7 @@ class CachedGradients:
 class StepVectors(Generic[B]):
     """The vectors of a task in the micro-batches of a process."""
 
-    def __init__(self, task: str, loss: WholeStepLoss):
+    def __init__(self, task: str, loss: GlobalBatchLoss):
         self.task, self.loss = task, loss
         self.vectors: list[torch.Tensor] = []
         self.targets: list[torch.Tensor] = []

@@ -35,7 +35,7 @@ from palm_ds.runtime.step.grad_cache import (
     CachedGradients,
     LabelledBatch,
     StepVectors,
-    WholeStepLoss,
+    GlobalBatchLoss,
 )
 
 
@@ -124,7 +124,7 @@ class Copyable(Protocol):
 
 
 @dataclass
-class CopyAhead:
+class DevicePrefetcher:
     """Copies batches to a device. `cuda` has the interface of torch.cuda."""
 
     device: torch.device
@@ -196,9 +196,9 @@ class MicroSteps(Generic[B]):
     processes: Processes
     seed: int
     timer: ForwardTimer
-    copies: CopyAhead
+    copies: DevicePrefetcher
     attack: Attack[B] | None = None
-    whole_step: Mapping[str, WholeStepLoss] = field(default_factory=dict)
+    global_batch: Mapping[str, GlobalBatchLoss] = field(default_factory=dict)
     """The tasks whose loss is over the whole step."""
     teacher: Callable[[B, int], B] | None = None
     """Adds what teachers make of a micro-batch of a step."""
@@ -223,7 +223,7 @@ class MicroSteps(Generic[B]):
         }
         sums = LossSums()
         self.engine.train()
-        whole = [task for task in self.whole_step if counts[task]]
+        whole = [task for task in self.global_batch if counts[task]]
         cached = self._cached_gradients(batches, whole, step) if whole else {}
         for number, batch in enumerate(self.copies.copied(batches)):
             if whole:
@@ -237,7 +237,7 @@ class MicroSteps(Generic[B]):
     def losses_again(self, batches: Sequence[B], tasks: Collection[str]) -> dict[str, torch.Tensor]:
         """The loss sums of micro-batches without dropout, attacks and teachers; `tasks`: those that
         have labels on some process. Trains nothing. Collective."""
-        whole = {task: loss for task, loss in self.whole_step.items() if task in tasks}
+        whole = {task: loss for task, loss in self.global_batch.items() if task in tasks}
         sums, found = (
             LossSums(),
             [StepVectors[B](task, loss) for task, loss in whole.items()],
@@ -259,7 +259,7 @@ class MicroSteps(Generic[B]):
         self, batches: Sequence[B], tasks: Sequence[str], step: int
     ) -> dict[str, CachedGradients]:
         """The loss of each task over all micro-batches of all processes. Collective."""
-        found: list[StepVectors[B]] = [StepVectors(task, self.whole_step[task]) for task in tasks]
+        found: list[StepVectors[B]] = [StepVectors(task, self.global_batch[task]) for task in tasks]
         for number, batch in enumerate(self.copies.copied(batches)):
             self._repeat_draws(step, number)
             with torch.no_grad(), self.timer.measure():

@@ -46,7 +46,7 @@ class EmbeddingTask(TextTask):
     matryoshka_weights: Several[float] = ()
     """Weights of their losses, one each; that of whole vectors is 1. Default: 1 each."""
 
-    unwritten: ClassVar[Sequence[str]] = ("vectors",)
+    eval_only: ClassVar[Sequence[str]] = ("vectors",)
 
     def __post_init__(self) -> None:
         sizes, weights = self.matryoshka, self.matryoshka_weights

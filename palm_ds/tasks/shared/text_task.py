@@ -128,10 +128,10 @@ class TextTask(TableTask):
         whole = replace(self, max_length=0).layout(items, no_draws, source, _NO_LIMIT)
         return int((whole["length"] > kept).sum())
 
-    def arrangement_key(self) -> str:
+    def input_key(self) -> str:
         kind = type(self)
         if any(getattr(kind, x) is not getattr(TextTask, x) for x in _ARRANGED_BY):
-            return super().arrangement_key()
+            return super().input_key()
         return repr((kind.columns_of, kind.max_length, self.texts, self.max_length))
 
     def score_rows(

@@ -26,10 +26,10 @@ from palm_ds.data.stream.task_group_dataset import (
     held_out_rows,
 )
 from palm_ds.data.tasks.task import TableTask, Task
-from palm_ds.data.tasks.text_generation import SourceRoom, TextGenerator, write_texts
+from palm_ds.data.tasks.text_generation import GenerationLimits, TextGenerator, generate_texts
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.step.grad_cache import WholeStepLoss
+from palm_ds.runtime.step.grad_cache import GlobalBatchLoss
 from palm_ds.train.recipe.custom_metrics import Metric, OwnMetrics, own_scores
 from palm_ds.train.report.metrics_file import set_title
 
@@ -77,8 +77,8 @@ def example_vectors(
                 yield ExampleVectors(task, ref.dataset, ref.number, vectors[own], targets[own])
 
 
-def whole_step_losses(
-    losses: Mapping[str, WholeStepLoss], own: Sequence[ExampleVectors], processes: Processes
+def global_batch_losses(
+    losses: Mapping[str, GlobalBatchLoss], own: Sequence[ExampleVectors], processes: Processes
 ) -> dict[str, LossTotals]:
     """{task: sums} of the examples of all processes. Collective."""
     every = sorted(
@@ -94,7 +94,7 @@ def whole_step_losses(
     return found
 
 
-def _block(loss: WholeStepLoss, examples: Sequence[ExampleVectors]) -> LossTotals:
+def _block(loss: GlobalBatchLoss, examples: Sequence[ExampleVectors]) -> LossTotals:
     counts = torch.tensor([len(each.vectors) for each in examples])
     losses, correct = loss.step_losses(
         torch.from_numpy(np.concatenate([each.vectors for each in examples])),
@@ -104,7 +104,7 @@ def _block(loss: WholeStepLoss, examples: Sequence[ExampleVectors]) -> LossTotal
     return LossTotals(len(losses), float(losses.sum()), float(correct.sum()))
 
 
-def written_rows(
+def generation_eval(
     engine: Engine, datasets: Sequence[TaskGroupDataset], tasks: Mapping[str, Task]
 ) -> dict[str, tuple[int, dict[int, dict[str, Any]]]]:
     """{task: (dataset, {row: prediction})} of the first dataset of each task that writes texts.
@@ -126,15 +126,15 @@ def _written(
     """{row: prediction} of the first `rows` rows; each process writes its share, the last ones
     some rows twice."""
     items = np.arange(engine.rank, -(-rows // engine.world) * engine.world, engine.world) % rows
-    room = SourceRoom(length=dataset.max_length, segments=dataset.segments, task_id=dataset.task_id)
+    limits = GenerationLimits(length=dataset.max_length, segments=dataset.segments, task_id=dataset.task_id)
 
     def write(model: Model) -> list[dict[str, Any]]:
-        return write_texts(
+        return generate_texts(
             model,
             task,
             items.tolist(),
             dataset.source,
-            room,
+            limits,
             settings=task.evaluation_decoding,
             batch_tokens=engine.micro_rows * dataset.max_length,
             lockstep=engine.ds_config.stage == 3 and engine.world > 1,
@@ -253,7 +253,7 @@ def evaluate(
     tables = {name: task for name, task in tasks.items() if isinstance(task, TableTask)}
     scored = [x for x in source_of if x in tables and tables[x].predicts == "scores"]
     pieces: list[Decoded] = []
-    whole_step = [name for name in engine.whole_step if name in source_of]
+    global_batch = [name for name in engine.global_batch if name in source_of]
     vectors: list[ExampleVectors] = []
 
     def add(task: str, name: str, value: torch.Tensor | float) -> None:
@@ -263,7 +263,7 @@ def evaluate(
         outputs = engine.evaluate(batch, scored)
         scores = {name: outputs[name].scores for name in scored}
         scores = {name: found for name, found in scores.items() if found is not None}
-        vectors += example_vectors(whole_step, built, batch, outputs)
+        vectors += example_vectors(global_batch, built, batch, outputs)
         pieces += decoded(built, scores, tables, sources)
         for name, source in source_of.items():
             targets = batch.labels[name][1].numpy() if name in batch.labels else np.empty(0, int)
@@ -274,13 +274,13 @@ def evaluate(
             add(name, "base right", float(base_right.sum()))
             add(name, "count", float(batch.count(name)))
     totals = engine.reduce(sums)
-    if whole_step:
-        losses = {name: engine.whole_step[name] for name in whole_step}
-        for name, found in whole_step_losses(losses, vectors, engine.processes).items():
+    if global_batch:
+        losses = {name: engine.global_batch[name] for name in global_batch}
+        for name, found in global_batch_losses(losses, vectors, engine.processes).items():
             parts = {"count": found.examples, "loss": found.loss, "right": found.correct}
             totals |= {f"{part} {name}": value for part, value in parts.items()}
     all_pieces = [piece for part in engine.processes.gather(pieces) for piece in part]
-    predictions = gathered(all_pieces, tables, sources) | written_rows(engine, data.datasets, tasks)
+    predictions = gathered(all_pieces, tables, sources) | generation_eval(engine, data.datasets, tasks)
     return {
         name: TaskScore(
             count=int(count),

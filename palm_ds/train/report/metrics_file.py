@@ -32,7 +32,7 @@ from typing import Any
 from palm_ds.common.atomic import write_file_atomically
 
 
-class PatientFile:
+class AppendFile:
     """Lines are written immediately. What the disk does not take is kept, in order, and written
     with the next line that fits; `say` gets a line when that begins and when it ends."""
 

@@ -22,7 +22,7 @@ from palm_ds.data.stream.stages import Curriculum
 from palm_ds.train.report.forgetting import stage_ends, tables
 from palm_ds.train.report.metrics_file import (
     FILE,
-    PatientFile,
+    AppendFile,
     open_board,
     read_metrics,
     task_of,
@@ -59,7 +59,7 @@ class RunLog:
         path = Path(folder) / FILE
         path.parent.mkdir(parents=True, exist_ok=True)
         self._before = truncate_after(path, start)
-        self._file = PatientFile(path, self._show)
+        self._file = AppendFile(path, self._show)
         self._began = time.monotonic()
         self._board = open_board(Path(folder) / "tensorboard", start, self._show)
         self._trackers = RunTrackers(

@@ -26,7 +26,7 @@ from palm_ds.runtime.zero.sharded_modules import ShardedModules
 from palm_ds.train.setup.build import DTYPES, full_config
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.setup.sources import Data
-from palm_ds.train.teachers.distillation_plan import Lessons, TeacherFolder
+from palm_ds.train.teachers.distillation_plan import DistillationPlan, TeacherFolder
 from palm_ds.train.teachers.teachers import Teacher, Teachers, always_whole
 from palm_ds.weights import weights_folder
 
@@ -34,57 +34,57 @@ _STORED = 64
 """Tokens that are stored for each masked token, unless the recipe says how many."""
 
 
-def learn_from(lessons: Lessons, model: Model, *, seed: int) -> None:
+def attach_teachers(plan: DistillationPlan, model: Model, *, seed: int) -> None:
     """Let a model learn what its teachers teach."""
-    if lessons.settings is None:
+    if plan.settings is None:
         return
     torch.manual_seed(derive_key(seed, "distillation") >> 1)
     distillation = None
-    if lessons.settings.weights:
-        config = lessons.folders[lessons.states_of].contents.config
-        distillation = Distillation(lessons.settings, model.backbone, config)
-    model.learn_from_teacher(lessons.soft, lessons.weights, distillation)
+    if plan.settings.weights:
+        config = plan.folders[plan.states_of].contents.config
+        distillation = Distillation(plan.settings, model.backbone, config)
+    model.learn_from_teacher(plan.soft, plan.weights, distillation)
 
 
 def build_teachers(
-    lessons: Lessons, model: Model, run: RunSpec, data: Data, processes: Processes
+    plan: DistillationPlan, model: Model, run: RunSpec, data: Data, processes: Processes
 ) -> Callable[[Batch, int], Batch] | None:
     """Function that adds the teachers' outputs to the batches of a model that learns from them;
     None: it has no teacher."""
-    if lessons.settings is None:
+    if plan.settings is None:
         return None
-    if lessons.stored:
-        return lessons.stored.add_to
+    if plan.stored:
+        return plan.stored.add_to
     wanted = model.distillation.teacher if model.distillation else WantedStates()
-    return _teachers(lessons, run, data, processes, wanted)
+    return _teachers(plan, run, data, processes, wanted)
 
 
 def teachers_of_scores(
-    lessons: Lessons, run: RunSpec, data: Data, processes: Processes
+    plan: DistillationPlan, run: RunSpec, data: Data, processes: Processes
 ) -> Teachers:
     """The teachers whose scores are stored: of the vocabulary the best tokens alone."""
-    found = _teachers(lessons, run, data, processes, WantedStates())
-    if lessons.settings and not lessons.settings.shard:
-        dtype = DTYPES[lessons.settings.precision or run.ds_config.precision]
+    found = _teachers(plan, run, data, processes, WantedStates())
+    if plan.settings and not plan.settings.shard:
+        dtype = DTYPES[plan.settings.precision or run.ds_config.precision]
         for teacher in found.teachers:
             prepare_to_predict(teacher.model, processes.device, dtype)
     return replace(found, top_k=found.top_k or min(_STORED, found.vocabulary))
 
 
 def _teachers(
-    lessons: Lessons, run: RunSpec, data: Data, processes: Processes, wanted: WantedStates
+    plan: DistillationPlan, run: RunSpec, data: Data, processes: Processes, wanted: WantedStates
 ) -> Teachers:
-    assert lessons.settings is not None
-    builder = _Builder(run, data, processes, lessons.settings)
+    assert plan.settings is not None
+    builder = _Builder(run, data, processes, plan.settings)
     teachers = [
-        builder.teacher(each, wanted if number == lessons.states_of else WantedStates())
-        for number, each in enumerate(lessons.folders)
+        builder.teacher(each, wanted if number == plan.states_of else WantedStates())
+        for number, each in enumerate(plan.folders)
     ]
     tokens = full_config(run.recipe.backbone_config, data.vocabulary).vocab_size or 0
     return Teachers(
         teachers=teachers,
-        states_of=lessons.states_of,
-        top_k=min(lessons.soft.top_k, tokens),
+        states_of=plan.states_of,
+        top_k=min(plan.soft.top_k, tokens),
         vocabulary=tokens,
     )
 

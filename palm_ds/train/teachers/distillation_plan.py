@@ -1,6 +1,6 @@
 """Tasks of a recipe that its teachers teach, found before anything is built.
 
-recipe.teacher ──folders opened, heads matched──> Lessons: who teaches which task
+recipe.teacher ──folders opened, heads matched──> DistillationPlan: who teaches which task
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TeacherFolder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lessons:
+class DistillationPlan:
     """Teachers of a run, and the tasks that learn from them."""
 
     settings: TeacherSettings | None = None
@@ -113,23 +113,23 @@ class Lessons:
         return [*found, f"teacher: weights: {weights}"]
 
 
-def find_lessons(recipe: Recipe, data: Data) -> Lessons:
-    """The lessons of the teachers of a recipe, whose tasks are resolved; empty if it has none.
+def resolve_teachers(recipe: Recipe, data: Data) -> DistillationPlan:
+    """The plan of the teachers of a recipe, whose tasks are resolved; empty if it has none.
     Raises UserError for a teacher that does not fit."""
     settings = recipe.teacher
     if settings is None:
-        return Lessons()
+        return DistillationPlan()
     wanted = _wanted_tasks(recipe, settings)
     if settings.file:
         stored = open_scores(Path(settings.file), recipe, data, wanted)
-        return Lessons(settings=settings, stored=stored, soft_tasks=stored.tasks)
+        return DistillationPlan(settings=settings, stored=stored, soft_tasks=stored.tasks)
     folders = [
         _folder(name, each, recipe, data, wanted) for name, each in settings.all_models.items()
     ]
     taught = {task for folder in folders for task in folder.head_of}
     _check_taught(settings, wanted, taught, folders)
     soft = {task: None for task in recipe.built_tasks if task in taught}
-    return Lessons(settings=settings, folders=tuple(folders), soft_tasks=soft)
+    return DistillationPlan(settings=settings, folders=tuple(folders), soft_tasks=soft)
 
 
 def _wanted_tasks(recipe: Recipe, settings: TeacherSettings) -> Collection[str]:

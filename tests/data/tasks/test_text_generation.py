@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from palm_ds.data.tasks.task import build
-from palm_ds.data.tasks.text_generation import SourceRoom, TextGenerator, never_written, write_texts
+from palm_ds.data.tasks.text_generation import GenerationLimits, TextGenerator, banned_tokens, generate_texts
 from tests.helpers.text_tables import model_of, small_tokenizer, source_of
 
-ROOM = SourceRoom(length=64, segments=2)
+LIMITS = GenerationLimits(length=64, segments=2)
 ROWS = [{"source": " ".join("abcdefghij"[:many])} for many in (3, 9, 1, 5, 9, 2, 7)]
 
 
@@ -27,8 +27,8 @@ def test_batches_and_lockstep_do_not_change_texts(how: dict[str, Any], tmp_path:
 
     def texts(items: list[int], tokens: int, *, lockstep: bool = False) -> list[str]:
         settings = replace(task.decoding, **how)
-        found = write_texts(
-            model, task, items, source, ROOM,
+        found = generate_texts(
+            model, task, items, source, LIMITS,
             settings=settings, batch_tokens=tokens, lockstep=lockstep,
         )  # fmt: skip
         return [each["text"] for each in found]
@@ -46,12 +46,12 @@ def test_lockstep_continues_where_there_are_no_positions_left(tmp_path: Path) ->
     source, model = source_of(tmp_path, ROWS[:2]), model_of(task)
     assert model.backbone.config.max_positions < 200
     found = [
-        write_texts(
+        generate_texts(
             model,
             task,
             range(2),
             source,
-            ROOM,
+            LIMITS,
             settings=task.decoding,
             batch_tokens=256,
             lockstep=lockstep,
@@ -69,8 +69,8 @@ def test_lockstep_calls_the_same_modules_whatever_the_rows(tmp_path: Path) -> No
     for items in ([0, 2, 5], [1, 4, 6]):
         calls: list[int] = []
         hook = model.backbone.layers[0].register_forward_hook(lambda *_, to=calls: to.append(1))
-        write_texts(
-            model, task, items, source, ROOM,
+        generate_texts(
+            model, task, items, source, LIMITS,
             settings=task.decoding, batch_tokens=128, lockstep=True,
         )  # fmt: skip
         hook.remove()
@@ -80,7 +80,7 @@ def test_lockstep_calls_the_same_modules_whatever_the_rows(tmp_path: Path) -> No
 
 def test_special_and_unused_tokens_are_never_written() -> None:
     vocabulary = replace(small_tokenizer().vocabulary, attn=7)
-    barred = set(never_written(vocabulary, vocabulary.size + 3).tolist())
+    barred = set(banned_tokens(vocabulary, vocabulary.size + 3).tolist())
     assert {vocabulary.pad, vocabulary.cls, vocabulary.mask, vocabulary.unk, 7} <= barred
     assert barred >= set(range(vocabulary.size, vocabulary.size + 3))
     assert vocabulary.sep not in barred

@@ -16,7 +16,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.checkpoint.full_disk import at_rank0, is_full, retried
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
-from palm_ds.train.report.metrics_file import PatientFile
+from palm_ds.train.report.metrics_file import AppendFile
 from tests.helpers.small_disk import empty, fill, small_disk
 from tests.helpers.write_checkpoint import write_checkpoint
 
@@ -91,7 +91,7 @@ def test_a_folder_of_weights_stays_until_the_new_one_is_complete(disk: Path) -> 
 
 def test_lines_of_a_log_are_kept_in_order(disk: Path) -> None:
     said: list[str] = []
-    file = PatientFile(disk / "log", said.append)
+    file = AppendFile(disk / "log", said.append)
     lines = [f"{number} {'x' * 700}" for number in range(40)]
     for number, line in enumerate(lines):
         if number == 10:
@@ -110,7 +110,7 @@ def test_lines_of_a_log_are_kept_in_order(disk: Path) -> None:
 
 def test_a_log_that_cannot_be_finished_says_so(disk: Path) -> None:
     said: list[str] = []
-    file = PatientFile(disk / "log", said.append)
+    file = AppendFile(disk / "log", said.append)
     fill(disk)
     for _ in range(3):
         file.append("x" * 5000)

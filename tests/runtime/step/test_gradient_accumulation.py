@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from palm_ds.runtime.step.gradient_accumulation import CopyAhead
+from palm_ds.runtime.step.gradient_accumulation import DevicePrefetcher
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -64,7 +64,7 @@ class Numbered:
 
 def test_the_next_batch_is_copied_while_one_is_computed_with() -> None:
     cuda = Cuda()
-    ahead = CopyAhead(GPU, cuda)
+    ahead = DevicePrefetcher(GPU, cuda)
     for batch in ahead.copied(Numbered(number, cuda) for number in range(3)):
         cuda.log.append(f"run {batch.number}")
     list(ahead.copied([Numbered(3, cuda)]))
@@ -91,6 +91,6 @@ def test_the_next_batch_is_copied_while_one_is_computed_with() -> None:
 
 def test_on_a_cpu_a_batch_is_moved_when_it_is_its_turn() -> None:
     cuda = Cuda()
-    for batch in CopyAhead(CPU, cuda).copied(Numbered(number, cuda) for number in range(2)):
+    for batch in DevicePrefetcher(CPU, cuda).copied(Numbered(number, cuda) for number in range(2)):
         cuda.log.append(f"run {batch.number}")
     assert cuda.log == ["copy 0 on compute", "run 0", "copy 1 on compute", "run 1"]

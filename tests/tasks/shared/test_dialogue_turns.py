@@ -10,7 +10,7 @@ import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.task import build
-from palm_ds.data.tasks.text_generation import SourceRoom
+from palm_ds.data.tasks.text_generation import GenerationLimits
 from palm_ds.tasks.generation import Generation
 from tests.helpers.text_tables import (
     dataset_of,
@@ -77,17 +77,17 @@ def test_a_source_is_that_of_ernies_reader(tmp_path: Path, most: int, facts: boo
 
 def test_prompts_are_the_sources_of_examples(tmp_path: Path) -> None:
     source, task = source_of(tmp_path, ROWS), task_of(max_source=12, positions="restart")
-    room = SourceRoom(length=64, segments=5)
+    limits = GenerationLimits(length=64, segments=5)
     dataset = dataset_of(source, task)
     layouts = dataset.layouts(np.arange(3))
-    for n, prompt in enumerate(task.prompts(np.arange(3), source, room)):
+    for n, prompt in enumerate(task.prompts(np.arange(3), source, limits)):
         example, many = dataset.example(n, layouts[n]), len(prompt.source.input_ids)
         assert example.position_ids is not None and prompt.source.position_ids is not None
         assert (example.input_ids[:many] == prompt.source.input_ids).all()
         assert (example.token_type_ids[:many] == prompt.source.token_type_ids).all()
         assert (example.position_ids[:many] == prompt.source.position_ids).all()
-    assert task.target_format(source.vocabulary, room).token_type == 0
-    assert task.cut_sources(source, room) == 2
+    assert task.target_format(source.vocabulary, limits).token_type == 0
+    assert task.cut_sources(source, limits) == 2
 
 
 def test_cells_with_a_delimiter(tmp_path: Path) -> None:

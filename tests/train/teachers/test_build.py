@@ -15,8 +15,8 @@ from palm_ds.train.setup.build import build_model, build_stream
 from palm_ds.train.setup.resolve import resolve
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.setup.sources import open_data
-from palm_ds.train.teachers.build import build_teachers, learn_from
-from palm_ds.train.teachers.distillation_plan import find_lessons
+from palm_ds.train.teachers.build import build_teachers, attach_teachers
+from palm_ds.train.teachers.distillation_plan import resolve_teachers
 from palm_ds.weights.formats.huggingface.names import from_names
 from tests.helpers.saved_model import FURTHER, texts, write_rows
 from tests.helpers.text_tables import small_tokenizer
@@ -108,16 +108,16 @@ def gradients(recipe: Recipe, student: BertForSequenceClassification) -> dict[st
     data = open_data(recipe)
     recipe = resolve(recipe, data)
     run = RunSpec(recipe=recipe, ds_config=make_ds_config({}), folder=Path("none"))
-    lessons = find_lessons(recipe, data)
+    plan = resolve_teachers(recipe, data)
     model = build_model(recipe, run.ds_config, data.vocabulary, device=torch.device("cpu"))
-    learn_from(lessons, model, seed=1)
+    attach_teachers(plan, model, seed=1)
     state = from_names(student.state_dict(), "bert")[0]
     state = {name.replace("heads.classifier", "heads.mood"): x for name, x in state.items()}
     missing, extra = model.load_state_dict(state, strict=False)
     assert not missing and not extra
-    teachers = build_teachers(lessons, model, run, data, start(run.ds_config))
+    teachers = build_teachers(plan, model, run, data, start(run.ds_config))
     assert teachers is not None
-    stream = build_stream(recipe, data, soft=lessons.soft_tasks)
+    stream = build_stream(recipe, data, soft=plan.soft_tasks)
     batch = teachers(stream.build(stream.step_rows(0)), 0)
     weights = {"mood": LABEL_WEIGHT} | model.teacher_weights
     outputs = model.eval()(batch)

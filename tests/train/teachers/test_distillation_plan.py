@@ -18,8 +18,8 @@ from palm_ds.train.setup.build import build_model, build_stream
 from palm_ds.train.setup.resolve import resolve
 from palm_ds.train.setup.run_folder import RunSpec, check_folder, write_folder
 from palm_ds.train.setup.sources import Data, check_tables, open_data
-from palm_ds.train.teachers.build import build_teachers, learn_from
-from palm_ds.train.teachers.distillation_plan import Lessons, find_lessons
+from palm_ds.train.teachers.build import build_teachers, attach_teachers
+from palm_ds.train.teachers.distillation_plan import DistillationPlan, resolve_teachers
 from tests.helpers.saved_model import recipe_of, save_model, texts, write_rows
 from tests.helpers.text_tables import SPECIALS, WORDS
 
@@ -45,9 +45,9 @@ def student(teacher: Path, settings: dict[str, Any], **changes: Any) -> tuple[Re
 
 def test_heads_of_the_same_name_or_the_only_one_that_fits(teacher) -> None:
     recipe, data = student(teacher, {})
-    lessons = find_lessons(recipe, data)
-    assert lessons.folders[0].head_of == {"mood": "mood", "topic": "topic", "words": "words"}
-    assert lessons.weights == {"mood": 1.0, "topic": 1.0, "words": 1.0}
+    plan = resolve_teachers(recipe, data)
+    assert plan.folders[0].head_of == {"mood": "mood", "topic": "topic", "words": "words"}
+    assert plan.weights == {"mood": 1.0, "topic": 1.0, "words": 1.0}
     tasks = {
         "feeling": {"kind": "classification", "source": "texts"},
         "masks": {"kind": "masked_words", "source": "texts"},
@@ -57,10 +57,10 @@ def test_heads_of_the_same_name_or_the_only_one_that_fits(teacher) -> None:
     tasks["feeling"] |= labels
     stages = [dict.fromkeys(tasks, 1)]
     settings = {"heads": {"feeling": "mood"}, "logits": {"weight": 0.5}}
-    lessons = find_lessons(*student(teacher, settings, tasks=tasks, stages=stages))
-    assert lessons.folders[0].head_of == {"feeling": "mood", "masks": "words"}
-    assert lessons.soft_tasks.keys() == {"feeling", "masks"}
-    assert "teaches feeling, masks" in lessons.lines()[0]
+    plan = resolve_teachers(*student(teacher, settings, tasks=tasks, stages=stages))
+    assert plan.folders[0].head_of == {"feeling": "mood", "masks": "words"}
+    assert plan.soft_tasks.keys() == {"feeling", "masks"}
+    assert "teaches feeling, masks" in plan.lines()[0]
 
 
 @pytest.mark.parametrize("precision", ["", "bf16"])
@@ -68,7 +68,7 @@ def test_the_plan_knows_its_size(teacher, precision) -> None:
     """The encoder with its pooler, and the heads that teach."""
     settings = {"precision": precision, "logits": {"tasks": {"mood": 1}}}
     recipe, data = student(teacher, settings)
-    (found,) = find_lessons(recipe, data).sizes("fp32")
+    (found,) = resolve_teachers(recipe, data).sizes("fp32")
     weights = load_file(teacher / "weights" / "weights.safetensors")
     used = [x for n, x in weights.items() if not n.startswith(("heads.topic.", "heads.words."))]
     assert found.parameters == sum(x.numel() for x in used)
@@ -86,19 +86,19 @@ def test_the_plan_knows_its_size(teacher, precision) -> None:
 )
 def test_wrong_references(teacher, settings, message) -> None:
     with pytest.raises(UserError, match=message):
-        find_lessons(*student(teacher, settings))
+        resolve_teachers(*student(teacher, settings))
 
 
 def test_another_vocabulary_is_for_palm_ds_teach(teacher, tmp_path) -> None:
     words = [*SPECIALS, *reversed(WORDS)]
     other = save_model(tmp_path / "other", stages=("mood",), tokenizer=wordpiece(words, lower=True))
     with pytest.raises(UserError, match="another vocabulary.*palm-ds teach"):
-        find_lessons(*student(teacher, {"path": str(other)}))
+        resolve_teachers(*student(teacher, {"path": str(other)}))
 
 
 def test_a_teacher_must_have_the_classes_and_the_length(teacher, tmp_path) -> None:
     recipe, data = student(teacher, {}, length=60)
-    assert find_lessons(recipe, data)
+    assert resolve_teachers(recipe, data)
     recipe, data = student(teacher, {}, length=64)
     short = save_model(
         tmp_path / "short",
@@ -107,12 +107,12 @@ def test_a_teacher_must_have_the_classes_and_the_length(teacher, tmp_path) -> No
     )
     recipe, data = student(teacher, {"path": str(short)}, length=64)
     with pytest.raises(UserError, match="reads up to 32 tokens; rows have 64"):
-        find_lessons(recipe, data)
+        resolve_teachers(recipe, data)
     tasks = {"mood": {"kind": "classification", "source": "texts", "label_column": "label_topic"}}
     tasks["mood"]["labels"] = ["x", "y"]  # type: ignore[assignment]
     recipe, data = student(teacher, {}, tasks=tasks, stages=[{"mood": 1}])
     with pytest.raises(UserError, match="has no head for the task 'mood'; its heads: mood, topic"):
-        find_lessons(recipe, data)
+        resolve_teachers(recipe, data)
 
 
 @pytest.mark.parametrize(
@@ -133,32 +133,32 @@ def test_heads_that_cannot_teach_a_task(teacher, task, settings, message) -> Non
     changed = {"mood": {"kind": "classification", "source": "texts", **task}}
     recipe, data = student(teacher, settings, tasks=changed, stages=[{"mood": 1}])
     with pytest.raises(UserError, match=message):
-        find_lessons(recipe, data)
+        resolve_teachers(recipe, data)
 
 
 def test_tags_of_a_crf_are_those_of_a_crf(tmp_path) -> None:
     crf = {"names": {"kind": "tagging", "source": "words", "crf": True}}
     folder = save_model(tmp_path / "crf", stages=("names",), tasks=crf)
     recipe, data = student(folder, {})
-    assert find_lessons(recipe, data).soft_tasks.keys() == {"names"}
+    assert resolve_teachers(recipe, data).soft_tasks.keys() == {"names"}
     plain = {"names": {"kind": "tagging", "source": "words"}}
     recipe, data = student(folder, {}, tasks=plain)
     with pytest.raises(UserError, match="has no head for the task 'names'"):
-        find_lessons(resolve(recipe, data), data)
+        resolve_teachers(resolve(recipe, data), data)
 
 
-def learning(recipe: Recipe, data: Data) -> tuple[Lessons, Any, Any]:
+def learning(recipe: Recipe, data: Data) -> tuple[DistillationPlan, Any, Any]:
     """What a model learns, its batch of the first step, and the loss of each part."""
     ds_config = make_ds_config({"train_micro_batch_size_per_gpu": 1})
-    lessons = find_lessons(recipe, data)
+    plan = resolve_teachers(recipe, data)
     model = build_model(recipe, ds_config, data.vocabulary, device=torch.device("cpu"))
-    learn_from(lessons, model, seed=1)
+    attach_teachers(plan, model, seed=1)
     run = RunSpec(recipe=recipe, ds_config=ds_config, folder=Path("none"))
-    teachers = build_teachers(lessons, model, run, data, start(ds_config))
+    teachers = build_teachers(plan, model, run, data, start(ds_config))
     assert teachers is not None
-    stream = build_stream(recipe, data, soft=lessons.soft_tasks)
+    stream = build_stream(recipe, data, soft=plan.soft_tasks)
     batch = teachers(stream.build(stream.step_rows(0)), 0)
-    return lessons, batch, model.eval()(batch)
+    return plan, batch, model.eval()(batch)
 
 
 def test_several_teachers_are_averaged_by_weight(teacher, tmp_path) -> None:
@@ -180,8 +180,8 @@ def test_one_head_may_teach_several_tasks(teacher) -> None:
         for name in "ab"
     }
     changes = {"tasks": tasks, "stages": [{"a": 1, "b": 1}], "batch": "12 examples"}
-    lessons, batch, _ = learning(*student(teacher, {}, **changes))
-    assert lessons.folders[0].head_of == {"a": "mood", "b": "mood"}
+    plan, batch, _ = learning(*student(teacher, {}, **changes))
+    assert plan.folders[0].head_of == {"a": "mood", "b": "mood"}
     found = [batch.labels[f"teacher.{name}"][1] for name in "ab"]
     rows = [{tuple(row) for row in each.round(decimals=3).tolist()} for each in found]
     assert rows[0] & rows[1]  # of texts that both have
