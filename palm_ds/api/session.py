@@ -23,8 +23,8 @@ from palm_ds.common.arguments import checks_arguments
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.row_inputs import COLUMNS, Rows, listed
 from palm_ds.inference.batching import batch_tokens_for
-from palm_ds.inference.predicted_tasks import asked_tasks
 from palm_ds.inference.predictor import Predictor
+from palm_ds.inference.task_selection import asked_tasks
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.train.train import TrainingRun
 

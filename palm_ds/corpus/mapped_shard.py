@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from palm_ds.common.recently_used import RecentlyUsed
+from palm_ds.common.lru_cache import RecentlyUsed
 
 _BLOCKS = 64  # decoded record batches kept per shard, some kilobytes each: views of the file
 

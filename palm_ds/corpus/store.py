@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.file_cache import HeldFile
-from palm_ds.common.recently_used import RecentlyUsed
+from palm_ds.common.lru_cache import RecentlyUsed
 from palm_ds.corpus.corpus_folder import CorpusFolder, open_folder
 from palm_ds.corpus.mapped_shard import MappedShard, RecordBlock
 from palm_ds.corpus.writer import REPEATED

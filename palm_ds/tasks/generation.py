@@ -260,7 +260,9 @@ class Generation(FlowOptions, TextTask, TextGenerator):
         given = {**asdict(self.generate), **settings}
         return replace(self, generate=parse(DecodingSettings, given, "generate"))
 
-    def prompts(self, items: np.ndarray, source: TableSource, limits: GenerationLimits) -> list[Prompt]:
+    def prompts(
+        self, items: np.ndarray, source: TableSource, limits: GenerationLimits
+    ) -> list[Prompt]:
         kept = self._source_lengths(items, source, self._prompt_length(limits))
         return [
             self._prompt(int(item), tokens, source, limits)

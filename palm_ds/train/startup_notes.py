@@ -17,7 +17,9 @@ from palm_ds.train.setup.sources import (
 from palm_ds.train.teachers.distillation_plan import DistillationPlan
 
 
-def startup_notes(run: RunSpec, data: Data, plan: DistillationPlan, processes: Processes) -> list[str]:
+def startup_notes(
+    run: RunSpec, data: Data, plan: DistillationPlan, processes: Processes
+) -> list[str]:
     """Hosts with fewer cores than processes, settings carried out otherwise than written, the size
     of the corpora, tasks that do not train, and held-out sets too small to judge by, or trained on.
     Collective."""

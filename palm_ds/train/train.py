@@ -54,7 +54,7 @@ from palm_ds.train.setup.run_folder import (
 )
 from palm_ds.train.setup.sources import Data, check_tables, check_units, open_data
 from palm_ds.train.startup_notes import startup_notes
-from palm_ds.train.teachers.build import build_teachers, attach_teachers
+from palm_ds.train.teachers.build import attach_teachers, build_teachers
 from palm_ds.train.teachers.distillation_plan import DistillationPlan, resolve_teachers
 
 Examples: TypeAlias = Callable[[Path, CorpusSource], Iterable[str]]

@@ -29,6 +29,7 @@ from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.pooling import TextPooling
+from palm_ds.weights.expand_embeddings import larger_tables
 from palm_ds.weights.formats import native
 from palm_ds.weights.formats.contents import OPTIMIZER, CheckpointContents, SavesFiles
 from palm_ds.weights.formats.contents import HeadInfo as HeadInfo
@@ -40,8 +41,7 @@ from palm_ds.weights.formats.huggingface.write import ExportOptions, plan, write
 from palm_ds.weights.formats.native import WEIGHTS
 from palm_ds.weights.formats.tensor_files import in_memory_entry
 from palm_ds.weights.formats.weights_info import WeightsInfo, write_info
-from palm_ds.weights.larger_tables import larger_tables
-from palm_ds.weights.layer_choice import ChosenWeights, choose_layers
+from palm_ds.weights.layer_selection import ChosenWeights, choose_layers
 
 # What must be equal for weights to mean the same in another model.
 _SHAPE = (

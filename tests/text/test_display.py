@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from palm_ds.text.display import display_tokens, token_texts, detokenize
+from palm_ds.text.display import detokenize, display_tokens, token_texts
 from palm_ds.text.tokenizer import SPECIALS, Tokenizer, wordpiece
 from palm_ds.text.train_tokenizer import train_tokenizer
 

@@ -26,7 +26,7 @@ import numpy as np
 from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
-from palm_ds.common.recently_used import RecentlyUsed
+from palm_ds.common.lru_cache import RecentlyUsed
 from palm_ds.corpus.executors import ParallelMap
 from palm_ds.corpus.input.records import Record
 from palm_ds.corpus.rejected import describe_place

@@ -20,7 +20,7 @@ from typing import Generic, NamedTuple, Protocol
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.recently_used import RecentlyUsed
+from palm_ds.common.lru_cache import RecentlyUsed
 from palm_ds.common.rng import derive_key, permutation_at
 from palm_ds.data.sources.corpus import CorpusSource, CorpusSplit
 from palm_ds.data.sources.corpus_blocks import BlockOrder

@@ -73,7 +73,9 @@ class TextGenerator(Predicts):
         """The same task with these keys of DecodingSettings. Raises UserError."""
 
     @abstractmethod
-    def prompts(self, items: np.ndarray, source: TableSource, limits: GenerationLimits) -> list[Prompt]:
+    def prompts(
+        self, items: np.ndarray, source: TableSource, limits: GenerationLimits
+    ) -> list[Prompt]:
         """The sources of rows, without their targets."""
 
     @abstractmethod

@@ -33,9 +33,9 @@ from palm_ds.common.rng import derive_key
 from palm_ds.runtime.processes.processes import Processes
 from palm_ds.runtime.step.grad_cache import (
     CachedGradients,
+    GlobalBatchLoss,
     LabelledBatch,
     StepVectors,
-    GlobalBatchLoss,
 )
 
 

@@ -126,7 +126,9 @@ def _written(
     """{row: prediction} of the first `rows` rows; each process writes its share, the last ones
     some rows twice."""
     items = np.arange(engine.rank, -(-rows // engine.world) * engine.world, engine.world) % rows
-    limits = GenerationLimits(length=dataset.max_length, segments=dataset.segments, task_id=dataset.task_id)
+    limits = GenerationLimits(
+        length=dataset.max_length, segments=dataset.segments, task_id=dataset.task_id
+    )
 
     def write(model: Model) -> list[dict[str, Any]]:
         return generate_texts(
@@ -280,7 +282,9 @@ def evaluate(
             parts = {"count": found.examples, "loss": found.loss, "right": found.correct}
             totals |= {f"{part} {name}": value for part, value in parts.items()}
     all_pieces = [piece for part in engine.processes.gather(pieces) for piece in part]
-    predictions = gathered(all_pieces, tables, sources) | generation_eval(engine, data.datasets, tasks)
+    predictions = gathered(all_pieces, tables, sources) | generation_eval(
+        engine, data.datasets, tasks
+    )
     return {
         name: TaskScore(
             count=int(count),

@@ -16,9 +16,9 @@ from palm_ds.weights.formats.deepspeed.format import FORMAT as DEEPSPEED
 from palm_ds.weights.formats.format import Format
 from palm_ds.weights.formats.huggingface.format import FORMAT as HUGGINGFACE
 from palm_ds.weights.formats.huggingface.read import CONFIG
-from palm_ds.weights.formats.not_read import check_not_other
 from palm_ds.weights.formats.paddle.format import FORMAT as PADDLE
 from palm_ds.weights.formats.tensorflow.format import FORMAT as TENSORFLOW
+from palm_ds.weights.formats.unsupported_formats import check_not_other
 
 FORMATS: tuple[Format, ...] = (DEEPSPEED, native.FORMAT, PADDLE, HUGGINGFACE, TENSORFLOW)
 """In the order in which they are tried: a folder of DeepSpeed shards may have a weights.json."""

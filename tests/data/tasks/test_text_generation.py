@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 
 from palm_ds.data.tasks.task import build
-from palm_ds.data.tasks.text_generation import GenerationLimits, TextGenerator, banned_tokens, generate_texts
+from palm_ds.data.tasks.text_generation import (
+    GenerationLimits,
+    TextGenerator,
+    banned_tokens,
+    generate_texts,
+)
 from tests.helpers.text_tables import model_of, small_tokenizer, source_of
 
 LIMITS = GenerationLimits(length=64, segments=2)
