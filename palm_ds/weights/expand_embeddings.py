@@ -15,7 +15,7 @@ from palm_ds.model.encoder.encoder import encoder_class
 _TASKS, _SEGMENTS = "backbone.task.weight", "backbone.segment.weight"
 
 
-def larger_tables(
+def expand_embeddings(
     source: EncoderConfig, state: Mapping[str, torch.Tensor], target: EncoderConfig, folder: Path
 ) -> tuple[EncoderConfig, dict[str, torch.Tensor], list[str]]:
     """The config, tables and notes of an encoder that gets a task embedding or more token types.

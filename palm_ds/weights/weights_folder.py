@@ -29,7 +29,7 @@ from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.pooling import TextPooling
-from palm_ds.weights.expand_embeddings import larger_tables
+from palm_ds.weights.expand_embeddings import expand_embeddings
 from palm_ds.weights.formats import native
 from palm_ds.weights.formats.contents import OPTIMIZER, CheckpointContents, SavesFiles
 from palm_ds.weights.formats.contents import HeadInfo as HeadInfo
@@ -194,8 +194,8 @@ def load_weights(
     masked-LM head goes to every masked-LM head, whatever the tasks are called; `new_heads` stay
     unchanged. `renamed_heads`: {head of the folder: head of the model}; all others are then left
     out. `labels`: {head: class names}, which must not be the folder's in another order. `layers`:
-    only these of a larger encoder (weights/layer_choice.py). A task embedding and token types that
-    the folder lacks are added (weights/larger_tables.py). Raises UserError if anything does not
+    only these of a larger encoder (weights/layer_selection.py). A task embedding and token types that
+    the folder lacks are added (weights/expand_embeddings.py). Raises UserError if anything does not
     fit; the model is then unchanged.
     """
     folder = contents.path
@@ -206,7 +206,7 @@ def load_weights(
         state = chosen.state
     config = chosen.config if chosen else contents.config
     notes = list(chosen.notes if chosen else ())
-    config, grown, more = larger_tables(config, state, model.backbone.config, folder)
+    config, grown, more = expand_embeddings(config, state, model.backbone.config, folder)
     state, notes = {**state, **grown}, [*notes, *more]
     _check_same(config, model.backbone.config, folder)
     if renamed_heads is not None:
