@@ -194,9 +194,9 @@ def load_weights(
     masked-LM head goes to every masked-LM head, whatever the tasks are called; `new_heads` stay
     unchanged. `renamed_heads`: {head of the folder: head of the model}; all others are then left
     out. `labels`: {head: class names}, which must not be the folder's in another order. `layers`:
-    only these of a larger encoder (weights/layer_selection.py). A task embedding and token types that
-    the folder lacks are added (weights/expand_embeddings.py). Raises UserError if anything does not
-    fit; the model is then unchanged.
+    only these of a larger encoder (weights/layer_selection.py). A task embedding and token types
+    that the folder lacks are added (weights/expand_embeddings.py). Raises UserError if
+    anything does not fit; the model is then unchanged.
     """
     folder = contents.path
     state, unknown = _read(contents)
