@@ -124,9 +124,7 @@ class TrainingRun:
         """Write the weights, for palm_ds and for Hugging Face, and the report; the graph comes
         last, when nothing depends on it. All processes take part."""
         engine, run_log = self.loop.engine, self.loop.log
-        with engine.ema_weights():
-            state = engine.full_state_dict()
-        self._export(state)
+        self._export(self.final_state())
         if run_log:
             encoder = self.model.backbone
             no_hf = f"none (no such encoder as {encoder.config.kind})"
@@ -145,6 +143,20 @@ class TrainingRun:
             for line in graph:
                 run_log.event("onnx", line)
         engine.processes.barrier()
+
+    def final_state(self) -> Mapping[str, torch.Tensor]:
+        """The averaged weights, or those of the last step without `optimizer.ema`, or if the
+        averages are worse."""
+        engine = self.loop.engine
+        with engine.ema_weights():
+            problem = self.loop.recovery.averages_problem()
+            if not problem:
+                return engine.full_state_dict()
+        text = (
+            f"optimizer.ema: the averaged weights are not good: {problem}; the final weights are "
+        )
+        self.loop.recovery.event("averages", text + "those of the last step")
+        return engine.full_state_dict()
 
     def _export(self, state: Mapping[str, torch.Tensor]) -> None:
         """Write the final weights; waits for space if the disk is full. Raises UserError."""

@@ -1,5 +1,5 @@
-"""Ruins runs in a random step, with a learning rate 1,000 to 100 million times too large: none may
-end with exit code 0 and a ruined model.
+"""Ruins runs in a random step, with a learning rate 1,000 to 100 million times too large (`--powers`):
+none may end with exit code 0 and a ruined model.
 
     python -m tests.distributed.random_spikes --runs 20 --out runs/random_spikes
 
@@ -16,6 +16,7 @@ import math
 import random
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ SPIKING = str(ROOT / "tests" / "distributed" / "spiking.py")
 STEPS = 36
 MOST_ABOVE = 0.5
 """Nats."""
+POWERS = (3.0, 8.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +50,8 @@ class Draw:
     overrides: tuple[str, ...]
 
     @classmethod
-    def random(cls, rng: random.Random) -> Draw:
-        factor, every = 10 ** rng.uniform(3, 8), rng.randint(1, 15)
+    def random(cls, rng: random.Random, powers: Sequence[float]) -> Draw:
+        factor, every = 10 ** rng.uniform(*powers), rng.randint(1, 15)
         overrides = {
             "save.every": every,
             "save.keep": rng.randint(1, 3),
@@ -66,15 +68,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--powers", type=float, nargs=2, default=POWERS, help="of ten: the factor")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.out.mkdir(parents=True)
-    ends = ruin(args.out.absolute(), args.runs, args.seed)
+    ends = ruin(args.out.absolute(), args.runs, args.seed, args.powers)
     print(json.dumps(dict(ends)))
     sys.exit(bool(ends["ruined"]))
 
 
-def ruin(folder: Path, runs: int, seed: int) -> Counter[str]:
+def ruin(folder: Path, runs: int, seed: int, powers: Sequence[float] = POWERS) -> Counter[str]:
     """How many runs ended how; a line for each."""
     write_small_corpus(folder / "corpus")
     recipe = write_recipe(
@@ -89,7 +92,7 @@ def ruin(folder: Path, runs: int, seed: int) -> Counter[str]:
     assert start(command, folder / "whole") == FINISHED
     limit, ends = held_out_loss(folder / "whole") + MOST_ABOVE, Counter[str]()
     for number in range(runs):
-        draw, run = Draw.random(random.Random(f"{seed}/{number}")), folder / f"run{number}"
+        draw, run = Draw.random(random.Random(f"{seed}/{number}"), powers), folder / f"run{number}"
         codes = [start([*command, *draw.overrides], run, step=draw.step, factor=draw.factor)]
         if codes[0] == NONFINITE:
             codes.append(start([*command, *draw.overrides], run))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.train.setup.build import build_model
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.setup.sources import open_data
+from palm_ds.train.train import TrainingRun
 from palm_ds.weights.formats.weights_info import INFO, read_info
 from tests.helpers.small_corpus import write_small_corpus
 
@@ -131,3 +135,27 @@ def test_retromae_leaves_vectors_of_cls(tmp_path) -> None:
     assert '"pooling_mode_cls_token": true' in (hf / "1_Pooling" / "config.json").read_text()
     written = load_file(hf / "model.safetensors")
     assert "cls.predictions.bias" in written and not [x for x in written if "retromae" in x]
+
+
+@pytest.mark.parametrize("problem", ["", "for the texts of step 9 the loss of task is 99"])
+def test_the_last_weights_replace_averages_that_are_worse(problem: str) -> None:
+    """Averages that held a spike were the final weights of a run that had recovered from it."""
+    held = ["last"]
+    lines: list[str] = []
+
+    @contextmanager
+    def averages() -> Iterator[None]:
+        held.append("averages")
+        yield
+        held.pop()
+
+    engine = SimpleNamespace(ema_weights=averages, full_state_dict=lambda: {"held": held[-1]})
+    recovery = SimpleNamespace(
+        averages_problem=lambda: problem, event=lambda name, text: lines.append(text)
+    )
+    loop = SimpleNamespace(engine=engine, recovery=recovery)
+    more: Any = dict.fromkeys(("run", "data", "model", "next_step", "lock"))
+    run = TrainingRun(loop=cast(Any, loop), **more)
+    assert run.final_state() == {"held": "last" if problem else "averages"}
+    said = f"optimizer.ema: the averaged weights are not good: {problem}; the final weights are "
+    assert lines == ([said + "those of the last step"] if problem else [])

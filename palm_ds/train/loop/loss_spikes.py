@@ -99,7 +99,8 @@ class SpikeDetector:
     ) -> LossSpike | None:
         """The worst spike among the losses that a training step of this stage would have `now`. It
         has had those of `before`. The windows stay as they are; a task without one has no spike.
-        `over`: whether losses count that are too high for the spike of their task to be over."""
+        `over`: whether losses count that are too high for a spike to be over: that of their task,
+        or one that the last update began."""
         spikes = []
         for task in before.keys() & now.keys():
             window = self._windows.get(task)
@@ -108,7 +109,8 @@ class SpikeDetector:
             if stage != self._stage:  # other examples, of another loss
                 window = [max(before[task], statistics.median(window))] * _SMALL_WINDOW
             median, zscore = self._zscore(now[task], window)
-            if zscore > self._threshold(ongoing=over and task in self._spikes) > 0:
+            high = stage == self._stage and now[task] - median > self._settings.zscore * _MIN_SPREAD
+            if zscore > self._threshold(ongoing=over and (high or task in self._spikes)) > 0:
                 loss = now[task]
                 spikes.append(
                     LossSpike(

@@ -258,6 +258,11 @@ class Recovery:
             ruin=ruin,
         )
 
+    def averages_problem(self) -> str:
+        """What shows that the averaged weights (`optimizer.ema`), which the model holds now, are
+        worse than its own; empty if they are not. Collective."""
+        return self._weights.problem() if self.recipe.optimizer.ema else ""
+
     def _say_it_lasts(self, spike: LossSpike, step: int) -> None:
         """Log a spike that has lasted for another window, with weights that are not ruined."""
         worse = self._weights.problem(over=True)

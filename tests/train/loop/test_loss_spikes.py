@@ -104,6 +104,18 @@ def test_losses_that_keep_a_spike_from_its_end_count_on_request() -> None:
     assert spike and spike.task == "a"  # b has none
 
 
+def test_the_last_update_may_begin_a_spike_that_its_texts_show() -> None:
+    """Runs ended with code 0 and a loss that their last update had raised by 1.5."""
+    detector = SpikeDetector(SpikeSettings())
+    for step in range(30):
+        detector.judge(step, 0, {"a": 5.0 + 0.3 * (step % 3 - 1)})
+    assert detector.compare(29, 0, {"a": 4.9}, {"a": 7.4}) is None
+    spike = detector.compare(29, 0, {"a": 4.9}, {"a": 7.4}, over=True)
+    assert spike and 5 < spike.zscore < 20
+    assert detector.compare(29, 0, {"a": 4.9}, {"a": 5.8}, over=True) is None  # hardly a unit
+    assert detector.compare(29, 1, {"a": 4.9}, {"a": 7.4}, over=True) is None  # of another stage
+
+
 def test_stages_and_tasks_are_apart() -> None:
     detector = SpikeDetector(SpikeSettings())
     for step in range(30):

@@ -356,3 +356,13 @@ def test_a_checkpoint_whose_weights_are_not_finite_is_not_resumed_from(tmp_path:
     start = StartingPoint(found=cast(Any, SimpleNamespace(path=tmp_path / "step_00000020")))
     with pytest.raises(UserError, match=r"step_00000020: a.weight has values .* remove this fold"):
         start.restore(cast(Engine, engine), cast(Any, None))
+
+
+def test_averages_that_hold_a_spike_are_told_from_good_ones(tmp_path: Path) -> None:
+    run = Run(tmp_path, {"optimizer": SimpleNamespace(ema=0.99)})
+    assert run.train(*[2.0] * 35)
+    assert run.recovery.averages_problem() == ""
+    run.weights = 9.0  # the averages, which the model holds
+    assert "texts of step 35 the loss of task is 9, its median 2" in run.recovery.averages_problem()
+    run.recovery.recipe = cast(Recipe, SimpleNamespace(optimizer=SimpleNamespace(ema=0.0)))
+    assert run.recovery.averages_problem() == ""
