@@ -1,5 +1,5 @@
-"""Ruins runs in a random step, with a learning rate 1,000 to 100 million times too large (`--powers`):
-none may end with exit code 0 and a ruined model.
+"""Ruins runs in a random step, with a learning rate 1,000 to 100 million times too large (or other
+`--powers` of ten): none may end with exit code 0 and a ruined model.
 
     python -m tests.distributed.random_spikes --runs 20 --out runs/random_spikes
 
