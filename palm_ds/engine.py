@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -48,8 +48,7 @@ from palm_ds.runtime.processes.processes import Processes, check_precision, star
 from palm_ds.runtime.processes.watchdog import Watchdog
 from palm_ds.runtime.step.grad_cache import GlobalBatchLoss
 from palm_ds.runtime.step.gradient_accumulation import (
-    DevicePrefetcher,
-    ForwardTimer,
+    LossSums,
     MicroSteps,
     StepResult,
 )
@@ -91,24 +90,13 @@ class Engine:
         self.global_batch = _global_batch_losses(model, optimizer.fgm)
         attack = _fgm(model, optimizer.fgm, self.config) if optimizer.fgm else None
         self.layout = _layout(ds_config, self.world)
-        freeze(model, optimizer.freeze)
-        names = [name for name, _ in model.named_parameters()]
-        self._step_freezing = StepFreezing(freezable, names)
-        encoder = _encoder_names(model)
-        self._optimizer: Any = build_optimizer(
-            model,
-            optimizer,
-            zero_stage=ds_config.stage,
-            checked=ds_config.checks_itself,
-            update_counts=update_counts,
-            lr_scales=param_lr_scales(names, optimizer.layer_decay, lr_scales, above=encoder.above),
-            freezable=self._step_freezing.patterns,
-            names=encoder,
+        self._step_freezing = StepFreezing(freezable, [*dict(model.named_parameters())])
+        self._optimizer: Any = _optimizer(
+            model, optimizer, ds_config, self._step_freezing, update_counts, lr_scales
         )
         frozen = sharded_state.frozen_shards(model, self.rank, self.world)
-        self._swap = SwapFolder.claim(ds_config, model, self.processes)
-        parts = model, self._optimizer, self._swap.in_config(self.config), ds_config, self.processes
-        self._engine: Any = _initialize(*parts)
+        parts = model, self._optimizer, self.config, ds_config, self.processes
+        self._engine, self._swap = _initialize(*parts)
         self._state = EngineState(
             engine=self._engine,
             optimizer=self._optimizer,
@@ -122,13 +110,10 @@ class Engine:
             tasks=tuple(self._over_tokens),
             processes=self.processes,
             seed=seed,
-            timer=ForwardTimer(self.device),
-            copies=DevicePrefetcher(self.device),
             attack=attack,
             global_batch=self.global_batch,
             teacher=teacher,
         )
-        sharded_state.set_layouts(self._state.local(), self.device)
         self._step_freezing.watch(self._engine.module)
         self._watchdog = Watchdog(ds_config.watchdog_seconds)
 
@@ -153,21 +138,13 @@ class Engine:
         assert len(batches) == self.accumulation, (len(batches), self.accumulation)
         flags = (stop, self._state.writer.written)
         agreed = _agree(self.processes, self._over_tokens, batches, step, flags)
-        counts, tokens, (stopping, written) = agreed
         set_lr(self._optimizer.param_groups, lr)
         self._step_freezing.prepare(self._optimizer.param_groups, frozen)
         with names_micro_batch(self.micro_rows):
-            sums = self._micro_steps.run(batches, step=step, counts=counts, weights=weights or {})
+            sums = self._micro_steps.run(batches, step, agreed.counts, weights or {})
         self._watchdog.stepped()
         self.processes.reached(step + 1)
-        return StepResult(
-            loss_sums=sums.loss,
-            correct=sums.correct,
-            counts=counts,
-            tokens=tokens,
-            stop=stopping > 0,
-            checkpoint_written=written == self.world,
-        )
+        return agreed.result(sums)
 
     def reduce(self, values: Mapping[str, torch.Tensor | float]) -> dict[str, float]:
         """Sums of scalars over all processes, in one all-reduce. Synchronises with the device: call
@@ -268,9 +245,8 @@ class Engine:
         keep: Retention = TWO_NEWEST,
         background: bool = True,
     ) -> bool:
-        """`save` in two parts: the state of now exists as a checkpoint after `finish_save`. Returns
-        whether it is being written in the background, for which hosts need the memory."""
-        assert not self._state.swapped, "the model holds the averaged weights"
+        """First half of `save`: takes a snapshot, which `finish_save` publishes. Returns whether
+        it is written in the background, for which the host needs memory for a copy."""
         with self._watchdog.beating():
             return self._state.start_save(
                 Path(folder), state, step=step, keep=keep, background=background
@@ -290,7 +266,7 @@ class Engine:
         self,
         folder: str | Path,
         *,
-        warn: Callable[[str], None] | None = None,
+        warn: Callable[[str], None] = log.warning,
         at_most: int | None = None,
         valid: int | None = None,
     ) -> dict[str, Any] | None:
@@ -298,9 +274,7 @@ class Engine:
         no checkpoint. `warn` gets a line for each bad one (default: logged). `at_most`: later steps
         are ignored, and deleted by the next save unless they are up to `valid`."""
         with self._watchdog.beating():
-            return self._state.load(
-                Path(folder), warn=warn or log.warning, at_most=at_most, valid=valid
-            )
+            return self._state.load(Path(folder), warn=warn, at_most=at_most, valid=valid)
 
     def restore(self, found: checkpoint.VerifiedCheckpoint) -> None:
         """Continue from a checkpoint of any layout; with the same layout, bit for bit."""
@@ -337,6 +311,30 @@ class Engine:
         stop()
 
 
+def _optimizer(
+    model: nn.Module,
+    config: OptimizerConfig,
+    ds_config: DSConfig,
+    freezing: StepFreezing,
+    update_counts: Mapping[str, int] | None,
+    lr_scales: Mapping[str, float] | None,
+) -> Any:
+    """The optimizer of a model, some of whose parameters are frozen first."""
+    freeze(model, config.freeze)
+    names = [name for name, _ in model.named_parameters()]
+    encoder = _encoder_names(model)
+    return build_optimizer(
+        model,
+        config,
+        zero_stage=ds_config.stage,
+        checked=ds_config.checks_itself,
+        update_counts=update_counts,
+        lr_scales=param_lr_scales(names, config.layer_decay, lr_scales, above=encoder.above),
+        freezable=freezing.patterns,
+        names=encoder,
+    )
+
+
 def _encoder_names(model: nn.Module) -> EncoderNames:
     """Names of the parameters of the model's encoder; the usual ones for any other model."""
     encoder = getattr(model, "backbone", None)
@@ -358,17 +356,44 @@ def _initialize(
     config: dict[str, Any],
     ds_config: DSConfig,
     processes: Processes,
-) -> Any:
+) -> tuple[Any, SwapFolder]:
+    """DeepSpeed's engine, and the folder that it swaps to."""
     import deepspeed
 
     check_precision(ds_config, processes.device)
     use_tf32(ds_config.tf32, processes.device)
-    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+    swap = SwapFolder.claim(ds_config, model, processes)
+    engine: Any = deepspeed.initialize(
+        model=model, optimizer=optimizer, config=swap.in_config(config)
+    )[0]
     decide_on_device(engine.optimizer, ds_config)
     guard_swapping(engine.optimizer)
     if processes.world == 1 and ds_config.stage == 0:
         engine.enable_backward_allreduce = False  # it would copy every gradient twice
-    return engine
+    return engine, swap
+
+
+class _Agreement(NamedTuple):
+    """The agreement of the processes before a step."""
+
+    counts: dict[str, int]
+    """What the loss of each task is divided by."""
+    tokens: int
+    """Without padding."""
+    stop: bool
+    """Whether any process was asked to stop."""
+    written: bool
+    """Whether all of them have written a checkpoint in the background."""
+
+    def result(self, sums: LossSums) -> StepResult:
+        return StepResult(
+            loss_sums=sums.loss,
+            correct=sums.correct,
+            counts=self.counts,
+            tokens=self.tokens,
+            stop=self.stop,
+            checkpoint_written=self.written,
+        )
 
 
 def _agree(
@@ -377,9 +402,8 @@ def _agree(
     batches: Sequence[Batch],
     step: int,
     flags: Sequence[bool],
-) -> tuple[dict[str, int], int, list[int]]:
-    """One small all-reduce: what each loss is divided by (labels, or tokens), tokens without
-    padding, the processes with each flag."""
+) -> _Agreement:
+    """One small all-reduce. `flags`: whether to stop, and whether this process has written."""
     for batch in batches:
         for task in batch.labels:
             assert task in over_tokens, f"labels of {task}, which the model does not have"
@@ -390,7 +414,8 @@ def _agree(
     assert steps == step * processes.world, "processes are at different steps"
     pairs = zip(over_tokens.items(), totals, strict=False)
     found = {name: tokens if over else labels for (name, over), labels in pairs}
-    return found, tokens, totals[len(over_tokens) :]
+    stopping, written = totals[len(over_tokens) :]
+    return _Agreement(found, tokens, stopping > 0, written == processes.world)
 
 
 def _global_batch_losses(model: Any, fgm: float) -> dict[str, GlobalBatchLoss]:

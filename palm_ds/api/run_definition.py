@@ -6,19 +6,17 @@ import math
 import shutil
 import tempfile
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from types import FunctionType, MappingProxyType
+from types import FunctionType
 from typing import Any
 
 from palm_ds.api.pretrained import Backbone
 from palm_ds.api.train_settings import check_keywords, merged, read_settings
 from palm_ds.common.errors import UserError
 from palm_ds.common.plugins import classes_to_names, name_of
-from palm_ds.common.summary import Summary
 from palm_ds.data.tasks.task_with_data import TaskWithData
 from palm_ds.runtime.processes.launch_env import is_single_process
 from palm_ds.runtime.processes.processes import Processes, leave_at_exit, start
@@ -28,52 +26,63 @@ from palm_ds.train.setup.resolve import resolve
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.setup.sources import Data, open_data
 
-_NONE: Mapping[str, Any] = MappingProxyType({})
 
+@dataclass(frozen=True, kw_only=True)
+class TaskMixture:
+    """The tasks of a run, and how its steps are divided among them."""
 
-class RunDefinition(Summary, ABC):
-    """Tasks on a backbone as a run. Nothing is opened before it is needed."""
-
-    reference = ""
+    groups: Sequence[Sequence[TaskWithData]]
+    """The tasks, grouped by the text that they share."""
+    reference: str = ""
     """The task whose epochs are counted; empty: the first."""
+    mix: str = ""
+    """With several groups: what a step trains, one task (`step`) or all of them (`batch`)."""
+
+    @property
+    def tasks(self) -> list[TaskWithData]:
+        return [task for task_group in self.groups for task in task_group]
+
+    def stages(self, epochs: float) -> Any:
+        """The `stages` of the recipe."""
+        first = self.reference or self.tasks[0].name
+        if not self.mix:
+            return [{first: f"{epochs:g} epochs"}]
+        names = [" + ".join(task.name for task in task_group) for task_group in self.groups]
+        ratios = [task_group[0].mix_ratio for task_group in self.groups]
+        sampler = {
+            "mix_ratio": dict(zip(names, ratios, strict=True)),
+            "reference": next(b for b in names if first in b.split(" + ")),
+            "epochs": epochs,
+        }
+        return {"joint": names, "mix": self.mix, "sampler": sampler}
+
+
+class RunDefinition:
+    """Tasks on a backbone as a run. Nothing is opened before it is needed."""
 
     def __init__(
         self,
+        name: str,
         backbone: Backbone | str | Path | None,
         values: Mapping[str, Any],
-        metrics: Mapping[str, Any] = _NONE,
+        metrics: Mapping[str, Any],
+        mixture: TaskMixture,
     ):
-        """`values`: the fields of TrainSettings. `metrics`: {task: functions of the user's own}."""
+        """`name`: the class that the user called, for messages. `values`: the fields of
+        TrainSettings. `metrics`: {task: functions of the user's own}."""
         if isinstance(backbone, str | Path):
             backbone = Backbone.from_pretrained(backbone)
         self.backbone = backbone
-        check_keywords(values, type(self).__name__)
-        self.settings = read_settings(values, type(self).__name__)
-        self._metrics = {name: _functions(found) for name, found in metrics.items()}
-
-    @abstractmethod
-    def task_groups(self) -> Sequence[Sequence[TaskWithData]]:
-        """The tasks, grouped by the text that they share."""
-
-    @abstractmethod
-    def stages(self) -> Any:
-        """The `stages` of the recipe."""
-
-    def facts(self) -> dict[str, object]:
-        given = self.settings
-        return {
-            "tasks": ", ".join(self.tasks),
-            "backbone": self.backbone,
-            "batch": given.batch,
-            "epochs": f"{given.epochs:g}",
-            "lr": f"{given.lr:g}",
-            "folder": given.folder or "temporary",
-        }
+        check_keywords(values, name)
+        self.settings = read_settings(values, name)
+        self.mixture = mixture
+        self._name = name
+        self._metrics = {task: _functions(found) for task, found in metrics.items()}
 
     @property
     def tasks(self) -> dict[str, TaskWithData]:
         """By name."""
-        return {task.name: task for task_group in self.task_groups() for task in task_group}
+        return {task.name: task for task in self.mixture.tasks}
 
     @cached_property
     def folder(self) -> Path:
@@ -87,7 +96,7 @@ class RunDefinition(Summary, ABC):
     @cached_property
     def recipe(self) -> Recipe:
         """The recipe that `palm-ds finetune` would need for the same run."""
-        names = [task.name for task_group in self.task_groups() for task in task_group]
+        names = [task.name for task in self.mixture.tasks]
         for name in names:
             if names.count(name) > 1:
                 raise UserError(f"two tasks are called {name!r}; give them names: name=...")
@@ -95,22 +104,24 @@ class RunDefinition(Summary, ABC):
             raise UserError("backbone: missing; give palm.Backbone.from_pretrained(FOLDER or NAME)")
         sources: dict[str, Any] = {}
         tasks: dict[str, Any] = {}
-        for task_group in self.task_groups():
+        for task_group in self.mixture.groups:
             first = task_group[0]
             sources[first.name] = first.source(self.folder / "rows")
             if self.backbone.tokenizer:
                 sources[first.name]["tokenizer"] = self.backbone.tokenizer
             tasks |= {task.name: task.entry(first.name) for task in task_group}
         own = {name: [name_of(f) for f in found] for name, found in self._metrics.items() if found}
-        data = {"sources": sources, "tasks": tasks, "stages": self.stages()}
+        data = {
+            "sources": sources,
+            "tasks": tasks,
+            "stages": self.mixture.stages(self.settings.epochs),
+        }
         values = self.settings.values(self.backbone.max_length) | self.backbone.values() | data
         values["export_onnx"] = []  # takes longer than many a training; `recipe` may ask for it
         values = merged(values, {"evaluate": {"metrics": own}} if own else {})
         named = {name for task in self.tasks.values() for name in task.datasets}
         values = merged(values, {"datasets": sorted(named)} if named else {})
-        return make_recipe(
-            classes_to_names(merged(values, self.settings.recipe)), type(self).__name__
-        )
+        return make_recipe(classes_to_names(merged(values, self.settings.recipe)), self._name)
 
     @cached_property
     def run(self) -> RunSpec:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from palm_ds.common.errors import UserError
+from palm_ds.train.export import FinalWeights, info_of, write_hf, write_onnx, write_weights
+from palm_ds.train.train import TrainingRun
 from palm_ds.weights import hub
 from palm_ds.weights.convert.convert import ConversionOptions, convert
 from palm_ds.weights.formats.onnx.description import DESCRIPTION
 from palm_ds.weights.formats.onnx.description import FOLDER as ONNX
+
+log = logging.getLogger(__name__)
 
 
 def save_pretrained(source: Path, folder: str | Path, *, head: str = "", task: str = "") -> Path:
@@ -53,3 +58,21 @@ def push_saved(
         if not first_process:
             return hub.address(name, revision)
         return hub.push_folder(folder, name, private=private, token=token, revision=revision)
+
+
+def save_current(opened: TrainingRun, folder: Path, steps: int, *, huggingface: bool) -> None:
+    """Write the weights of a run in training after `steps` steps, or its folder for Hugging Face.
+    Collective; the first process writes."""
+    engine = opened.loop.engine
+    state = engine.full_state_dict()
+    if engine.rank != 0:
+        return
+    recipe = opened.run.recipe
+    final = FinalWeights.of(state, recipe, steps)
+    if not huggingface:
+        write_weights(folder, recipe, opened.model, final, opened.data)
+        return
+    info = info_of(recipe, opened.model, steps=steps)
+    write_hf(folder, recipe, info, final.state, opened.data, steps=steps)
+    for line in write_onnx(folder, recipe):
+        log.info("%s", line)

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, Unpack
+from typing import Literal, TypeAlias, Unpack
 
+from palm_ds.api.base_trainer import BaseTrainer
 from palm_ds.api.keywords import TrainKeywords
 from palm_ds.api.pretrained import Backbone
-from palm_ds.api.session import Session
+from palm_ds.api.run_definition import RunDefinition, TaskMixture
 from palm_ds.api.train_settings import TrainSettings
 from palm_ds.common.arguments import checks_arguments
 from palm_ds.common.errors import UserError, suggest
@@ -24,7 +25,7 @@ _BACKBONE = (
 )
 
 
-class Trainer(Session):
+class Trainer(BaseTrainer):
     """One task on an encoder.
 
     trainer = palm.Trainer(task, backbone=backbone, batch=32, epochs=3, lr=5e-5)
@@ -55,7 +56,9 @@ class Trainer(Session):
         callbacks: objects with methods to call during training (palm.Callback).
         metrics: functions of your own, `metric(predictions, labels)`, that return a number or
             {metric: number}; reported next to the task's own."""
-        super().__init__(backbone, settings, callbacks, {task.name: metrics})
+        kind, mixture = type(self).__name__, TaskMixture(groups=[[task]])
+        definition = RunDefinition(kind, backbone, settings, {task.name: metrics}, mixture)
+        super().__init__(definition, callbacks)
         self.task = task
         if mix_ratio is not None:
             self.mix_ratio = mix_ratio
@@ -75,16 +78,16 @@ class Trainer(Session):
     @mix_ratio.setter
     def mix_ratio(self, ratio: float) -> None:
         self.task.mix_ratio = ratio
-        self.invalidate()
+        self.session.invalidate()
 
     def set_as_aux(self) -> None:
         """Make the task auxiliary: its scores do not count in `best: mean`."""
         self.task.settings["auxiliary"] = True
-        self.invalidate()
+        self.session.invalidate()
 
     @property
     def num_examples(self) -> int:
-        return self.examples_of(self.name)
+        return self.definition.examples_of(self.name)
 
     @property
     def num_epochs(self) -> float:
@@ -97,22 +100,16 @@ class Trainer(Session):
 
     @property
     def steps_per_epoch(self) -> int:
-        return self.steps_per_epoch_of(self.name)
+        return self.definition.steps_per_epoch_of(self.name)
 
     steps_pur_epoch = steps_per_epoch
     """PaddlePALM's spelling."""
-
-    def task_groups(self) -> Sequence[Sequence[TaskWithData]]:
-        return [[self.task]]
-
-    def stages(self) -> Any:
-        return [{self.name: f"{self.settings.epochs:g} epochs"}]
 
 
 Member: TypeAlias = TaskWithData | Trainer | Sequence[TaskWithData | Trainer]
 
 
-class MultiHeadTrainer(Session):
+class MultiHeadTrainer(BaseTrainer):
     """Several tasks on one encoder. Tasks in a tuple share one text: all label the same rows.
 
     trainer = palm.MultiHeadTrainer([match, mask], backbone=backbone, mix_ratio={"mask": 0.5})
@@ -149,37 +146,39 @@ class MultiHeadTrainer(Session):
             raise UserError("tasks: empty; name at least one")
         trainers = [m for task_group in members for m in task_group if isinstance(m, Trainer)]
         backbone = backbone or next((t.backbone for t in trainers if t.backbone), None)
-        super().__init__(backbone, settings, callbacks, metrics or {})
-        self._task_groups = [[_task(member) for member in task_group] for task_group in members]
-        self._mix = mix
+        mixture = TaskMixture(
+            groups=[[_task(member) for member in task_group] for task_group in members],
+            reference=reference if isinstance(reference, str) else reference.name,
+            mix=mix,
+        )
+        kind = type(self).__name__
+        super().__init__(RunDefinition(kind, backbone, settings, metrics or {}, mixture), callbacks)
+        _set_ratios(mixture, {} if mix_ratio is None else mix_ratio)
         names = list(self.tasks)
-        if isinstance(mix_ratio, Sequence):
-            if len(mix_ratio) != len(self._task_groups):
-                raise UserError(
-                    f"mix_ratio: {len(mix_ratio)} numbers for {len(self._task_groups)} tasks"
-                )
-            mix_ratio = {b[0].name: r for b, r in zip(self._task_groups, mix_ratio, strict=True)}
-        for name, ratio in (mix_ratio or {}).items():
-            if name not in names:
-                raise UserError(f"mix_ratio: no task {name!r}{suggest(name, names)}")
-            self.tasks[name].mix_ratio = ratio
-        self.reference: str = reference if isinstance(reference, str) else reference.name
-        if self.reference and self.reference not in names:
+        if mixture.reference and mixture.reference not in names:
             raise UserError(
-                f"reference: no task {self.reference!r}{suggest(self.reference, names)}"
+                f"reference: no task {mixture.reference!r}{suggest(mixture.reference, names)}"
             )
 
     @property
+    def reference(self) -> str:
+        """The task whose epochs are counted; empty: the first."""
+        return self.definition.mixture.reference
+
+    @property
     def mix_ratio(self) -> dict[str, float]:
-        return {task_group[0].name: task_group[0].mix_ratio for task_group in self._task_groups}
+        return {
+            task_group[0].name: task_group[0].mix_ratio
+            for task_group in self.definition.mixture.groups
+        }
 
     @property
     def num_examples(self) -> dict[str, int]:
-        return {name: self.examples_of(name) for name in self.tasks}
+        return {name: self.definition.examples_of(name) for name in self.tasks}
 
     @property
     def steps_per_epoch(self) -> dict[str, int]:
-        return {name: self.steps_per_epoch_of(name) for name in self.tasks}
+        return {name: self.definition.steps_per_epoch_of(name) for name in self.tasks}
 
     @property
     def expected_steps(self) -> dict[str, int]:
@@ -192,21 +191,6 @@ class MultiHeadTrainer(Session):
             for name in self.tasks
         }
 
-    def task_groups(self) -> Sequence[Sequence[TaskWithData]]:
-        return self._task_groups
-
-    def stages(self) -> Any:
-        names = [" + ".join(task.name for task in task_group) for task_group in self._task_groups]
-        ratios = [task_group[0].mix_ratio for task_group in self._task_groups]
-        first = self.reference or self._task_groups[0][0].name
-        reference = next(b for b in names if first in b.split(" + "))
-        sampler = {
-            "mix_ratio": dict(zip(names, ratios, strict=True)),
-            "reference": reference,
-            "epochs": self.settings.epochs,
-        }
-        return {"joint": names, "mix": self._mix, "sampler": sampler}
-
 
 def _members(given: Member) -> Sequence[TaskWithData | Trainer]:
     return [given] if isinstance(given, TaskWithData | Trainer) else given
@@ -214,3 +198,16 @@ def _members(given: Member) -> Sequence[TaskWithData | Trainer]:
 
 def _task(member: TaskWithData | Trainer) -> TaskWithData:
     return member.task if isinstance(member, Trainer) else member
+
+
+def _set_ratios(mixture: TaskMixture, ratios: Mapping[str, float] | Sequence[float]) -> None:
+    """Set the `mix_ratio` of tasks. Raises UserError."""
+    groups, tasks = mixture.groups, {task.name: task for task in mixture.tasks}
+    if isinstance(ratios, Sequence):
+        if len(ratios) != len(groups):
+            raise UserError(f"mix_ratio: {len(ratios)} numbers for {len(groups)} tasks")
+        ratios = {b[0].name: r for b, r in zip(groups, ratios, strict=True)}
+    for name, ratio in ratios.items():
+        if name not in tasks:
+            raise UserError(f"mix_ratio: no task {name!r}{suggest(name, tasks)}")
+        tasks[name].mix_ratio = ratio

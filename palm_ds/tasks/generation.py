@@ -5,7 +5,7 @@
     target                  [CLS] target [SEP]                    segment 3
 
 With `max_turns` the target is a reply, and its source the turns of a dialogue, after facts
-(palm_ds/tasks/shared/dialogue_turns.py).
+(palm_ds/tasks/shared/generation_sources.py).
 
 Every token of the target, and the [SEP] that ends it, is predicted from an [ATTN] query that sees
 the source and the target before it, some of which is noise. The flows, and where the paper and
@@ -29,7 +29,7 @@ from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.source import unigram_frequencies
 from palm_ds.data.sources.table import TableSource
-from palm_ds.data.tasks.example import Example, build_input, layouts
+from palm_ds.data.tasks.example import Example, layouts
 from palm_ds.data.tasks.generation_flows import (
     FlowOptions,
     random_spans,
@@ -42,14 +42,9 @@ from palm_ds.data.tasks.text_generation import GenerationLimits, TextGenerator
 from palm_ds.model.generation.generate import DecodingSettings
 from palm_ds.model.generation.infilling_decoder import Prompt, TargetFormat
 from palm_ds.model.inputs.batch import PackedText
-from palm_ds.tasks.shared.dialogue_turns import (
-    TURNS,
-    dialogue_example,
-    dialogue_lengths,
-    dialogue_types,
-)
+from palm_ds.tasks.shared.generation_sources import TURNS, GenerationSources, dialogue_types
 from palm_ds.tasks.shared.text_scores import check_rules, text_scores
-from palm_ds.tasks.shared.text_task import SHORTEST, TextTask, level
+from palm_ds.tasks.shared.text_task import SHORTEST, TextTask
 from palm_ds.text.tokens import SpecialTokens
 
 SOURCES = ("source", "source_b", "source_c")
@@ -136,6 +131,9 @@ class Generation(FlowOptions, TextTask, TextGenerator):
             source.need(column, self.where)
         return columns
 
+    def _sources(self, source: TableSource) -> GenerationSources:
+        return GenerationSources(source, self.columns_of(source), self.max_turns)
+
     def check(self, source: TableSource, *, labelled: bool) -> None:
         super().check(source, labelled=labelled)
         if source.tokenizer is not None:
@@ -172,14 +170,15 @@ class Generation(FlowOptions, TextTask, TextGenerator):
                 f"{self.where}: rows of {max_length} tokens leave no room for a source next to a "
                 f"target of {int(target.max())} and its queries; raise `length` or lower max_target"
             )
-        tokens = self._source_lengths(item, source, np.minimum(left, self.max_source or left))
-        length = tokens.sum(1) + self._special(source) + target + self.query_count(target)
+        sources = self._sources(source)
+        tokens = sources.lengths(item, np.minimum(left, self.max_source or left))
+        length = tokens.sum(1) + sources.special + target + self.query_count(target)
         return layouts(length, item=item, tokens=tokens, target=target, ends=words + 2 <= target)
 
     def describe_rows(self, source: TableSource, max_length: int) -> str:
         items = self.items(source, max_length)
         found = self.layout(items, np.empty((len(items), 0)), source, max_length)
-        whole = self._whole_lengths(items[:, 0], source).sum(1)
+        whole = self._sources(source).whole_lengths(items[:, 0]).sum(1)
         parts = [f"{self.name}: {len(source):,} rows"]
         if cut := int((found["tokens"].sum(1) < whole).sum()):
             parts.append(f"sources truncated: {cut:,}")
@@ -187,43 +186,13 @@ class Generation(FlowOptions, TextTask, TextGenerator):
             parts.append(f"targets truncated to {self.max_target} tokens: {cut:,}")
         return "; ".join(parts)
 
-    def _whole_lengths(self, item: np.ndarray, source: TableSource) -> np.ndarray:
-        """(n, sources) tokens of each source; (n, 1) of a dialogue with its facts."""
-        columns = self.columns_of(source)
-        if self.max_turns:
-            return dialogue_lengths(item, source, columns, self.max_turns)[:, None]
-        return np.stack([source.encoded(column).lengths[item] for column in columns], 1)
-
-    def _special(self, source: TableSource) -> int:
-        """The special tokens that lengths leave out."""
-        return source.vocabulary.around(1 if self.max_turns else len(self.columns_of(source)))
-
-    def _source_lengths(
-        self, item: np.ndarray, source: TableSource, most: int | np.ndarray
-    ) -> np.ndarray:
-        """The same, with room for `most`, special ones included."""
-        return level(self._whole_lengths(item, source), most - self._special(source))
-
-    def source_example(self, item: int, tokens: np.ndarray, source: TableSource) -> Example:
-        """[CLS] source [SEP] ... with `tokens` (sources,) of each source of a row."""
-        columns = self.columns_of(source)
-        if self.max_turns:
-            return dialogue_example(item, int(tokens[0]), source, columns, self.max_turns)
-        pieces = [
-            source.encoded(column).read(item, 0, many)
-            for column, many in zip(columns, tokens.tolist(), strict=True)
-        ]
-        example = build_input(pieces, source.vocabulary)
-        example.item = item
-        return example
-
     def example(self, layout: np.void, source: TableSource, rng: np.random.Generator) -> Example:
         item, many, vocabulary = int(layout["item"]), int(layout["target"]), source.vocabulary
         words = source.encoded(self.label_column).read(item, 0, many - 1 - int(layout["ends"])).ids
         end = [vocabulary.sep] if layout["ends"] else []
         target = np.concatenate([[vocabulary.cls], words, end]).astype(np.int64)
         spans = random_spans(many - 1, self.longest_span, rng)
-        given = self.source_example(item, layout["tokens"], source)
+        given = self._sources(source).example(item, layout["tokens"])
         example, labels = self.assemble(given, target, spans, vocabulary, rng)
         example.labels[self.name] = labels
         return example
@@ -263,7 +232,7 @@ class Generation(FlowOptions, TextTask, TextGenerator):
     def prompts(
         self, items: np.ndarray, source: TableSource, limits: GenerationLimits
     ) -> list[Prompt]:
-        kept = self._source_lengths(items, source, self._prompt_length(limits))
+        kept = self._sources(source).lengths(items, self._prompt_length(limits))
         return [
             self._prompt(int(item), tokens, source, limits)
             for item, tokens in zip(items, kept, strict=True)
@@ -272,7 +241,7 @@ class Generation(FlowOptions, TextTask, TextGenerator):
     def _prompt(
         self, item: int, tokens: np.ndarray, source: TableSource, limits: GenerationLimits
     ) -> Prompt:
-        example = self.source_example(item, tokens, source)
+        example = self._sources(source).example(item, tokens)
         text = PackedText(
             input_ids=example.input_ids,
             token_type_ids=np.minimum(example.token_type_ids, limits.segments - 1),
@@ -288,9 +257,9 @@ class Generation(FlowOptions, TextTask, TextGenerator):
         return min(left, self.max_source or left)
 
     def cut_sources(self, source: TableSource, limits: GenerationLimits) -> int:
-        items = np.arange(len(source))
-        kept = self._source_lengths(items, source, self._prompt_length(limits))
-        return int((self._whole_lengths(items, source) > kept).any(1).sum())
+        items, sources = np.arange(len(source)), self._sources(source)
+        kept = sources.lengths(items, self._prompt_length(limits))
+        return int((sources.whole_lengths(items) > kept).any(1).sum())
 
     def target_format(self, vocabulary: SpecialTokens, limits: GenerationLimits) -> TargetFormat:
         return TargetFormat(

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import palm_ds as palm
-from palm_ds.api.callbacks import HOOKS
+from palm_ds.api.event_dispatcher import HOOKS
 from palm_ds.common.errors import UserError
 from palm_ds.weights.formats.weights_info import INFO, read_info
 from tests.helpers.small_tables import TINY, write_tables

@@ -38,6 +38,7 @@ class EngineState:
 
     def __post_init__(self) -> None:
         self.writer = CheckpointWriter(self.processes, self.processes.device)
+        sharded_state.set_layouts(self.local(), self.processes.device)
 
     def local(self) -> sharded_state.LocalShards:
         """This process's shards."""
@@ -61,6 +62,7 @@ class EngineState:
         background: bool,
     ) -> bool:
         """Write the state of now, perhaps in the background; returns whether it is."""
+        assert not self.swapped, "the model holds the averaged weights"
         local = self.local()
         background = background and not local.swapped  # copies would need the memory that it saves
         request = checkpoint.SaveRequest(

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -195,18 +196,23 @@ class MicroSteps(Generic[B]):
     """Everything that has a loss."""
     processes: Processes
     seed: int
-    timer: ForwardTimer
-    copies: DevicePrefetcher
     attack: Attack[B] | None = None
     global_batch: Mapping[str, GlobalBatchLoss] = field(default_factory=dict)
     """The tasks whose loss is over the whole step."""
     teacher: Callable[[B, int], B] | None = None
     """Adds what teachers make of a micro-batch of a step."""
 
+    @cached_property
+    def timer(self) -> ForwardTimer:
+        return ForwardTimer(self.processes.device)
+
+    @cached_property
+    def copies(self) -> DevicePrefetcher:
+        return DevicePrefetcher(self.processes.device)
+
     def run(
         self,
         batches: Sequence[B],
-        *,
         step: int,
         counts: Mapping[str, int],
         weights: Mapping[str, float],

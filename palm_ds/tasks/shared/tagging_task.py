@@ -8,7 +8,7 @@ Training may use another tagging scheme than the table (palm_ds/tasks/metrics/ch
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -174,32 +174,14 @@ class TagsTask(TextTask):
     def describe(self, source: TableSource) -> str:
         """Describe what is odd about the tags, and those that training changes or leaves out; empty
         if nothing is."""
-        if self.labelled_by(source) not in ("", SPANS):
-            names = {tag for row in source.column(self.labelled_by(source)) for tag in row or []}
-            if self.written != tag_schemes.NONE:
-                names = {tag[2:] for tag in names if tag != "O"}
-            if notes := [*alike_notes(names), *_number_notes(names)]:
-                return "\n".join(f"{self.name}: tags: {note}" for note in notes)
         if self.labelled_by(source) == SPANS:
             items = np.flatnonzero(self.labelled(source)).tolist()
-            found = [self._chunks(source, item)[1:] for item in items]
-            out, moved = (sum(each[i] for each in found) for i in (0, 1))
-            notes = [f"{out:,} spans overlap a longer one and are left out"] * (out > 0)
-            notes += [f"{moved:,} spans are extended to whole words"] * (moved > 0)
-            return f"{self.name}: {'; '.join(notes)}" if notes else ""
-        if self.written == tag_schemes.NONE or not self.labelled_by(source):
+            return _span_notes(self.name, [self._chunks(source, item)[1:] for item in items])
+        if not self.labelled_by(source):
             return ""
-        every = source.column(self.labelled_by(source))
-        faults = ((i, check_scheme(row, self.written)) for i, row in enumerate(every) if row)
-        broken = [(i, fault) for i, fault in faults if fault]
-        if not broken:
-            return ""
-        first, wrong = broken[0]
-        return (
-            f"{self.name}: {len(broken):,} rows violate {self.written} and are read by conlleval's "
-            f"rules; the first: {source.where(first)}, tag {wrong.position + 1}: {wrong.tag} "
-            f"for {wrong.right}"
-        )
+        rows = source.column(self.labelled_by(source))
+        notes = _name_notes(self.name, rows, self.written)
+        return notes or _violation_note(self.name, rows, self.written, source)
 
     # ---- labels ----
 
@@ -280,6 +262,40 @@ class TagsTask(TextTask):
     def _chunks(self, source: TableSource, item: int) -> tuple[list[Chunk], int, int]:
         row = source.column(SPANS)[item] or []
         return tag_schemes.chunks_of_spans(row, self.places(source)[item])
+
+
+def _name_notes(task: str, rows: Sequence[Sequence[str] | None], scheme: str) -> str:
+    """Notes on the tags of rows by their names, a line each."""
+    names = {tag for row in rows for tag in row or []}
+    if scheme != tag_schemes.NONE:
+        names = {tag[2:] for tag in names if tag != "O"}
+    notes = [*alike_notes(names), *_number_notes(names)]
+    return "\n".join(f"{task}: tags: {note}" for note in notes)
+
+
+def _span_notes(task: str, changes: Sequence[tuple[int, int]]) -> str:
+    """A note on the spans that are left out and on those that are extended, by rows."""
+    out, moved = (sum(each[i] for each in changes) for i in (0, 1))
+    notes = [f"{out:,} spans overlap a longer one and are left out"] * (out > 0)
+    notes += [f"{moved:,} spans are extended to whole words"] * (moved > 0)
+    return f"{task}: {'; '.join(notes)}" if notes else ""
+
+
+def _violation_note(
+    task: str, rows: Sequence[Sequence[str] | None], scheme: str, source: TableSource
+) -> str:
+    """A note on the rows that violate their scheme."""
+    if scheme == tag_schemes.NONE:
+        return ""
+    faults = ((i, check_scheme(row, scheme)) for i, row in enumerate(rows) if row)
+    broken = [(i, fault) for i, fault in faults if fault]
+    if not broken:
+        return ""
+    first, wrong = broken[0]
+    return (
+        f"{task}: {len(broken):,} rows violate {scheme} and are read by conlleval's rules; the "
+        f"first: {source.where(first)}, tag {wrong.position + 1}: {wrong.tag} for {wrong.right}"
+    )
 
 
 def _number_notes(names: Collection[str]) -> list[str]:

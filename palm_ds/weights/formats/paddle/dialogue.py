@@ -5,7 +5,7 @@
 
 These are all pairs that ERNIE's reader makes (branch `repro`, reader/seq2seq_reader.py): the reply
 is turn 0, the speakers, roles 0 and 1, take turns, and facts have role 2. Inputs with these token
-types: palm_ds/tasks/shared/dialogue_turns.py.
+types: palm_ds/tasks/shared/generation_sources.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The source of a reply: facts, and the turns of a dialogue.
+"""The sources of generated texts: one or several columns, or for a reply facts and the turns of a
+dialogue.
+
+    [CLS] source [SEP] source_b [SEP]        the longest is cut first
 
     [CLS] facts [SEP] hi [SEP] hello [SEP] how are you [SEP]     [CLS] fine [SEP]
       3      16   16   3   3     2     2     1  1   1    1         0     0    0      token types
@@ -15,11 +18,13 @@ A source that is too long loses its beginning, facts first, as in ERNIE's code; 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, build_input, select_tokens
+from palm_ds.tasks.shared.text_task import level
 from palm_ds.text.tokens import TokenSpan
 
 TURNS = "turns"
@@ -62,3 +67,41 @@ def dialogue_example(
     kept = np.arange(len(whole)) >= len(whole) - tokens - 1
     kept[0] = True
     return select_tokens(whole, kept)
+
+
+@dataclass(frozen=True)
+class GenerationSources:
+    """The sources of the rows of a table, encoded."""
+
+    source: TableSource
+    columns: Sequence[str]
+    """Without that of turns."""
+    max_turns: int = 0
+    """Turns of a dialogue; 0: no dialogue."""
+
+    @property
+    def special(self) -> int:
+        """The special tokens of a row, which lengths leave out."""
+        return self.source.vocabulary.around(1 if self.max_turns else len(self.columns))
+
+    def whole_lengths(self, items: np.ndarray) -> np.ndarray:
+        """(n, sources) tokens of each source; (n, 1) of a dialogue with its facts."""
+        if self.max_turns:
+            return dialogue_lengths(items, self.source, self.columns, self.max_turns)[:, None]
+        return np.stack([self.source.encoded(column).lengths[items] for column in self.columns], 1)
+
+    def lengths(self, items: np.ndarray, most: int | np.ndarray) -> np.ndarray:
+        """`whole_lengths`, cut to `most` tokens of a row, special ones included."""
+        return level(self.whole_lengths(items), most - self.special)
+
+    def example(self, item: int, tokens: np.ndarray) -> Example:
+        """[CLS] source [SEP] ... with `tokens` (sources,) of each source of a row."""
+        if self.max_turns:
+            return dialogue_example(item, int(tokens[0]), self.source, self.columns, self.max_turns)
+        pieces = [
+            self.source.encoded(column).read(item, 0, many)
+            for column, many in zip(self.columns, tokens.tolist(), strict=True)
+        ]
+        example = build_input(pieces, self.source.vocabulary)
+        example.item = item
+        return example

@@ -1,0 +1,192 @@
+"""Judges the steps of a run: the first one whose loss or gradient is not finite or whose loss
+jumps, and whether the weights are good.
+
+    judge.add(at, result, ...)    after every step
+    judge.steps_since()           the trouble in the steps since the last call, or None
+    judge.weights_after(step)     the trouble with the weights of now, or None
+
+recovery.py acts on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from palm_ds.data.stream.stages import StepInfo
+from palm_ds.engine import Engine
+from palm_ds.model.inputs.batch import Batch
+from palm_ds.runtime.step.gradient_accumulation import StepResult
+from palm_ds.train.loop.loss_spikes import LossSpike, SpikeDetector
+from palm_ds.train.loop.saving import EventLog
+from palm_ds.train.loop.weight_check import GoodStep, WeightCheck
+from palm_ds.train.recipe.recipe import Recipe
+
+_MAX_SCALE_SEARCH = 50
+"""Steps in a row in which fp16 may look for its loss scale."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    step: int
+    stage: int
+    losses: Mapping[str, Any]
+    """Sums over this process, on the device."""
+    counts: Mapping[str, int]
+    skipped_so_far: int | torch.Tensor
+    batches: Sequence[Batch]
+    """This process's, of some steps: to compute the losses again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """The first bad step since the last check."""
+
+    step: int
+    what: str
+    action: str
+    began: int
+    """The first step whose weights are suspect."""
+    ruin: str = ""
+    """What shows that the weights are not good; empty: they are."""
+
+    @classmethod
+    def at(cls, step: int, what: str, action: str, spike: LossSpike | None) -> Trouble:
+        """`spike`: the one that it is, or that preceded it."""
+        if spike is None:
+            return cls(step=step, what=what, action=action, began=step)
+        ruin = f"since step {spike.began + 1} {spike}"
+        return cls(step=step, what=what, action=action, began=spike.began, ruin=ruin)
+
+
+@dataclass
+class StepJudge:
+    """Watches the losses of a run. All processes make the same calls."""
+
+    recipe: Recipe
+    engine: Engine
+    event: EventLog
+    skipped_in_a_row: int = 0
+    lasting: LossSpike | None = None
+    """A spike that has lasted for another window since the last check."""
+    _steps: list[_Step] = field(default_factory=list)
+    _skipped_before: int = 0
+
+    def __post_init__(self) -> None:
+        self.detector = SpikeDetector(self.recipe.loss_spike)
+        self.weights = WeightCheck(self.engine, self.detector)
+        self._skipped_before = self.engine.skipped_steps
+
+    def record(self) -> dict[str, Any]:
+        """State for a checkpoint."""
+        return {
+            "losses": self.detector.state_dict(),
+            "skipped_in_a_row": self.skipped_in_a_row,
+        }
+
+    def restore(self, record: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint's record; a new run has none."""
+        if record:
+            self.detector.load_state_dict(record["losses"])
+            self.skipped_in_a_row = record["skipped_in_a_row"]
+        self._skipped_before = self.engine.skipped_steps
+
+    def add(self, at: StepInfo, result: StepResult, batches: Sequence[Batch] = ()) -> None:
+        """Remember a step until the next check; `batches`: this process's."""
+        self._steps.append(
+            _Step(
+                step=at.step,
+                stage=at.stage,
+                losses={task: x for task, x in result.loss_sums.items() if result.counts[task]},
+                counts=result.counts,
+                skipped_so_far=self.engine.skipped_so_far,
+                batches=batches if not self._steps or at.starts_stage else (),
+            )
+        )
+
+    def steps_since(self) -> Trouble | None:
+        """The first step that needs action; logs those that only need a line."""
+        steps, self._steps, self.lasting = self._steps, [], None
+        sums = self.engine.reduce(
+            {f"{i} {task}": x for i, one in enumerate(steps) for task, x in one.losses.items()}
+            or {"": 0.0}
+        )
+        for i, one in enumerate(steps):
+            losses = {task: sums[f"{i} {task}"] / one.counts[task] for task in one.losses}
+            if trouble := self._judge_step(one, losses):
+                return trouble
+            good = not self.skipped_in_a_row and not self.detector.ongoing
+            if one.batches and good:
+                self.weights.good_step = GoodStep(
+                    step=one.step,
+                    stage=one.stage,
+                    batches=one.batches,
+                    losses=losses,
+                    counts=one.counts,
+                )
+        return None
+
+    def _judge_step(self, one: _Step, losses: Mapping[str, float]) -> Trouble | None:
+        before = self.detector.ongoing
+        spike = self.detector.judge(one.step, one.stage, losses)
+        before_it, self._skipped_before = self._skipped_before, int(one.skipped_so_far)
+        skipped = self._skipped_before > before_it
+        self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
+        if skipped and (action := self._nonfinite_action()):
+            bad = [f" of {task}" for task, loss in losses.items() if not math.isfinite(loss)]
+            what = f"the loss{bad[0]}" if bad else "a gradient"
+            text = f"step {one.step + 1}: {what} was not finite; the step was not applied"
+            return Trouble.at(one.step, text, action, spike or before)
+        if spike is None:
+            return None
+        text = f"step {spike.step + 1}: {spike} (z-score {spike.zscore:.3g})"
+        if (action := self.recipe.loss_spike.action) != "warn":
+            return Trouble.at(one.step, text, action, spike)
+        if spike.began == spike.step:
+            self.event("spike", f"{text}; training continues (loss_spike)", step=spike.step + 1)
+        if spike.length % self.recipe.loss_spike.window == 0:
+            self.lasting = spike
+        return None
+
+    def weights_after(self, step: int, *, last: bool) -> Trouble | None:
+        """The trouble with the weights after `step`: at the end of the run (`last`), where they
+        must have recovered from a spike, before they replace others, or in a long spike."""
+        spike, ruin = self.detector.ongoing, self.weights.problem(over=last)
+        if spike and not ruin and not self.weights.good_step:
+            ruin = f"since step {spike.began + 1} {spike}"
+        if not ruin:
+            if self.lasting:
+                self._say_it_lasts(self.lasting, step)
+            return None
+        began = self.detector.began
+        actions = self.recipe.loss_spike.action, self.recipe.nonfinite
+        before = "before the end" if last else "before they are saved"
+        what = "diverged" if spike else f"the weights were checked {before}"
+        return Trouble(
+            step=step,
+            what=f"step {step + 1}: {what}",
+            action="rollback" if "rollback" in actions else "stop",
+            began=step + 1 if began is None else began,
+            ruin=ruin,
+        )
+
+    def _say_it_lasts(self, spike: LossSpike, step: int) -> None:
+        """Log a spike that has lasted for another window, with weights that are not ruined."""
+        worse = self.weights.problem(over=True)
+        state = worse or "the weights are as good as before for earlier texts"
+        text = f"step {step + 1}: {spike}, for {spike.length} steps by now; {state}"
+        self.event("spike", f"{text}; training continues", step=step + 1)
+
+    def _nonfinite_action(self) -> str:
+        """Action for the current step, which was skipped; nothing if that is normal: fp16 skips
+        steps while it looks for its loss scale."""
+        fp16 = self.engine.ds_config.precision == "fp16"
+        if fp16 and self.engine.loss_scale > 1 and self.skipped_in_a_row < _MAX_SCALE_SEARCH:
+            return ""
+        if self.recipe.nonfinite == "skip":
+            return "stop" if self.skipped_in_a_row > self.recipe.failure_limit else ""
+        return self.recipe.nonfinite
