@@ -26,6 +26,7 @@ from palm_ds.inference.batching import even_parts, row_capacity
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.encoder.states import WantedStates, recorded
 from palm_ds.model.inputs.batch import Batch, PackedText
+from palm_ds.model.pooling import OF_ALL_TOKENS, POOLINGS, check_pooling, pool
 from palm_ds.tasks.shared.text_task import level
 from palm_ds.text.exported_tokenizer import normalizing_tokenizer
 from palm_ds.text.tokenizer import Tokenizer
@@ -37,7 +38,6 @@ from palm_ds.weights.formats.huggingface.sentence_transformers import (
 )
 from palm_ds.weights.formats.runnable import has_pooler
 
-POOLINGS = ("mean", "cls", "max", "pooler")
 Text: TypeAlias = str | Sequence[str]
 """A text, or a pair of texts: [CLS] one [SEP] other [SEP]."""
 CHUNK = 4096
@@ -70,8 +70,8 @@ class EmbeddingSettings:
     model's."""
 
     def __post_init__(self) -> None:
-        if self.pooling is not None and self.pooling not in POOLINGS:
-            raise UserError(f"pooling: {self.pooling!r}{suggest(self.pooling, POOLINGS)}")
+        if self.pooling is not None:
+            check_pooling(self.pooling, (*POOLINGS, "pooler"))
         if self.tokens and self.pooling is not None:
             raise UserError("pooling: vectors of tokens are not pooled; leave out one of the two")
         if self.pooling == "pooler" and self.layers != (-1,):
@@ -213,16 +213,11 @@ class Embedder:
     def _vectors(self, piece: _TextBatch) -> torch.Tensor:
         """The vectors (n, hidden) of a batch's texts."""
         batch, pooling = piece.batch.to(self.device), self.settings.pooling
-        lengths = batch.cu_seqlens.diff().long()
         wanted = torch.from_numpy(piece.segments).to(self.device)
-        if pooling not in ("cls", "pooler"):
-            found = torch.segment_reduce(
-                self._layers(batch).float(), str(pooling), lengths=lengths, unsafe=True
-            )
+        if pooling in OF_ALL_TOKENS or self.settings.layers != (-1,):
+            found = pool(self._layers(batch), batch.sequence_lengths, str(pooling))
             return found.index_select(0, wanted)
-        at = (lengths.cumsum(0) - lengths)[wanted]
-        if self.settings.layers != (-1,):
-            return self._layers(batch).index_select(0, at)
+        at = batch.cu_seqlens[:-1].long()[wanted]
         first = self.encoder(batch, at)  # most of the last layer is computed for [CLS] alone
         return self.encoder.pooler(first) if pooling == "pooler" else first
 

@@ -23,6 +23,7 @@ from palm_ds.model.encoder.states import WantedStates, recorded
 from palm_ds.model.heads.heads import Head
 from palm_ds.model.inputs.batch import Batch, EncoderStates, TeacherOutputs
 from palm_ds.model.ops.dropout import dropout, dropout_keys
+from palm_ds.model.pooling import pool
 
 _MAX_SHARE = 0.5  # share of a batch's positions above which gathering costs more than it saves
 
@@ -201,7 +202,8 @@ class Model(nn.Module):
         ]
         if any(averaged):
             encoded = self.backbone(batch)
-            means, flat = batch.sequence_means(encoded), encoded.flatten(0, 1)
+            flat = encoded.flatten(0, 1)
+            means = pool(flat, batch.sequence_lengths, "mean")
             return [
                 means.index_select(0, batch.sequence_of(each.positions))
                 if mean

@@ -1,32 +1,78 @@
-"""From token vectors to one vector of a text."""
+"""From the vectors of tokens to one vector of their text.
+
+pool(vectors, lengths, "mean")            texts one after the other, as in packed rows
+pool_padded(vectors, real, how)           a padded row for each text, as in exported graphs
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+
+import torch
+from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError, suggest
 
 POOLINGS = ("mean", "cls", "max")
+OF_ALL_TOKENS = ("mean", "max")
+"""The poolings that read more than the first token."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextPooling:
-    """Pooling of texts into vectors."""
+class Pooling:
+    """The vector of a text, made from those of its tokens, special ones included."""
 
     pooling: str = "mean"
-    """mean, cls or max over the tokens of a text, special ones included."""
+    """mean, cls or max over the tokens of a text."""
     normalize: bool = False
     """Scale vectors to length 1."""
-    similarity: str = "cosine"
-    """How two vectors are compared: cosine or dot."""
     max_length: int = 0
     """Tokens after which texts are truncated; 0: what the encoder reads."""
+
+    def __post_init__(self) -> None:
+        check_pooling(self.pooling)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextPooling(Pooling):
+    """The same, and how such vectors are meant to be used."""
+
+    similarity: str = "cosine"
+    """How two vectors are compared: cosine or dot."""
     prompts: Mapping[str, str] = field(default_factory=dict)
     """{name: what is put before a text}, such as `query` and `document`."""
     trained: bool = False
     """Whether the model was trained to give such vectors."""
 
-    def __post_init__(self) -> None:
-        if self.pooling not in POOLINGS:
-            raise UserError(f"pooling: {self.pooling!r}{suggest(self.pooling, POOLINGS)}")
+
+def check_pooling(pooling: str, known: Collection[str] = POOLINGS) -> None:
+    """Raises UserError for an unknown name."""
+    if pooling not in known:
+        raise UserError(f"pooling: {pooling!r}{suggest(pooling, known)}")
+
+
+def pool(vectors: torch.Tensor, lengths: torch.Tensor, pooling: str) -> torch.Tensor:
+    """The vectors (texts, hidden) of texts of `lengths` (texts,) tokens, whose own vectors (tokens,
+    hidden) follow each other; fp32 but for cls."""
+    if pooling == "cls":
+        return vectors.index_select(0, lengths.cumsum(0) - lengths)
+    return torch.segment_reduce(vectors.float(), pooling, lengths=lengths, unsafe=True)
+
+
+def pool_padded(vectors: torch.Tensor, real: torch.Tensor, how: Pooling) -> torch.Tensor:
+    """The vectors (texts, hidden) of texts (texts, length, hidden) whose tokens are `real` (texts,
+    length). Without segments, which ONNX has not."""
+    mask = real.unsqueeze(-1)
+    if how.pooling == "mean":
+        found = torch.where(mask, vectors, 0.0).sum(1) / mask.sum(1).clamp(min=1)
+    elif how.pooling == "max":
+        found = torch.where(mask, vectors, -torch.inf).amax(1)
+    else:
+        found = first_tokens(vectors, real)
+    return F.normalize(found, dim=-1) if how.normalize else found
+
+
+def first_tokens(vectors: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """The vectors (texts, hidden) of the first `real` tokens of texts (texts, length, hidden)."""
+    return vectors[torch.arange(vectors.shape[0]), real.long().argmax(1)]

@@ -20,6 +20,7 @@ from palm_ds.data.tasks.example import Example, collate
 from palm_ds.inference.batching import row_capacity
 from palm_ds.model.heads.heads import Head
 from palm_ds.model.multi_task_model import Model
+from palm_ds.model.pooling import OF_ALL_TOKENS, pool
 
 Scores = Mapping[str, np.ndarray]
 """{head's task: (labels, any) float32} of one example; one row if the task pools."""
@@ -34,14 +35,14 @@ class VectorHead(Head):
     def __init__(self, pooling: str) -> None:
         super().__init__()
         self.pooled = pooling == "pooler"
-        self.grouped = pooling in ("mean", "max")
+        self.grouped = pooling in OF_ALL_TOKENS
         self.pooling = pooling
 
     def logits(self, rows: torch.Tensor, groups: torch.Tensor | None = None) -> torch.Tensor:
         if groups is None:
             return rows
         _, lengths = groups.unique_consecutive(return_counts=True)
-        return torch.segment_reduce(rows.float(), self.pooling, lengths=lengths, unsafe=True)
+        return pool(rows, lengths, self.pooling)
 
 
 def vectors_task(pooling: str) -> str:
@@ -59,10 +60,10 @@ def with_vector_heads(model: Model, poolings: Sequence[str]) -> Model:
 
 def label_for_vector(example: Example, pooling: str) -> Example:
     """Asks for the vector of a text: labels all its tokens, or [CLS]."""
-    many = len(example) if pooling in ("mean", "max") else 1
+    many = len(example) if pooling in OF_ALL_TOKENS else 1
     name = vectors_task(pooling)
     example.labels[name] = np.arange(many), np.zeros(many, np.int64)
-    if pooling in ("mean", "max"):
+    if pooling in OF_ALL_TOKENS:
         example.grouped_labels.add(name)
     return example
 

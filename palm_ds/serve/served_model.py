@@ -19,7 +19,7 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.task import TableTask
-from palm_ds.inference.embedder import POOLINGS, Embedder, EmbeddingSettings, make_embedder
+from palm_ds.inference.embedder import Embedder, EmbeddingSettings, make_embedder
 from palm_ds.inference.fill_mask import Filler
 from palm_ds.inference.predictor import EncoderPass, Predictor
 from palm_ds.inference.task_selection import asked_tasks
@@ -27,6 +27,7 @@ from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.packed_linear import prepare_to_predict
+from palm_ds.model.pooling import POOLINGS
 from palm_ds.serve.forward import with_vector_heads
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.weights.formats.contents import CheckpointContents
@@ -107,7 +108,7 @@ def open_served(path: Path, name: str, options: ModelOptions) -> ServedModel:
         device=opened.device,
         batch_tokens=opened.tokens,
     )
-    poolings = [x for x in POOLINGS if x != "pooler" or has_pooler(opened.contents)]
+    poolings = [*POOLINGS, *["pooler"] * has_pooler(opened.contents)]
     first = with_vector_heads(model, poolings)
     return ServedModel(
         name=name,

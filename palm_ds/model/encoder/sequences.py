@@ -18,7 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.model.inputs.batch import Batch
 
-POOLINGS = ("softsign_sum", "mean", "max")
+WORD_POOLINGS = ("softsign_sum", "mean", "max")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Sequences:
 
     def pooled(self, x: torch.Tensor, how: str) -> torch.Tensor:
         """For each token of (rows, length, hidden) what the vectors of its sequence come to, fp32;
-        `how` is one of POOLINGS."""
+        `how` is one of WORD_POOLINGS."""
         x = x.float()
         if how == "max":
             return self._reduced(x, "amax")

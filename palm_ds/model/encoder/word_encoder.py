@@ -31,7 +31,7 @@ from palm_ds.model.encoder.encoder import (
     gather_positions,
     init_weights,
 )
-from palm_ds.model.encoder.sequences import POOLINGS, Sequences
+from palm_ds.model.encoder.sequences import WORD_POOLINGS, Sequences
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.ops.dropout import DropoutKeys, dropout
@@ -52,8 +52,8 @@ class WordOptions:
                 f"backbone.options.embedding_size: {self.embedding_size} is not a width; expected "
                 "a number from 1, or 0 for the hidden size"
             )
-        if self.pooling not in POOLINGS:
-            near = suggest(self.pooling, POOLINGS)
+        if self.pooling not in WORD_POOLINGS:
+            near = suggest(self.pooling, WORD_POOLINGS)
             raise UserError(f"backbone.options.pooling: no {self.pooling!r}{near}")
 
 

@@ -179,12 +179,10 @@ class Batch:
         """(n,) the numbers within the batch of the sequences that flat positions (n,) are in."""
         return torch.searchsorted(self.cu_seqlens.long(), positions, right=True) - 1
 
-    def sequence_means(self, vectors: torch.Tensor) -> torch.Tensor:
-        """(sequences, hidden) fp32: the mean over the tokens of each sequence, padding included, of
-        vectors (rows, length, hidden)."""
-        lengths = self.cu_seqlens.diff().long()
-        flat = vectors.flatten(0, 1).float()
-        return torch.segment_reduce(flat, "mean", lengths=lengths, unsafe=True)
+    @property
+    def sequence_lengths(self) -> torch.Tensor:
+        """(sequences,) int64: the tokens of each sequence; padding is one too."""
+        return self.cu_seqlens.diff().long()
 
     @property
     def real_tokens(self) -> int:

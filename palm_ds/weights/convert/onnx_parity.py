@@ -16,13 +16,14 @@ from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.heads.crf import FORBIDDEN, viterbi
+from palm_ds.model.pooling import Pooling
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.weights.convert import parity
 from palm_ds.weights.convert.convert import as_runnable
 from palm_ds.weights.convert.parity import ParityReport
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.expected_shapes import TRANSITIONS
-from palm_ds.weights.formats.onnx.description import OnnxDescription, OnnxEmbedding, OnnxHead
+from palm_ds.weights.formats.onnx.description import OnnxDescription, OnnxHead
 from palm_ds.weights.formats.onnx.graph import EMBEDDING
 from palm_ds.weights.formats.onnx.run import in_onnx_runtime, word_starts
 from palm_ds.weights.formats.runnable import (
@@ -167,7 +168,7 @@ def _inputs(
     return found
 
 
-def _pooled(rows: torch.Tensor, how: OnnxEmbedding) -> torch.Tensor:
+def _pooled(rows: torch.Tensor, how: Pooling) -> torch.Tensor:
     """The vector of a text's tokens (tokens, hidden)."""
     made = {"mean": rows.mean(0), "max": rows.max(0).values, "cls": rows[0]}[how.pooling]
     return F.normalize(made, dim=0) if how.normalize else made

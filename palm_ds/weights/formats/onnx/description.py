@@ -15,6 +15,7 @@ from typing import Any
 
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
+from palm_ds.model.pooling import Pooling
 from palm_ds.weights.formats.tensor_files import read_json
 
 DESCRIPTION = "palm_ds_onnx.json"
@@ -54,18 +55,6 @@ class OnnxHead:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnnxEmbedding:
-    """Settings for computing `sentence_embedding`."""
-
-    pooling: str
-    """mean, cls or max over the tokens of a text."""
-    normalize: bool
-    """Whether vectors are scaled to length 1."""
-    max_length: int
-    """Tokens at which texts are truncated."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class OnnxDescription:
     """The content of palm_ds_onnx.json."""
 
@@ -83,8 +72,8 @@ class OnnxDescription:
     task_id: int = 0
     """The row of the task embedding that is part of the graph, without `task_type_ids`."""
     heads: Mapping[str, OnnxHead] = field(default_factory=dict)
-    embedding: OnnxEmbedding | None = None
-    """None: the graph has no `sentence_embedding`."""
+    embedding: Pooling | None = None
+    """How `sentence_embedding` is computed; None: the graph has none."""
     custom: bool = False
     """Whether the encoder is a user's class."""
 

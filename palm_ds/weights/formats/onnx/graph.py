@@ -24,6 +24,7 @@ from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
+from palm_ds.model.pooling import Pooling, first_tokens, pool_padded
 from palm_ds.weights.formats.contents import NEXT_SENTENCE_CLASSES, CheckpointContents, HeadInfo
 from palm_ds.weights.formats.huggingface.sentence_transformers import (
     embedding_length,
@@ -33,7 +34,6 @@ from palm_ds.weights.formats.onnx.description import (
     TEXTS,
     TOKENS,
     OnnxDescription,
-    OnnxEmbedding,
     OnnxHead,
 )
 from palm_ds.weights.formats.runnable import (
@@ -159,12 +159,12 @@ def _described(name: str, head: HeadInfo, *, several: bool, task_id: int) -> Onn
     )
 
 
-def _embedding(contents: CheckpointContents) -> tuple[OnnxEmbedding | None, tuple[str, ...]]:
+def _embedding(contents: CheckpointContents) -> tuple[Pooling | None, tuple[str, ...]]:
     stated = modules_of(contents)
     if stated.other:
         what = f"depend on {stated.other} of sentence-transformers"
         return None, (f"no {EMBEDDING} in the graph: its vectors {what}",)
-    made = OnnxEmbedding(
+    made = Pooling(
         pooling=stated.pooling or "mean",
         normalize=stated.normalize,
         max_length=embedding_length(contents),
@@ -193,12 +193,11 @@ class PaddedModel(nn.Module):
         real = values["attention_mask"] > 0  # (batch, length)
         last = self.encoder(self._batch(values, real))
         outputs = [last]
-        first = last[torch.arange(last.shape[0]), real.long().argmax(1)]
-        pooled = self.encoder.pooler(first) if self.pools else None
+        pooled = self.encoder.pooler(first_tokens(last, real)) if self.pools else None
         if pooled is not None:
             outputs.append(pooled)
         if how := self.about.embedding:
-            outputs.append(pool(last, real, first, how))
+            outputs.append(pool_padded(last, real, how))
         for head, about in zip(self.heads, self.about.heads.values(), strict=True):
             scores = head(pooled if about.reads == TEXTS else last)
             outputs += scores.unbind(-1) if len(about.outputs) == 2 else [scores]
@@ -247,18 +246,3 @@ class _ExportedHead(nn.Module):
         if self.masked_lm is not None:
             return self.masked_lm.logits(rows)
         return as_elsewhere(F.linear(rows, self.weight, self.bias), self.outputs)
-
-
-def pool(
-    last: torch.Tensor, real: torch.Tensor, first: torch.Tensor, how: OnnxEmbedding
-) -> torch.Tensor:
-    """The vectors (batch, hidden) of texts (batch, length, hidden) whose tokens are `real`."""
-    mask = real.unsqueeze(-1)
-    if how.pooling == "mean":
-        total = torch.where(mask, last, 0.0).sum(1)
-        found = total / mask.sum(1).clamp(min=1)
-    elif how.pooling == "max":
-        found = torch.where(mask, last, -torch.inf).amax(1)
-    else:
-        found = first
-    return F.normalize(found, dim=-1) if how.normalize else found
