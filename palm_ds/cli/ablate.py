@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import CONTINUES, Command
-from palm_ds.cli.options import add_ds_config, add_recipe, check_overrides, local_path, names
+from palm_ds.cli.options import (
+    add_ds_config,
+    add_recipe,
+    check_overrides,
+    list_of_names,
+    local_path,
+)
 from palm_ds.cli.runs import add_launcher, command_of, show_table, stop_on_signals, without_onnx
 from palm_ds.cli.shipped import find_ds_config, find_recipe
 from palm_ds.train.sweeps.subprocesses import launcher_of
@@ -50,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         ds_config=read_ds_config(ds_config),
         out=Path(args.out),
         overrides=args.overrides,
-        schedules=names(args.schedules),
+        schedules=list_of_names(args.schedules),
         always=args.always,
         steps=args.steps,
     )

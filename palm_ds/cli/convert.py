@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from palm_ds.cli.command import Command
-from palm_ds.cli.options import local_path, names, options_of
+from palm_ds.cli.options import add_fields, list_of_names, local_path, options_of
 from palm_ds.cli.output import show
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import printable
+from palm_ds.weights.convert.options import CheckedConversion, ConversionOptions, OnnxOptions
 
 if TYPE_CHECKING:
     from palm_ds.weights.convert.convert import ConversionResult
@@ -35,57 +36,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="F",
         help="palm_ds, huggingface, paddle, onnx (palm_ds)",
     )
-    add(
-        "--family",
-        default="",
-        metavar="F",
-        help="bert, roberta, ernie, xlm-roberta or camembert (bert or roberta, or SOURCE's)",
-    )
-    add(
-        "--task",
-        default="",
-        metavar="T",
-        help="task (or row) of the task embedding to read texts with",
-    )
-    add("--head", type=names, default=[], metavar="A,B", help="write only this head (onnx: these)")
-    add(
-        "--head_class",
-        default="",
-        metavar="CLASS",
-        help="class for that head: ForTokenClassification, ...; Model: the encoder alone",
-    )
-    add("--words", default="", metavar="NAME", help="write this masked-LM head (the first)")
-    add("--dtype", default="float32", metavar="D", help="float32, float16 or bfloat16 (float32)")
-    add(
-        "--precision",
-        type=names,
-        default=[],
-        metavar="A,B",
-        help="onnx: files next to that in fp32: fp16, int8",
-    )
+    add_fields(parser, ConversionOptions, "task", "family", metavar={"task": "T", "family": "F"})
+    add("--head", type=list_of_names, metavar="A,B", help="write only this head (onnx: these)")
+    shown = {"head_class": "CLASS", "words": "NAME", "dtype": "D", "shard_size": "N"}
+    add_fields(parser, ConversionOptions, *shown, metavar=shown)
     add(
         "--onnx",
-        type=names,
+        type=list_of_names,
         nargs="?",
         const=["fp32"],
         metavar="A,B",
         help="huggingface: files of onnx/: fp32, fp16, int8, or none (fp32, where possible)",
     )
-    add("--opset", type=int, metavar="N", help="onnx: version of its operators (18)")
-    add("--score", nargs="+", metavar="FILE", help="onnx: labelled rows to score the files on")
-    add("--shard_size", default="5GB", metavar="N", help="largest file of weights (5GB)")
+    _add_opening(parser)
+    onnx = parser.add_argument_group("--to onnx")
+    shown = {"precisions": "A,B", "opset": "N"}
+    add_fields(onnx, OnnxOptions, *shown, metavar=shown, flags=_FLAGS, lists=("precisions",))
+    onnx.add_argument("--score", nargs="+", metavar="FILE", help="labelled rows to score files on")
+    flags = {"verify": "--unchecked"}
+    add_fields(parser, CheckedConversion, "strict", "verify", metavar={}, flags=flags)
+
+
+def _add_opening(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("--eps", type=float, metavar="X", help="LayerNorm's eps, instead of what SOURCE states")
     add("--config", type=Path, metavar="FILE", help="the encoder's config, if it is not in SOURCE")
     add("--tokenizer", type=Path, metavar="PATH", help="the tokenizer, if it is not in SOURCE")
-    add("--texts", type=Path, metavar="FILE", help="texts to compare the outputs on, one per line")
     add(
         "--untied_head",
         choices=["keep", "skip"],
         help="a masked-LM head with its own output embeddings: keep it (keep), or skip it",
     )
-    add("--revision", default="", metavar="R", help="of a name on the hub: branch, tag or commit")
-    add("--strict", action="store_true", help="refuse to skip a tensor")
-    add("--unchecked", action="store_false", dest="verify", help="do not compare the outputs")
+    add_fields(parser, CheckedConversion, "revision", metavar={"revision": "R"})
+    add("--texts", type=Path, metavar="FILE", help="texts to compare the outputs on, one per line")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -114,25 +97,25 @@ class _Done:
 def _to_weights(
     args: argparse.Namespace, texts: list[str] | None, opening: dict[str, Any]
 ) -> _Done:
-    from palm_ds.weights.convert.convert import ConversionOptions, convert
+    from palm_ds.weights.convert.convert import convert
     from palm_ds.weights.convert.to_onnx import add_onnx, check_installed
     from palm_ds.weights.convert.try_onnx import AddedOnnx, try_onnx
 
     _check_not_given(args, _OF_ONNX, f"--to {args.to} has none; --to onnx has")
     if args.to != "huggingface":
         _check_not_given(args, ("onnx",), "adds onnx/ to what --to huggingface writes")
-    if len(args.head) > 1:
+    head, *others = args.head or [""]
+    if others:
         raise UserError(f"--head: {args.to} takes one head; --to onnx takes several")
-    head = args.head[0] if args.head else ""
     options = options_of(ConversionOptions, args, texts=texts, head=head)
     added: list[AddedOnnx] = []
 
     def add(folder: Path) -> None:
         if args.onnx:
-            files = add_onnx(folder, args.onnx, verify=args.verify)
+            files = add_onnx(folder, args.onnx, verify=options.verify)
             added.append(AddedOnnx(files=files))
         else:
-            added.append(try_onnx(folder, verify=args.verify))
+            added.append(try_onnx(folder, verify=options.verify))
 
     if args.onnx and args.onnx != _NO_ONNX:
         check_installed("--onnx")
@@ -150,10 +133,10 @@ def _to_weights(
 
 def _to_onnx(args: argparse.Namespace, texts: list[str] | None, opening: dict[str, Any]) -> _Done:
     from palm_ds.inference.onnx_scores import run_of
-    from palm_ds.weights.convert.to_onnx import OnnxOptions, convert_to_onnx
+    from palm_ds.weights.convert.to_onnx import convert_to_onnx
 
     _check_not_given(args, _NOT_OF_ONNX, "does not apply to --to onnx")
-    options = options_of(OnnxOptions, args, texts=texts, heads=args.head, precisions=args.precision)
+    options = options_of(OnnxOptions, args, texts=texts, heads=args.head)
     of_run = partial(run_of, files=args.score or ())
     done = convert_to_onnx(args.source, args.target, options, of_run=of_run, **opening)
     return _Done(result=done, record=done.record(), lines=_onnx_lines(done))
@@ -189,14 +172,15 @@ def _onnx_lines(done: OnnxResult) -> list[str]:
 
 
 _NO_ONNX = ["none"]
-_OF_ONNX = ("precision", "opset", "score")
-_NOT_OF_ONNX = ("family", "head_class", "words", "onnx")
+_FLAGS = {"precisions": "--precision"}
+_OF_ONNX = ("precisions", "opset", "score")
+_NOT_OF_ONNX = ("family", "head_class", "words", "dtype", "shard_size", "onnx")
 
 
 def _check_not_given(args: argparse.Namespace, options: Sequence[str], why: str) -> None:
     for name in options:
         if getattr(args, name):
-            raise UserError(f"--{name}: {why}")
+            raise UserError(f"{_FLAGS.get(name, f'--{name}')}: {why}")
 
 
 def _read_texts(file: Path) -> list[str]:

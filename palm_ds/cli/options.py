@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import MappingProxyType, NoneType
@@ -53,13 +53,14 @@ def add_fields(
     metavar: Mapping[str, str],
     choices: Mapping[str, Sequence[str]] = MappingProxyType({}),
     flags: Mapping[str, str] = MappingProxyType({}),
+    lists: Collection[str] = (),
 ) -> None:
     """Options from the fields of a dataclass, for `options_of`: with their types and defaults and,
     as help, the first sentence of their descriptions.
 
     `names`: of the fields; all by default. `metavar` by field name, of all but switches; `flags`:
-    {field: option} of other names. A field that is True by default becomes --no_NAME, one of
-    several values is repeatable."""
+    {field: option} of other names; `lists`: fields whose values are given as A,B. A field that is
+    True by default becomes --no_NAME, any other of several values is repeatable."""
     kinds, about = get_type_hints(cls), descriptions(cls)
     for field in fields(cls):
         name = field.name
@@ -72,7 +73,7 @@ def add_fields(
             more: dict[str, Any] = {"action": "store_false" if field.default else "store_true"}
         else:
             more = {"metavar": metavar[name], "choices": choices.get(name)}
-            more |= _type_of(kinds[name])
+            more |= {"type": list_of_names} if name in lists else _type_of(kinds[name])
             text += "; repeatable" if "action" in more else _shown(field.default)
         parser.add_argument(flag, dest=name, default=None, help=text, **more)
 
@@ -85,7 +86,7 @@ def _type_of(hint: Any) -> dict[str, Any]:
 
 
 def _shown(default: object) -> str:
-    if default is None or default == "" or default is MISSING:
+    if default in (None, "", ()) or default is MISSING:
         return ""
     return f" ({default:g})" if isinstance(default, float) else f" ({default})"
 
@@ -111,6 +112,6 @@ def check_overrides(overrides: Sequence[str]) -> None:
             raise UserError(f"override {text!r}: expected key=value")
 
 
-def names(text: str) -> list[str]:
+def list_of_names(text: str) -> list[str]:
     """`a, b` as a list."""
     return [name.strip() for name in text.split(",") if name.strip()]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import Command
 from palm_ds.cli.inference_options import add_inference_arguments, progress, start_processes
-from palm_ds.cli.options import local_path, names
+from palm_ds.cli.options import list_of_names, local_path
 from palm_ds.cli.output import console_of, show
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     opened = TrainedModel.open(
         args.model, device=device, precision=args.precision, batch_tokens=args.batch_tokens
     )
-    predictor = opened.predictor(names(args.tasks))
+    predictor = opened.predictor(list_of_names(args.tasks))
     predictor = predictor.generating(settings_of(args.generate, "--generate"))
     job = PredictionJob(
         inputs=args.input,

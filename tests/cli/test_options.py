@@ -35,6 +35,8 @@ class Described:
     """ONNX's rate per second."""
     files: tuple[str, ...] = ()
     """A file."""
+    parts: tuple[str, ...] = ()
+    """Parts of it."""
     strict: bool = False
     """Refuse doubtful input."""
     check: bool = True
@@ -44,10 +46,11 @@ class Described:
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser()
-    shown = {"kind": "KIND", "size": "N", "rate": "X", "files": "FILE"}
+    shown = {"kind": "KIND", "size": "N", "rate": "X", "files": "FILE", "parts": "A,B"}
     names = (*shown, "strict", "check")
     choices, flags = {"kind": ["quick", "slow"]}, {"files": "--file"}
-    add_fields(made, Described, *names, metavar=shown, choices=choices, flags=flags)
+    how = {"metavar": shown, "choices": choices, "flags": flags, "lists": ["parts"]}
+    add_fields(made, Described, *names, **how)
     return made
 
 
@@ -58,6 +61,7 @@ def test_fields_become_options_with_their_description() -> None:
         "--size N largest size (all)",
         "--rate X ONNX's rate per second (30)",
         "--file FILE a file; repeatable",
+        "--parts A,B parts of it",
         "--strict refuse doubtful input",
         "--no_check do not compare the outputs",
     ]
@@ -65,8 +69,16 @@ def test_fields_become_options_with_their_description() -> None:
 
 def test_options_from_fields_give_the_dataclass_back() -> None:
     assert options_of(Described, parser().parse_args([])) == Described()
-    words = "--kind slow --size 3 --rate 0.5 --file a --file b --strict --no_check"
-    wanted = Described(kind="slow", size=3, rate=0.5, files=("a", "b"), strict=True, check=False)
+    words = "--kind slow --size 3 --rate 0.5 --file a --file b --parts c,d --strict --no_check"
+    wanted = Described(
+        kind="slow",
+        size=3,
+        rate=0.5,
+        files=("a", "b"),
+        parts=("c", "d"),
+        strict=True,
+        check=False,
+    )
     assert options_of(Described, parser().parse_args(words.split())) == wanted
     for wrong in ("--kind fast", "--size 1.5", "--rate x", "--hidden 1"):
         with pytest.raises(SystemExit):

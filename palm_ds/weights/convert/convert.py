@@ -23,6 +23,7 @@ from palm_ds.weights.convert import mapping_report, parity
 from palm_ds.weights.convert.documents import SourceDocuments, read_documents
 from palm_ds.weights.convert.locate import locate
 from palm_ds.weights.convert.mapping_report import ConversionReport
+from palm_ds.weights.convert.options import TEXTS, ConversionOptions
 from palm_ds.weights.convert.parity import ParityReport
 from palm_ds.weights.formats.contents import CheckpointContents, read_tokenizer
 from palm_ds.weights.formats.format import Export
@@ -38,35 +39,6 @@ TO = tuple(EXPORTS)
 _SHORT_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _NOT_SEEN = {"tokenizer", "untied_head"}
 """Options of opening that change nothing that the format's own library computes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConversionOptions:
-    """Settings of a conversion."""
-
-    family: str = ""
-    """ernie, bert, roberta, xlm-roberta or camembert; empty: that of a Hugging Face source, else
-    bert or roberta, which more programs open than ernie."""
-    task: str = ""
-    """Task name, or row of the task embedding, that texts get; empty: the checkpoint's default."""
-    head: str = ""
-    """The classification head to write, as the only head."""
-    head_class: str = ""
-    """The transformers class to write `head` as."""
-    words: str = ""
-    """The masked-LM head to write; empty: the first."""
-    dtype: str = "float32"
-    """float32, float16 or bfloat16, also spelled fp32, fp16 and bf16."""
-    shard_size: str = "5GB"
-    """Largest size of one weight file; larger models are sharded."""
-    strict: bool = False
-    """Raise an error if any tensor other than optimizer state would be skipped."""
-    texts: Sequence[str] = parity.TEXTS
-    """Natural texts to compare both sides on."""
-    revision: str = ""
-    """With a repository of the Hugging Face hub as the source: a branch, tag or commit."""
-    verify: bool = True
-    """Run both sides and compare their outputs. Without it, the conversion is unverified."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +150,7 @@ def verify_only(
     a: str | Path,
     b: str | Path,
     *,
-    texts: Sequence[str] = parity.TEXTS,
+    texts: Sequence[str] = TEXTS,
     tolerance: float | None = None,
     **opening: Any,
 ) -> ParityReport:

@@ -23,21 +23,13 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_generator
 from palm_ds.text.tokenizer import Tokenizer
+from palm_ds.weights.convert.options import TEXTS
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.runnable import Outputs, RunnableCheckpoint, Texts
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 5e-2}
 """Largest allowed difference relative to the largest value (at least 1), by the dtype that the
 weights were rounded to."""
-TEXTS = (
-    "The river had risen in the night, and by morning the lower road was under water.",
-    "Who wrote it? Nobody knows; the manuscript was found in 1897, in a box of old letters.",
-    "In mathematics, a group is a set with an operation that is associative.",
-    "他们在北京大学学习计算机科学。",
-    "昨天下了一场大雨，今天早上天气很好。",
-    "A short one.",
-)
-"""Default texts."""
 _MAX_TOKENS = 48
 
 

@@ -22,7 +22,7 @@ from palm_ds.common.errors import UserError, need_extra, suggest
 from palm_ds.common.json_files import nan_to_null, write_json
 from palm_ds.common.version import __version__
 from palm_ds.text.tokenizer import Tokenizer
-from palm_ds.weights.convert import mapping_report, parity
+from palm_ds.weights.convert import mapping_report
 from palm_ds.weights.convert.convert import (
     check_target,
     notes_on,
@@ -34,6 +34,7 @@ from palm_ds.weights.convert.documents import read_documents
 from palm_ds.weights.convert.locate import locate
 from palm_ds.weights.convert.mapping_report import ConversionReport
 from palm_ds.weights.convert.onnx_parity import GraphComparison
+from palm_ds.weights.convert.options import OnnxOptions
 from palm_ds.weights.convert.parity import ParityReport
 from palm_ds.weights.formats.contents import CheckpointContents, read_tokenizer
 from palm_ds.weights.formats.huggingface.names import MASKED_WORDS, NEXT_SENTENCE
@@ -57,33 +58,6 @@ SOURCE = "source"
 """The source among the scores."""
 Scores = Mapping[str, Mapping[str, Mapping[str, float]]]
 """{task: {metric: {`source` or a precision: value}}}"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnnxOptions:
-    """Settings of a conversion to ONNX."""
-
-    heads: tuple[str, ...] = ()
-    """The heads to include; empty: all, masked-LM heads only if there is no other."""
-    precisions: tuple[str, ...] = ()
-    """Files to write next to model.onnx: fp16, int8."""
-    opset: int = 18
-    """Version of ONNX's operators."""
-    task: str = ""
-    """The task (or row) of the task embedding that texts get; empty: of each head's own task."""
-    texts: Sequence[str] = parity.TEXTS
-    """Natural texts to compare both sides on."""
-    revision: str = ""
-    """With a repository of the Hugging Face hub as the source: a branch, tag or commit."""
-    strict: bool = False
-    """Raise an error if any tensor other than optimizer state would be skipped."""
-    verify: bool = True
-    """Compare the outputs. Without it, the files are unverified."""
-
-    def __post_init__(self) -> None:
-        for each in self.precisions:
-            if each not in FILES:
-                raise UserError(f"precision: {each!r}{suggest(each, FILES)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,6 +248,9 @@ def _plan_job(
 ) -> _OnnxJob:
     from palm_ds.weights.formats.onnx.write import OPSETS
 
+    for each in options.precisions:
+        if each not in FILES:
+            raise UserError(f"precision: {each!r}{suggest(each, FILES)}")
     if options.opset not in OPSETS:
         raise UserError(f"opset: {options.opset}; expected {OPSETS[0]} to {OPSETS[-1]}")
     tokenizer = read_tokenizer(contents)
