@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.rows.lines import BadRecordError
 from palm_ds.corpus.annotations import Document, find_function
-from palm_ds.corpus.input.records import JOINT, BadRecordError, Record
+from palm_ds.corpus.input.records import JOINT, Record
 from palm_ds.corpus.options import TextOptions
 from palm_ds.text.chinese import find_simplifier, is_name
 from palm_ds.text.phrases import Collocations, Lexicon, capital_runs, read_lexicon

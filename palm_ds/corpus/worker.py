@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.rows.lines import BadRecordError
+from palm_ds.common.rows.stored import open_stored
 from palm_ds.corpus.analyzer import DocumentAnalyzer
 from palm_ds.corpus.annotations import Document, TokenAnnotation, apply_annotation, find_annotation
 from palm_ds.corpus.executors import report_progress
-from palm_ds.corpus.input.compression import open_stored
 from palm_ds.corpus.input.discover import Input, InputSpan
 from palm_ds.corpus.input.read_records import RecordReader
-from palm_ds.corpus.input.records import BadRecordError, Record, RecordOrRejection, Rejection
+from palm_ds.corpus.input.records import Record, RecordOrRejection, Rejection
 from palm_ds.corpus.work_dir import (
     PreparationJob,
     load_dropped,

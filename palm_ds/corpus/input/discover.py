@@ -14,13 +14,14 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.remote_files import RemoteFolder, is_url
+from palm_ds.common.rows.columnar import open_dataset
+from palm_ds.common.rows.stored import first_bytes, open_stored, suffixes_of
 from palm_ds.corpus.input import ernie_lines, python_docs
-from palm_ds.corpus.input.compression import COMPRESSED, first_bytes, open_stored
 from palm_ds.corpus.input.options import InputOptions
 
 _KINDS = {
@@ -44,7 +45,6 @@ _TAKES = {
     "ernie": (),
 }
 _VERSIONS = ("ETag", "etag", "mtime", "LastModified", "updated")  # as file systems call it
-_FEATHER = b"ARROW1"  # the first bytes of an Arrow file that is no stream
 _COMPRESSION_RATIO = 3  # of compressed text, roughly
 EMBEDDED = "embedded"
 
@@ -196,16 +196,15 @@ def _is_dataset(folder: Path) -> bool:
 
 def _kind(path: Path | str, options: InputOptions) -> tuple[str, str]:
     """(kind, compression) by the file's name; kind "" if it is unknown."""
-    file = PurePosixPath(str(path).partition("?")[0] if is_url(path) else path)
-    compression = file.suffix if file.suffix in COMPRESSED else ""
+    suffix, compression = suffixes_of(str(path).partition("?")[0] if is_url(path) else path)
     if options.structure == "ernie":
         return "ernie", compression
     kind = options.format
     if options.format == "auto" or options.structure != "documents":
-        kind = _KINDS.get(Path(file.name.removesuffix(compression)).suffix.lower(), "")
+        kind = _KINDS.get(suffix, "")
         if kind not in _TAKES[options.structure] or compression and kind in ("parquet", "arrow"):
             return "", compression
-        if file.suffixes[-2 if compression else -1].lower() == ".json" and _is_array(path):
+        if suffix == ".json" and _is_array(path):
             kind = "array"
     return kind, compression
 
@@ -274,27 +273,6 @@ def _parquet_groups(path: Path | str) -> int:
             return pq.ParquetFile(handle).metadata.num_row_groups
     except pa.ArrowInvalid as error:
         raise UserError(f"input {path}: not a parquet file: {error}") from None
-
-
-def open_dataset(path: str | Path):
-    """Opens an Arrow folder (`save_to_disk`) or file, memory-mapped by `datasets`. A file is a
-    stream, as `datasets` writes it, or has Arrow's file format (Feather)."""
-    import datasets
-    import pyarrow as pa
-    from datasets.table import InMemoryTable
-
-    try:
-        if Path(path).is_dir():
-            return datasets.Dataset.load_from_disk(str(path))
-        with Path(path).open("rb") as file:
-            stream = file.read(len(_FEATHER)) != _FEATHER
-        if stream:
-            return datasets.Dataset.from_file(str(path))
-        mapped = pa.memory_map(str(path))
-        return datasets.Dataset(InMemoryTable(pa.ipc.open_file(mapped).read_all()))
-    except (pa.ArrowException, ValueError, OSError, KeyError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"input {path}: not an Arrow dataset: {reason}") from None
 
 
 def split_into_units(

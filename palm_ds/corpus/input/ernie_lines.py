@@ -19,8 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.corpus.input.compression import COMPRESSED, first_bytes
-from palm_ds.corpus.input.records import BadRecordError, PretokenizedPair, Record, SourceLocation
+from palm_ds.common.rows.lines import BadRecordError
+from palm_ds.common.rows.stored import COMPRESSED, first_bytes
+from palm_ds.corpus.input.records import PretokenizedPair, Record, SourceLocation
 
 FIELDS = (
     "token_ids",

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from palm_ds.common.rows.lines import BadRecordError, check_text, type_name
+
 if TYPE_CHECKING:
     from palm_ds.corpus.input.options import InputOptions
 
@@ -22,10 +24,6 @@ MAX_VALUES = 256  # of an annotation, which is uint8
 _MAX_LABEL_LENGTH = 100
 _TEXTS = ("text", "message", "utterance", "content")  # text fields of a turn
 _SPEAKERS = ("speaker", "role")
-
-
-class BadRecordError(Exception):
-    """The reason why a record is not a document."""
 
 
 @dataclass(frozen=True)
@@ -216,23 +214,3 @@ def _identity(row: Mapping[str, Any], place: SourceLocation, options: InputOptio
         return place.id
     what = "no field" if name not in row else f"{type(value).__name__} in field"
     raise BadRecordError(f"{what} `{name}`, which should be the id")
-
-
-def check_text(text: object, what: str, empty: str = "empty text") -> str:
-    """Returns the text; raises BadRecordError if it is not text, empty, or not encodable."""
-    if not isinstance(text, str):
-        raise BadRecordError(f"{what} is {type_name(text)}, not text")
-    if not text.strip():
-        raise BadRecordError(empty)
-    if not text.isascii():
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            where = f"lone surrogate at character {error.start + 1}"
-            raise BadRecordError(f"{what}: {where}") from None
-    return text
-
-
-def type_name(value: object) -> str:
-    """The type of a value, for messages."""
-    return "null" if value is None else type(value).__name__

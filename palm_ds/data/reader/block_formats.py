@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterator
 
 from palm_ds.common.errors import UserError
-from palm_ds.corpus.input.read_records import decoded
-from palm_ds.corpus.input.records import BadRecordError
+from palm_ds.common.rows.lines import BadRecordError, decoded
 from palm_ds.data.reader.find_files import File
+from palm_ds.data.reader.formats import Row, lines_of
 from palm_ds.data.reader.options import TableSettings
-from palm_ds.data.reader.text_formats import Row, lines_of
 
 _BLANKS = re.compile(r"[ \t]+")
 Numbered = list[tuple[int, str]]

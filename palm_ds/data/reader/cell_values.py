@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
-from palm_ds.corpus.input.records import BadRecordError, check_text, type_name
+from palm_ds.common.rows.lines import BadRecordError, check_text, type_name
 from palm_ds.data.reader.options import TableSettings
 from palm_ds.text.chinese import simplify_in_place
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from palm_ds.common.errors import UserError
-from palm_ds.corpus.input.records import BadRecordError
+from palm_ds.common.rows.lines import BadRecordError
 from palm_ds.data.reader.find_files import File
 from palm_ds.data.reader.options import ROLES, TableSettings
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from palm_ds.common.errors import UserError
-from palm_ds.corpus.input.compression import COMPRESSED, open_bytes, reading
+from palm_ds.common.rows.stored import open_bytes, reading, suffixes_of
 from palm_ds.data.reader.options import TableSettings
 
 _KINDS = {
@@ -93,20 +93,14 @@ def _how_to_name(folder: Path) -> str:
 
 def has_known_suffix(name: str) -> bool:
     """Whether a name ends like that of a table: `train.tsv`, `train.jsonl.gz`."""
-    return bool(_kind_of(Path(name)))
-
-
-def _kind_of(path: Path) -> str:
-    """The format that the suffix stands for, whatever the compression; or empty."""
-    compression = path.suffix if path.suffix in COMPRESSED else ""
-    return _KINDS.get(Path(path.name.removesuffix(compression)).suffix.lower(), "")
+    return suffixes_of(name)[0] in _KINDS
 
 
 def _format(path: Path, wanted: str) -> str:
-    compression = path.suffix if path.suffix in COMPRESSED else ""
+    suffix, compression = suffixes_of(path)
     kind = wanted
     if wanted == "auto":
-        kind = _kind_of(path)
+        kind = _KINDS.get(suffix, "")
         if not kind:
             raise UserError(
                 f"{path}: its suffix is none of {', '.join(_KINDS)}; "

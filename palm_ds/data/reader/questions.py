@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from palm_ds.corpus.input.records import type_name
+from palm_ds.common.rows.lines import type_name
 
 Found = tuple[str, dict[str, Any], str]  # place, values, and what is wrong with them
 

@@ -14,21 +14,22 @@ from typing import Any
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.corpus.input.records import BadRecordError
+from palm_ds.common.rows.lines import BadRecordError
 from palm_ds.data.reader.block_formats import read_conll, read_smart
 from palm_ds.data.reader.cell_values import parse
 from palm_ds.data.reader.column_roles import OPEN, Key, pick, value_of, without_role
-from palm_ds.data.reader.columnar_formats import read_arrow, read_parquet
 from palm_ds.data.reader.find_files import File, contents_hash, find_files
-from palm_ds.data.reader.options import TAG_DELIMITER, TableSettings
-from palm_ds.data.reader.text_formats import (
+from palm_ds.data.reader.formats import (
     Row,
+    read_arrow,
     read_csv,
     read_json,
     read_jsonl,
+    read_parquet,
     read_text,
     read_tsv,
 )
+from palm_ds.data.reader.options import TAG_DELIMITER, TableSettings
 
 MEMORY = "memory"
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.rows.columnar import renamed_rows
 from palm_ds.data.reader import Table, TableSettings, open_table
-from palm_ds.data.reader.columnar_formats import renamed_rows
 from palm_ds.data.reader.find_files import has_known_suffix
 
 if TYPE_CHECKING:

@@ -403,7 +403,7 @@ def test_an_array_is_read_one_element_at_a_time(
     tmp_path: Path, vocabulary: str, monkeypatch
 ) -> None:
     """Read in the smallest pieces, with everything allowed between elements."""
-    monkeypatch.setattr("palm_ds.corpus.input.json_array._READ", 1)
+    monkeypatch.setattr("palm_ds.common.rows.json_array._READ", 1)
     rows = [{"text": 'a [x], \u2028 北 " }'}, {"text": "b", "more": [[], {}, 1.5]}]
     (tmp_path / "a.json").write_text(
         "\ufeff [\n" + " \r\n,\t".join(json.dumps(row, ensure_ascii=False) for row in rows) + "]\n",
@@ -429,7 +429,7 @@ BROKEN = {
 def test_a_broken_array(content: str, tmp_path: Path, vocabulary: str, monkeypatch) -> None:
     if "longer" in BROKEN[content]:
         monkeypatch.setattr("palm_ds.corpus.input.read_records.LONGEST", 15)
-        monkeypatch.setattr("palm_ds.corpus.input.json_array._READ", 1)
+        monkeypatch.setattr("palm_ds.common.rows.json_array._READ", 1)
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(UserError) as caught:
         made(tmp_path / "a.json", vocabulary)

@@ -146,7 +146,8 @@ def test_bad_lines_are_named(line: bytes, reason: str, tmp_path: Path) -> None:
 
 
 def test_a_document_beyond_memory_is_rejected(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("palm_ds.corpus.input.read_records.LONGEST", 100)
+    for module in ("corpus.input.read_records", "common.rows.lines"):
+        monkeypatch.setattr(f"palm_ds.{module}.LONGEST", 100)
     long = "x" * 150
     (tmp_path / "a.jsonl").write_bytes(jsonl([{"text": long}, {"text": "short"}]))
     (tmp_path / "b.txt").write_text(f"short\n\n{long}\n\nshort\n\n" + "y\n" * 90 + "\nshort")
@@ -154,6 +155,32 @@ def test_a_document_beyond_memory_is_rejected(tmp_path: Path, monkeypatch) -> No
         records, rejected = read([str(tmp_path / name)])
         assert [r.text for r in records] == ["short"] * good
         assert {r.reason for r in rejected} == {"longer than 100 bytes"}
+
+
+def test_pairs_of_csv_are_rows_of_a_table(tmp_path: Path) -> None:
+    """A quote within a cell is a letter, a row may have several lines, and names differ."""
+    text = 'text_a,text_b,label\n5" disk,c,x\n"d\ne",f,x\ng,h,x\n'
+    (tmp_path / "a.csv").write_text(text)
+    records, rejected = read([str(tmp_path / "a.csv")], format="pairs")
+    assert [r.parts for r in records] == [('5" disk', "c"), ("d\ne", "f"), ("g", "h")]
+    assert [text[int(r.id.partition("@")[2]) :][:2] for r in records] == ['5"', '"d', "g,"]
+    assert [r.line for r in records] == [2, 3, 5] and not rejected
+    (tmp_path / "b.csv").write_text("text_a,text_b,text_b,label\na,b,c,x\n")
+    with pytest.raises(UserError, match="line 1, the column names: two columns have the name"):
+        read([str(tmp_path / "b.csv")], format="pairs")
+
+
+def test_classes_have_their_names(tmp_path: Path) -> None:
+    """In parquet as in Arrow files that `datasets` wrote."""
+    text, kinds = datasets.Value("string"), datasets.ClassLabel(names=["after", "but"])
+    features = datasets.Features({"text_a": text, "text_b": text, "label": kinds})
+    rows = {"text_a": ["a", "b"], "text_b": ["c", "d"], "label": [1, 0]}
+    data = datasets.Dataset.from_dict(rows, features=features)
+    data.to_parquet(str(tmp_path / "a.parquet"))
+    data.save_to_disk(str(tmp_path / "b"))
+    for name in ("a.parquet", "b"):
+        records, rejected = read([str(tmp_path / name)], format="pairs")
+        assert [record.label for record in records] == ["but", "after"] and not rejected
 
 
 def test_folders_patterns_and_order(tmp_path: Path) -> None:

@@ -1,23 +1,24 @@
-"""Rows of line-based and JSON files: values by column, or what is wrong with them."""
+"""Rows of files of every format but blocks of lines (block_formats.py): values by column, or what
+is wrong with them."""
 
 from __future__ import annotations
 
-import csv
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from palm_ds.common.errors import UserError
-from palm_ds.corpus.input.compression import open_bytes, reading
-from palm_ds.corpus.input.read_records import Lines, decoded, json_row
-from palm_ds.corpus.input.records import BadRecordError, type_name
+from palm_ds.common.rows.cells import CellRow, column_names, csv_rows, tsv_rows
+from palm_ds.common.rows.columnar import dataset_rows, open_dataset, parquet_features, renamed_rows
+from palm_ds.common.rows.lines import BadRecordError, Lines, decoded, json_row, type_name
+from palm_ds.common.rows.stored import open_bytes, reading
+from palm_ds.data.reader.column_roles import pick
 from palm_ds.data.reader.find_files import File
 from palm_ds.data.reader.options import TableSettings
 from palm_ds.data.reader.questions import is_questions, questions
 
-NumberedLines = Iterable[tuple[int, int, bytes, int]]
+_ROWS = 1000  # of a columnar file, converted to Python values per batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +43,7 @@ def lines_of(file: File) -> Iterator[tuple[int, int, bytes, int]]:
 
 def read_tsv(file: File, settings: TableSettings) -> Iterator[Row]:
     """Cells separated by tabs, without quoting. The delimiter space matches any number of them."""
-    delimiter = settings.delimiter or "\t"
-
-    def split(text: str) -> list[str]:
-        return text.split(delimiter) if delimiter != " " else re.split(" +", text.strip(" "))
-
-    def cells() -> Iterator[tuple[int, list[str] | str]]:
-        for number, _, line, _ in lines_of(file):
-            try:
-                yield number, split(decoded(line)) if line else []
-            except BadRecordError as bad:
-                yield number, bad.args[0]
-
-    return _named(cells(), file, settings)
+    return _named(tsv_rows(lines_of(file), settings.delimiter or "\t"), file, settings)
 
 
 def read_text(file: File, settings: TableSettings) -> Iterator[Row]:
@@ -70,74 +59,27 @@ def read_csv(file: File, settings: TableSettings) -> Iterator[Row]:
     """Cells separated by commas, quoted if they contain commas, quotes or newlines (RFC 4180)."""
     if len(settings.delimiter) > 1:
         raise UserError(f"delimiter {settings.delimiter!r}: csv needs a single character")
-    return _named(_csv_cells(lines_of(file), settings.delimiter or ","), file, settings)
+    return _named(csv_rows(lines_of(file), settings.delimiter or ","), file, settings)
 
 
-class _Decoded:
-    """Decodes lines. Unlike a generator it continues after a line that is not valid text."""
-
-    def __init__(self, lines: NumberedLines) -> None:
-        self.lines, self.number = iter(lines), 0
-
-    def __iter__(self) -> _Decoded:
-        return self
-
-    def __next__(self) -> str:
-        self.number, _, line, _ = next(self.lines)
-        return decoded(line) + "\n"
-
-
-def _csv_cells(lines: NumberedLines, delimiter: str) -> Iterator[tuple[int, list[str] | str]]:
-    text = _Decoded(lines)
-    reader = csv.reader(text, delimiter=delimiter, strict=True)
-    while True:
-        first = text.number + 1
-        try:
-            yield first, next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            yield first, f"not CSV: {error}"
-        except BadRecordError as bad:
-            yield text.number, bad.args[0]
-
-
-def _named(
-    rows: Iterator[tuple[int, list[str] | str]], file: File, settings: TableSettings
-) -> Iterator[Row]:
+def _named(rows: Iterator[CellRow], file: File, settings: TableSettings) -> Iterator[Row]:
     """Cells keyed by the names in the first line; without a header by number."""
     names: list[str] | list[int] = []
     of = ""
-    for number, cells in rows:
-        if isinstance(cells, str):
-            if settings.header and not names:
-                raise UserError(f"{file.path}:{number}: the names of the columns: {cells}")
-            yield Row(number, bad=cells)
-        elif not cells:
-            yield Row(number)
-        elif not names and settings.header:
-            names, of = _header(cells, f"{file.path}:{number}"), "the header"
-        else:
-            if not names:
-                names, of = list(range(len(cells))), f"line {number}"
-            if len(cells) == len(names):
-                yield Row(number, dict(zip(names, cells, strict=True)))
-            else:
-                yield Row(number, bad=f"{_count(cells)}, but {of} has {len(names)}")
-
-
-def _count(cells: list[str]) -> str:
-    return f"{len(cells)} cell{'s' * (len(cells) != 1)}"
-
-
-def _header(cells: list[str], where: str) -> list[str]:
-    if any("\r" in name.strip() for name in cells):
-        raise UserError(f"{where}: its lines end with CR alone; only a line feed ends a line")
-    names = [name.strip() for name in cells]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UserError(f"{where}: two columns have the name `{' '.join(twice[0].split())}`")
-    return names
+    for row in rows:
+        if not names and settings.header and (row.cells or row.bad):
+            try:
+                names, of = column_names(row), "the header"
+            except BadRecordError as bad:
+                what = "the names of the columns: " if row.bad else ""
+                raise UserError(f"{file.path}:{row.line}: {what}{bad}") from None
+            continue
+        if not names and row.cells:
+            names, of = list(range(len(row.cells))), f"line {row.line}"
+        try:
+            yield Row(row.line, row.values(names, of) if row.cells or row.bad else {})
+        except BadRecordError as bad:
+            yield Row(row.line, bad=bad.args[0])
 
 
 def read_jsonl(file: File, settings: TableSettings) -> Iterator[Row]:
@@ -192,3 +134,49 @@ def unfold(row: dict[str, Any]) -> dict[str, Any]:
         return row
     rest = {key: x for key, x in row.items() if key not in ("userInput", "context", "labels")}
     return {"text_a": user["text"], "spans": row.get("labels", []), **rest}
+
+
+def read_parquet(file: File, settings: TableSettings) -> Iterator[Row]:
+    """The rows of a parquet file; its schema may have class names, written by `datasets`."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(file.path, memory_map=True) as table:
+            schema = table.schema_arrow
+            sample = next(table.iter_batches(1), None)
+            first = sample.to_pylist() if sample is not None else []
+            if not first:
+                return
+            wanted = _wanted(schema.names, first[0], file, settings)
+            batches = table.iter_batches(_ROWS, columns=wanted)
+            rows = (row for batch in batches for row in batch.to_pylist())
+            yield from _numbered(renamed_rows(rows, parquet_features(schema)))
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{file.path}: damaged, or not a parquet file: {reason}") from None
+
+
+def read_arrow(file: File, settings: TableSettings) -> Iterator[Row]:
+    """The rows of an Arrow file, or of a folder saved by `datasets`."""
+    table = open_dataset(file.path)
+    if not len(table):
+        return
+    arrow: Any = table.with_format("arrow")  # slices are pyarrow tables
+    first = arrow[:1].to_pylist()[0]
+    wanted = _wanted(table.column_names, first, file, settings)
+    yield from _numbered(dataset_rows(table, wanted, 0, len(table), size=_ROWS))
+
+
+def _wanted(
+    names: Sequence[str], first: dict[str, Any], file: File, settings: TableSettings
+) -> list[str]:
+    """The columns of the roles. A dot is part of a name, or leads into a nested value."""
+    keys: list[Any] = []
+    for key in pick(list(names), first, settings, file).values():
+        keys += key if isinstance(key, list) else [key]
+    return list(dict.fromkeys(key if key in names else key.split(".")[0] for key in keys))
+
+
+def _numbered(rows: Iterable[dict[str, Any]]) -> Iterator[Row]:
+    return (Row(number, values) for number, values in enumerate(rows, 1))

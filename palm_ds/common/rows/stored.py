@@ -7,13 +7,20 @@ import io
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.remote_files import is_url, open_remote
 
 COMPRESSED = (".gz", ".zst")
+
+
+def suffixes_of(path: str | Path) -> tuple[str, str]:
+    """The suffix of a name in small letters, and that of its compression: `.jsonl` and `.gz`."""
+    file = PurePosixPath(path)
+    compression = file.suffix if file.suffix in COMPRESSED else ""
+    return PurePosixPath(file.name.removesuffix(compression)).suffix.lower(), compression
 
 
 def open_bytes(path: str | Path) -> BinaryIO:

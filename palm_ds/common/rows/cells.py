@@ -1,0 +1,102 @@
+"""Rows of cells: TSV and CSV.
+
+for row in csv_rows(Lines(handle, 0, -1), ","):
+    row.values(names)       # {name: cell}, or BadRecordError with the reason
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from palm_ds.common.rows.lines import BadRecordError, NumberedLines, decoded
+
+
+class CellRow(NamedTuple):
+    """A row of cells, or why it cannot be read."""
+
+    line: int
+    """Number of its first line, from 1; of one that is no text, its own."""
+    offset: int
+    """Of its first byte."""
+    size: int
+    """Bytes, line ends included."""
+    source: bytes
+    cells: Sequence[str] = ()
+    """Empty for an empty line."""
+    bad: str = ""
+
+    def values(self, names: Sequence[Any], of: str = "the header") -> dict[Any, str]:
+        """The cells by column. Raises BadRecordError, also for too many or too few."""
+        cells = self.cells
+        if self.bad:
+            raise BadRecordError(self.bad)
+        if len(cells) == len(names):
+            return dict(zip(names, cells, strict=False))
+        many = f"{len(cells)} cell{'s' * (len(cells) != 1)}"
+        raise BadRecordError(f"{many}, but {of} has {len(names)}")
+
+
+def tsv_rows(lines: NumberedLines, delimiter: str = "\t") -> Iterator[CellRow]:
+    """Cells separated by tabs, without quoting. The delimiter space matches any number of them."""
+
+    def split(text: str) -> list[str]:
+        return text.split(delimiter) if delimiter != " " else re.split(" +", text.strip(" "))
+
+    for number, offset, line, size in lines:
+        try:
+            yield CellRow(number, offset, size, line, split(decoded(line)) if line else ())
+        except BadRecordError as bad:
+            yield CellRow(number, offset, size, line, bad=bad.args[0])
+
+
+def csv_rows(lines: NumberedLines, delimiter: str = ",") -> Iterator[CellRow]:
+    """Cells separated by commas, quoted if they contain commas, quotes or newlines (RFC 4180)."""
+    text = _Decoded(lines)
+    reader = csv.reader(text, delimiter=delimiter, strict=True)
+    while True:
+        cells, bad, place = [], "", 0
+        text.taken.clear()
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            bad = f"not CSV: {error}"
+        except BadRecordError as error:
+            bad, place = error.args[0], -1
+        number, offset, source, size = text.taken[place]
+        if len(text.taken) > 1:
+            size = sum(size for _, _, _, size in text.taken)
+            source = b"\n".join(line for _, _, line, _ in text.taken)
+        yield CellRow(number, offset, size, source, cells, bad)
+
+
+class _Decoded:
+    """Decodes lines. Unlike a generator it continues after a line that is not valid text."""
+
+    def __init__(self, lines: NumberedLines) -> None:
+        self.lines = iter(lines)
+        self.taken: list[tuple[int, int, bytes, int]] = []
+
+    def __iter__(self) -> _Decoded:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self.lines)
+        self.taken.append(line)
+        return decoded(line[2]) + "\n"
+
+
+def column_names(row: CellRow) -> list[str]:
+    """The names of the columns in a header. Raises BadRecordError."""
+    if row.bad:
+        raise BadRecordError(row.bad)
+    if any("\r" in name.strip() for name in row.cells):
+        raise BadRecordError("its lines end with CR alone; only a line feed ends a line")
+    names = [name.strip() for name in row.cells]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise BadRecordError(f"two columns have the name `{' '.join(twice[0].split())}`")
+    return names

@@ -1,0 +1,112 @@
+"""Lines of files, and the text or JSON object in each.
+
+for number, offset, line, size in Lines(handle, 0, -1):
+    json_row(line)          # or BadRecordError with the reason
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO, TypeAlias
+
+LONGEST = 64 << 20  # bytes of one document; bounds memory
+NumberedLines: TypeAlias = Iterable[tuple[int, int, bytes, int]]
+"""(number, offset, line without line end, bytes with line end)"""
+
+
+class BadRecordError(Exception):
+    """The reason why a line, row or record cannot be read."""
+
+
+class Lines:
+    """Iterates over the lines of a span; `count` is the number of lines so far."""
+
+    def __init__(self, handle: BinaryIO, start: int, end: int) -> None:
+        self.handle, self.at, self.end = handle, start, end
+        self.count = 0
+        if start:
+            handle.seek(start)
+
+    def __iter__(self) -> Iterator[tuple[int, int, bytes, int]]:
+        """Yields (number, offset, line without line end, bytes with line end). Lines over LONGEST
+        bytes are truncated."""
+        while (self.end < 0 or self.at < self.end) and (line := self.handle.readline(LONGEST + 1)):
+            size = len(line)
+            while size > LONGEST and not line.endswith(b"\n"):
+                rest = self.handle.readline(LONGEST)
+                size += len(rest)
+                if not rest or rest.endswith(b"\n"):
+                    break
+            self.count += 1
+            start, self.at = self.at, self.at + size
+            if start == 0:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            yield self.count, start, line.removesuffix(b"\n").removesuffix(b"\r"), size
+
+
+def decoded(data: bytes) -> str:
+    """Decodes a line or a document."""
+    if len(data) > LONGEST:
+        raise BadRecordError(f"longer than {LONGEST} bytes")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start)
+        where = f"; line {line + 1} of the document" if line else ""
+        raise BadRecordError(f"invalid UTF-8 at byte {error.start + 1}{where}") from None
+
+
+def json_row(line: bytes, *, unique: bool = False) -> dict:
+    """Parses the JSON object in a line. `unique`: a key must not be given twice."""
+    if len(line) > LONGEST:
+        raise BadRecordError(f"longer than {LONGEST} bytes")
+    if not line.strip():
+        raise BadRecordError("empty line")
+    try:
+        row = json.loads(line.decode("utf-8"), object_pairs_hook=_unique if unique else None)
+    except UnicodeDecodeError as error:
+        raise BadRecordError(f"invalid UTF-8 at byte {error.start + 1} of the line") from None
+    except json.JSONDecodeError as error:
+        raise BadRecordError(f"not JSON: {error.msg} at character {error.colno}") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise BadRecordError(f"not JSON: {error}") from None
+    except RecursionError:
+        raise BadRecordError("not JSON: nested too deeply") from None
+    return json_object(row)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BadRecordError(f"the key `{twice}` is given twice")
+    return values
+
+
+def json_object(row: object) -> dict:
+    """A JSON value as an object. Raises BadRecordError for any other."""
+    if not isinstance(row, dict):
+        raise BadRecordError(f"a JSON {type_name(row)}, expected an object")
+    return row
+
+
+def check_text(text: object, what: str, empty: str = "empty text") -> str:
+    """Returns the text; raises BadRecordError if it is not text, empty, or not encodable."""
+    if not isinstance(text, str):
+        raise BadRecordError(f"{what} is {type_name(text)}, not text")
+    if not text.strip():
+        raise BadRecordError(empty)
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            where = f"lone surrogate at character {error.start + 1}"
+            raise BadRecordError(f"{what}: {where}") from None
+    return text
+
+
+def type_name(value: object) -> str:
+    """The type of a value, for messages."""
+    return "null" if value is None else type(value).__name__
