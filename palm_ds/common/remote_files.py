@@ -35,14 +35,55 @@ _BUFFER = 4 << 20  # and of an open file
 
 @dataclass(frozen=True, kw_only=True)
 class Retries:
-    """Number of times a request is made, and the seconds before the second time, doubled each
-    time."""
+    """When a request is made again."""
 
-    times: int = 6
+    tries: int = 6
+    """Attempts in a row that fail and bring nothing new."""
     wait: float = 1.0
+    """Seconds before the second attempt; doubled before each further one."""
+    longest_wait: float = 30.0
 
 
 RETRIES = Retries()
+
+
+class RetryableError(Exception):
+    """An attempt that failed where another may succeed."""
+
+    def __init__(self, why: str, wait: float | None = None, *, tries: int = 0) -> None:
+        """`wait`: seconds, if the server asks for them. `tries`: other than usual, as long as no
+        attempt has brought anything; 0: as usual."""
+        super().__init__(why)
+        self.wait, self.tries = wait, tries
+
+
+def retried(
+    attempt: Callable[[], T],
+    where: str,
+    retries: Retries,
+    *,
+    failure: Callable[[RetryableError, int], Exception],
+    progress: Callable[[], int] = lambda: 0,
+) -> T:
+    """`attempt()`, repeated while it raises RetryableError; one that has increased `progress()` is
+    the first of a new row. Raises `failure(the last error, attempts in a row)`."""
+    first = best = progress()
+    failed = 0
+    while True:
+        try:
+            return attempt()
+        except RetryableError as error:
+            done = progress()
+            failed = 1 if done > best else failed + 1
+            best = max(best, done)
+            hopeless = error.tries > 0 and best == first
+            if failed >= (error.tries if hopeless else retries.tries):
+                raise failure(error, failed) from None
+            wait = retries.wait * 2 ** (failed - 1) if error.wait is None else error.wait
+            wait = min(wait, retries.longest_wait)
+            if wait >= 1 and not hopeless:
+                log.warning("%s: %s; again in %.0f s", where, error, wait)
+            time.sleep(wait)
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
@@ -204,27 +245,28 @@ def open_remote(url: str) -> BinaryIO:
 
 
 def with_retries(where: str, ask: Callable[[], T], retries: Retries = RETRIES) -> T:
-    """`ask()`, repeated while it fails. Raises UserError immediately for what is not there
-    or not allowed, and TemporaryError at last; both name `where`."""
-    reason = ""
-    for number in range(retries.times):
-        try:
-            return ask()
-        except FileNotFoundError:
-            raise UserError(f"{where}: no such file") from None
-        except PermissionError as error:
-            raise UserError(f"{where}: access denied: {_reason(error)}") from None
-        except (UserError, MemoryError, NotImplementedError):
-            raise
-        except Exception as error:  # each file system has its own errors
-            reason = _reason(error)
-            if _is_final(error):
-                raise UserError(f"{where}: the server's answer is {reason}") from None
-        wait = retries.wait * 2**number
-        if number + 1 < retries.times:
-            log.info("%s: %s; again in %.0f s", where, reason, wait)
-            time.sleep(wait)
-    raise TemporaryError(f"{where}: {reason}, {retries.times} times; is the network up?")
+    """`ask()` of a file system, repeated while it fails. Raises UserError immediately for what is
+    not there or not allowed, and TemporaryError at last; both name `where`."""
+
+    def failure(error: RetryableError, times: int) -> TemporaryError:
+        return TemporaryError(f"{where}: {error}, {times} times; is the network up?")
+
+    return retried(lambda: _attempt(where, ask), where, retries, failure=failure)
+
+
+def _attempt(where: str, ask: Callable[[], T]) -> T:
+    try:
+        return ask()
+    except FileNotFoundError:
+        raise UserError(f"{where}: no such file") from None
+    except PermissionError as error:
+        raise UserError(f"{where}: access denied: {_reason(error)}") from None
+    except (UserError, MemoryError, NotImplementedError):
+        raise
+    except Exception as error:  # each file system has its own errors
+        if _is_final(error):
+            raise UserError(f"{where}: the server's answer is {_reason(error)}") from None
+        raise RetryableError(_reason(error)) from None
 
 
 def _is_final(error: Exception) -> bool:

@@ -43,7 +43,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PALM_DS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(corpus_folder, "RETRIES", Retries(times=3, wait=0.01))
+    monkeypatch.setattr(corpus_folder, "RETRIES", Retries(tries=3, wait=0.01))
     monkeypatch.setattr(remote_files, "_CHUNK", 4096)
     return tmp_path / "cache"
 

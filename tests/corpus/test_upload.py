@@ -30,7 +30,7 @@ ENGLISH = TextOptions(language="en", collocations=False)
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PALM_DS_CACHE", str(tmp_path / "cache"))
-    quick = Retries(times=8, wait=0.001)
+    quick = Retries(tries=8, wait=0.001)
     monkeypatch.setattr(corpus_folder, "RETRIES", quick)
     monkeypatch.setattr(remote_files.RemoteFolder.__init__, "__defaults__", (quick,))
     monkeypatch.setattr(remote_files, "_BUFFER", 1000)

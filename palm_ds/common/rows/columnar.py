@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from palm_ds.common.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Rename = Callable[[Any], Any]
 _FEATHER = b"ARROW1"  # the first bytes of an Arrow file that is no stream
@@ -42,7 +45,7 @@ def dataset_rows(
         yield from renamed_rows(arrow[at : min(at + size, end)].to_pylist(), table.features)
 
 
-def parquet_features(schema: Any) -> Mapping[str, Any]:
+def parquet_features(schema: pa.Schema) -> Mapping[str, Any]:
     """Features in the schema of a parquet file, if `datasets` wrote it."""
     if b"huggingface" not in (schema.metadata or {}):
         return {}

@@ -15,7 +15,6 @@ import json
 import logging
 import re
 import shutil
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -37,6 +36,7 @@ from typing import IO
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
 from palm_ds.common.files import locked, sha256_of_file
+from palm_ds.common.remote_files import Retries, RetryableError, retried
 
 log = logging.getLogger(__name__)
 
@@ -49,13 +49,9 @@ _RETRY_CODES = {408, 425, 429, 500, 502, 503, 504}  # worth a retry
 
 
 @dataclass(frozen=True, kw_only=True)
-class Patience:
-    """When to give up. A try that brings new bytes resets the count."""
+class Patience(Retries):
+    """When to give up."""
 
-    tries: int = 6
-    wait: float = 1.0
-    """Seconds before the second try; doubled before each further one."""
-    longest_wait: float = 30.0
     reaches: int = 2
     """Tries while the host cannot be reached and nothing has come from it."""
     timeout: float = 60.0
@@ -65,15 +61,6 @@ class Patience:
 
 
 PATIENCE = Patience()
-
-
-class _RetryableError(Exception):
-    """This try failed, another may succeed. `wait`: seconds, if the server asks for them."""
-
-    def __init__(self, why: str, wait: float | None = None, *, reaches: int = 0):
-        """`reaches`: the tries after which the host counts as out of reach; 0: it was reached."""
-        super().__init__(why)
-        self.wait, self.reaches = wait, reaches
 
 
 def fetch(
@@ -110,23 +97,18 @@ def fetch(
 
 
 def _fetch(part: _PartialFile, patience: Patience, progress: Progress) -> None:
-    failed, best, first = 0, part.done, part.done
-    while True:
-        try:
-            return _one_try(part, patience, progress)
-        except _RetryableError as broken:
-            failed = 1 if part.done > best else failed + 1
-            best = max(best, part.done)
-            away = broken.reaches > 0 and best == first
-            if failed >= (broken.reaches if away else patience.tries):
-                so_far = f" ({part.done:,} bytes are kept for the next try)" if part.done else ""
-                times = f", {failed} times" if failed > 1 else ""
-                raise UserError(f"{part.url}: {broken}{times}{so_far}") from None
-            wait = patience.wait * 2 ** (failed - 1) if broken.wait is None else broken.wait
-            wait = min(wait, patience.longest_wait)
-            if wait >= 1 and not away:
-                log.warning("%s: %s; again in %.0f s", part.url, broken, wait)
-            time.sleep(wait)
+    def failure(error: RetryableError, times: int) -> UserError:
+        so_far = f" ({part.done:,} bytes are kept for the next try)" if part.done else ""
+        many = f", {times} times" if times > 1 else ""
+        return UserError(f"{part.url}: {error}{many}{so_far}")
+
+    retried(
+        lambda: _one_try(part, patience, progress),
+        part.url,
+        patience,
+        failure=failure,
+        progress=lambda: part.done,
+    )
 
 
 # ---- the partial file ----
@@ -190,9 +172,9 @@ def _one_try(part: _PartialFile, patience: Patience, progress: Progress) -> None
     except urllib.error.URLError as error:
         silent = isinstance(error.reason, TimeoutError)  # to several packets: TCP repeats them
         why = f"{_host(part.url)} cannot be reached ({_reason(error.reason)})"
-        raise _RetryableError(why, reaches=1 if silent else patience.reaches) from None
+        raise RetryableError(why, tries=1 if silent else patience.reaches) from None
     except (OSError, HTTPException, UnicodeError) as error:
-        raise _RetryableError(f"the connection broke ({_reason(error)})") from None
+        raise RetryableError(f"the connection broke ({_reason(error)})") from None
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -254,7 +236,7 @@ def _resume_or_restart(part: _PartialFile, response: HTTPResponse) -> int | None
             part.remember(version or part.version, total)
             return total
         part.forget()
-        raise _RetryableError("the server sent another range than was requested", wait=0)
+        raise RetryableError("the server sent another range than was requested", wait=0)
     total = int(length) if re.fullmatch(r"\d{1,18}", length) else None
     part.forget()
     part.remember(version, total)
@@ -309,7 +291,7 @@ def _read(
         with _writing(part.path):  # what a full disk did not take is written again
             file.close()
     if total is not None and done < total:
-        raise _RetryableError(f"the connection ended after {done:,} of {total:,} bytes")
+        raise RetryableError(f"the connection ended after {done:,} of {total:,} bytes")
 
 
 def _http_error(part: _PartialFile, error: urllib.error.HTTPError) -> None:
@@ -318,11 +300,11 @@ def _http_error(part: _PartialFile, error: urllib.error.HTTPError) -> None:
         if whole and int(whole[1]) == part.done:
             return
         part.forget()
-        raise _RetryableError("the server has nothing after the bytes received so far", wait=0)
+        raise RetryableError("the server has nothing after the bytes received so far", wait=0)
     said = f"the server answered {error.code} {_line(error.reason)}"
     if error.code in _RETRY_CODES:
         asked = error.headers.get("Retry-After", "")
-        raise _RetryableError(said, wait=float(asked) if asked.isdecimal() else None)
+        raise RetryableError(said, wait=float(asked) if asked.isdecimal() else None)
     raise UserError(f"{part.url}: {said}") from None
 
 

@@ -199,7 +199,7 @@ def test_a_long_wait_is_announced(
     server: Server, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(transfer.time, "sleep", waits.append)
+    monkeypatch.setattr("time.sleep", waits.append)
     server.does(*[loopback.gone] * 4, loopback.status(503, Retry_After=3600))
     patience = Patience(tries=6, wait=0.5, longest_wait=3)
     fetch(server.url + "/a.tgz", file, patience=patience)
