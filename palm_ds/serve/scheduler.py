@@ -100,13 +100,6 @@ class Scheduler:
             self._changed.notify()
         return work.future
 
-    @property
-    def waiting_tokens(self) -> int:
-        """Tokens that no device has taken."""
-        with self._changed:
-            queued = [work for queue in self._queues.values() for work in queue]
-            return sum(sum(map(len, work.examples[work.taken :])) for work in queued)
-
     def close(self) -> None:
         """Finish what is queued and end the threads."""
         with self._changed:

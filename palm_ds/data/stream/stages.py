@@ -59,10 +59,6 @@ class StepInfo:
     def starts_stage(self) -> bool:
         return self.step == self.first
 
-    @property
-    def ends_stage(self) -> bool:
-        return self.step == self.first + self.stage_steps - 1
-
 
 @dataclass(frozen=True)
 class Curriculum:

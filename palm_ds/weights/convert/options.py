@@ -61,5 +61,5 @@ class OnnxOptions(CheckedConversion):
     """The heads to include; empty: all, masked-LM heads only if there is no other."""
     precisions: tuple[str, ...] = ()
     """Files next to that in fp32: fp16, int8."""
-    opset: int = 18
+    opset: int = 18  # what ONNX Runtime 1.14 (2023) and later run
     """Version of its operators."""

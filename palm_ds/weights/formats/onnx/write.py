@@ -28,8 +28,6 @@ from palm_ds.weights.formats.onnx.description import OnnxDescription, metadata
 from palm_ds.weights.formats.onnx.graph import WORD_STARTS, PaddedModel
 from palm_ds.weights.formats.runnable import read_values
 
-OPSET = 18
-"""The default: what ONNX Runtime 1.14 (2023) and later run."""
 OPSETS = range(18, 24)
 MOST_BYTES = 2 * 10**9
 """Weights of a file without external data."""
