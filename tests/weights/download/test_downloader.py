@@ -21,12 +21,7 @@ import palm_ds
 from palm_ds.common.errors import UserError
 from palm_ds.weights.download import downloader
 from palm_ds.weights.download.catalogue import ERNIE, MODELS, PRETRAIN
-from palm_ds.weights.download.downloader import (
-    Places,
-    download,
-    ls,
-    places_from_environment,
-)
+from palm_ds.weights.download.downloader import Places, download, ls, places_from_environment
 from palm_ds.weights.download.http import Patience
 from tests.helpers import loopback
 from tests.helpers.loopback import Server

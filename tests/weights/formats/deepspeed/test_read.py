@@ -276,11 +276,6 @@ def hostile(folder: Path) -> None:
     torch.save({"optimizer_state_dict": Calls()}, first(folder, "optim"))
 
 
-def cut(folder: Path) -> None:
-    file = first(folder, "optim")
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
 def lengthened(state: dict) -> None:
     shapes = state["param_shapes"][0]
     shapes["backbone.word.weight"] = torch.Size((999, 8))
@@ -294,12 +289,6 @@ def renamed(state: dict) -> None:
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "a pickle that calls": (hostile, "asks for .*print, which files of weights do not"),
-    "cut short": (cut, "cannot be read as a file of torch.save"),
-    "no pickle": (
-        lambda p: first(p, "optim").write_bytes(b"nothing"),
-        "neither a zip nor a pickle",
-    ),
-    "empty": (lambda p: first(p, "model").write_bytes(b""), "is empty"),
     "a share gone": (lambda p: first(p, "optim").unlink(), "optim_states file of rank 0"),
     "other shapes": (lambda p: edit(p, "model", lengthened), "its shapes need|fewer values than"),
     "no shapes": (
