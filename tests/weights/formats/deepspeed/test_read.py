@@ -281,6 +281,11 @@ def lengthened(state: dict) -> None:
     shapes["backbone.word.weight"] = torch.Size((999, 8))
 
 
+def longer(state: dict) -> None:
+    lines = state["optimizer_state_dict"]
+    lines[deepspeed_files._FLAT] = [torch.cat([x, x]) for x in lines[deepspeed_files._FLAT]]
+
+
 def renamed(state: dict) -> None:
     for shapes in (*state["param_shapes"], state["module"]):
         for name in list(shapes):
@@ -290,6 +295,7 @@ def renamed(state: dict) -> None:
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "a pickle that calls": (hostile, "asks for .*print, which files of weights do not"),
     "a share gone": (lambda p: first(p, "optim").unlink(), "optim_states file of rank 0"),
+    "more values": (lambda p: edit(p, "optim", longer), "fp32 weights, but its shapes need"),
     "other shapes": (lambda p: edit(p, "model", lengthened), "its shapes need|fewer values than"),
     "no shapes": (
         lambda p: edit(p, "model", lambda x: x.pop("param_shapes")),
