@@ -7,8 +7,9 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,55 +25,67 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Finished:
-    """How a program ended, and what its rank 0 wrote to --out."""
+    """How a program ended, its output, and the result of a worker's function on rank 0."""
 
     code: int
     output: str
-    result: Any
+    result: Any = None
 
 
 Runner = Callable[..., Finished]
 
 
 @pytest.fixture
-def run_distributed(tmp_path: Path) -> Iterator[Runner]:
-    """run_distributed("losses.py", "--steps", 3, processes=2, launcher="deepspeed")
+def run_program(tmp_path: Path) -> Iterator[Runner]:
+    """run_program("launch/pretrain.py", "recipe.yaml", processes=2, launcher="deepspeed")
 
     `launcher` is deepspeed, torchrun, fork (no launcher: `processes` of warm_python with torchrun's
     environment) or python (one process of warm_python). A real launcher takes about twenty seconds
-    of CPU time, a fork three: the launchers are for tests of starting. The program is a file of
-    this folder that writes JSON to --out (`writes=False`: it has no such option). An exit code
-    other than `code` fails the test and shows the program's output."""
+    of CPU time, a fork three: the launchers are for tests of starting. An exit code other than
+    `code` fails the test and shows the program's output."""
     marks: list[str] = []
 
     def run(
-        script: str,
-        *arguments: object,
+        *words: object,
         processes: int = 2,
         launcher: str = "deepspeed",
         timeout: float = 300,
         code: int = 0,
         environment: dict[str, str] | None = None,
-        writes: bool = True,
     ) -> Finished:
-        out = tmp_path / f"out-{len(marks)}.json"
         mark = uuid.uuid4().hex
         marks.append(mark)
-        words = [HERE / script, *arguments, *(["--out", out] if writes else [])]
         variables = environment_of(tmp_path, mark) | (environment or {})
         if launcher in ("fork", "python"):
             world = 1 if launcher == "python" else processes
-            found, output = _fork(world, words, variables, tmp_path, timeout)
+            found, output = _fork(world, list(words), variables, tmp_path, timeout)
         else:
             command = [*_launch(launcher, processes), *map(str, words)]
             found, output = _start(command, variables, tmp_path, timeout)
-        assert found is not None, f"{script}: still running after {timeout} s\n{output[-4000:]}"
+        assert found is not None, f"{words[0]}: still running after {timeout} s\n{output[-4000:]}"
         assert found == code, f"exit code {found}\n{output[-6000:]}"
-        return Finished(found, output, json.loads(out.read_text()) if out.exists() else None)
+        return Finished(found, output)
 
     yield run
     for mark in marks:
         clear_away_marked(mark)
+
+
+@pytest.fixture
+def run_distributed(run_program: Runner, tmp_path: Path) -> Runner:
+    """run_distributed("engine_runs.losses", {"runs": ["1:fp32:4"]}, launcher="fork").result
+
+    A function of a module of this folder with these arguments, in each process (worker.py); the
+    options are those of `run_program`."""
+    numbers = count()
+
+    def run(function: str, values: Mapping[str, Any] | None = None, **options: Any) -> Finished:
+        out = tmp_path / f"out-{next(numbers)}.json"
+        given = json.dumps(values or {}, default=str)  # paths are text
+        done = run_program(HERE / "worker.py", function, given, "--out", out, **options)
+        return replace(done, result=json.loads(out.read_text()) if out.exists() else None)
+
+    return run
 
 
 def _fork(

@@ -1,5 +1,5 @@
-"""Losses and weights of a contrastive and a similarity task, a class and RetroMAE, for every run in
---runs (`stage:precision:micro`, with `:plain` for torch's own dropout), and a plain torch loop that
+"""Losses and weights of a contrastive and a similarity task, a class and RetroMAE, for every run
+(`stage:precision:micro`, with `:plain` for torch's own dropout), and a plain torch loop that
 has all texts of a step in one batch."""
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from tiny import LENGTH, LR, OPTIMIZER, SEED, WORDS, arguments, write
 
 from palm_ds.common.rng import derive_key
 from palm_ds.data.sources.corpus import CorpusSource
@@ -25,7 +24,7 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.pretrain.retromae import Retromae, RetromaeHead
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.runtime.optimizer.param_groups import param_groups
-from palm_ds.runtime.processes.processes import leave
+from tests.distributed.tiny import LENGTH, LR, OPTIMIZER, SEED, WORDS
 
 ROWS, STEPS = 16, 4
 RETROMAE = Retromae(name="retromae", source="text")
@@ -153,14 +152,10 @@ def plain_loop(dropout: str) -> dict[str, Any]:
     return {"losses": losses, "weights": summary(model.state_dict())}
 
 
-options = arguments(runs="")
-# Before ZeRO 3, which replaces F.linear everywhere.
-results: dict[str, Any] = {name: plain_loop(name) for name in ("counter", "plain")}
-for name in options.runs.split(","):
-    stage, precision, micro, *dropout = name.split(":")
-    results[name] = run(int(stage), precision, int(micro), (dropout or ["counter"])[0])
-rank = torch.distributed.get_rank()
-results["world"] = torch.distributed.get_world_size()
-write(options.out, rank, results)
-torch.distributed.barrier()
-leave(0)
+def losses(runs: list[str]) -> dict[str, Any]:
+    # Before ZeRO 3, which replaces F.linear everywhere.
+    results: dict[str, Any] = {name: plain_loop(name) for name in ("counter", "plain")}
+    for name in runs:
+        stage, precision, micro, *dropout = name.split(":")
+        results[name] = run(int(stage), precision, int(micro), (dropout or ["counter"])[0])
+    return {**results, "world": torch.distributed.get_world_size()}

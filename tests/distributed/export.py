@@ -1,4 +1,4 @@
-"""One training, saved under each layout of this many processes: --runs stage:precision, ...
+"""One training, saved under each layout of this many processes.
 
     FOLDER/common                a few steps of the first launch; every engine below starts from it
     FOLDER/RUN/checkpoints       restored and saved again, no step taken
@@ -13,12 +13,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tiny import arguments, make_engine, make_model, train, write
-
 from palm_ds.engine import Engine
-from palm_ds.runtime.processes.processes import leave
 from palm_ds.train.setup.extend import ModelSignature
 from palm_ds.weights.formats.weights_info import WeightsInfo, write_info
+from tests.distributed.tiny import make_engine, make_model, train
 
 ROWS, MICRO, FIRST, LAST = 12, 2, 3, 6  # rows that 1, 2 and 3 processes share evenly
 IDS, TOKEN_HEADS = {"words": 0, "order": 5, "later": 2}, ("later",)
@@ -59,19 +57,11 @@ def save(folder: Path, stage: int, precision: str) -> Engine:
     return engine
 
 
-def main() -> None:
-    options = arguments(folder="", runs="")
-    folder = Path(options.folder)
-    if not (folder / "common").exists():
-        begin(folder)
-    engine = None
-    for run in options.runs.split(","):
+def layouts(folder: str, runs: list[str]) -> int:
+    """Runs are written stage:precision. The number of processes."""
+    if not (Path(folder) / "common").exists():
+        begin(Path(folder))
+    for run in runs:
         stage, precision = run.split(":")
-        engine = save(folder, int(stage), precision)
-    assert engine is not None
-    write(options.out, engine.rank, engine.world)
-    engine.close()
-    leave(0)
-
-
-main()
+        engine = save(Path(folder), int(stage), precision)
+    return engine.world

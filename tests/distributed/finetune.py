@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from tiny import arguments
 
 from palm_ds.common import errors
 from palm_ds.common.atomic import write_file_atomically
@@ -373,9 +372,8 @@ def left(folder: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    options = arguments()
-    base = options.out.parent
+def joint_runs(folder: str) -> dict[str, Any]:
+    base = Path(folder)
     write_data(base)
     jobs: list[tuple[str, dict[str, Any], int]] = [
         ("whole", {"stage": 2, "folder": "whole"}, 2),
@@ -407,7 +405,4 @@ def main() -> None:
     taught = recipe_of(base, **taught_changes(base, shard=False))
     results["taught by hand"] = by_hand(taught)
     results["log"] = (base / "log0.txt").read_text()
-    options.out.write_text(json.dumps(results))
-
-
-main()
+    return results

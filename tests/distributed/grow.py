@@ -1,5 +1,5 @@
-"""Train a model of two tasks and save it; extend it by a third task and train on. `--phase plain`
-does both in plain torch, with the moments carried over by hand or (`--forget 1`) without them."""
+"""Train a model of two tasks and save it; extend it by a third task and train on; both in
+plain torch, with the moments carried over by hand or without them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tiny import LENGTH, LR, OPTIMIZER, ROWS, WORDS, arguments, write
 
 from palm_ds.data.tasks.example import Example, collate
 from palm_ds.engine import Engine, start
@@ -18,8 +17,8 @@ from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.runtime.optimizer.param_groups import param_groups
-from palm_ds.runtime.processes.processes import leave
 from palm_ds.train.setup.extend import ModelSignature, warm_start
+from tests.distributed.tiny import LENGTH, LR, OPTIMIZER, ROWS, WORDS
 
 OLD = {"words": 0, "order": 1}
 NEW = {"words": 0, "added": 1, "order": 2}  # the new task is between them, so rows move
@@ -91,7 +90,7 @@ def train(engine: Engine, steps: range) -> list[float]:
     return losses
 
 
-def first_phase(stage: int, folder: Path) -> tuple[Engine, list[float]]:
+def first_phase(stage: int, folder: Path) -> list[float]:
     model = make_model("old")
     old = signature(model, OLD)
     ds_config = make_ds_config({"zero_optimization": {"stage": stage}})
@@ -103,10 +102,10 @@ def first_phase(stage: int, folder: Path) -> tuple[Engine, list[float]]:
         "consumed": {"a": 3, "b": 7},
     }
     engine.save(folder / "checkpoints", state, step=BEFORE)
-    return engine, losses
+    return losses
 
 
-def second_phase(stage: int, folder: Path) -> tuple[Engine, list[Any]]:
+def second_phase(stage: int, folder: Path) -> list[Any]:
     ds_config = make_ds_config({"zero_optimization": {"stage": stage}})
     processes = start(ds_config)
     model = make_model("new")
@@ -130,7 +129,7 @@ def second_phase(stage: int, folder: Path) -> tuple[Engine, list[Any]]:
     train(engine, range(middle, middle + 1))
     engine.load(folder / "extended")
     losses += train(engine, range(middle, BEFORE + AFTER))
-    return engine, [losses, list(taken.new), dict(taken.consumed), ages]
+    return [losses, list(taken.new), dict(taken.consumed), ages]
 
 
 def engine_steps(folder: Path) -> list[int]:
@@ -139,7 +138,7 @@ def engine_steps(folder: Path) -> list[int]:
     return list(json.loads((folder / "manifest.json").read_text())["parameters"].values())
 
 
-def plain(forget: bool) -> list[float]:
+def plain(forget: bool = False) -> list[float]:
     old, new = make_model("old"), make_model("new")
     losses: list[float] = []
     before = run_plain(old, plain_optimizer(old), range(BEFORE), losses)
@@ -184,20 +183,9 @@ def run_plain(
     return optimizer
 
 
-def main() -> None:
-    options = arguments(folder="", phase="", stages="1,2,3", forget=0)
-    if options.phase == "plain":
-        write(options.out, 0, plain(bool(options.forget)))
-        return
-    results: dict[str, Any] = {}
-    engine = None
-    for stage in map(int, options.stages.split(",")):
-        phase = first_phase if options.phase == "first" else second_phase
-        engine, results[str(stage)] = phase(stage, Path(options.folder) / str(stage))
-    assert engine is not None
-    write(options.out, engine.rank, results)
-    engine.close()
-    leave(0)
+def first(folder: str) -> dict[int, list[float]]:
+    return {stage: first_phase(stage, Path(folder) / str(stage)) for stage in (1, 2, 3)}
 
 
-main()
+def second(folder: str) -> dict[int, list[Any]]:
+    return {stage: second_phase(stage, Path(folder) / str(stage)) for stage in (1, 2, 3)}

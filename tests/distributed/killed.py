@@ -16,11 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tiny import arguments, make_engine, train
-
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.checkpoint import writer as checkpoint_writer
 from palm_ds.runtime.step.gradient_accumulation import StepResult
+from tests.distributed.tiny import make_engine, train
 from tests.helpers.warm_python import free_port
 
 STEPS, EVERY, WORLD = 12, 2, 2
@@ -216,11 +215,10 @@ MOMENTS: list[Any] = [
 ]
 
 
-def main() -> None:
-    options = arguments()
-    base = options.out.parent
-    results: dict[str, Any] = {"whole": attempt(base / "whole"), "kills": 0, "damaged": []}
-    folder = base / "killed"
+def again_and_again(base: str) -> dict[str, Any]:
+    place = Path(base)
+    results: dict[str, Any] = {"whole": attempt(place / "whole"), "kills": 0, "damaged": []}
+    folder = place / "killed"
     for moment in MOMENTS:
         if isinstance(moment, str):
             results["damaged"].append(damage_newest(folder, moment))
@@ -230,11 +228,8 @@ def main() -> None:
         results.setdefault("codes", []).append([str(moment), *codes])
     results["last"] = attempt(folder)
     for name in ("whole", "killed"):
-        lines = (base / name / "record.jsonl").read_text().splitlines()
+        lines = (place / name / "record.jsonl").read_text().splitlines()
         results[name + " record"] = [json.loads(line) for line in lines]
     results["log"] = (folder / "log0.txt").read_text()
     results["left"] = sorted(p.name for p in (folder / "checkpoints").iterdir())
-    options.out.write_text(json.dumps(results))
-
-
-main()
+    return results

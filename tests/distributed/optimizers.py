@@ -1,19 +1,17 @@
 """Losses and weights with LAMB, StableAdamW and Muon under each ZeRO stage and precision, and after
 a resume.
 
---runs name:kind:stage:precision:first:last, comma-separated. A run that starts above 0 loads the
+A run is (name, kind, stage, precision, first step, last step). One that starts above 0 loads the
 checkpoint of its name; each saves after its last step, and half way.
 """
 
 from pathlib import Path
 from typing import Any
 
-from tiny import arguments, make_engine, share, write
-
 from palm_ds.engine import Engine
 from palm_ds.runtime.optimizer import muon
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig
-from palm_ds.runtime.processes.processes import leave
+from tests.distributed.tiny import make_engine, share
 
 RATES = {"adamw": 1e-3, "lamb": 1e-2, "stable_adamw": 3e-3, "muon": 3e-3}
 
@@ -39,7 +37,7 @@ def summed(state: dict[str, Any]) -> dict[str, float]:
     return {name: tensor.double().sum().item() for name, tensor in state.items()}
 
 
-def run(kind: str, stage: int, precision: str, steps: range, folder: Path) -> tuple[Engine, Any]:
+def run(kind: str, stage: int, precision: str, steps: range, folder: Path) -> dict[str, Any]:
     freezable = ["backbone.layers.0.*"]
     more: dict[str, Any] = {"optimizer": config(kind), "freezable": freezable}
     engine = make_engine(stage, precision, scale_power=8, **more)
@@ -53,7 +51,7 @@ def run(kind: str, stage: int, precision: str, steps: range, folder: Path) -> tu
     weights = summed(engine.full_state_dict())
     skipped = engine.skipped_steps
     found = {"losses": losses, "weights": weights, "averages": averages, "skipped": skipped}
-    return engine, found | {"newton_schulz": len(calls)}
+    return found | {"newton_schulz": len(calls)}
 
 
 ORTHOGONALIZE = muon.orthogonalize
@@ -70,18 +68,9 @@ def _count_newton_schulz() -> list[None]:
     return calls
 
 
-def main() -> None:
-    options = arguments(folder="", runs="")
-    results, engine = {}, None
-    for text in options.runs.split(","):
-        name, kind, stage, precision, first, last = text.split(":")
-        steps, folder = range(int(first), int(last)), Path(options.folder) / name.split("@")[0]
-        engine, results[name] = run(kind, int(stage), precision, steps, folder)
-    assert engine is not None
-    write(options.out, engine.rank, results)
-    engine.close()
-    leave(0)
-
-
-if __name__ == "__main__":
-    main()
+def curves(folder: str, runs: list[tuple[str, str, int, str, int, int]]) -> dict[str, Any]:
+    results = {}
+    for name, kind, stage, precision, first, last in runs:
+        place = Path(folder) / name.split("@")[0]
+        results[name] = run(kind, stage, precision, range(first, last), place)
+    return results

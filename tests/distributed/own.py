@@ -1,7 +1,7 @@
 """Runs with custom optimizers (tests/helpers/own_optimizer.py) and a hand-written loop.
 
-Each of --runs (name:kind:stage:first:last) goes from its first step to its last in its own folder
-of --folder, from the checkpoint that is there, and saves after every second step; --kill ends the
+Each run (name, kind, stage, first step, last step) goes from its first step to its last in its own
+folder, from the checkpoint that is there, and saves after every second step; `kill` ends the
 process by SIGKILL before that step.
 """
 
@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny import LR, ROWS, arguments, make_engine, make_model, share, write
 
 from palm_ds.common.errors import UserError
 from palm_ds.engine import Engine
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig
-from palm_ds.runtime.processes.processes import leave
+from tests.distributed.tiny import LR, ROWS, make_engine, make_model, share
 from tests.helpers.own_optimizer import Lion
 
 CLIP, DECAY = 0.5, 0.1
@@ -111,25 +110,16 @@ def summed(state: dict[str, torch.Tensor]) -> dict[str, float]:
     return {name: tensor.double().sum().item() for name, tensor in state.items()}
 
 
-def main() -> None:
-    options = arguments(folder="", runs="", kill=-1)
+def curves(
+    folder: str, runs: list[tuple[str, str, int, int, int]], kill: int = -1
+) -> dict[str, Any]:
     # before ZeRO 3: it replaces F.linear
     results: dict[str, Any] = {"refused": refused(), "by hand": {k: by_hand(k) for k in KINDS}}
-    engine = None
-    for run in options.runs.split(","):
-        name, kind, stage, first, last = run.split(":")
-        engine = make_engine(int(stage), optimizer=config(kind))
-        steps = range(int(first), int(last))
-        found = go(engine, Path(options.folder) / name, steps, LR * RATES[kind], options.kill)
+    for name, kind, stage, first, last in runs:
+        engine = make_engine(stage, optimizer=config(kind))
+        found = go(engine, Path(folder) / name, range(first, last), LR * RATES[kind], kill)
         weights = summed(engine.full_state_dict())
         with engine.ema_weights():
             averages = summed(engine.full_state_dict())
         results[name] = {"steps": found, "weights": weights, "averages": averages}
-    assert engine is not None
-    write(options.out, engine.rank, results)
-    engine.close()
-    leave(0)
-
-
-if __name__ == "__main__":
-    main()
+    return results

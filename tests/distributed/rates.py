@@ -1,9 +1,9 @@
 """Learning rates per parameter, frozen parameters, parameters frozen in some steps, and EMA, all in
-one run: for each of --runs (stage:precision), and in plain torch. Runs called stage:precision:fgm
-have adversarial token embeddings instead.
+one run: for each of several (stage:precision), and in plain torch. Runs called
+stage:precision:fgm have adversarial token embeddings instead.
 
-Each run is saved after SAVED steps in its own folder of --folder, continues if it is in --whole,
-and is then resumed by a new engine from the checkpoint of the run named in --sources.
+Each run that is `whole` is saved after SAVED steps in its own folder and continues; then each is
+resumed by a new engine from the checkpoint of its source.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny import LR, ROWS, arguments, make_engine, make_model, share, write
 
 from palm_ds.engine import Engine
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig
 from palm_ds.runtime.optimizer.param_groups import param_groups
-from palm_ds.runtime.processes.processes import leave
+from tests.distributed.tiny import LR, ROWS, make_engine, make_model, share
 
 STEPS, SAVED = 6, 4
 FROZEN = ("backbone.word.weight", "backbone.layers.0.attention_norm.*")
@@ -180,26 +179,19 @@ def attacked_by_hand() -> dict[str, Any]:
     return {"losses": losses, "weights": weights, "averages": weights, "first": {}}
 
 
-def main() -> None:
-    options = arguments(folder="", runs="", sources="", whole="")
+def curves(folder: str, sources: dict[str, str], whole: bool = False) -> dict[str, Any]:
+    """`sources`: {run: the run whose checkpoint it resumes}."""
     # before ZeRO 3: it replaces F.linear
     results: dict[str, Any] = {"by hand": by_hand(), "attacked by hand": attacked_by_hand()}
-    folder, engine = Path(options.folder), None
-    for run, source in zip(options.runs.split(","), options.sources.split(","), strict=True):
-        if run in options.whole.split(","):
+    for run, source in sources.items():
+        if whole:
             engine = build(run)
             losses = train(engine, range(SAVED))
-            engine.save(folder / run, {"step": SAVED}, step=SAVED)
+            engine.save(Path(folder) / run, {"step": SAVED}, step=SAVED)
             losses += train(engine, range(SAVED, STEPS))
             results[run] = seen(engine) | {"losses": losses}
         engine = build(run, Other)
-        assert engine.load(folder / source) == {"step": SAVED}
+        assert engine.load(Path(folder) / source) == {"step": SAVED}
         losses = train(engine, range(SAVED, STEPS))
         results[f"{run} after {source}"] = seen(engine) | {"losses": losses}
-    assert engine is not None
-    write(options.out, engine.rank, results)
-    engine.close()
-    leave(0)
-
-
-main()
+    return results

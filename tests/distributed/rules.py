@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
-from tiny import LENGTH, LR, arguments, make_engine, row, share, train, write
 
 from palm_ds.data.tasks.example import collate
 from palm_ds.engine import Engine
 from palm_ds.model.heads.heads import HeadOutput
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
-from palm_ds.runtime.processes.processes import leave
+from tests.distributed.tiny import LENGTH, LR, make_engine, row, share, train
 
-ROWS = 8
+ROWS, WORLD = 8, int(os.environ.get("WORLD_SIZE", 1))
 
 
 class OnlyBusyHeads(Model):
@@ -72,9 +72,7 @@ def weights_after(engine: Engine, data: Any) -> dict[str, list[float]] | None:
 
 
 def build(stage: int, kind: type[Model], precision: str = "fp32") -> Engine:
-    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 0
-    micro = ROWS // world if world else ROWS // options.processes
-    return make_engine(stage, precision, micro, kind=kind, rows=ROWS)
+    return make_engine(stage, precision, ROWS // WORLD, kind=kind, rows=ROWS)
 
 
 def poisoned(stage: int, precision: str) -> dict[str, Any]:
@@ -100,34 +98,40 @@ def poisoned(stage: int, precision: str) -> dict[str, Any]:
     }
 
 
-options = arguments(processes=2)
-results: dict[str, Any] = {}
-for stage in (0, 1, 2, 3):
-    results[f"each {stage}"] = weights_after(build(stage, Model), one_task_each)
-    if stage < 3:
-        results[f"poison {stage} fp32"] = poisoned(stage, "fp32")
-    if stage == 1:
-        results["poison 1 bf16"] = poisoned(1, "bf16")
-    if stage == 2:
-        results["turns"] = weights_after(build(2, Model), same_task_by_turns)
-        results["poison 2 bf16"] = poisoned(2, "bf16")
-        results["poison 2 fp16"] = poisoned(2, "fp16")
-results["poison 3 fp32"] = poisoned(3, "fp32")
-results["poison 3 bf16"] = poisoned(3, "bf16")
-results["turns 3"] = weights_after(build(3, Model), same_task_by_turns)
-if options.processes > 1:
-    results["turns 3, only busy heads"] = weights_after(build(3, OnlyBusyHeads), same_task_by_turns)
-engine = build(3, Model)
-results["fresh"] = make_engine(3, rows=ROWS, micro=ROWS // engine.world).full_state_dict()
-results["fresh"] = {k: v.flatten().tolist() for k, v in results["fresh"].items() if "later" in k}
-empty = collate([[] for _ in range(ROWS // engine.world)], length=LENGTH, pad=0)
-results["empty"] = {task: output.loss_sum.item() for task, output in engine.evaluate(empty).items()}
-last = engine.rank == engine.world - 1
-asked = engine.step(share(9, engine.rank, engine.world, engine.micro_rows, ROWS), LR, 9, stop=last)
-results["stop"] = asked.stop
-results["tokens"] = asked.tokens
-results["names"] = sorted(engine.full_state_dict())
-results["keys"] = sorted(engine._engine.module.state_dict())
-write(options.out, engine.rank, results)
-engine.close()
-leave(0)
+def steps() -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    for stage in (0, 1, 2, 3):
+        results[f"each {stage}"] = weights_after(build(stage, Model), one_task_each)
+        if stage < 3:
+            results[f"poison {stage} fp32"] = poisoned(stage, "fp32")
+        if stage == 1:
+            results["poison 1 bf16"] = poisoned(1, "bf16")
+        if stage == 2:
+            results["turns"] = weights_after(build(2, Model), same_task_by_turns)
+            results["poison 2 bf16"] = poisoned(2, "bf16")
+            results["poison 2 fp16"] = poisoned(2, "fp16")
+    results["poison 3 fp32"] = poisoned(3, "fp32")
+    results["poison 3 bf16"] = poisoned(3, "bf16")
+    results["turns 3"] = weights_after(build(3, Model), same_task_by_turns)
+    if WORLD > 1:
+        results["turns 3, only busy heads"] = weights_after(
+            build(3, OnlyBusyHeads), same_task_by_turns
+        )
+    engine = build(3, Model)
+    results["fresh"] = make_engine(3, rows=ROWS, micro=ROWS // engine.world).full_state_dict()
+    results["fresh"] = {
+        k: v.flatten().tolist() for k, v in results["fresh"].items() if "later" in k
+    }
+    empty = collate([[] for _ in range(ROWS // engine.world)], length=LENGTH, pad=0)
+    results["empty"] = {
+        task: output.loss_sum.item() for task, output in engine.evaluate(empty).items()
+    }
+    last = engine.rank == engine.world - 1
+    asked = engine.step(
+        share(9, engine.rank, engine.world, engine.micro_rows, ROWS), LR, 9, stop=last
+    )
+    results["stop"] = asked.stop
+    results["tokens"] = asked.tokens
+    results["names"] = sorted(engine.full_state_dict())
+    results["keys"] = sorted(engine._engine.module.state_dict())
+    return results

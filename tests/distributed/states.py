@@ -7,14 +7,13 @@ import time
 from typing import Any
 
 import torch
-from tiny import LENGTH, LR, OPTIMIZER, ROWS, SEED, WORDS, arguments, share, write
 
 from palm_ds.engine import Engine
 from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
-from palm_ds.runtime.processes.processes import start, stop
+from tests.distributed.tiny import LENGTH, LR, OPTIMIZER, ROWS, SEED, WORDS, share
 
 BUCKET = 1000
 
@@ -74,8 +73,6 @@ def measure(stage: int, precision: str, accumulation: int) -> dict[str, int]:
     return found
 
 
-options = arguments()
-cases = ((0, "fp32", 1), (1, "fp32", 1), (1, "bf16", 1), (1, "bf16", 2), (2, "bf16", 2))
-found = {" ".join(map(str, case)): measure(*case) for case in (*cases, (3, "bf16", 2))}
-write(options.out, start(make_ds_config({})).rank, found)
-stop()
+def all_cases() -> dict[str, dict[str, int]]:
+    cases = ((0, "fp32", 1), (1, "fp32", 1), (1, "bf16", 1), (1, "bf16", 2), (2, "bf16", 2))
+    return {" ".join(map(str, case)): measure(*case) for case in (*cases, (3, "bf16", 2))}

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny import LENGTH, OPTIMIZER, ROWS, SEED, WORDS, arguments, train, write
 
 from palm_ds.engine import Engine
 from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
@@ -16,8 +15,8 @@ from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
-from palm_ds.runtime.processes.processes import leave
 from palm_ds.runtime.zero.swap_folder import prepare_swapping
+from tests.distributed.tiny import LENGTH, OPTIMIZER, ROWS, SEED, WORDS, train
 
 KINDS = {
     "fp32": replace(OPTIMIZER, ema=0.9),
@@ -97,21 +96,21 @@ def resumed(kind: str, folder: Path, disk: Path | None, *, killed: bool = False)
     return finish(engine, state["losses"])
 
 
-options = arguments(folder="", disk="", kinds="fp32", resume="")
-disk, results = Path(options.disk), {}
-for kind in options.kinds.split(","):
-    folder = Path(options.folder) / kind
-    if options.resume:
-        found = resumed(kind, folder, disk, killed=options.resume == "killed")
-        results[kind] = {"files": found}
-        continue
-    in_memory, before = whole(kind, folder / "memory", None)
-    in_files, _ = whole(kind, folder, disk)
-    results[kind] = {"memory": in_memory, "files": in_files}
-    results[kind]["resumed"] = resumed(kind, folder, disk)
-    if kind == "fp32":  # a checkpoint of one is a checkpoint of the other
-        results[kind]["crossed"] = resumed(kind, folder / "memory", disk)
-        results[kind]["back"] = resumed(kind, folder, None)
-rank = int(os.environ.get("RANK", "0"))
-write(options.out, rank, results)
-leave(0)
+def compared(folder: str, disk: str, kinds: list[str]) -> dict[str, Any]:
+    """Whole runs, in memory and in files, and what continues from their checkpoints."""
+    results = {}
+    for kind in kinds:
+        files, memory = Path(folder) / kind, Path(folder) / kind / "memory"
+        in_memory, _ = whole(kind, memory, None)
+        in_files, _ = whole(kind, files, Path(disk))
+        results[kind] = {"memory": in_memory, "files": in_files}
+        results[kind]["resumed"] = resumed(kind, files, Path(disk))
+        if kind == "fp32":  # a checkpoint of one is a checkpoint of the other
+            results[kind]["crossed"] = resumed(kind, memory, Path(disk))
+            results[kind]["back"] = resumed(kind, files, None)
+    return results
+
+
+def continued(folder: str, disk: str, killed: bool = False) -> dict[str, Any]:
+    """The run in fp32, from its checkpoint."""
+    return resumed("fp32", Path(folder) / "fp32", Path(disk), killed=killed)

@@ -19,7 +19,7 @@ ABLATE = str(ROOT / "launch" / "ablate.py")
 MASKS, ORDER = "knowledge_masking", "sentence_reordering"
 
 
-def test_each_schedule_is_trained_in_its_own_processes(run_distributed, tmp_path) -> None:
+def test_each_schedule_is_trained_in_its_own_processes(run_program, tmp_path) -> None:
     write_small_corpus(tmp_path / "corpus")
     recipe, ds_config, out = (tmp_path / name for name in ("recipe.yaml", "machine.json", "out"))
     values = {
@@ -37,7 +37,7 @@ def test_each_schedule_is_trained_in_its_own_processes(run_distributed, tmp_path
 
     def ablate(*more: str) -> str:
         given = [ABLATE, recipe, "--deepspeed_config", ds_config, "--out", out, *more]
-        return run_distributed(*given, launcher="python", writes=False, timeout=400).output
+        return run_program(*given, launcher="python", timeout=400).output
 
     ablate("--steps", "6", "--schedules", "joint", "log.every=2")
     first = (out / "joint" / "metrics.jsonl").read_bytes()

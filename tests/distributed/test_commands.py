@@ -127,7 +127,7 @@ RUNS = {  # name: (processes, launcher, ZeRO stage, rows of a micro-batch, preci
 }
 
 
-def curve(run_distributed, tmp_path, recipe, name) -> list[dict[str, float]]:
+def curve(run_program, tmp_path, recipe, name) -> list[dict[str, float]]:
     processes, launcher, stage, micro, precision = RUNS[name]
     changes = {} if precision == "fp32" else {precision: {"enabled": True}}
     ds_config = write_machine(
@@ -137,7 +137,7 @@ def curve(run_distributed, tmp_path, recipe, name) -> list[dict[str, float]]:
         **changes,
     )
     run = tmp_path / name.replace(" ", "-")
-    run_distributed(
+    run_program(
         PRETRAIN,
         recipe,
         "--deepspeed_config",
@@ -146,7 +146,6 @@ def curve(run_distributed, tmp_path, recipe, name) -> list[dict[str, float]]:
         run,
         processes=processes,
         launcher=launcher,
-        writes=False,
     )
     return losses(run)
 
@@ -170,7 +169,7 @@ SHORT_STAGES = [
 
 
 @pytest.mark.parametrize("text", SOME)
-def test_one_recipe_is_one_loss_curve(text, request, run_distributed, tmp_path, small) -> None:
+def test_one_recipe_is_one_loss_curve(text, request, run_program, tmp_path, small) -> None:
     """18 steps with dropout against a plain torch loop: fp32 to 1e-5, bf16 to 2e-2 (relative)."""
     corpus = small if text == "small" else request.getfixturevalue(f"shared_{text}").path
     changes: dict[str, Any] = {"backbone": recipe_values(corpus)["backbone"] | DROPOUT}
@@ -179,7 +178,7 @@ def test_one_recipe_is_one_loss_curve(text, request, run_distributed, tmp_path, 
     recipe = write_recipe(tmp_path, corpus, **changes)
     expected = plain(tmp_path, recipe)
     for name in SOME[text]:
-        found = curve(run_distributed, tmp_path, recipe, name)
+        found = curve(run_program, tmp_path, recipe, name)
         assert len(found) == 18
         bound = 1e-5 if RUNS[name][-1] == "fp32" else 2e-2
         assert largest_difference(found, expected) < bound, name

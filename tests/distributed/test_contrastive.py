@@ -25,8 +25,8 @@ def assert_same(found: dict[str, Any], wanted: dict[str, Any], rtol: float, name
 
 
 def test_loss_over_a_step_is_the_same_however_it_is_split(run_distributed) -> None:
-    one = run_distributed("contrastive.py", "--runs", ",".join(ONE), launcher="python").result
-    two = run_distributed("contrastive.py", "--runs", ",".join(TWO), launcher="fork").result
+    one = run_distributed("contrastive.losses", {"runs": ONE}, launcher="python").result
+    two = run_distributed("contrastive.losses", {"runs": TWO}, launcher="fork").result
     assert (one["world"], two["world"]) == (1, 2)
     whole = one["counter"]
     assert whole["losses"][2]["found"] == 0 and whole["losses"][0]["found"] > 0.1

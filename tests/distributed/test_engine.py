@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -26,17 +27,17 @@ def tolerance(run: str) -> float:
     return TOLERANCE[run.split(":")[1].removesuffix("-offload")]
 
 
-def in_order(runs: list[str]) -> str:
+def in_order(runs: Iterable[str]) -> list[str]:
     """ZeRO 3 last: it changes the process it runs in."""
-    return ",".join(sorted(runs))
+    return sorted(runs)
 
 
 @pytest.mark.slow
 def test_losses_of_two_processes_and_of_one_equal_a_plain_loop(run_distributed) -> None:
     runs = in_order(FP32 + BF16 + FP16 + OFFLOAD + DROPOUT)
-    options = ("--runs", runs, "--dropout", 0.1)
-    result = run_distributed("losses.py", *options, launcher="fork").result
-    assert result["world"] == [2]
+    options = {"runs": runs, "dropout": 0.1}
+    result = run_distributed("engine_runs.losses", options, launcher="fork").result
+    assert result["world"] == 2
     plain = result["plain"]
     assert plain[-1] < plain[0] - 0.1  # it learns, so that a difference would grow
     for run in FP32 + BF16 + FP16 + OFFLOAD:  # accumulation 1, 2 and 4
@@ -52,9 +53,9 @@ def test_losses_of_two_processes_and_of_one_equal_a_plain_loop(run_distributed) 
 
     alone = ["0:fp32:16", "1:fp32:4", "2:fp32:4", "3:fp32:4", "0:bf16:16", "0:fp16:16"]
     alone_masked = ["3:fp32:4:dropout"]
-    options = ("--runs", in_order(alone + alone_masked), "--dropout", 0.1)
-    one = run_distributed("losses.py", *options, launcher="python").result
-    assert one["world"] == [1]
+    options = {"runs": in_order(alone + alone_masked), "dropout": 0.1}
+    one = run_distributed("engine_runs.losses", options, launcher="python").result
+    assert one["world"] == 1
     for run in alone:
         np.testing.assert_allclose(one[run], one["plain"], rtol=tolerance(run), err_msg=run)
     for run in alone_masked:
@@ -64,14 +65,8 @@ def test_losses_of_two_processes_and_of_one_equal_a_plain_loop(run_distributed) 
 
 def test_mean_of_means_is_another_loss() -> None:
     """These rows show rule 4: without the global count, accumulation would change the loss."""
-    import sys
-    from pathlib import Path
+    from tests.distributed.tiny import plain_loop
 
-    sys.path.insert(0, str(Path(__file__).parent))
-    try:
-        from tiny import plain_loop
-    finally:
-        sys.path.pop(0)
     steps = range(6)
     whole, parts = np.array(plain_loop(steps)), np.array(plain_loop(steps, means=4))
     assert np.abs(whole - parts).max() / whole.max() > 1e-3
@@ -82,8 +77,8 @@ def distance(one: dict[str, list[float]], other: dict[str, list[float]]) -> floa
 
 
 def test_rules(run_distributed) -> None:
-    two = run_distributed("rules.py", "--processes", 2, launcher="fork").result
-    one = run_distributed("rules.py", "--processes", 1, launcher="python").result
+    two = run_distributed("rules.steps", launcher="fork").result
+    one = run_distributed("rules.steps", launcher="python").result
 
     # Rule 3. Processes with different tasks in a step agree with one process that has them all,
     # because every head runs everywhere.
@@ -119,18 +114,21 @@ RUNS += ["3:bf16", "3:fp16", "3:fp32"]
 def test_resume_is_exact(run_distributed, tmp_path) -> None:
     """Losses, norms, loss scales and weights after a resume, in new processes, dropout on; from a
     checkpoint that was written while training continued, equal to one that it waited for."""
-    options = ("--folder", tmp_path, "--runs", ",".join(RUNS))
-    whole = run_distributed("resume.py", *options, launcher="fork").result
-    resumed = run_distributed("resume.py", *options, "--resume", 1, launcher="fork").result
+    options = {"folder": tmp_path, "runs": RUNS}
+    whole = run_distributed("engine_runs.resume", options, launcher="fork").result
+    options["resumed"] = True
+    resumed = run_distributed("engine_runs.resume", options, launcher="fork").result
     for run in RUNS:
         assert resumed[run] == whole[run], run
 
 
 @pytest.mark.slow
-def test_killed_again_and_again(run_distributed) -> None:
+def test_killed_again_and_again(run_distributed, tmp_path) -> None:
     """SIGKILL at chosen moments of steps and of saves in the background, and at any, a flipped bit,
     a truncated shard: whatever is computed afterwards equals the uninterrupted run, dropout on."""
-    result = run_distributed("killed.py", launcher="python", timeout=500).result
+    base = {"base": tmp_path}
+    done = run_distributed("killed.again_and_again", base, launcher="python", timeout=500)
+    result = done.result
     assert result["whole"] == result["last"] == [0, 0]
     assert result["kills"] == len(result["codes"]) == 17, result["codes"]
     assert [r for r in result["whole record"] if r.get("trained while writing")], "no background"
@@ -147,15 +145,17 @@ def test_killed_again_and_again(run_distributed) -> None:
     assert left == ["step_00000010", "step_00000012"]  # one may have died deleting an older one
 
 
-def test_a_hanging_process_does_not_block_the_others_forever(run_distributed) -> None:
-    result = run_distributed("hanging.py", launcher="torchrun").result
+def test_a_hanging_process_does_not_block_the_others_forever(run_distributed, tmp_path) -> None:
+    done = {"done": tmp_path / "done"}
+    result = run_distributed("engine_runs.hanging", done, launcher="torchrun").result
     assert set(result) == {"world", "group of DeepSpeed's making"}
     for name, (seconds, error) in result.items():
         assert 2 < seconds < 60 and error == "RuntimeError", (name, seconds, error)
 
 
-def test_processes_compare_and_measure_one_another(run_distributed) -> None:
-    found = run_distributed("preflight.py", launcher="fork").result
+def test_processes_compare_and_measure_one_another(run_distributed, tmp_path) -> None:
+    place = {"folder": tmp_path}
+    found = run_distributed("engine_runs.preflight", place, launcher="fork").result
     assert found["shared"] == [True, True] and found["apart"] == [True, False]
     assert found["left"] == [] and found["rate"] > 1e6
     assert len(found["seconds"]) == 2 and max(map(abs, found["clocks"])) < 60
@@ -163,7 +163,7 @@ def test_processes_compare_and_measure_one_another(run_distributed) -> None:
 
 def test_two_processes_hold_the_states_that_a_plan_predicts(run_distributed) -> None:
     """Weights, gradients and optimizer of one of two processes, to 3 % (batches come on top)."""
-    found = run_distributed("states.py", launcher="fork").result
+    found = run_distributed("states.all_cases", launcher="fork").result
     for name, bytes_of in found.items():
         stage, precision, _ = name.split()
         values: dict[str, Any] = {"zero_optimization": {"stage": int(stage)}}
@@ -175,9 +175,10 @@ def test_two_processes_hold_the_states_that_a_plan_predicts(run_distributed) -> 
             assert bytes_of["between"] == pytest.approx(kept, rel=0.03), name
 
 
-def test_rollback_in_a_running_engine(run_distributed) -> None:
+def test_rollback_in_a_running_engine(run_distributed, tmp_path) -> None:
     """Loading a checkpoint into an engine that has continued, and repeating the same steps."""
-    result = run_distributed("rollback.py", launcher="fork").result
+    place = {"folder": tmp_path}
+    result = run_distributed("engine_runs.rollback", place, launcher="fork").result
     assert set(result) == {"0", "1", "2", "3"}
     for stage, (again, first) in result.items():
         assert again == first, stage
@@ -206,7 +207,7 @@ WAITS: dict[str, list[str]] = {
 
 
 def test_what_waits_for_the_device_in_a_step_and_what_it_leaves_behind(run_distributed) -> None:
-    run = run_distributed("waits.py", "--runs", in_order(list(WAITS)), launcher="python")
+    run = run_distributed("waits.all_waits", {"runs": in_order(WAITS)}, launcher="python")
     assert run.result.pop("printed") == ""
     found = {
         name: [line for line in lines if "attention.tiles" not in line]  # CPUs only
@@ -218,8 +219,9 @@ def test_what_waits_for_the_device_in_a_step_and_what_it_leaves_behind(run_distr
     assert max(cycles for _, cycles in run.result.values()) <= 50
 
 
-def test_shipped_machine_files_train_and_resume(run_distributed, root) -> None:
-    result = run_distributed("shipped.py", launcher="fork").result
+def test_shipped_machine_files_train_and_resume(run_distributed, root, tmp_path) -> None:
+    place = {"folder": tmp_path}
+    result = run_distributed("engine_runs.shipped", place, launcher="fork").result
     assert result.keys() == {path.stem for path in (root / "ds_configs").glob("*.json")}
     for name, (losses, again, skipped) in result.items():
         assert again == losses, name
@@ -243,14 +245,13 @@ def test_any_process_count_and_zero_stage_can_resume(run_distributed, tmp_path) 
     losses: dict[str, list[float]] = {name: [] for name in chains}
     for part, launcher in enumerate(("fork", "python", "fork")):
         order = sorted(chains, key=lambda name: chains[name][part])  # ZeRO 3 last
-        runs = ",".join(f"{name}:{chains[name][part]}" for name in order)
-        steps = ("--first", 3 * part, "--last", 3 * part + 3)
-        done = run_distributed(
-            "resize.py", "--folder", tmp_path, "--runs", runs, *steps, launcher=launcher
-        )
+        runs = {name: chains[name][part] for name in order}
+        steps = {"folder": tmp_path, "runs": runs, "first": 3 * part, "last": 3 * part + 3}
+        done = run_distributed("engine_runs.resize", steps, launcher=launcher)
         for name in chains:
             losses[name] += done.result[name]
-    plain = run_distributed("losses.py", "--runs", "0:fp32:16", "--steps", 9, launcher="python")
+    options = {"runs": ["0:fp32:16"], "steps": 9}
+    plain = run_distributed("engine_runs.losses", options, launcher="python")
     for name, chain in chains.items():
         tolerance = 3e-3 if "bf16" in chain[0] else 1e-5
         np.testing.assert_allclose(
@@ -261,16 +262,17 @@ def test_any_process_count_and_zero_stage_can_resume(run_distributed, tmp_path) 
 def test_a_run_is_extended_by_a_task(run_distributed, tmp_path) -> None:
     """The old tasks' losses continue as in plain torch with the moments carried over, under
     every ZeRO stage and with another number of processes than before."""
-    kept = run_distributed("grow.py", "--phase", "plain", launcher="python").result
-    lost = run_distributed("grow.py", "--phase", "plain", "--forget", 1, launcher="python").result
+    from tests.distributed.grow import plain
+
+    kept, lost = plain(), plain(forget=True)
     assert np.abs(np.array(lost[4:]) - kept[4:]).max() > 1e-3  # so that moments show
     for folder, (first, second) in {
         "shrunk": ("fork", "python"),
         "grown": ("python", "fork"),
     }.items():
-        place = ("--folder", tmp_path / folder)
-        before = run_distributed("grow.py", "--phase", "first", *place, launcher=first).result
-        after = run_distributed("grow.py", "--phase", "second", *place, launcher=second).result
+        place = {"folder": tmp_path / folder}
+        before = run_distributed("grow.first", place, launcher=first).result
+        after = run_distributed("grow.second", place, launcher=second).result
         for stage in ("1", "2", "3"):
             losses, fresh, consumed, ages = after[stage]
             found = before[stage] + losses

@@ -72,8 +72,8 @@ def values(step: Path) -> dict[str, torch.Tensor]:
 def test_every_layout_exports_the_same_bytes(run_distributed, convert, tmp_path) -> None:
     saved = tmp_path / "saved"
     for processes, launcher in LAUNCHERS.items():
-        options = ("--folder", saved, "--runs", ",".join(RUNS))
-        done = run_distributed("export.py", *options, processes=processes, launcher=launcher)
+        options = {"folder": saved, "runs": RUNS}
+        done = run_distributed("export.layouts", options, processes=processes, launcher=launcher)
         assert done.result == processes
     common = saved / "common" / "step_00000003"
     layouts = [saved / f"{run.replace(':', '_')}_{n}" for run in RUNS for n in LAUNCHERS]

@@ -25,8 +25,10 @@ def assert_close(
             assert mine[task] == pytest.approx(loss, rel=rel, abs=absolute), (step, task)
 
 
-def test_joint_runs(run_distributed) -> None:
-    result = run_distributed("finetune.py", launcher="python", timeout=500).result
+def test_joint_runs(run_distributed, tmp_path) -> None:
+    place = {"folder": tmp_path}
+    done = run_distributed("finetune.joint_runs", place, launcher="python", timeout=500)
+    result = done.result
     codes = result["codes"]
     assert codes.pop("killed") == [-9, -9], result["log"][-3000:]
     assert codes.pop("lora killed") == [-9, -9], result["log"][-3000:]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +14,14 @@ from tests.helpers.small_tables import write_tables
 pytestmark = pytest.mark.distributed
 
 
-def test_two_processes_learn_and_predict_the_same_as_one(run_distributed, tmp_path) -> None:
+def test_two_processes_learn_and_predict_the_same_as_one(run_program, tmp_path) -> None:
     tables = write_tables(tmp_path / "tables")
 
     def run(launcher: str) -> Any:
-        arguments = ("--tables", tables, "--folder", tmp_path / launcher)
-        return run_distributed("from_python.py", *arguments, launcher=launcher).result
+        out = tmp_path / f"{launcher}.json"
+        arguments = ("--tables", tables, "--folder", tmp_path / launcher, "--out", out)
+        run_program(Path(__file__).with_name("from_python.py"), *arguments, launcher=launcher)
+        return json.loads(out.read_text())
 
     one, two = run("python"), run("torchrun")  # a cold start, as people start it
     for launcher in ("python", "torchrun"):  # while the first process writes it, the other waits

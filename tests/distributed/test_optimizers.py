@@ -24,15 +24,11 @@ KINDS = ("adamw", "lamb", "stable_adamw", "muon")
 HALF, STEPS = 3, 6
 
 
-def runs(*each: tuple[str, str, int, str, int, int]) -> str:
-    """ZeRO 3 last: it changes the process it runs in."""
-    return ",".join(":".join(map(str, run)) for run in sorted(each, key=lambda run: run[2]))
-
-
 def test_one_curve_under_every_stage_and_process_count(run_distributed, tmp_path) -> None:
     def run(*each: Any, **options: Any) -> Any:
-        place = ("--folder", tmp_path, "--runs", runs(*each))
-        return run_distributed("optimizers.py", *place, launcher="fork", **options).result
+        runs = sorted(each, key=lambda run: run[2])  # ZeRO 3 last: it changes its process
+        values = {"folder": tmp_path, "runs": runs}
+        return run_distributed("optimizers.curves", values, launcher="fork", **options).result
 
     whole = [
         (f"{name} {stage}", kind, stage, precision, 0, STEPS)

@@ -14,16 +14,11 @@ FIRST = {"lion 2": (LION, 2), "sgd 1": (SGD, 1), "lion 3": (LION, 3)}
 MOVED = {"a": (LION, (2, 0)), "b": (SGD, (0, 2)), "c": (SGD, (1, 0)), "d": (LION, (3, 1))}
 
 
-def runs(*each: tuple[str, str, int, int, int]) -> str:
-    """ZeRO 3 last: it changes the process it runs in."""
-    return ",".join(":".join(map(str, run)) for run in sorted(each, key=lambda run: run[2]))
-
-
 def test_custom_optimizers(run_distributed, tmp_path) -> None:
     def run(*each: Any, **options: Any) -> Any:
-        kill = options.pop("kill", -1)
-        arguments = ("--folder", tmp_path, "--kill", kill, "--runs", runs(*each))
-        return run_distributed("own.py", *arguments, **{"launcher": "fork", **options}).result
+        runs = sorted(each, key=lambda run: run[2])  # ZeRO 3 last: it changes its process
+        values = {"folder": tmp_path, "runs": runs}
+        return run_distributed("own.curves", values, **{"launcher": "fork", **options}).result
 
     whole = [(name, *how, 0, 8) for name, how in FIRST.items()]
     halves = [(name, kind, stages[0], 0, 4) for name, (kind, stages) in MOVED.items()]
@@ -60,11 +55,9 @@ def test_custom_optimizers(run_distributed, tmp_path) -> None:
 )
 def test_killed_and_resumed_bit_for_bit(kind, stage, launcher, run_distributed, tmp_path) -> None:
     def run(first: int, folder: str, **options: Any) -> Any:
-        kill = options.pop("kill", -1)
-        arguments = ("--runs", f"x:{kind}:{stage}:{first}:8", "--kill", kill)
-        place = ("--folder", tmp_path / folder)
-        options["launcher"] = launcher
-        return run_distributed("own.py", *place, *arguments, **options).result
+        values = {"folder": tmp_path / folder, "kill": options.pop("kill", -1)}
+        values["runs"] = [("x", kind, stage, first, 8)]
+        return run_distributed("own.curves", values, launcher=launcher, **options).result
 
     whole = run(0, "whole")
     assert run(0, "killed", kill=5, code=-9) is None

@@ -18,16 +18,14 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
 
 
-def test_any_number_of_processes_writes_the_same_files(run_distributed, tmp_path) -> None:
+def test_any_number_of_processes_writes_the_same_files(run_program, tmp_path) -> None:
     run = save_model(tmp_path / "run", ["mood", "topic", "size"])
     rows = write_rows(tmp_path / "rows.jsonl", texts(3 * CHUNK + 100, seed=6, longest=8))
     found = {}
     for launcher, processes in (("python", 1), ("fork", 2), ("deepspeed", 3)):
         out = tmp_path / launcher
         arguments = (run, "--input", rows, "--output", out, "--tsv")
-        done = run_distributed(
-            PREDICT, *arguments, processes=processes, launcher=launcher, writes=False
-        )
+        done = run_program(PREDICT, *arguments, processes=processes, launcher=launcher)
         by = "1 process" if processes == 1 else f"{processes} processes"
         assert f"{3 * CHUNK + 100:,} rows in 1 pass by {by}, " in done.output
         found[processes] = contents(out)

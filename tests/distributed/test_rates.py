@@ -37,15 +37,14 @@ def check(result: dict[str, Any], name: str, first: int) -> None:
 
 
 def test_learning_rates_freezing_and_ema_equal_a_plain_loop(run_distributed, tmp_path) -> None:
-    runs = ("--folder", tmp_path, "--runs", ",".join(RUNS))
-    whole = ("--sources", ",".join(RUNS), "--whole", ",".join(RUNS))
-    two = run_distributed("rates.py", *runs, *whole, launcher="fork").result
+    whole = {"folder": tmp_path, "sources": dict(zip(RUNS, RUNS, strict=True)), "whole": True}
+    two = run_distributed("rates.curves", whole, launcher="fork").result
     for run in RUNS:
         check(two, run, 0)
         going, resumed = two[run], two[f"{run} after {run}"]
         assert resumed.pop("losses") == going["losses"][4:], run
         assert {k: going[k] for k in resumed} == resumed, run
-    moved = ("--sources", ",".join(BACKWARDS))
-    one = run_distributed("rates.py", *runs, *moved, launcher="python").result
+    moved = {"folder": tmp_path, "sources": dict(zip(RUNS, BACKWARDS, strict=True))}
+    one = run_distributed("rates.curves", moved, launcher="python").result
     for run, source in zip(RUNS, BACKWARDS, strict=True):
         check(one, f"{run} after {source}", 4)

@@ -53,10 +53,10 @@ def test_state_in_files_trains_saves_and_resumes_as_in_memory(
     """Two processes; then one that continues from their checkpoint and is killed, and one more."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    places = ("--folder", tmp_path / "checkpoints", "--disk", disk)
-    kinds = ("--kinds", "fp32,bf16,fp16,lamb,stable")
+    places = {"folder": tmp_path / "checkpoints", "disk": disk}
+    every = places | {"kinds": ["fp32", "bf16", "fp16", "lamb", "stable"]}
     settings: dict[str, Any] = {"environment": compiled}
-    two = run_distributed("swapped.py", *places, *kinds, launcher="fork", **settings).result
+    two = run_distributed("swapped.compared", every, launcher="fork", **settings).result
     for kind, found in two.items():
         assert_close(found["files"], found["memory"], 1e-6, kind)
         assert found["resumed"] == found["files"], kind
@@ -67,9 +67,9 @@ def test_state_in_files_trains_saves_and_resumes_as_in_memory(
     assert list(disk.iterdir()) == []
 
     alone: dict[str, Any] = settings | {"launcher": "python"}
-    run_distributed("swapped.py", *places, "--resume", "killed", code=-9, **alone)
+    run_distributed("swapped.continued", places | {"killed": True}, code=-9, **alone)
     left = list(disk.rglob("*.swp"))
     assert left, "a killed process leaves its files"
-    one = run_distributed("swapped.py", *places, "--resume", "again", **alone).result
-    assert_close(one["fp32"]["files"], two["fp32"]["memory"], 1e-5, "one process")
+    one = run_distributed("swapped.continued", places, **alone).result
+    assert_close(one, two["fp32"]["memory"], 1e-5, "one process")
     assert list(disk.iterdir()) == []

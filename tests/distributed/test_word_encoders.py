@@ -15,8 +15,8 @@ def test_losses_equal_a_plain_loop(launcher: str, micro: int, run_distributed, t
     stages = (0, 1, 2, 3) if launcher == "fork" else (0, 3)  # ZeRO 3 last: it changes its process
     runs = [f"{kind}:{stage}:{micro}" for stage in stages for kind in KINDS]
     resumed = [f"{kind}:{stage}:{micro}:resumed" for stage in stages[:-1:2] for kind in KINDS]
-    given = ("--runs", ",".join([*resumed, *runs]), "--folder", tmp_path)
-    found = run_distributed("word_encoders.py", *given, launcher=launcher).result
+    given = {"runs": [*resumed, *runs], "folder": tmp_path}
+    found = run_distributed("word_encoders.losses", given, launcher=launcher).result
     for run in resumed:
         assert found[run] == found[run.removesuffix(":resumed")]  # bit for bit
     for run in runs:

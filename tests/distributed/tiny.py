@@ -1,15 +1,12 @@
 """A small model with two tasks, rows with uneven labels, and a plain torch loop to compare with.
 
-Programs of this folder import it; it knows nothing of processes.
+The modules of this folder import it; it knows nothing of processes.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -157,18 +154,3 @@ def plain_loop(steps: range, means: int = 1, dropout: float = 0.0) -> list[float
         optimizer.step()
         losses.append(total.item())
     return losses
-
-
-def arguments(**extra: Any) -> argparse.Namespace:
-    """--out, --local_rank (some launchers give it), and `extra` with their defaults."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--local_rank", type=int)
-    parser.add_argument("--out", type=Path, required=True)
-    for name, default in extra.items():
-        parser.add_argument(f"--{name}", type=type(default), default=default)
-    return parser.parse_args()
-
-
-def write(out: Path, rank: int, result: Any) -> None:
-    if rank == 0:
-        out.write_text(json.dumps(result))

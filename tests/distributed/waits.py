@@ -10,11 +10,9 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from tiny import LR, OPTIMIZER, arguments, make_engine, share, write
-
 from palm_ds.engine import Engine
-from palm_ds.runtime.processes.processes import leave
 from palm_ds.runtime.step.gradient_accumulation import MicroSteps
+from tests.distributed.tiny import LR, OPTIMIZER, make_engine, share
 from tests.helpers.waits import Waits
 
 
@@ -28,7 +26,9 @@ def cycles_of(engine: Engine) -> int:
     return gc.collect()
 
 
-def waits_of(stage: int, precision: str, *, fgm: bool) -> tuple[list[str], int]:
+def waits_of(
+    stage: int, precision: str, *, fgm: bool, printed: io.StringIO
+) -> tuple[list[str], int]:
     optimizer = replace(OPTIMIZER, fgm=1.0 if fgm else 0.0)
     engine = make_engine(stage, precision, 8, dropout=0.1, scale_power=4, optimizer=optimizer)
     train, waits = MicroSteps.run, Waits()
@@ -43,12 +43,10 @@ def waits_of(stage: int, precision: str, *, fgm: bool) -> tuple[list[str], int]:
     return sorted(waits.found), cycles_of(engine)
 
 
-options = arguments(runs="1:bf16")
-results: dict[str, Any] = {}
-printed = io.StringIO()
-for run in options.runs.split(","):
-    stage, precision, *fgm = run.split(":")
-    results[run] = waits_of(int(stage), precision, fgm=bool(fgm))
-results["printed"] = printed.getvalue()
-write(options.out, 0, results)
-leave(0)
+def all_waits(runs: list[str]) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    printed = io.StringIO()
+    for run in runs:
+        stage, precision, *fgm = run.split(":")
+        results[run] = waits_of(int(stage), precision, fgm=bool(fgm), printed=printed)
+    return results | {"printed": printed.getvalue()}

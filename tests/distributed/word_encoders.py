@@ -1,7 +1,6 @@
 """Losses of encoders that are not transformers, under each ZeRO stage and accumulation.
 
-Each of --runs is kind:stage:micro; kind:stage:micro:resumed saves in --folder half-way and resumes
-in another engine.
+Each run is kind:stage:micro; kind:stage:micro:resumed saves half-way and resumes in another engine.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from tiny import LENGTH, LR, OPTIMIZER, ROWS, SEED, WORDS, arguments, share, write
 
 from palm_ds.common.rng import derive_key
 from palm_ds.engine import Engine
@@ -21,7 +19,7 @@ from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.runtime.optimizer.param_groups import param_groups
-from palm_ds.runtime.processes.processes import leave
+from tests.distributed.tiny import LENGTH, LR, OPTIMIZER, ROWS, SEED, WORDS, share
 from tests.helpers.word_encoders import config
 
 STEPS = range(8)
@@ -79,29 +77,19 @@ def make_engine(kind: str, stage: str, micro: str) -> Engine:
     return Engine(model, ds_config=ds_config, rows=ROWS, seed=SEED, optimizer=OPTIMIZER)
 
 
-def main() -> None:
-    options = arguments(runs="", folder="")
-    runs = options.runs.split(",")
+def losses(runs: list[str], folder: str) -> dict[str, list[float]]:
     # before ZeRO 3: it replaces F.linear
     results = {kind: plain_loop(kind) for kind in {run.split(":")[0] for run in runs}}
-    engine = None
     for run in runs:
         kind, stage, micro, *resumed = run.split(":")
         engine = make_engine(kind, stage, micro)
         if not resumed:
             results[run] = train(engine, STEPS)
             continue
-        folder, half = Path(options.folder) / run, len(STEPS) // 2
+        place, half = Path(folder) / run, len(STEPS) // 2
         first = train(engine, STEPS[:half])
-        engine.save(folder, {"step": half}, step=half)
+        engine.save(place, {"step": half}, step=half)
         engine = make_engine(kind, stage, micro)
-        assert engine.load(folder) == {"step": half}
+        assert engine.load(place) == {"step": half}
         results[run] = first + train(engine, STEPS[half:])
-    assert engine is not None
-    write(options.out, engine.rank, results)
-    engine.close()
-    leave(0)
-
-
-if __name__ == "__main__":
-    main()
+    return results

@@ -24,12 +24,7 @@ from tests.helpers.text_tables import WORDS, small_tokenizer
 TASKS: Mapping[str, Mapping[str, Any]] = {
     "mood": {"kind": "classification", "source": "texts"},
     "topic": {"kind": "multi_label", "source": "texts", "label_column": "label_topic"},
-    "size": {
-        "kind": "regression",
-        "source": "texts",
-        "label_column": "label_size",
-        "scale": False,
-    },
+    "size": {"kind": "regression", "source": "texts", "label_column": "label_size", "scale": False},
     "pair": {"kind": "matching", "source": "pairs"},
     "answer": {"kind": "reading", "source": "questions", "stride": 8, "max_query": 8},
 }

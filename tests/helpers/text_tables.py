@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,13 +23,14 @@ from palm_ds.data.stream.task_group_dataset import (
     collate_built,
     held_out_rows,
 )
-from palm_ds.data.tasks.task import Task
+from palm_ds.data.tasks.task import Task, build
 from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import Tokenizer, wordpiece
 from palm_ds.weights.formats.huggingface.names import from_names
 
+T = TypeVar("T", bound=Task)
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 WORDS = (*LETTERS, *(f"##{letter}" for letter in LETTERS), "good", "bad", "so", "very", "?", ".")
@@ -38,6 +39,14 @@ WORDS = (*LETTERS, *(f"##{letter}" for letter in LETTERS), "good", "bad", "so", 
 def small_tokenizer() -> Tokenizer:
     """WordPiece of a few words and all letters: `so goods` is so, good, ##s."""
     return wordpiece([*SPECIALS, *WORDS], lower=True)
+
+
+def make_task(kind: type[T], name: str, **values: Any) -> T:
+    """A task of a recipe, over the source `s`."""
+    module = kind.__module__.rpartition(".")[2]
+    task = build(name, {"kind": module, "source": "s", **values})
+    assert isinstance(task, kind)
+    return task
 
 
 def source_of(folder: Path, rows: Sequence[Mapping[str, Any]], **read: Any) -> TableSource:
@@ -137,11 +146,7 @@ class Padded:
 
     @property
     def arguments(self) -> dict[str, torch.Tensor]:
-        return {
-            "input_ids": self.ids,
-            "token_type_ids": self.segments,
-            "attention_mask": self.mask,
-        }
+        return {"input_ids": self.ids, "token_type_ids": self.segments, "attention_mask": self.mask}
 
 
 def bert_config(**more: Any) -> BertConfig:

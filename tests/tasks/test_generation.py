@@ -210,21 +210,6 @@ def test_its_head_is_one_for_masked_words(tmp_path: Path) -> None:
         task_of(smoothing=0.1).with_head_of(other)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"max_target": 2}, r"tasks.titles.max_target: 2 is less than 3"),
-        ({"max_source": 4}, "tasks.titles.max_source: 4; it must be 0 or at least 8"),
-        ({"longest_span": 0}, "tasks.titles.longest_span: 0 is less than 1"),
-        ({"generate": {"min_tokens": 7}}, "titles.generate.min_tokens: 7 is not below .* 7"),
-        ({"noise_rate": 2.0}, "tasks.titles.noise_rate: 2.0 is not from 0 to 1"),
-    ],
-)
-def test_bad_settings(values: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        task_of(**values)
-
-
 def test_bad_tables(tmp_path: Path) -> None:
     task = task_of()
     nothing = source_of(tmp_path, [{"source": "a", "label": "x"}])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from tests.helpers.text_tables import (
     built_of,
     dataset_of,
     learned,
+    make_task,
     model_of,
     predictions,
     small_tokenizer,
@@ -37,10 +39,7 @@ ROWS = [
 ]
 
 
-def task_of(**values) -> MaskedWords:
-    task = build("words", {"kind": "masked_words", "source": "s", **values})
-    assert isinstance(task, MaskedWords)
-    return task
+task_of = partial(make_task, MaskedWords, "words")
 
 
 def examples_of(source, *tasks: Task, max_length: int = 64) -> list:
@@ -197,19 +196,6 @@ def test_it_learns(tmp_path: Path) -> None:
     scores = task.metrics(predictions(learned(source, task), source, task)["words"], source)
     assert scores["accuracy"] > 0.8
     assert scores["perplexity"] < 4
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"rate": 0}, "tasks.words.rate: 0.0 is not between 0 and 1"),
-        ({"mask_rate": 0.9, "random_rate": 0.2}, "tasks.words: mask_rate 0.9 and random_rate 0.2"),
-        ({"units": ["word"]}, "tasks.words.units: unknown key"),
-    ],
-)
-def test_bad_settings_are_refused(values, message) -> None:
-    with pytest.raises(UserError, match=message):
-        task_of(**values)
 
 
 def test_missing_columns_are_named(tmp_path: Path) -> None:

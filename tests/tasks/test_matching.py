@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,8 @@ from tests.helpers.text_tables import (
     bert_config,
     built_of,
     dataset_of,
-    learned,
+    make_task,
     model_of,
-    opened,
     padded,
     predictions,
     same_weights,
@@ -41,32 +41,7 @@ PAIRS = [
 ]
 
 
-def task_of(**values) -> Matching:
-    task = build("match", {"kind": "matching", "source": "s", **values})
-    assert isinstance(task, Matching)
-    return task
-
-
-def test_pointwise_is_a_classifier_of_pairs(tmp_path: Path) -> None:
-    source = source_of(tmp_path, PAIRS)
-    task = task_of().resolved(source)
-    assert task.labels == ("0", "1")
-    theirs = BertForSequenceClassification(bert_config(num_labels=2)).eval()
-    model = model_of(task)
-    same_weights(model, theirs, "match")
-    rows = padded([(row["text_a"], row["text_b"]) for row in PAIRS])
-    with torch.no_grad():
-        expected = theirs(**rows.arguments, labels=torch.tensor([1, 0, 1]))
-    made = predictions(model, source, task)["match"]
-    for item, logits in enumerate(expected.logits):
-        assert list(made[item]) == ["label", "logits", "probs"]
-        assert made[item]["logits"] == pytest.approx(logits.tolist(), abs=1e-5)
-        assert made[item]["probs"] == pytest.approx(logits.softmax(-1).tolist(), abs=1e-5)
-        assert made[item]["label"] == str(int(logits.argmax()))
-    _, batch = built_of(dataset_of(source, task))
-    with torch.no_grad():
-        output = model(batch)["match"]
-    torch.testing.assert_close(output.loss_sum / 3, expected.loss, atol=1e-5, rtol=0)
+task_of = partial(make_task, Matching, "match")
 
 
 @pytest.mark.parametrize("margin", [0.5, 0.05])
@@ -183,63 +158,6 @@ def test_pairwise_builds_its_own_texts(tmp_path: Path) -> None:
     first = build("kind", {"kind": "classification", "source": "s", "labels": ["a", "b"]})
     with pytest.raises(UserError, match="tasks.match: it builds its own pairs"):
         built_of(dataset_of(source, first, task_of(strategy="pairwise")))
-
-
-@pytest.mark.parametrize("strategy", ["pointwise", "pairwise"])
-def test_it_learns(tmp_path: Path, strategy: str) -> None:
-    words = "abcdef"
-    if strategy == "pairwise":
-        rows = [
-            {"text_a": x, "text_b": f"{y} good", "text_b_neg": f"{y} bad"}
-            for x in words
-            for y in words[:3]
-        ]
-    else:
-        rows = [
-            {"text_a": x, "text_b": y, "label": int(y == "good")}
-            for x in words
-            for y in ("good", "bad", "so")
-        ]
-    source = source_of(tmp_path, rows)
-    task = task_of(strategy=strategy, dropout=0.0).resolved(source)
-    made = predictions(learned(source, task), source, task)["match"]
-    assert task.metrics(made, source)["accuracy"] == 1.0
-
-
-@pytest.mark.parametrize(
-    ("lines", "strategy", "message"),
-    [
-        ("text_a\tlabel\nx\t1\n", "pointwise", r"has no column 'text_b'"),
-        ("text_a\ttext_b\tlabel\nx\ty\t1\nx\ty\t2\n", "pointwise", r":3: label: unknown label '2'"),
-        ("text_a\ttext_b\nx\ty\n", "pointwise", r"has no column 'label'"),
-        ("text_a\ttext_b\nx\ty\n", "pairwise", r"has no column 'text_b_neg'"),
-        ("text_a\ttext_b\ttext_b_neg\nx\ty\tz\nx\ty\t\n", "pairwise", r":3: text_b_neg is empty"),
-    ],
-)
-def test_bad_rows_are_reported_with_their_place(tmp_path, lines, strategy, message) -> None:
-    file = tmp_path / "train.tsv"
-    file.write_text(lines)
-    values = {"labels": ["0", "1"]} if strategy == "pointwise" else {}
-    with pytest.raises(UserError, match=message) as raised:
-        task_of(strategy=strategy, **values).check(opened(file), labelled=True)
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"strategy": "listwise"}, "tasks.match.strategy"),
-        ({"margin": 0}, "tasks.match.margin: 0.0 must be above 0"),
-        ({"margin": 2}, "tasks.match.margin: 2.0"),
-        ({"labels": ["a", "b", "c"]}, "matching has exactly two classes; .*`kind: classification`"),
-        ({"labels": ["a", "b"], "strategy": "pairwise"}, "pairwise matching has no labels"),
-        ({"texts": ["q", "p", "n"]}, "tasks.match.texts: 3 columns; pointwise matching"),
-        ({"texts": ["q"], "strategy": "pairwise"}, "tasks.match.texts: 1 columns; pairwise"),
-    ],
-)
-def test_bad_settings_are_refused(values, message) -> None:
-    with pytest.raises(UserError, match=message):
-        task_of(**values)
 
 
 def test_two_pairs_must_fit_in_a_row(tmp_path: Path) -> None:

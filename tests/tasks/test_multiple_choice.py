@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
-from transformers import BertForMultipleChoice
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.task import build
 from palm_ds.model.heads.heads import ChoiceHead
 from palm_ds.tasks.multiple_choice import MultipleChoice
 from tests.helpers.text_tables import (
-    bert_config,
     built_of,
     dataset_of,
-    learned,
+    make_task,
     model_of,
-    padded,
     predictions,
-    same_weights,
     small_tokenizer,
     source_of,
 )
@@ -34,39 +31,7 @@ ROWS = [
 ]
 
 
-def task_of(**values) -> MultipleChoice:
-    task = build("exam", {"kind": "multiple_choice", "source": "s", **values})
-    assert isinstance(task, MultipleChoice)
-    return task
-
-
-def test_logits_and_loss_equal_transformers(tmp_path: Path) -> None:
-    source = source_of(tmp_path, ROWS)
-    task = task_of().resolved(source)
-    task.check(source, labelled=True)
-    theirs = BertForMultipleChoice(bert_config()).eval()
-    model = model_of(task)
-    same_weights(model, theirs, "exam")
-    made = predictions(model, source, task)["exam"]
-    losses, right = [], 0
-    for item, row in enumerate(ROWS):  # Hugging Face needs equally many choices in a batch
-        rows = padded([(row["text_a"], choice) for choice in row["choices"]])
-        arguments = {name: values[None] for name, values in rows.arguments.items()}
-        with torch.no_grad():
-            expected = theirs(**arguments, labels=torch.tensor([row["label"]]))
-        logits = expected.logits[0]
-        assert made[item]["logits"] == pytest.approx(logits.tolist(), abs=1e-5)
-        assert made[item]["probs"] == pytest.approx(logits.softmax(-1).tolist(), abs=1e-5)
-        assert made[item]["label"] == str(int(logits.argmax()))
-        losses.append(expected.loss)
-        right += int(logits.argmax()) == row["label"]
-    _, batch = built_of(dataset_of(source, task))
-    assert batch.count("exam") == 3
-    with torch.no_grad():
-        output = model(batch)["exam"]
-    torch.testing.assert_close(output.loss_sum, torch.stack(losses).sum(), atol=1e-5, rtol=0)
-    assert output.correct == right
-    assert task.metrics(made, source) == {"accuracy": pytest.approx(right / 3)}
+task_of = partial(make_task, MultipleChoice, "exam")
 
 
 def test_the_loss_of_ragged_groups_is_that_of_each() -> None:
@@ -160,17 +125,6 @@ def test_a_second_text_comes_before_the_choice(tmp_path: Path) -> None:
     assert tokens[:8] == ["[CLS]", "x", "[SEP]", "y", "?", "[SEP]", "a", "[SEP]"]
 
 
-def test_choices_without_a_label_are_predicted(tmp_path: Path) -> None:
-    rows = [{k: v for k, v in row.items() if k != "label"} for row in ROWS]
-    source = source_of(tmp_path, rows)
-    task = task_of(answers="letter")
-    task.check(source, labelled=False)
-    made = predictions(model_of(task), source, task)["exam"]
-    assert [len(made[item]["probs"]) for item in range(3)] == [3, 2, 4]
-    assert all(made[item]["label"] in "ABCD" for item in range(3))
-    assert task.metrics(made, source) == {}
-
-
 def test_the_baseline_chooses_at_random(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
     task = task_of().resolved(source)
@@ -178,49 +132,6 @@ def test_the_baseline_chooses_at_random(tmp_path: Path) -> None:
     loss, right = task.baseline(batch.labels["exam"][1].numpy(), source)
     assert loss.sum() == pytest.approx(np.log(3 * 2 * 4))
     assert right.sum() == pytest.approx(1 / 3 + 1 / 2 + 1 / 4)
-
-
-def test_it_learns(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    rows = []
-    for text in "abcdefghijkl":
-        choices = ["good", *rng.choice(["bad", "so", "very"], rng.integers(1, 4), replace=False)]
-        order = rng.permutation(len(choices))
-        rows.append(
-            {
-                "text_a": text,
-                "choices": [choices[i] for i in order],
-                "label": int(np.flatnonzero(order == 0)[0]),
-            }
-        )
-    source = source_of(tmp_path, rows)
-    task = task_of(dropout=0.0).resolved(source)
-    made = predictions(learned(source, task), source, task)["exam"]
-    assert task.metrics(made, source) == {"accuracy": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("row", "values", "message"),
-    [
-        (
-            {"label": 4},
-            {"count_from": 0},
-            r":2: label: '4' is not one of the 3 choices; .* 0 to 2",
-        ),
-        ({"label": 0}, {"count_from": 1}, r":2: label: '0' is not .* expects 1 to 3"),
-        ({"label": "D"}, {"answers": "letter"}, r":2: label: 'D' is not .* expects A to C"),
-        ({"label": "maybe"}, {"answers": "text"}, r":2: label: 'maybe' .* expects one of them"),
-        ({"label": ["0", "1"]}, {}, r":2: label: 2 labels"),
-    ],
-)
-def test_bad_rows_are_reported_with_their_place(tmp_path, row, values, message) -> None:
-    good = {"text_a": "x", "choices": ["no", "yes", "so"]}
-    label = {"letter": "A", "text": "no"}.get(values.get("answers"), 1)
-    source = source_of(tmp_path, [{**good, "label": label}, {**good, **row}])
-    task = task_of(**{"answers": "number", "count_from": 0} | values)
-    with pytest.raises(UserError, match=message) as raised:
-        task.check(source, labelled=True)
-    assert "\n" not in str(raised.value)
 
 
 def test_missing_columns_are_named(tmp_path: Path) -> None:

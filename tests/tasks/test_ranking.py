@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from sklearn.metrics import average_precision_score, f1_score, ndcg_score
-from transformers import BertForSequenceClassification
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.tasks.task import build
 from palm_ds.tasks.ranking import Ranking
-from tests.helpers.text_tables import (
-    bert_config,
-    built_of,
-    dataset_of,
-    learned,
-    model_of,
-    opened,
-    padded,
-    predictions,
-    same_weights,
-    source_of,
-)
+from tests.helpers.text_tables import make_task, source_of
 
 ROWS = [
     {"qid": 7, "text_a": "so ?", "text_b": "good", "label": 2},
@@ -35,34 +21,7 @@ ROWS = [
 ]
 
 
-def task_of(**values) -> Ranking:
-    task = build("answers", {"kind": "ranking", "source": "s", **values})
-    assert isinstance(task, Ranking)
-    return task
-
-
-@pytest.mark.parametrize(("relevant_from", "labels"), [(1, [1, 0, 1]), (2, [1, 0, 0])])
-def test_pair_scores_equal_transformers(tmp_path: Path, relevant_from, labels) -> None:
-    source = source_of(tmp_path, ROWS)
-    task = task_of(relevant_from=relevant_from)
-    task.check(source, labelled=True)
-    theirs = BertForSequenceClassification(bert_config(num_labels=2)).eval()
-    model = model_of(task)
-    same_weights(model, theirs, "answers")
-    rows = padded([(row["text_a"], row["text_b"]) for row in ROWS])
-    with torch.no_grad():
-        expected = theirs(**rows.arguments, labels=torch.tensor(labels))
-    made = predictions(model, source, task)["answers"]
-    for item, logits in enumerate(expected.logits):
-        assert made[item]["logits"] == pytest.approx(logits.tolist(), abs=1e-5)
-        assert made[item]["probs"] == pytest.approx(logits.softmax(-1).tolist(), abs=1e-5)
-        assert made[item]["score"] == pytest.approx(float(logits[1] - logits[0]), abs=1e-5)
-        assert made[item]["label"] == int(logits.argmax())
-    assert json.loads(json.dumps(made[0])) == made[0]
-    _, batch = built_of(dataset_of(source, task))
-    with torch.no_grad():
-        output = model(batch)["answers"]
-    torch.testing.assert_close(output.loss_sum / 3, expected.loss, atol=1e-5, rtol=0)
+task_of = partial(make_task, Ranking, "answers")
 
 
 def ranked_rows(groups: int, rng: np.random.Generator) -> list[dict]:
@@ -103,15 +62,6 @@ def test_scores_are_computed_per_group(tmp_path: Path, relevant_from: int, by: s
     assert scores == pytest.approx(means | {"f1": f1_score(relevant, found > 0)})
 
 
-def test_rows_without_a_grade_are_ranked_but_not_scored(tmp_path: Path) -> None:
-    rows = [{k: v for k, v in row.items() if k != "label"} for row in ROWS]
-    source = source_of(tmp_path, rows)
-    task_of().check(source, labelled=False)
-    made = predictions(model_of(task_of()), source, task_of())["answers"]
-    assert sorted(made) == [0, 1, 2]
-    assert task_of().metrics(made, source) == {}
-
-
 def test_the_baseline_knows_the_share_of_relevant_rows(tmp_path: Path) -> None:
     loss, right = task_of().baseline(np.array([1, 0]), source_of(tmp_path, ROWS))
     assert loss == pytest.approx(-np.log([3 / 5, 2 / 5]))
@@ -135,49 +85,6 @@ def test_grades_that_order_nothing_are_said(tmp_path: Path, grades, said) -> Non
 
 def test_grades_that_order_candidates_need_no_note(tmp_path: Path) -> None:
     assert task_of().describe(source_of(tmp_path, ROWS)) == ""
-
-
-def test_it_learns(tmp_path: Path) -> None:
-    rows = [
-        {"qid": q, "text_a": q, "text_b": f"{q} {x}", "label": int(x == "good")}
-        for q in "abcdefg"
-        for x in ("bad", "good", "so")
-    ]
-    source = source_of(tmp_path, rows)
-    task = task_of(dropout=0.0)
-    scores = task.metrics(predictions(learned(source, task), source, task)["answers"], source)
-    assert scores["mrr"] == 1.0
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ("qid\ttext_a\ttext_b\tlabel\n1\tx\ty\t0\n1\tx\tz\t-1\n", r":3: label: -1 is negative"),
-        ("qid\ttext_a\ttext_b\tlabel\n1\tx\ty\tyes\n", r":2: label: 'yes' is not a number"),
-        ("qid\ttext_a\tlabel\n1\tx\t0\n", r"tasks.answers: .* has no column 'text_b'"),
-        ("qid\ttext_a\ttext_b\n1\tx\ty\n", r"tasks.answers: .* has no column 'label'"),
-        ("text_a\ttext_b\tlabel\n\ty\t0\n", r":2: text_a is empty"),
-    ],
-)
-def test_bad_rows_are_reported_with_their_place(tmp_path, lines, message) -> None:
-    file = tmp_path / "train.tsv"
-    file.write_text(lines)
-    with pytest.raises(UserError, match=message) as raised:
-        task_of().check(opened(file), labelled=True)
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"k": 0}, "tasks.answers.k: 0; it must be 1 or more"),
-        ({"relevant_from": 0}, "tasks.answers.relevant_from: 0.0; it must be above 0"),
-        ({"texts": ["text_b"]}, "tasks.answers.texts: name two columns"),
-    ],
-)
-def test_bad_settings_are_refused(values, message) -> None:
-    with pytest.raises(UserError, match=message):
-        task_of(**values)
 
 
 def test_a_missing_group_column_is_named(tmp_path: Path) -> None:

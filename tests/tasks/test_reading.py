@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from tests.helpers.text_tables import (
     built_of,
     dataset_of,
     learned,
+    make_task,
     model_of,
     padded,
     predictions,
@@ -69,10 +71,7 @@ REFUSING = [
 ]
 
 
-def task_of(**values: Any) -> Reading:
-    task = build("qa", {"kind": "reading", "source": "s", **values})
-    assert isinstance(task, Reading)
-    return task
+task_of = partial(make_task, Reading, "qa")
 
 
 def windows_of(source: TableSource, task: Reading, max_length: int = 64) -> list[Example]:
@@ -622,25 +621,6 @@ GOOD = [{"text": "b", "start": 2}]
 def test_bad_answers_are_reported_with_their_place(answers: Sequence[Any], message: str) -> None:
     table: Any = Rows(*answers)
     refused(TableSource(table, np.arange(len(table)), small_tokenizer(), "mine"), message)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"stride": 0}, r"tasks.qa.stride: 0 is not positive"),
-        ({"max_query": 0}, r"tasks.qa.max_query: 0 is not positive"),
-        ({"n_best": -1}, r"tasks.qa.n_best: -1 is not positive"),
-        ({"max_answer": -1}, r"tasks.qa.max_answer: -1 is negative"),
-        ({"texts": ["context"]}, r"tasks.qa.texts: expected two columns, question"),
-        ({"score": "squad"}, r"tasks.qa.score: .*\"squad\""),
-        ({"answer": "last"}, r"tasks.qa.answer: .*\"last\""),
-        ({"doc_stride": 8}, r"tasks.qa.doc_stride: unknown key; did you mean \"stride\"\?"),
-    ],
-)
-def test_impossible_settings(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message) as raised:
-        task_of(**values)
-    assert "\n" not in str(raised.value)
 
 
 def test_rows_too_short_for_question_and_context(tmp_path: Path) -> None:

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from scipy.stats import pearsonr, spearmanr
-from transformers import BertForSequenceClassification
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.tasks.task import build
 from palm_ds.tasks.regression import Regression
-from tests.helpers.text_tables import (
-    bert_config,
-    built_of,
-    dataset_of,
-    learned,
-    model_of,
-    opened,
-    padded,
-    predictions,
-    same_weights,
-    source_of,
-)
+from tests.helpers.text_tables import built_of, dataset_of, make_task, source_of
 
 ROWS = [
     {"text_a": "so good", "text_b": "good", "label": 4.5},
@@ -36,33 +22,7 @@ ROWS = [
 VALUES = np.array([4.5, 1, 2.5])
 
 
-def task_of(**values) -> Regression:
-    task = build("degree", {"kind": "regression", "source": "s", **values})
-    assert isinstance(task, Regression)
-    return task
-
-
-@pytest.mark.parametrize("scale", [False, True])
-def test_predictions_and_loss_equal_transformers(tmp_path: Path, scale: bool) -> None:
-    source = source_of(tmp_path, ROWS)
-    task = task_of(scale=scale).resolved(source)
-    config = bert_config(num_labels=1, problem_type="regression")
-    theirs = BertForSequenceClassification(config).eval()
-    model = model_of(task)
-    same_weights(model, theirs, "degree")
-    mean, deviation = (VALUES.mean(), VALUES.std()) if scale else (0.0, 1.0)
-    labels = torch.tensor((VALUES - mean) / deviation, dtype=torch.float32)
-    rows = padded([(row["text_a"], row["text_b"]) for row in ROWS])
-    with torch.no_grad():
-        expected = theirs(**rows.arguments, labels=labels)
-    made = predictions(model, source, task)["degree"]
-    found = [made[item]["value"] for item in range(3)]
-    assert found == pytest.approx((expected.logits[:, 0] * deviation + mean).tolist(), abs=1e-5)
-    _, batch = built_of(dataset_of(source, task))
-    with torch.no_grad():
-        output = model(batch)["degree"]
-    torch.testing.assert_close(output.loss_sum / 3, expected.loss, atol=1e-5, rtol=0)
-    assert math.isnan(output.correct)
+task_of = partial(make_task, Regression, "degree")
 
 
 def test_statistics_of_the_training_rows_are_kept_by_default(tmp_path: Path) -> None:
@@ -112,64 +72,12 @@ def test_the_baseline_predicts_the_mean(tmp_path: Path) -> None:
         assert np.isnan(right).all()
 
 
-def test_a_table_without_numbers_is_predicted(tmp_path: Path) -> None:
-    source = source_of(tmp_path, [{"text_a": "good"}, {"text_a": "x " * 200}])
-    task_of().check(source, labelled=False)
-    made = predictions(model_of(task_of()), source, task_of())["degree"]
-    assert all(math.isfinite(made[item]["value"]) for item in (0, 1))
-
-
 def test_numbers_that_cannot_be_learned_are_remarked_on(tmp_path: Path) -> None:
     source = source_of(tmp_path, [{"text_a": "a", "label": 3}, {"text_a": "b", "label": 3}])
     assert task_of().describe(source) == "degree: labels: all are 3; there is nothing to learn"
     source = source_of(tmp_path, [{"text_a": "a", "label": x} for x in (0, 1, 2)])
     assert "1 are outside low and high" in task_of(high=1).describe(source)
     assert task_of(low=0, high=2).describe(source) == ""
-
-
-def test_it_learns(tmp_path: Path) -> None:
-    rows = [
-        {"text_a": f"{c} {word}", "label": 100 + 10 * number}
-        for number, word in enumerate(("bad", "so", "very", "good"))
-        for c in "abcdef"
-    ]
-    source = source_of(tmp_path, rows)
-    task = task_of(dropout=0.0, low=100, high=130).resolved(source)
-    scores = task.metrics(predictions(learned(source, task), source, task)["degree"], source)
-    assert scores["pearson_and_spearman"] > 0.9
-    assert scores["mse"] < 20
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ("text_a\tlabel\nx\t1\ny\thigh\n", r":3: label: 'high' is not a number; .* such as 3.5"),
-        ("text_a\tlabel\nx\t1e300\n", r":2: label: 1e300 is beyond 1e\+18"),
-        ("text_a\tlabel\nx\tnan\n", r":2: label: 'nan' is not a number"),
-        ("text_a\tlabel\nx\t1,5\n", r":2: label: '1,5' is not a number"),
-        ("text_a\nx\n", r"tasks.degree: .* has no column 'label'"),
-    ],
-)
-@pytest.mark.parametrize("scale", [False, True])
-def test_bad_rows_are_reported_with_their_place(tmp_path, lines, message, scale) -> None:
-    file = tmp_path / "train.tsv"
-    file.write_text(lines)
-    with pytest.raises(UserError, match=message) as raised:
-        task_of(scale=scale).resolved(opened(file)).check(opened(file), labelled=True)
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"low": 5, "high": 1}, "tasks.degree: low 5.0 is not below high 1.0"),
-        ({"deviation": -1}, "tasks.degree: mean 0.0 and deviation -1.0"),
-        ({"low": "one"}, "tasks.degree.low"),
-    ],
-)
-def test_bad_settings_are_refused(values, message) -> None:
-    with pytest.raises(UserError, match=message):
-        task_of(**values)
 
 
 def test_rows_without_a_number_do_not_count_in_the_scale(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.example import text_numbers
-from palm_ds.data.tasks.task import build
 from palm_ds.tasks.retrieval import Retrieval
 from tests.helpers.text_tables import (
     built_of,
     dataset_of,
+    make_task,
     model_of,
     opened,
     predictions,
@@ -31,10 +32,7 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def task_of(**values: Any) -> Retrieval:
-    task = build("found", {"kind": "retrieval", "source": "s", **values})
-    assert isinstance(task, Retrieval)
-    return task
+task_of = partial(make_task, Retrieval, "found")
 
 
 def test_rows_become_texts_that_share_a_row_of_the_batch(tmp_path: Path) -> None:

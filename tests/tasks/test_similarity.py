@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,13 @@ from transformers import BertModel
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.interfaces import StoredPrediction
-from palm_ds.data.tasks.task import build
 from palm_ds.tasks.similarity import Similarity
 from palm_ds.weights.formats.huggingface.names import from_names
 from tests.helpers.text_tables import (
     bert_config,
     built_of,
     dataset_of,
+    make_task,
     model_of,
     padded,
     predictions,
@@ -33,10 +34,7 @@ ROWS = [
 ]
 
 
-def task_of(**values) -> Similarity:
-    task = build("alike", {"kind": "similarity", "source": "s", **values})
-    assert isinstance(task, Similarity)
-    return task
+task_of = partial(make_task, Similarity, "alike")
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])

@@ -154,9 +154,6 @@ def broken(weights: Path, case: str) -> dict:
     tokens = weights.parent / "tokens.txt"
     if case == "no tokenizer":
         save_weights(model(), weights, read_info(weights / INFO))
-    elif case == "cut off":
-        data = (weights / "weights.safetensors").read_bytes()
-        (weights / "weights.safetensors").write_bytes(data[:-9])
     elif case == "no word table":
         lost(weights, "backbone.word.weight")
     elif case == "no position table":
@@ -165,8 +162,6 @@ def broken(weights: Path, case: str) -> dict:
     elif case == "a larger tokenizer":
         wordpiece([*WORDS, "a", "b", "c"], lower=True).save(weights / "tokenizer")
         reseal(weights)
-    elif case == "no weights.json":
-        (weights / "weights.json").unlink()
     elif case == "nothing wanted":
         return {}
     elif case == "no such way":
@@ -189,11 +184,9 @@ def broken(weights: Path, case: str) -> dict:
     ("case", "words"),
     [
         ("no tokenizer", "weights: has no tokenizer to add tokens to"),
-        ("cut off", "weights.safetensors"),
         ("no word table", "backbone.word.weight"),
         ("no position table", "backbone.position.weight"),
         ("a larger tokenizer", "has 12 rows, which do not fit a vocabulary of 13"),
-        ("no weights.json", "not a checkpoint"),
         ("nothing wanted", "nothing to do"),
         ("no such way", 'no method "copy"'),
         ("no tokens", "tokens.txt: empty"),

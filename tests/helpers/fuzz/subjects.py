@@ -39,7 +39,7 @@ from tests.helpers.fuzz.mutate import (
 from tests.helpers.noisy_model import noisy_model
 from tests.weights.formats.deepspeed.test_read import shards
 from tests.weights.formats.paddle_made import write_folder
-from tests.weights.formats.tensorflow.test_read import write_bundle
+from tests.weights.formats.tensorflow_made import write_bundle
 
 CONFIG = EncoderConfig(
     vocab_size=24,

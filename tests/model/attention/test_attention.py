@@ -1,6 +1,6 @@
 """Every attention implementation against the plain one, for awkward shapes.
 
-`triton` has a file of its own: test_attention_triton.py.
+`triton` has a file of its own: test_triton.py.
 """
 
 from __future__ import annotations
@@ -45,25 +45,51 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+# dtype, window (None: everything), dropout
+NUMBERS = [
+    (torch.float32, None, 0.0),
+    (torch.bfloat16, None, 0.0),
+    (torch.float32, None, 0.3),
+    (torch.float32, 0, 0.0),
+    (torch.float32, 1, 0.4),
+    (torch.float32, 5, 0.0),
+    (torch.float32, TILE, 0.4),
+    (torch.float32, 10_000, 0.0),
+]
+
+
 @pytest.mark.parametrize("kernel", ["sdpa", "tiles"])
+@pytest.mark.parametrize(("dtype", "window", "dropout"), NUMBERS)
 @pytest.mark.parametrize(("rows", "length", "heads", "head_size"), SHAPES)
-def test_attention(
-    rows: list[list[int]], length: int, heads: int, head_size: int, kernel: str, dtype: torch.dtype
+def test_every_form_equals_the_plain_one(
+    rows: list[list[int]],
+    length: int,
+    heads: int,
+    head_size: int,
+    dtype: torch.dtype,
+    window: int | None,
+    dropout: float,
+    kernel: str,
 ) -> None:
+    """Tiles drop what plain attention drops; sdpa draws its own masks."""
     batch = batch_of(rows, length)
-    torch.manual_seed(length)
-    hidden_size = heads * head_size
-    qkv = torch.randn(len(rows), length, 3 * hidden_size).to(dtype)
-    upstream = torch.randn(len(rows), length, hidden_size).to(dtype)
-    results = []
-    for which in ("plain", kernel):
-        x = qkv.clone().requires_grad_()
-        out = attend(x, plan_attention(batch, which), num_heads=heads)
-        out.backward(upstream)
-        results.append((out.detach(), x.grad))
-    for plain, other in zip(*results, strict=True):
-        torch.testing.assert_close(other, plain, **TOLERANCE[dtype])
+    qkv = torch.randn(len(rows), length, 3 * heads * head_size).to(dtype)
+    keys = dropout_keys(batch, length) if dropout and kernel == "tiles" else None
+    rate = dropout if keys is not None else 0.0
+    compare(batch, qkv, kernel, keys, num_heads=heads, dropout=rate, window=window)
+
+
+@pytest.mark.parametrize("window", [0, 1, 5, TILE, 10_000])
+@pytest.mark.parametrize(("rows", "length", "heads", "head_size"), SHAPES)
+def test_a_window_is_a_mask(
+    rows: list[list[int]], length: int, heads: int, head_size: int, window: int
+) -> None:
+    plan, at = plan_attention(batch_of(rows, length), "plain"), torch.arange(length)
+    near = (at[:, None] - at).abs() <= window
+    qkv = torch.randn(len(rows), length, 3 * heads * head_size)
+    assert plan.mask is not None
+    masked = attend(qkv, replace(plan, mask=plan.mask & near), num_heads=heads)
+    torch.testing.assert_close(attend(qkv, plan, num_heads=heads, window=window), masked)
 
 
 @pytest.mark.parametrize(("rows", "length", "heads", "head_size"), SHAPES)
@@ -72,12 +98,14 @@ def test_attention_without_gradients(
 ) -> None:
     batch, qkv = batch_of(rows, length), torch.randn(len(rows), length, 3 * heads * head_size)
     learning = attend(qkv, plan_attention(batch, "tiles"), num_heads=heads)
+    dropping = plan_attention(batch, "tiles", keys=dropout_keys(batch, length))
+    dropped = attend(qkv.requires_grad_(), dropping, num_heads=heads, dropout=0.3)
     with torch.no_grad():
         plan = plan_attention(batch, "tiles")
         assert plan.kernel == ("sdpa" if length <= TILE else "tiles")
-        torch.testing.assert_close(
-            attend(qkv, plan, num_heads=heads), learning, atol=2e-5, rtol=1e-4
-        )
+        close = dict(atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(attend(qkv, plan, num_heads=heads), learning, **close)
+        assert torch.equal(attend(qkv, dropping, num_heads=heads, dropout=0.3), dropped)
 
 
 def test_tiled_attention_passes_gradcheck() -> None:
@@ -86,24 +114,6 @@ def test_tiled_attention_passes_gradcheck() -> None:
     torch.manual_seed(0)
     qkv = torch.randn(2, 6, 3 * 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: attend(x, plan, num_heads=2, dropout=0.4), qkv)
-
-
-@pytest.mark.parametrize(("rows", "length", "heads", "head_size"), SHAPES)
-def test_tiles_drop_what_plain_attention_drops(
-    rows: list[list[int]], length: int, heads: int, head_size: int
-) -> None:
-    batch, width = batch_of(rows, length), heads * head_size
-    keys, qkv = dropout_keys(batch, length), torch.randn(len(rows), length, 3 * width)
-    results = []
-    for kernel in ("plain", "tiles"):
-        x, plan = qkv.clone().requires_grad_(), plan_attention(batch, kernel, keys=keys)
-        out = attend(x, plan, num_heads=heads, dropout=0.3)
-        out.square().sum().backward()
-        results.append((out.detach(), x.grad))
-        with torch.no_grad():
-            assert torch.equal(attend(x, plan, num_heads=heads, dropout=0.3), out)
-    for plain, other in zip(*results, strict=True):
-        torch.testing.assert_close(other, plain, **TOLERANCE[torch.float32])
 
 
 @pytest.mark.parametrize("counter", [True, False])
@@ -120,34 +130,6 @@ def test_attention_dropout_keeps_the_mean(kernel: str, counter: bool) -> None:
     assert (dropped[0] - dropped[1]).abs().max() > 0.01
     error = dropped.std(0) / 600**0.5
     assert ((dropped.mean(0) - exact).abs() < 5 * error + 1e-6).all()
-
-
-WINDOWS = [(0, None), (1, 0.4), (5, None), (TILE, 0.4), (10_000, None)]
-
-
-@pytest.mark.parametrize("kernel", ["sdpa", "tiles"])
-@pytest.mark.parametrize(("window", "dropout"), WINDOWS)
-@pytest.mark.parametrize(("rows", "length", "heads", "head_size"), SHAPES)
-def test_a_window_is_a_mask(
-    rows: list[list[int]],
-    length: int,
-    heads: int,
-    head_size: int,
-    window: int,
-    dropout: float | None,
-    kernel: str,
-) -> None:
-    """Of a dense mask in the plain form; in other forms it is what it is in the plain one."""
-    batch, at = batch_of(rows, length), torch.arange(length)
-    near = (at[:, None] - at).abs() <= window
-    qkv = torch.randn(len(rows), length, 3 * heads * head_size)
-    plain = plan_attention(batch, "plain")
-    assert plain.mask is not None
-    masked = attend(qkv, replace(plain, mask=plain.mask & near), num_heads=heads)
-    torch.testing.assert_close(attend(qkv, plain, num_heads=heads, window=window), masked)
-    keys = dropout_keys(batch, length) if dropout and kernel == "tiles" else None
-    rate = dropout if keys is not None and dropout else 0.0
-    compare(batch, qkv, kernel, keys, num_heads=heads, dropout=rate, window=window)
 
 
 def compare(

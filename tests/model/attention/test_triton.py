@@ -23,47 +23,47 @@ from palm_ds.model.ops.dropout import dropout_keys
 from tests.model.attention.test_attention import batch_of, compare
 
 ROOT = Path(__file__).resolve().parents[3]
-SHAPES = [
-    ([[7]], 7, 1, 3),
-    ([[1]], 1, 1, 1),
-    ([[3, 1, 4], [1, 5], []], 9, 2, 5),
-    ([[33, 1, 1, 30], [65, 2]], 67, 1, 20),
-]
 MIXED = [[40, 1, 1, 3], [10], []]
-
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+# rows, their length, heads, size of a head, dtype, window, dropout
+CASES = [
+    *(
+        (*shape, FP32, None, dropout)
+        for dropout in (0.0, 0.3)
+        for shape in (
+            ([[7]], 7, 1, 3),
+            ([[1]], 1, 1, 1),
+            ([[3, 1, 4], [1, 5], []], 9, 2, 5),
+            ([[33, 1, 1, 30], [65, 2]], 67, 1, 20),
+        )
+    ),
+    (MIXED, 50, 2, 16, FP32, 0, 0.1),
+    (MIXED, 50, 2, 64, BF16, None, 0.1),
+    (MIXED, 50, 2, 64, FP16, 5, 0.1),
+    (MIXED, 50, 2, 80, FP16, None, 0.1),
+    (MIXED, 50, 2, 96, BF16, 30, 0.1),
+    (MIXED, 50, 2, 128, FP32, 1_000, 0.1),
+]
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize(("rows", "length", "heads", "head_size"), SHAPES)
-def test_triton(
-    rows: list[list[int]], length: int, heads: int, head_size: int, dropout: float
+@pytest.mark.parametrize(
+    ("rows", "length", "heads", "head_size", "dtype", "window", "dropout"), CASES
+)
+def test_triton_equals_the_plain_form(
+    rows: list[list[int]],
+    length: int,
+    heads: int,
+    head_size: int,
+    dtype: torch.dtype,
+    window: int | None,
+    dropout: float,
 ) -> None:
     batch = batch_of(rows, length)
-    qkv = torch.randn(len(rows), length, 3 * heads * head_size)
+    qkv = torch.randn(len(rows), length, 3 * heads * head_size).to(dtype)
     keys = dropout_keys(batch, length) if dropout else None
-    compare(batch, qkv, "triton", keys, num_heads=heads, dropout=dropout)
-
-
-@pytest.mark.parametrize(
-    ("head_size", "dtype", "window"),
-    [
-        (16, torch.float32, 0),
-        (64, torch.bfloat16, None),
-        (64, torch.float16, 5),
-        (80, torch.float16, None),
-        (96, torch.bfloat16, 30),
-        (128, torch.float32, 1_000),
-    ],
-)
-def test_triton_in_any_dtype_head_size_and_window(
-    head_size: int, dtype: torch.dtype, window: int | None
-) -> None:
-    batch = batch_of(MIXED, 50)
-    qkv = torch.randn(3, 50, 3 * 2 * head_size).to(dtype)
-    keys = dropout_keys(batch, 50)
-    compare(batch, qkv, "triton", keys, num_heads=2, dropout=0.1, window=window)
+    compare(batch, qkv, "triton", keys, num_heads=heads, dropout=dropout, window=window)
 
 
 def test_triton_drops_exactly_what_plain_attention_drops() -> None:

@@ -25,7 +25,6 @@ from palm_ds.data.tasks.example import Example, collate
 from palm_ds.model.encoder.encoder import PRESETS, Encoder, EncoderConfig, build_encoder
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
-from palm_ds.weights.formats.huggingface import read as huggingface
 from palm_ds.weights.formats.huggingface.names import from_names
 
 WORDS, LENGTH = 97, 40
@@ -138,39 +137,6 @@ def test_equals_hugging_face_one_text_a_row_and_packed(kind: str, attention: str
             torch.testing.assert_close(other, theirs.last_hidden_state[0], **TOLERANCE)
             pooled = backbone.pooler(other[:1])
             torch.testing.assert_close(pooled, theirs.pooler_output, **TOLERANCE)
-
-
-@pytest.mark.parametrize("kind", ["ernie", "bert", "roberta"])
-def test_equals_recorded_outputs(kind: str, shared: Path) -> None:
-    folder = shared / "oracle" / f"hf_{kind}"
-    if not folder.is_dir():
-        pytest.skip(f"no recorded outputs: {folder}")
-    contents = huggingface.open_contents(folder)
-    config = contents.config
-    backbone = build_encoder(config).eval()
-    entries = contents.entries
-    body = {k: v.read() for k, v in entries.items() if k.startswith("backbone.")}
-    missing = backbone.load_state_dict(
-        {k.removeprefix("backbone."): v for k, v in body.items()}, strict=False
-    )
-    assert not missing.unexpected_keys
-    record = np.load(folder / "io.npz")
-    sizes = record["in_input_mask"].sum(1)
-    rows = []
-    for r, size in enumerate(sizes):
-        ids, segments = record["in_src_ids"][r, :size], record["in_sent_ids"][r, :size]
-        text = Example(
-            input_ids=ids, token_type_ids=segments, source_offsets=np.arange(size), annotations={}
-        )
-        rows.append((text, int(record["in_task_ids"][r, 0])))
-    packed = collate([rows], length=int(sizes.sum()) + 3, pad=config.pad)
-    with torch.no_grad():
-        for r, hidden in enumerate(hidden_of(backbone, packed)):
-            theirs = torch.from_numpy(record["out_sequence_output"][r, : sizes[r]])
-            torch.testing.assert_close(hidden, theirs, **TOLERANCE)
-            if "out_pooled" in record:
-                pooled = torch.from_numpy(record["out_pooled"][r])
-                torch.testing.assert_close(backbone.pooler(hidden[0]), pooled, **TOLERANCE)
 
 
 def small(attention: str = "plain", **changes: object) -> Encoder:

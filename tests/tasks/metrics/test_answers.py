@@ -144,9 +144,7 @@ def test_squad_2_with_a_threshold_scores_the_thresholded_answers(
 
 @patiently
 @given(QUESTIONS)
-def test_the_best_threshold_is_optimal_and_reaches_its_score(
-    questions: Questions,
-) -> None:
+def test_the_best_threshold_is_optimal_and_reaches_its_score(questions: Questions) -> None:
     predictions, references, odds = by_name(questions)
     found = it.squad_v2(predictions, references, odds)
     tried = [-1.0, *sorted(set(odds.values()))]

@@ -68,10 +68,7 @@ def test_matthews_correlation_equals_scikit_learns(pairs: list[tuple[int, int]])
 def test_multi_label_scores_equal_those_of_scikit_learn(rows: tuple[list[int]]) -> None:
     both = np.array(rows).reshape(len(rows), 2, 6)
     predictions, labels = both[:, 0], both[:, 1]
-    for average, ours in (
-        ("micro", classes.multilabel_micro),
-        ("macro", classes.multilabel_macro),
-    ):
+    for average, ours in (("micro", classes.multilabel_micro), ("macro", classes.multilabel_macro)):
         theirs = sklearn.precision_recall_fscore_support(
             labels, predictions, average=average, **ZERO
         )

@@ -12,11 +12,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.task import build
 from palm_ds.data.tasks.text_generation import GenerationLimits
 from palm_ds.tasks.generation import Generation
-from tests.helpers.text_tables import (
-    dataset_of,
-    small_tokenizer,
-    source_of,
-)
+from tests.helpers.text_tables import dataset_of, small_tokenizer, source_of
 
 CLS, SEP = 2, 3
 ROWS = [

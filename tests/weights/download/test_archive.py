@@ -120,9 +120,7 @@ def test_long_names_of_both_kinds_of_tar(tmp_path: Path) -> None:
         assert contents(unpack(tmp_path / "a.tar", tmp_path / f"out{form}")) == {name: b"ok"}
 
 
-def test_leftovers_and_empty_folders_do_not_prevent_unpacking(
-    tmp_path: Path,
-) -> None:
+def test_leftovers_and_empty_folders_do_not_prevent_unpacking(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(good("zip"))
     (tmp_path / ".out.unpacking").mkdir()
     (tmp_path / ".out.unpacking" / "half").write_text("half")

@@ -114,12 +114,10 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a cut pickle": (lambda p: repacked(p, data_pkl=b"\x80\x02}X\xff\0\0\0a"), "cannot be read as"),
     "an old tar": (lambda p: p.write_bytes(b"storages" + bytes(600)), "neither a zip nor a pickle"),
     "a plain pickle": (lambda p: p.write_bytes(pickle.dumps({"a": 1}, 2)), "cannot be read as a"),
-    "empty": (lambda p: p.write_bytes(b""), "is empty"),
     "a pointer": (
         lambda p: p.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
         "is a Git LFS pointer, not the file itself; fetch it with `git lfs pull`",
     ),
-    "a page": (lambda p: p.write_text("\n<!DOCTYPE html><title>Sign in"), "is an HTML page, not"),
     "a Keras file": (lambda p: p.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(99)), "is a Keras file"),
     "no file": (lambda p: None, "cannot be read as a file of torch.save: "),
 }

@@ -647,11 +647,6 @@ def header(folder: Path, said: object, data: bytes = b"") -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
-class Hostile:
-    def __reduce__(self) -> tuple:
-        return os.system, ("touch /tmp/it-was-run",)
-
-
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 BROKEN = {
     "quantised": (
@@ -659,17 +654,8 @@ BROKEN = {
         ["quantization_config", "bitsandbytes", "dequantize()"],
     ),
     "no folder": (lambda f: (f / "config.json").unlink(), ["config.json"]),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), ["neither model.safetensors"]),
-    "config not json": (lambda f: (f / "config.json").write_text("{"), ["config.json", "JSON"]),
-    "config a list": (lambda f: (f / "config.json").write_text("[]"), ["config.json", "list"]),
-    "config too deep": (
-        lambda f: (f / "config.json").write_text("[" * 100_000),
-        ["config.json", "JSON"],
-    ),
-    "config not text": (lambda f: (f / "config.json").write_bytes(b"\xff{}"), ["config.json"]),
     "another model": (lambda f: change_config(f, model_type="gpt2"), ["model_type", "gpt2"]),
     "model_type a list": (lambda f: change_config(f, model_type=["bert"]), ["model_type"]),
-    "another activation": (lambda f: change_config(f, hidden_act="silu"), ["activation", "silu"]),
     "relative positions": (
         lambda f: change_config(f, position_embedding_type="relative_key"),
         ["position_embedding_type", "absolute"],
@@ -682,33 +668,10 @@ BROKEN = {
         ["architectures", r"Bert\u001b[2J"],
     ),
     "a number of classes": (lambda f: change_config(f, architectures=3), ["architectures", "3"]),
-    "too many layers": (
-        lambda f: change_config(f, num_hidden_layers=3),
-        ["incomplete", "encoder.layer.2"],
-    ),
-    "layers without end": (
-        lambda f: change_config(f, num_hidden_layers=10**12),
-        ["num_hidden_layers", "a whole number from 1 to 1,000"],
-    ),
-    "layers without tensors": (
-        lambda f: change_config(f, num_hidden_layers=900),
-        ["900 layers in 42 tensors"],
-    ),
-    "another width": (lambda f: change_config(f, hidden_size=32), ["word_embeddings", "(37, 16)"]),
-    "another vocabulary": (
-        lambda f: change_config(f, vocab_size=36),
-        ["word_embeddings", "(37, 16)", "(36, 16)"],
-    ),
-    "heads that do not share": (lambda f: change_config(f, num_attention_heads=3), ["heads", "3"]),
     "untied, no decoder": (
         lambda f: change_config(f, tie_word_embeddings=False),
         ["tie_word_embeddings", "decoder.weight"],
     ),
-    "cut short": (
-        lambda f: os.truncate(f / "model.safetensors", 5000),
-        ["model.safetensors", "safetensors"],
-    ),
-    "empty": (lambda f: os.truncate(f / "model.safetensors", 0), ["model.safetensors"]),
     "header without end": (
         lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 8 + b"{"),
         ["model.safetensors"],
@@ -729,45 +692,9 @@ BROKEN = {
         ),
         ["model.safetensors", 'duplicate key "a"'],
     ),
-    "a name that is a command": (
-        lambda f: change_tensors(f, lambda s: s.update({"w\x1b[2J": torch.zeros(1)})),
-        ["model.safetensors", r"cannot be shown: w\x1b[2J"],
-    ),
-    "a config key twice": (
-        lambda f: (f / "config.json").write_text('{"model_type": "bert", "model_type": "gpt2"}'),
-        ["config.json", 'duplicate key "model_type"'],
-    ),
-    "a pointer": (
-        lambda f: (f / "model.safetensors").write_text(
-            "version https://git-lfs.github.com/spec/v1\noid sha256:1\n"
-        ),
-        ["model.safetensors", "is a Git LFS pointer"],
-    ),
-    "a page for a config": (
-        lambda f: (f / "config.json").write_text("<!doctype html><p>Not found"),
-        ["config.json", "is an HTML page"],
-    ),
-    "a key without its query": (
-        lambda f: change_tensors(f, lambda s: s.pop(QUERY)),
-        ["incomplete", QUERY],
-    ),
-    "a lost norm": (
-        lambda f: change_tensors(f, lambda s: s.pop("bert.embeddings.LayerNorm.weight")),
-        ["incomplete", "bert.embeddings.LayerNorm.weight"],
-    ),
     "half a head": (
         lambda f: change_tensors(f, lambda s: s.pop("cls.predictions.transform.dense.bias")),
         ["incomplete", "cls.predictions.transform.dense.bias"],
-    ),
-    "a norm of another shape": (
-        lambda f: change_tensors(f, lambda s: s.update({QUERY: torch.zeros(16, 17)})),
-        [QUERY.replace("query", "key")],
-    ),
-    "a scalar": (
-        lambda f: change_tensors(
-            f, lambda s: s.update({"cls.predictions.bias": torch.tensor(1.0)})
-        ),
-        ["cls.predictions.bias", "()"],
     ),
     "the same twice": (
         lambda f: change_tensors(f, lambda s: s.update({QUERY[5:]: torch.zeros(16, 16)})),
@@ -778,20 +705,6 @@ BROKEN = {
             f, lambda s: s.update({"cls.predictions.decoder.weight": torch.zeros(37, 16)})
         ),
         ["cls.predictions.decoder.weight", "differs"],
-    ),
-    "whole numbers": (
-        lambda f: change_tensors(
-            f, lambda s: s.update({QUERY: torch.zeros(16, 16, dtype=torch.int8)})
-        ),
-        [QUERY, "int8"],
-    ),
-    "not a number": (
-        lambda f: change_tensors(f, lambda s: s[QUERY].__setitem__((0, 0), float("nan"))),
-        [QUERY, "not finite"],
-    ),
-    "infinite": (
-        lambda f: change_tensors(f, lambda s: s[QUERY].__setitem__((0, 0), float("inf"))),
-        [QUERY, "not finite"],
     ),
     "a map that is a number": (lambda f: index_of(f, {"weight_map": 3}), ["has no weight_map"]),
     "an index without a map": (lambda f: index_of(f, {}), ["index.json", "weight_map"]),
@@ -826,33 +739,7 @@ def test_broken_checkpoints_are_one_clear_line(what: str, tmp_path: Path) -> Non
     assert os.listdir(tmp_path) == ["hf"], "nothing half made"
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ({"a": Hostile()}, ["pytorch_model.bin", "asks for posix.system, which"]),
-        ([1, 2], ["pytorch_model.bin", "expected tensors by name"]),
-        ({"a": 3}, ["pytorch_model.bin", "expected tensors by name"]),
-    ],
-)
-@pytest.mark.parametrize("old", [False, True])
-def test_a_binary_that_is_not_tensors(
-    content: object, words: list[str], old: bool, tmp_path: Path
-) -> None:
-    CONFIGS["bert"]().save_pretrained(tmp_path)
-    path = tmp_path / "pytorch_model.bin"
-    torch.save(content, path, _use_new_zipfile_serialization=not old)
-    with pytest.raises(UserError) as caught:
-        open_contents(tmp_path)
-    message = str(caught.value)
-    assert "\n" not in message and all(word in message for word in words), message
-    assert not Path("/tmp/it-was-run").exists()
-
-
-def test_strange_folders_are_not_recognised(tmp_path: Path) -> None:
-    assert not recognises(tmp_path / "nowhere") and not recognises(tmp_path)
-    (tmp_path / "config.json").write_text("[" * 100_000)
-    (tmp_path / "model.safetensors").write_bytes(b"")
-    assert not recognises(tmp_path)
+def test_paddles_folders_are_not_recognised(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "ernie", "paddlenlp_version": null}')
     assert not recognises(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "ernie"}')

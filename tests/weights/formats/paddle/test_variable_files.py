@@ -214,10 +214,7 @@ HOSTILE: dict[str, tuple[Callable[[tarfile.TarFile], None], str]] = {
     "a pipe": (lambda tar: member(tar, "a", kind=b"6"), "'a' is not a regular file; refused"),
     "no variable": (lambda tar: member(tar, "a", b"x" * 40), "a: not a Paddle variable"),
     "several lines": (lambda tar: member(tar, "a\nb"), r"name is not printable, 'a\\nb'; refused"),
-    "twice": (
-        lambda tar: (member(tar, "x/a"), member(tar, "y/a"))[0],
-        "y/a: duplicate member a",
-    ),
+    "twice": (lambda tar: (member(tar, "x/a"), member(tar, "y/a"))[0], "y/a: duplicate member a"),
 }
 
 
