@@ -215,11 +215,13 @@ class Embedder:
         batch, pooling = piece.batch.to(self.device), self.settings.pooling
         lengths = batch.cu_seqlens.diff().long()
         wanted = torch.from_numpy(piece.segments).to(self.device)
-        if pooling not in ("cls", "pooler"):
+        averaged = pooling == "pooler" and self.encoder.averages_texts
+        if averaged or pooling not in ("cls", "pooler"):
+            how = "mean" if averaged else str(pooling)
             found = torch.segment_reduce(
-                self._layers(batch).float(), str(pooling), lengths=lengths, unsafe=True
-            )
-            return found.index_select(0, wanted)
+                self._layers(batch).float(), how, lengths=lengths, unsafe=True
+            ).index_select(0, wanted)
+            return self.encoder.pooler(found) if averaged else found
         at = (lengths.cumsum(0) - lengths)[wanted]
         if self.settings.layers != (-1,):
             return self._layers(batch).index_select(0, at)

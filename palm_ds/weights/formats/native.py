@@ -65,7 +65,9 @@ TEXT_TOKENIZER = "text_tokenizer"
 ADAPTER = "lora.safetensors"
 """Of a run's best/: LoRA's matrices before they were merged."""
 _WEIGHTS_OF_RUN = ("weights", "best")
-_MASKED = ("dense.weight", "dense.bias", "norm.weight", "norm.bias", "bias")
+_MASKED = {"dense.weight", "norm.weight", "bias"}
+_MAY_BE_MASKED = {"dense.bias", "norm.bias", "decoder"}
+"""Parts of a masked-LM head, and those that some have."""
 _CLASSES = ("out.weight", "out.bias")
 
 
@@ -300,7 +302,7 @@ def heads_of(
             parts.setdefault(head, set()).add(part)
     found: dict[str, HeadInfo] = {}
     for head, names in parts.items():
-        if names in (set(_MASKED), {*_MASKED, "decoder"}):
+        if names >= _MASKED and names <= _MASKED | _MAY_BE_MASKED:
             found[head] = HeadInfo(kind="masked_words", pooled=False)
         elif names in (set(_CLASSES), {*_CLASSES, TRANSITIONS}):
             crf = TRANSITIONS in names
