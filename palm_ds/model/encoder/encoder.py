@@ -183,6 +183,11 @@ class Encoder(nn.Module, ABC):
         return 0
 
     @classmethod
+    def has_token_types(cls, config: EncoderConfig) -> bool:
+        """Whether texts of an example differ by more than what separates them."""
+        return True
+
+    @classmethod
     def has_windows(cls, config: EncoderConfig) -> bool:
         """Whether tokens of some layers attend to their neighbours alone."""
         return any(window is not None for window in cls.flops(config).pairs)

@@ -123,7 +123,8 @@ class TransformerEncoder(Encoder):
     def _scale_outputs(self) -> None:
         for layer in self.layers:
             for name in ("project", "contract"):
-                layer.get_submodule(name).weight.div_((2 * len(self.layers)) ** 0.5)
+                weight = layer.get_parameter(f"{name}.weight")
+                weight /= (2 * len(self.layers)) ** 0.5
 
     def _norm(self) -> nn.Module:
         eps = self.config.layer_norm_eps
@@ -223,6 +224,10 @@ class TransformerEncoder(Encoder):
         spec = cls.spec(config)
         rows = vocabulary + (config.max_positions if spec.learned_positions else 0)
         return config.hidden_size * rows + sum(layer.weights(config) for layer in spec.layers)
+
+    @classmethod
+    def has_token_types(cls, config: EncoderConfig) -> bool:
+        return cls.spec(config).token_types
 
     @classmethod
     def matrices(cls, config: EncoderConfig) -> tuple[Matrix, ...]:

@@ -23,6 +23,8 @@ Entries = dict[str, TensorEntry]
 # Names of the heads of an imported folder.
 MASKED_WORDS, NEXT_SENTENCE, CLASSIFIER = "masked_words", "next_sentence", "classifier"
 QUESTION_ANSWERING = "qa_outputs"
+TASKS = "backbone.task.weight"
+"""The task embedding, which a family without one folds into another table."""
 
 
 @dataclass(frozen=True, kw_only=True)

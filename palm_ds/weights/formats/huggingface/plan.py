@@ -26,7 +26,12 @@ from palm_ds.weights.formats.contents import (
     TensorEntry,
 )
 from palm_ds.weights.formats.expected_shapes import TRANSITIONS
-from palm_ds.weights.formats.huggingface.architecture import CLASSIFIER, NEXT_SENTENCE, Names
+from palm_ds.weights.formats.huggingface.architecture import (
+    CLASSIFIER,
+    NEXT_SENTENCE,
+    TASKS,
+    Names,
+)
 from palm_ds.weights.formats.huggingface.families import architecture_for, other_masked_lm
 from palm_ds.weights.formats.huggingface.names import prefixed
 from palm_ds.weights.formats.huggingface.read import KEPT_KEYS
@@ -100,11 +105,12 @@ def plan(
     chosen = resolve_export(config, heads, target)
     check_whole(chosen, heads, entries, config)
     names = _names(chosen, config.num_layers, prefix=prefix or chosen.ending != BARE)
-    kept = {x: replace(entries[x], source_names=(x,), transform="") for x in names if x in entries}
+    wanted = [x for x in (*names, TASKS) if x in entries]
+    kept = {x: replace(entries[x], source_names=(x,), transform="") for x in wanted}
     skipped = {x: _why(x, chosen, heads, config, target) for x in entries if x not in kept}
     skipped |= _copies(entries, kept, chosen)
     if config.task_types > 1 and not chosen.family.task_embedding:
-        skipped["backbone.task.weight"] = (
+        skipped[TASKS] = (
             f"its rows other than {target.task_id}, of {config.task_types}: a "
             f"{chosen.family.class_prefix} has no task embedding"
             + ("; --family ernie keeps all" if "ernie" in chosen.form.families else "")

@@ -23,6 +23,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     MASKED_WORDS,
     NEXT_SENTENCE,
     QUESTION_ANSWERING,
+    TASKS,
     Architecture,
     Entries,
     Family,
@@ -116,7 +117,7 @@ class BertArchitecture(Architecture):
     """The architecture of `kind: bert`."""
 
     kind = "bert"
-    families: ClassVar[Mapping[str, BertFamily]] = _FAMILIES
+    families: ClassVar[Mapping[str, Family]] = _FAMILIES
     words = _EMBEDDINGS["word.weight"]
     layer = "encoder.layer"
     tied: ClassVar[Mapping[str, str]] = {
@@ -169,7 +170,7 @@ class BertArchitecture(Architecture):
             for ours, theirs in _LAYER.items():
                 stems[f"backbone.layers.{i}.{ours}"] = (f"{prefix}.{theirs}",)
         stems["backbone.pooler.dense"] = ("classifier.dense" if own_dense else "pooler.dense",)
-        family = self.families[kind]
+        family = _FAMILIES[kind]
         for ours, theirs in family.masked_lm.items():
             stems[f"heads.{MASKED_WORDS}.{ours}"] = (theirs,)
         if family.next_sentence:
@@ -179,7 +180,7 @@ class BertArchitecture(Architecture):
         return both_ends(stems)
 
     def layout_of(self, kind: str, ending: str) -> str:
-        own_dense = self.families[kind].classifier_dense and ending == "ForSequenceClassification"
+        own_dense = _FAMILIES[kind].classifier_dense and ending == "ForSequenceClassification"
         return _OWN_DENSE if own_dense else ""
 
     def layout_in(self, names: Collection[str], architecture: str) -> str:
@@ -214,7 +215,7 @@ class BertArchitecture(Architecture):
         return values
 
     def family_of(self, config: EncoderConfig) -> str:
-        for name, family in self.families.items():
+        for name, family in _FAMILIES.items():
             same_positions = config.position_offset == family.position_offset(config.pad)
             if same_positions and bool(config.task_types) == family.task_embedding:
                 return name
@@ -234,12 +235,12 @@ class BertArchitecture(Architecture):
         """The embedding of a task is added to every token type embedding, unless the family has a
         task embedding; position rows are shifted if the family counts from another offset."""
         result, created = dict(kept), {}
-        family = self.families[kind]
+        family = _FAMILIES[kind]
         if config.task_types and family.task_embedding and task_id:
-            name = "backbone.task.weight"
+            name = TASKS
             result[name] = _swapped(kept[name], task_id)
         if config.task_types and not family.task_embedding:
-            task, name = result.pop("backbone.task.weight"), "backbone.segment.weight"
+            task, name = result.pop(TASKS), "backbone.segment.weight"
             result[name] = fold_task(kept[name], task, task_id)
             config = without_tasks(config)
         offset = family.position_offset(config.pad)

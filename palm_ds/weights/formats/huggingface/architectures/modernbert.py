@@ -24,6 +24,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
     MASKED_WORDS,
     QUESTION_ANSWERING,
+    TASKS,
     Architecture,
     Entries,
     Family,
@@ -214,8 +215,8 @@ class ModernBertArchitecture(Architecture):
         if not config.task_types:
             return dict(kept), config, {}
         name = "backbone.word.weight"
-        task = kept["backbone.task.weight"]
-        result = {x: entry for x, entry in kept.items() if x != "backbone.task.weight"}
+        task = kept[TASKS]
+        result = {x: entry for x, entry in kept.items() if x != TASKS}
         return result | {name: fold_task(kept[name], task, task_id)}, without_tasks(config), {}
 
 
