@@ -44,7 +44,7 @@ from palm_ds.weights.formats.huggingface.model_card import Provenance
 from palm_ds.weights.formats.native import ADAPTER, WEIGHTS
 from palm_ds.weights.formats.onnx.description import FOLDER as ONNX
 from palm_ds.weights.formats.weights_info import INFO, WeightsInfo, read_info
-from palm_ds.weights.peft_adapter import FOLDER, write_adapter
+from palm_ds.weights.peft_adapter import FOLDER, has_adapter, write_adapter
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +187,9 @@ def export(run: RunSpec, model: Model, final: FinalWeights, data: Data) -> None:
     scores = held_out_scores(run.folder, steps)
     write_hf(run.folder / "hf", recipe, info, state, data, steps=steps, scores=scores)
     _write_heads(run.heads_folder, recipe, info, final, data, scores)
-    if recipe.lora:
+    if recipe.lora and not has_adapter(info.backbone):
+        log.info("adapter/: none: peft changes matrices that %s stacks", info.backbone.kind)
+    elif recipe.lora:
         hf, base = run.folder / "hf", recipe.init_from
         write_adapter(run.folder / FOLDER, final.adapter, recipe.lora, hf, base=base)
 

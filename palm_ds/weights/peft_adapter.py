@@ -23,7 +23,7 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.lora import LoraSettings, lora_modules, peft_config
 from palm_ds.weights.formats.huggingface.architecture import HEAD_CLASSES, Architecture
-from palm_ds.weights.formats.huggingface.families import FAMILIES, architecture_of
+from palm_ds.weights.formats.huggingface.families import FAMILIES, architecture_for, architecture_of
 
 FOLDER, WEIGHTS = "adapter", "adapter_model.safetensors"
 _ADAPTER = re.compile(r"backbone\.layers\.(\d+)\.(.+)\.lora_([AB])\.default\.weight")
@@ -33,6 +33,11 @@ _TASK_TYPES = {
     "ForTokenClassification": "TOKEN_CLS",
     "ForQuestionAnswering": "QUESTION_ANS",
 }
+
+
+def has_adapter(config: EncoderConfig) -> bool:
+    """Whether the matrices of this encoder that LoRA changes are modules of transformers."""
+    return bool(architecture_for(config).lora_modules)
 
 
 def write_adapter(

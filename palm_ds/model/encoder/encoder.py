@@ -188,6 +188,17 @@ class Encoder(nn.Module, ABC):
         return True
 
     @classmethod
+    def has_positions(cls, config: EncoderConfig) -> bool:
+        """Whether there is a position embedding, with `max_positions` rows."""
+        return True
+
+    @classmethod
+    def fits_place(cls, source: EncoderConfig, layer: int, target: EncoderConfig, to: int) -> bool:
+        """Whether the layer `layer` (from 0) of one encoder computes as the layer `to` of another
+        does, apart from sizes."""
+        return True
+
+    @classmethod
     def has_windows(cls, config: EncoderConfig) -> bool:
         """Whether tokens of some layers attend to their neighbours alone."""
         return any(window is not None for window in cls.flops(config).pairs)

@@ -230,6 +230,14 @@ class TransformerEncoder(Encoder):
         return cls.spec(config).token_types
 
     @classmethod
+    def has_positions(cls, config: EncoderConfig) -> bool:
+        return cls.spec(config).learned_positions
+
+    @classmethod
+    def fits_place(cls, source: EncoderConfig, layer: int, target: EncoderConfig, to: int) -> bool:
+        return cls.spec(source).layers[layer] == cls.spec(target).layers[to]
+
+    @classmethod
     def matrices(cls, config: EncoderConfig) -> tuple[Matrix, ...]:
         """Those of EncoderLayer; a subclass whose layers have others says so itself."""
         gated = any(layer.gated for layer in cls.spec(config).layers)

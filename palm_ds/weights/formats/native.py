@@ -326,7 +326,8 @@ def with_task_ids(
     return {name: replace(head, task_id=rows.get(name)) for name, head in heads.items()}
 
 
-_TOP = ("word", "position", "segment", "task", "norm")
+_EMBEDDINGS = ("word", "position", "segment", "task", "norm")
+"""Modules below the layers, where an encoder has them."""
 
 
 def ordered(names: Iterable[str]) -> list[str]:
@@ -341,7 +342,7 @@ def ordered(names: Iterable[str]) -> list[str]:
         if part == "layers":
             number = rest.split(".")[1]
             return (1, int(number) if number.isdigit() else 0, name)
-        return (0, _TOP.index(part), name) if part in _TOP else (2, 0, name)
+        return (0, _EMBEDDINGS.index(part), name) if part in _EMBEDDINGS else (2, 0, name)
 
     return sorted(names, key=key)
 

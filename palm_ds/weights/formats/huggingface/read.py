@@ -140,7 +140,8 @@ def read_config(folder: Path) -> tuple[dict[str, Any], EncoderConfig]:
     kind = about.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise UserError(
-            f"{path}: model_type must be {FAMILY_NAMES}, got {printable(shorten(kind))}"
+            f"{path}: model_type must be {FAMILY_NAMES}, got {printable(shorten(kind))} "
+            "(docs/encoders.md: which are read, and why others are not)"
         )
     if quantized := about.get("quantization_config"):
         method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
