@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--family",
         default="",
         metavar="F",
-        help="bert, roberta, ernie, xlm-roberta, camembert or modernbert (SOURCE's, or one that fits)",
+        help="a model type: bert, roberta, modernbert, ... (SOURCE's, or one that fits)",
     )
     add(
         "--task",

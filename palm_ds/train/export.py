@@ -39,7 +39,7 @@ from palm_ds.weights.convert.documents import read_documents
 from palm_ds.weights.convert.to_onnx import check_installed
 from palm_ds.weights.convert.try_onnx import AddedOnnx, try_onnx, why_no_onnx
 from palm_ds.weights.download.downloader import hub_name_of
-from palm_ds.weights.formats.huggingface.families import served_family
+from palm_ds.weights.formats.huggingface.families import has_class, served_family
 from palm_ds.weights.formats.huggingface.model_card import Provenance
 from palm_ds.weights.formats.native import ADAPTER, WEIGHTS
 from palm_ds.weights.formats.onnx.description import FOLDER as ONNX
@@ -67,7 +67,7 @@ def _tasks_with_heads(recipe: Recipe) -> list[str]:
 def _exported_head(recipe: Recipe, task: str, parameters: Collection[str]) -> ExportedHead | None:
     """The head of a task, or None if transformers has no such head."""
     head = recipe.built_tasks[task].hf_export()
-    if head is None:
+    if head is None or not has_class(recipe.backbone_config, head.outputs.head_class):
         return None
     prefix = f"heads.{head.name}."
     parts = {x.removeprefix(prefix) for x in parameters if x.startswith(prefix)}

@@ -18,6 +18,7 @@ from palm_ds.model.config.presets import PRESETS, preset_values
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "relu": F.relu,
+    "silu": F.silu,
     "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
 }
 
@@ -43,7 +44,8 @@ class EncoderConfig:
     task_types: int = 16
     """Rows of the task embedding (ERNIE 2.0); 0 means no task embedding."""
     activation: str = "gelu"
-    """Activation of the feed-forward network and the masked-LM head: gelu, relu or gelu_new."""
+    """Activation of the feed-forward network and the masked-LM head: gelu, relu, silu or
+    gelu_new."""
     head_activation: str = ""
     """Activation of the masked-LM head, if another than `activation` (RoBERTa: always gelu)."""
     layer_norm_eps: float = 1e-12
@@ -63,7 +65,8 @@ class EncoderConfig:
     """Id of the padding token."""
     kind: str = "bert"
     """The architecture: `bert` (also ERNIE and RoBERTa), `modernbert` (also Ettin and mmBERT),
-    `bag_of_words`, `cnn`, `bilstm`, or a custom one as `module.Class` (docs/model.md)."""
+    `nomic_bert`, `bag_of_words`, `cnn`, `bilstm`, or a custom one as `module.Class`
+    (docs/model.md)."""
     options: dict[str, Any] = field(default_factory=dict)
     """The values of an architecture that others do not have."""
 

@@ -70,6 +70,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "ettin-1b": _modern(1792, 28, 28, 3840, max_positions=7999, options=_ALL_160K),
     "mmbert-small": _modern(384, 22, 6, 1152, options=_ALL_160K),
     "mmbert-base": dict(**_MODERN_BASE, options=_ALL_160K),
+    "nomic-bert-2048": dict(kind="nomic_bert", hidden_size=768, num_layers=12, num_heads=12),
     # ModernBERT's architecture in sizes for a CPU, with ERNIE 2.0's task embedding.
     "modern-tiny": _modern(128, 2, 2, 192, max_positions=1024, task_types=16),
     "modern-small": _modern(256, 4, 4, 384, max_positions=1024, task_types=16),

@@ -45,8 +45,8 @@ class ConversionOptions:
     """Settings of a conversion."""
 
     family: str = ""
-    """A model type (docs/encoders.md); empty: that of a Hugging Face source, else one that fits; bert
-    or roberta, which more programs open than ernie."""
+    """A model type (docs/encoders.md); empty: that of a Hugging Face source, else one that fits:
+    bert or roberta, which more programs open than ernie."""
     task: str = ""
     """Task name, or row of the task embedding, that texts get; empty: the checkpoint's default."""
     head: str = ""

@@ -88,6 +88,10 @@ class Architecture(ABC):
     """First parts of the names of tensors that do not belong to the base model."""
     masked_lm: ClassVar[tuple[str, ...]]
     """What the names of a masked-LM head begin with."""
+    classes: ClassVar[tuple[str, ...]] = tuple(HEAD_CLASSES)
+    """Endings of its classes with one classification head."""
+    other_prefixes: ClassVar[tuple[str, ...]] = ()
+    """What some files have in place of the base model's prefix."""
     buffers: ClassVar[tuple[str, ...]] = ()
     """Constants that old files have."""
     inputs: ClassVar[tuple[str, ...]] = ("input_ids", "attention_mask")

@@ -75,6 +75,13 @@ def family_of_class(name: str) -> str:
     return max(fits, key=lambda x: len(FAMILIES[x].class_prefix), default="")
 
 
+def has_class(config: EncoderConfig, ending: str) -> bool:
+    """Whether transformers has this class (`ForQuestionAnswering`) for an encoder; empty: any that
+    fits a head."""
+    named = encoder_class(config).hf
+    return not ending or named not in ARCHITECTURES or ending in ARCHITECTURES[named].classes
+
+
 def other_masked_lm(kind: str, config: EncoderConfig) -> str:
     """Reason why a masked-LM head of this encoder cannot be one of this family's."""
     family = FAMILIES[kind]

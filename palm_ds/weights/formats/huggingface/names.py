@@ -28,6 +28,7 @@ from palm_ds.weights.formats.tensor_files import TORCH_DTYPES, in_memory_entry
 State = dict[str, torch.Tensor]
 
 UNTIED_HEAD = ("keep", "skip")
+_NUMBERS = {2: "two", 3: "three"}
 _WRAPPERS = ("_orig_mod", "model", "module")
 
 
@@ -118,7 +119,7 @@ def from_names(state: Mapping[str, torch.Tensor], kind: str) -> tuple[State, lis
     `kind` is the model_type.
     """
     found = {name: in_memory_entry(name, tensor) for name, tensor in state.items()}
-    layer = re.compile(rf"\b{re.escape(architecture_of(kind).layer)}\.(\d+)\.")
+    layer = re.compile(r"\blayers?\.(\d+)\.")
     layers = {m[1] for m in (layer.search(x) for x in state) if m}
     entries, skipped = to_palm_ds_names(found, kind, len(layers), "weights")
     return {palm_name: entry.read() for palm_name, entry in entries.items()}, lost(skipped)
@@ -130,11 +131,11 @@ def lost(skipped: Mapping[str, str]) -> list[str]:
 
 
 def _joined(parts: Sequence[TensorEntry], where: str) -> TensorEntry:
-    """One palm_ds entry from one Hugging Face tensor, or from three stacked by rows."""
+    """One palm_ds entry from one Hugging Face tensor, or from several stacked by rows."""
     if len(parts) == 1:
         return replace(parts[0], read=lambda: _values(parts[0], where))
     rows = sum(part.shape[0] if part.shape else 0 for part in parts)
-    how = ", ".join(["three in one", *filter(None, [parts[0].transform])])
+    how = ", ".join([f"{_NUMBERS[len(parts)]} in one", *filter(None, [parts[0].transform])])
     return TensorEntry(
         source_names=tuple(name for part in parts for name in part.source_names),
         shape=(rows, *parts[0].shape[1:]),
@@ -165,7 +166,9 @@ def _clean_names(found: Mapping[str, TensorEntry], kind: str, where: str) -> dic
     clean: dict[str, TensorEntry] = {}
     prefix, wrapped = f"{FAMILIES[kind].tensor_prefix}.", wrappers(kind)
     for name, entry in found.items():
-        short = wrapped.sub("", name).removeprefix(prefix)
+        short = wrapped.sub("", name)
+        for start in (prefix, *architecture_of(kind).other_prefixes):
+            short = short.removeprefix(start)
         short = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", short)
         short = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", short)
         if short in clean:

@@ -47,6 +47,8 @@ from palm_ds.weights.formats.huggingface.target import (
 )
 from palm_ds.weights.formats.tensor_files import TORCH_DTYPES, TensorGroup
 
+_NUMBERS = {2: "two", 3: "three"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class ExportPlan:
@@ -200,7 +202,7 @@ def _group(entry: TensorEntry, hf_name: tuple[str, ...]) -> TensorGroup:
         shape=(rows // len(hf_name), *rest),
         make=lambda: entry.read().chunk(len(hf_name)),
         source_names=entry.source_names,
-        transform=entry.transform if len(hf_name) == 1 else "one of three",
+        transform=entry.transform if len(hf_name) == 1 else f"one of {_NUMBERS[len(hf_name)]}",
     )
 
 

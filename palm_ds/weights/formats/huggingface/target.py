@@ -202,7 +202,8 @@ def _check_class(name: str, heads: Mapping[str, HeadInfo], kind: str, ending: st
     if head is None or head.kind != "classes":
         known = [other for other, head in heads.items() if head.kind == "classes"]
         raise UserError(f'head: no classification head "{name}"{suggest(name, known)}')
-    if wanted.name == NEXT_SENTENCE and not FAMILIES[kind].next_sentence:
+    known = ending in architecture_of(kind).classes
+    if not known or (wanted.name == NEXT_SENTENCE and not FAMILIES[kind].next_sentence):
         raise UserError(f"Hugging Face has no {architecture}")
     if head.pooled != wanted.pooled:
         reads = "whole texts" if head.pooled else "tokens"

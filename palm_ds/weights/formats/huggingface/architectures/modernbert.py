@@ -22,6 +22,7 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.modernbert import ModernBert, ModernBertOptions
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
+    HEAD_CLASSES,
     MASKED_WORDS,
     QUESTION_ANSWERING,
     TASKS,
@@ -118,6 +119,7 @@ class ModernBertArchitecture(Architecture):
         f"backbone.pooler.{part}.weight": f"heads.{MASKED_WORDS}.{part}.weight"
         for part in ("dense", "norm")
     }
+    classes = tuple(x for x in HEAD_CLASSES if x != "ForNextSentencePrediction")
     heads = ("head", "decoder", "classifier")
     masked_lm = ("head.", "decoder.")
     run_keys: ClassVar[Mapping[str, type | None]] = {
