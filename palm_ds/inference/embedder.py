@@ -214,9 +214,11 @@ class Embedder:
         """The vectors (n, hidden) of a batch's texts."""
         batch, pooling = piece.batch.to(self.device), self.settings.pooling
         wanted = torch.from_numpy(piece.segments).to(self.device)
-        if pooling in OF_ALL_TOKENS or self.settings.layers != (-1,):
-            found = pool(self._layers(batch), batch.sequence_lengths, str(pooling))
-            return found.index_select(0, wanted)
+        averaged = pooling == "pooler" and self.encoder.averages_texts
+        if averaged or pooling in OF_ALL_TOKENS or self.settings.layers != (-1,):
+            how = "mean" if averaged else str(pooling)
+            found = pool(self._layers(batch), batch.sequence_lengths, how).index_select(0, wanted)
+            return self.encoder.pooler(found) if averaged else found
         at = batch.cu_seqlens[:-1].long()[wanted]
         first = self.encoder(batch, at)  # most of the last layer is computed for [CLS] alone
         return self.encoder.pooler(first) if pooling == "pooler" else first

@@ -25,7 +25,7 @@ from palm_ds.data.tasks.example import Example, collate
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.display import LETTER, display_tokens
 from palm_ds.text.tokenizer import Tokenizer
-from palm_ds.weights.formats.huggingface.names import MASKED_WORDS
+from palm_ds.weights.formats.huggingface.architecture import MASKED_WORDS
 
 MASK = "[MASK]"
 _SENTENCE = (8, 30)  # tokens

@@ -20,7 +20,7 @@ from palm_ds.data.tasks.interfaces import ImportedHead
 from palm_ds.data.tasks.task import find, fine_tuning_kinds
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo
-from palm_ds.weights.formats.huggingface.names import NEXT_SENTENCE, QUESTION_ANSWERING
+from palm_ds.weights.formats.huggingface.architecture import NEXT_SENTENCE, QUESTION_ANSWERING
 
 
 def recipe_of(contents: CheckpointContents) -> Recipe:

@@ -44,7 +44,7 @@ from palm_ds.weights import weights_folder
 from palm_ds.weights.formats import native
 from palm_ds.weights.formats.contents import CheckpointContents, fitting_tokenizer
 from palm_ds.weights.formats.huggingface import read as huggingface
-from palm_ds.weights.formats.huggingface.names import MASKED_WORDS
+from palm_ds.weights.formats.huggingface.architecture import MASKED_WORDS
 from palm_ds.weights.formats.weights_info import INFO
 from palm_ds.weights.model_folder import open_model
 from palm_ds.weights.weights_folder import LoadReport
@@ -189,7 +189,7 @@ class TrainedModel:
         for name in asked:
             head = model.head_of[name]
             needed = (f"heads.{head}.", "backbone.")
-            unused = () if model.heads[head].pooled else ("backbone.pooler.",)
+            unused = () if model.backbone.pools(model.heads[head]) else ("backbone.pooler.",)
             missing = [each for each in loaded.newly_initialized if not each.startswith(unused)]
             if lacking := [each for each in missing if each.startswith(needed)]:
                 raise UserError(

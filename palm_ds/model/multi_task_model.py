@@ -68,7 +68,7 @@ class Model(nn.Module):
         self.teacher_weights: dict[str, float] = {}
         self._task_of: dict[str, str] = {}
         self.recorded_states = WantedStates()
-        self.pooled = any(self._head(task).pooled for task in head_of)
+        self.pooled = any(backbone.pools(self._head(task)) for task in head_of)
         self._sites = {task: derive_key("head", task) >> 1 for task in head_of}
 
     def learn_from_teacher(
@@ -197,8 +197,7 @@ class Model(nn.Module):
 
         `unique`: remove repeated positions, which synchronises with the device."""
         averaged = [
-            getattr(self._head(task), "averaged", False) and each.real
-            for task, each in zip(tasks, labels, strict=True)
+            self._averaged(task) and each.real for task, each in zip(tasks, labels, strict=True)
         ]
         if any(averaged):
             encoded = self.backbone(batch)
@@ -218,6 +217,12 @@ class Model(nn.Module):
             rows = self._encode(batch, at)
         return list(rows.split([len(each.positions) for each in labels]))
 
+    def _averaged(self, task: str) -> bool:
+        """Whether the task's head reads means over texts."""
+        head = self._head(task)
+        texts = getattr(head, "pooled", False) and self.backbone.averages_texts
+        return texts or getattr(head, "averaged", False)
+
     def _encode(self, batch: Batch, at: torch.Tensor) -> torch.Tensor:
         """The vectors (n, hidden) at the flat positions `at` (n,), which may repeat. If these are
         few, the last layer is computed for them only. Repeats are not removed, since counting the
@@ -232,7 +237,10 @@ class Model(nn.Module):
 
     def _pool(self, task: str, rows: torch.Tensor) -> torch.Tensor:
         """Input of the task's head."""
-        return self.backbone.pooler(rows) if self._head(task).pooled else rows
+        if not self.backbone.pools(self._head(task)):
+            return rows
+        rows = rows.to(_dtype(self.backbone.pooler)) if self._averaged(task) else rows
+        return self.backbone.pooler(rows)
 
     def _dropout(
         self, task: str, rows: torch.Tensor, batch: Batch, positions: torch.Tensor
@@ -248,9 +256,12 @@ class Model(nn.Module):
         """Gives a pooler that no head uses a gradient of 0, so that it is treated alike under every
         ZeRO stage."""
         first = next(iter(outputs))
-        dtype = next(self.backbone.pooler.parameters()).dtype  # means are fp32
-        zero = self.backbone.pooler(encoded[:1].to(dtype) * 0).sum() * 0
+        zero = self.backbone.pooler(encoded[:1].to(_dtype(self.backbone.pooler)) * 0).sum() * 0
         outputs[first] = outputs[first]._replace(loss_sum=outputs[first].loss_sum + zero)
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    return next(module.parameters()).dtype
 
 
 def _vectors(rows: torch.Tensor, labels: TaskLabels) -> TaskOutput:

@@ -39,12 +39,12 @@ from palm_ds.weights.convert.documents import read_documents
 from palm_ds.weights.convert.to_onnx import check_installed
 from palm_ds.weights.convert.try_onnx import AddedOnnx, try_onnx, why_no_onnx
 from palm_ds.weights.download.downloader import hub_name_of
-from palm_ds.weights.formats.huggingface.families import served_family
+from palm_ds.weights.formats.huggingface.families import has_class, served_family
 from palm_ds.weights.formats.huggingface.model_card import Provenance
 from palm_ds.weights.formats.native import ADAPTER, WEIGHTS
 from palm_ds.weights.formats.onnx.description import FOLDER as ONNX
 from palm_ds.weights.formats.weights_info import INFO, WeightsInfo, read_info
-from palm_ds.weights.peft_adapter import FOLDER, write_adapter
+from palm_ds.weights.peft_adapter import FOLDER, has_adapter, write_adapter
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def _tasks_with_heads(recipe: Recipe) -> list[str]:
 def _exported_head(recipe: Recipe, task: str, parameters: Collection[str]) -> ExportedHead | None:
     """The head of a task, or None if transformers has no such head."""
     head = recipe.built_tasks[task].hf_export()
-    if head is None:
+    if head is None or not has_class(recipe.backbone_config, head.outputs.head_class):
         return None
     prefix = f"heads.{head.name}."
     parts = {x.removeprefix(prefix) for x in parameters if x.startswith(prefix)}
@@ -187,7 +187,9 @@ def export(run: RunSpec, model: Model, final: FinalWeights, data: Data) -> None:
     scores = held_out_scores(run.folder, steps)
     write_hf(run.folder / "hf", recipe, info, state, data, steps=steps, scores=scores)
     _write_heads(run.heads_folder, recipe, info, final, data, scores)
-    if recipe.lora:
+    if recipe.lora and not has_adapter(info.backbone):
+        log.info("adapter/: none: peft changes matrices that %s stacks", info.backbone.kind)
+    elif recipe.lora:
         hf, base = run.folder / "hf", recipe.init_from
         write_adapter(run.folder / FOLDER, final.adapter, recipe.lora, hf, base=base)
 

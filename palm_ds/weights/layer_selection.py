@@ -93,6 +93,17 @@ def _check(
             raise UserError(
                 f"init_layers: no layer {number}; {folder} has layers 0 to {source.num_layers - 1}"
             )
+    kind = encoder_class(target)
+    for place, number in enumerate(layers[: target.num_layers]):
+        if not kind.fits_place(source, number, target, place):
+            fits = [
+                x for x in range(source.num_layers) if kind.fits_place(source, x, target, place)
+            ]
+            right = f"one of {', '.join(map(str, fits))}" if fits else "none of its layers"
+            raise UserError(
+                f"init_layers: layer {number} of {folder} does not compute what layer {place} here "
+                f"does (its window, positions or norms); {right} does"
+            )
     if layers and len(layers) != target.num_layers:
         raise UserError(
             f"init_layers: {len(layers)} layers, but backbone.num_layers is {target.num_layers}; "

@@ -20,21 +20,12 @@ from safetensors.torch import save_file
 from palm_ds.common.atomic import follow_umask, write_folder_atomically
 from palm_ds.common.config import read_json
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.kinds.bert import Bert
+from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.lora import LoraSettings, lora_modules, peft_config
-from palm_ds.weights.formats.huggingface.families import FAMILIES
-from palm_ds.weights.formats.huggingface.target import HEAD_CLASSES
+from palm_ds.weights.formats.huggingface.architecture import HEAD_CLASSES, Architecture
+from palm_ds.weights.formats.huggingface.families import FAMILIES, architecture_for, architecture_of
 
 FOLDER, WEIGHTS = "adapter", "adapter_model.safetensors"
-_MODULES = {
-    "query": "attention.self.query",
-    "key": "attention.self.key",
-    "value": "attention.self.value",
-    "attention_output": "attention.output.dense",
-    "intermediate": "intermediate.dense",
-    "output": "output.dense",
-}
-"""The matrices of a layer in transformers, by their names in a recipe."""
 _ADAPTER = re.compile(r"backbone\.layers\.(\d+)\.(.+)\.lora_([AB])\.default\.weight")
 _STEM = "base_model.model."
 _TASK_TYPES = {
@@ -42,6 +33,11 @@ _TASK_TYPES = {
     "ForTokenClassification": "TOKEN_CLS",
     "ForQuestionAnswering": "QUESTION_ANS",
 }
+
+
+def has_adapter(config: EncoderConfig) -> bool:
+    """Whether the matrices of this encoder that LoRA changes are modules of transformers."""
+    return bool(architecture_for(config).lora_modules)
 
 
 def write_adapter(
@@ -56,14 +52,15 @@ def write_adapter(
     of the model; `hf`: the Hugging Face folder of the merged model, which has the head; `base`: the
     weights that the adapter belongs to."""
     config = read_json(hf / "config.json")
+    form = architecture_of(config["model_type"])
     prefix = f"{FAMILIES[config['model_type']].tensor_prefix}."
     kind = next((each for each in HEAD_CLASSES if config["architectures"][0].endswith(each)), "")
     saved = _saved(hf, prefix, with_head=bool(kind))
-    tensors = {_hf_name(name, prefix): tensor for name, tensor in adapter.items()} | saved
-    modules = "|".join(re.escape(_MODULES[name]) for name in settings.target_names)
+    tensors = {_hf_name(name, prefix, form): tensor for name, tensor in adapter.items()} | saved
+    modules = "|".join(re.escape(form.lora_modules[name]) for name in settings.target_names)
     described = peft_config(
         settings,
-        target_modules=rf"(.*\.)?encoder\.layer\.\d+\.({modules})",
+        target_modules=rf"(.*\.)?{re.escape(form.layer)}\.\d+\.({modules})",
         modules_to_save=sorted({_module(name, prefix) for name in saved}) or None,
         task_type=_TASK_TYPES.get(kind, None if kind else "FEATURE_EXTRACTION"),
         base_model_name_or_path=base,
@@ -89,13 +86,15 @@ def _saved(hf: Path, prefix: str, *, with_head: bool) -> dict[str, torch.Tensor]
         return {name: file.get_tensor(name) for name in names}
 
 
-def _hf_name(name: str, prefix: str) -> str:
+def _hf_name(name: str, prefix: str, form: Architecture) -> str:
     """The name in transformers of an A or B."""
     match = _ADAPTER.fullmatch(name)
     assert match is not None
-    targets = lora_modules(Bert.matrices(EncoderConfig()))  # hf/ has BERT's shape
+    config = EncoderConfig(kind=form.kind)
+    targets = lora_modules(encoder_class(config).matrices(config))
     target = next(key for key, module in targets.items() if module == match[2])
-    return f"{prefix}encoder.layer.{match[1]}.{_MODULES[target]}.lora_{match[3]}.weight"
+    module = form.lora_modules[target]
+    return f"{prefix}{form.layer}.{match[1]}.{module}.lora_{match[3]}.weight"
 
 
 def _module(name: str, prefix: str) -> str:

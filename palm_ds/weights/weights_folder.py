@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -287,12 +288,19 @@ def _check_same(source: EncoderConfig, target: EncoderConfig, folder: Path) -> N
         )
     names = _COMPARED_KEYS if own or not custom else _UNSEEN_KEYS
     for name in names:
-        if getattr(source, name) != getattr(target, name):
+        there, here = _value(source, name), _value(target, name)
+        if there != here:
             key = "intermediate_size" if name == "feed_forward_size" else name
-            raise UserError(
-                f"{folder}: has backbone.{key} {getattr(source, name)!r}, but this model has "
-                f"{getattr(target, name)!r}"
-            )
+            raise UserError(f"{folder}: has backbone.{key} {there!r}, but this model has {here!r}")
+
+
+def _value(config: EncoderConfig, name: str) -> Any:
+    """A hyperparameter; of `options`, those of the encoder with their defaults."""
+    return (
+        encoder_class(config).encoder_options(config)
+        if name == "options"
+        else getattr(config, name)
+    )
 
 
 def _check_decoders(state: State, own: State, folder: Path) -> None:

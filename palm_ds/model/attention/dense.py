@@ -36,7 +36,8 @@ def _mask(plan: AttentionPlan, window: int | None) -> torch.Tensor:
     """(rows, 1, length, length) bool: whether token i attends to token j."""
     assert plan.mask is not None
     length = plan.mask.shape[-1]
-    if window is None or window >= length - 1:
+    exporting = torch.compiler.is_exporting()  # for rows of any length
+    if window is None or (not exporting and window >= length - 1):
         return plan.mask
     return plan.mask & ~distant(length, window, plan.mask.device)
 

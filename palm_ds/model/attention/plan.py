@@ -4,7 +4,7 @@ layers."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -13,11 +13,16 @@ from palm_ds.model.ops.dropout import DropoutKeys
 
 @dataclass(frozen=True)
 class Tile:
-    """Neighbouring sequences that attention computes together."""
+    """Neighbouring sequences that attention computes together, or a part of a long one."""
 
     tokens: int
     bias: torch.Tensor | None
-    """(1, tokens, tokens), -inf where a token does not attend to another; None: all do."""
+    """(1, tokens, before + tokens + after), -inf where a token does not attend to another; None:
+    all do."""
+    before: int = 0
+    """Tokens in front of it that it attends to as well."""
+    after: int = 0
+    """Tokens behind it that it attends to as well."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +36,8 @@ class AttentionPlan:
     mask: torch.Tensor | None = None
     """(rows, 1, length, length) bool: whether token i attends to token j."""
     tiles: tuple[Tile, ...] = ()
+    windowed_tiles: dict[int, tuple[Tile, ...]] = field(default_factory=dict)
+    """{window: the tiles of layers with it}, computed when the first of them is."""
     cu_seqlens: torch.Tensor | None = None
     """(sequences + 1,) int32. Sequences at its end may be empty."""
     max_seqlen: int = 0

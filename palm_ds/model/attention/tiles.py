@@ -1,8 +1,9 @@
-"""Attention on CPUs: neighbouring sequences joined up to 128 tokens, one tile at a time."""
+"""Attention on CPUs: neighbouring sequences joined up to 128 tokens, one tile at a time. In layers
+with a window a longer sequence is several tiles, so that it costs what its windows cost."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any, TypeAlias, cast
 
@@ -50,15 +51,35 @@ def _tile_bias(lengths: list[int], visibility: torch.Tensor | None) -> torch.Ten
     return torch.zeros(1, *hidden.shape).masked_fill_(hidden, -torch.inf)
 
 
-def _windowed(tiles: tuple[Tile, ...], window: int) -> tuple[Tile, ...]:
-    return tuple(Tile(tile.tokens, _windowed_bias(tile, window)) for tile in tiles)
+def _windowed(plan: AttentionPlan, window: int) -> tuple[Tile, ...]:
+    """The tiles of layers with this window."""
+    if window not in plan.windowed_tiles:
+        biases: dict[tuple[int, int, int], torch.Tensor] = {}
+        parts = (part for tile in plan.tiles for part in _parts_of(tile, window, biases))
+        plan.windowed_tiles[window] = tuple(parts)
+    return plan.windowed_tiles[window]
 
 
-def _windowed_bias(tile: Tile, window: int) -> torch.Tensor | None:
+def _parts_of(
+    tile: Tile, window: int, biases: dict[tuple[int, int, int], torch.Tensor]
+) -> Iterator[Tile]:
+    """A tile as one or several. `biases`: {(before, tokens, after): bias} of parts so far."""
     if window >= tile.tokens - 1:
-        return tile.bias
-    bias = torch.zeros(1, tile.tokens, tile.tokens) if tile.bias is None else tile.bias
-    return bias.masked_fill(distant(tile.tokens, window, bias.device), -torch.inf)
+        yield tile
+        return
+    if tile.tokens <= TILE + 2 * window:
+        bias = torch.zeros(1, tile.tokens, tile.tokens) if tile.bias is None else tile.bias
+        far = distant(tile.tokens, window, bias.device)
+        yield Tile(tile.tokens, bias.masked_fill(far, -torch.inf))
+        return
+    for start in range(0, tile.tokens, TILE):  # it is one sequence
+        tokens = min(TILE, tile.tokens - start)
+        before, after = min(start, window), min(tile.tokens - start - tokens, window)
+        shape = (before, tokens, after)
+        if shape not in biases:
+            far = distant(sum(shape), window, torch.device("cpu"))[before : before + tokens]
+            biases[shape] = torch.zeros(1, *far.shape).masked_fill_(far, -torch.inf)
+        yield Tile(tokens, biases[shape], before, after)
 
 
 @cache
@@ -73,25 +94,26 @@ def _tiled_attention(
 ) -> torch.Tensor:
     rows, length, tripled = qkv.shape
     mask_of = _tile_masks(plan.keys, num_heads, rows, dropout)
-    tiles = plan.tiles if window is None else _windowed(plan.tiles, window)
+    tiles = plan.tiles if window is None else _windowed(plan, window)
     out = _TiledAttention.apply(qkv.reshape(-1, tripled), tiles, num_heads, dropout, mask_of)
     return cast("torch.Tensor", out).view(rows, length, tripled // 3)
 
 
-_TileMask: TypeAlias = Callable[[slice, torch.Tensor], torch.Tensor | None]
+_TileMask: TypeAlias = Callable[[slice, slice, torch.Tensor], torch.Tensor | None]
+"""(queries, keys, weights) -> the dropout mask of the weights, if any."""
 
 
 def _tile_masks(keys: DropoutKeys | None, heads: int, rows: int, rate: float) -> _TileMask:
-    """The dropout mask of the flat tokens of a tile for its weights (heads, tile, tile), if any."""
+    """The dropout masks of the flat tokens of tiles for their weights (heads, tile, keys)."""
     if not rate:
-        return lambda _, weights: None
+        return lambda _, __, weights: None
     if keys is None:
-        return lambda _, weights: torch.empty_like(weights).bernoulli_(1 - rate)
+        return lambda _, __, weights: torch.empty_like(weights).bernoulli_(1 - rate)
     tokens = odd_bits(keys.of_heads(heads).tokens)  # (heads, tokens)
     columns = keys.columns[: tokens.shape[1] // rows].repeat(rows)  # (tokens,)
 
-    def mask(tile: slice, weights: torch.Tensor) -> torch.Tensor:
-        kept = keep_mask(tokens[:, tile].flatten(), columns[tile], rate, weights.dtype)
+    def mask(queries: slice, keys: slice, weights: torch.Tensor) -> torch.Tensor:
+        kept = keep_mask(tokens[:, queries].flatten(), columns[keys], rate, weights.dtype)
         return kept.view_as(weights)
 
     return mask
@@ -107,14 +129,13 @@ class _TiledAttention(torch.autograd.Function):
         tokens, tripled = qkv.shape
         parts = qkv.view(tokens, 3, num_heads, -1)  # (tokens, 3, heads, head size)
         out = parts.new_empty(tokens, num_heads, parts.shape[-1])
-        saved, start, keep = [], 0, keep_rate(dropout)
-        for tile in tiles:
-            inside = slice(start, start := start + tile.tokens)
-            weights = _attention_weights(parts[inside], tile)
-            mask = mask_of(inside, weights)
+        saved, keep = [], keep_rate(dropout)
+        for tile, queries, keys in _places(tiles):
+            weights = _attention_weights(parts[queries, 0], parts[keys, 1], tile)
+            mask = mask_of(queries, keys, weights)
             dropped = weights if mask is None else weights * mask
-            value = parts[inside, 2].transpose(0, 1)  # (heads, tile, head size)
-            torch.mul(torch.bmm(dropped, value).transpose(0, 1), 1 / keep, out=out[inside])
+            value = parts[keys, 2].transpose(0, 1)  # (heads, keys, head size)
+            torch.mul(torch.bmm(dropped, value).transpose(0, 1), 1 / keep, out=out[queries])
             saved += [weights] if mask is None else [weights, mask]
         ctx.save_for_backward(parts, out, *saved)
         ctx.tiles, ctx.keep = tiles, keep
@@ -128,43 +149,62 @@ class _TiledAttention(torch.autograd.Function):
         # (FlashAttention, Dao et al. 2022, appendix B.4). (heads, tokens, 1)
         row_sums = (grad * out).sum(-1).t().unsqueeze(-1)
         grad = grad / ctx.keep
-        d_parts, start, remaining = torch.empty_like(parts), 0, iter(saved)
-        for tile in ctx.tiles:
-            inside = slice(start, start := start + tile.tokens)
+        shared = any(tile.before or tile.after for tile in ctx.tiles)
+        d_parts = torch.zeros_like(parts) if shared else torch.empty_like(parts)
+        remaining = iter(saved)
+        for _, queries, keys in _places(ctx.tiles):
             weights, mask = next(remaining), next(remaining) if ctx.keep < 1 else None
-            _tile_backward(
-                parts[inside], d_parts[inside], grad[inside], row_sums[:, inside], weights, mask
+            d_query, d_key, d_value = _tile_gradients(
+                (parts[queries, 0], parts[keys, 1], parts[keys, 2]),
+                grad[queries],
+                row_sums[:, queries],
+                weights,
+                mask,
             )
+            d_parts[queries, 0] = d_query
+            if shared:  # a key is read by several tiles
+                d_parts[keys, 1] += d_key
+                d_parts[keys, 2] += d_value
+            else:
+                d_parts[keys, 1], d_parts[keys, 2] = d_key, d_value
         return d_parts.view(len(parts), -1), None, None, None, None
 
 
-def _attention_weights(parts: torch.Tensor, tile: Tile) -> torch.Tensor:
-    """The softmax of one tile, (heads, tile, tile)."""
-    query, key, _ = parts.permute(1, 2, 0, 3).unbind()  # each (heads, tile, head size)
+def _places(tiles: Iterable[Tile]) -> Iterator[tuple[Tile, slice, slice]]:
+    """Each tile with the flat tokens that attend and those that are attended to."""
+    start = 0
+    for tile in tiles:
+        end = start + tile.tokens
+        yield tile, slice(start, end), slice(start - tile.before, end + tile.after)
+        start = end
+
+
+def _attention_weights(query: torch.Tensor, key: torch.Tensor, tile: Tile) -> torch.Tensor:
+    """The softmax of one tile, (heads, tile, keys), of its (tile, heads, head size) and (keys,
+    heads, head size)."""
     scale = query.shape[-1] ** -0.5
-    scores = torch.bmm(query, key.transpose(1, 2)).mul_(scale)
+    scores = torch.bmm(query.transpose(0, 1), key.permute(1, 2, 0)).mul_(scale)
     if tile.bias is not None:
         scores.add_(tile.bias)
     return softmax(scores)
 
 
-def _tile_backward(
-    parts: torch.Tensor,
-    d_parts: torch.Tensor,
+def _tile_gradients(
+    parts: tuple[torch.Tensor, ...],
     grad: torch.Tensor,
     row_sums: torch.Tensor,
     weights: torch.Tensor,
     mask: torch.Tensor | None,
-) -> None:
-    """Write the gradient of one tile's query, key and value into `d_parts`."""
-    query, key, value = parts.permute(1, 2, 0, 3).unbind()
-    d_query, d_key, d_value = d_parts.permute(1, 2, 0, 3).unbind()
-    grad = grad.transpose(0, 1)  # (heads, tile, head size)
+) -> tuple[torch.Tensor, ...]:
+    """The gradients of one tile's query, key and value, (tokens, heads, head size) each."""
+    query, key, value = (part.transpose(0, 1) for part in parts)  # (heads, tokens, head size)
+    grad = grad.transpose(0, 1)
     dropped, d_scores = weights, torch.bmm(grad, value.transpose(1, 2))
     if mask is not None:
         dropped, d_scores = weights * mask, d_scores.mul_(mask)
-    d_value.copy_(torch.bmm(dropped.transpose(1, 2), grad))
+    d_value = torch.bmm(dropped.transpose(1, 2), grad)
     d_scores.sub_(row_sums).mul_(weights)
     scale = query.shape[-1] ** -0.5
-    torch.mul(torch.bmm(d_scores, key), scale, out=d_query)
-    torch.mul(torch.bmm(d_scores.transpose(1, 2), query), scale, out=d_key)
+    d_query = torch.bmm(d_scores, key).mul_(scale)
+    d_key = torch.bmm(d_scores.transpose(1, 2), query).mul_(scale)
+    return tuple(x.transpose(0, 1) for x in (d_query, d_key, d_value))

@@ -13,10 +13,12 @@ from torch.nn import functional as F  # noqa: N812
 from palm_ds.common.config import check_keys, parse
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.model.config.encoder_kinds import defaults_of_kind, known_kinds
+from palm_ds.model.config.presets import PRESETS, preset_values
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "relu": F.relu,
+    "silu": F.silu,
     "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
 }
 
@@ -36,13 +38,14 @@ class EncoderConfig:
     intermediate_size: int | None = None
     """Inner size of the feed-forward network; None means 4 times the hidden size."""
     max_positions: int = 512
-    """Rows of the position embedding."""
+    """Rows of the position embedding; without one, tokens of the longest text."""
     token_types: int = 4
     """Rows of the token type (segment) embedding: the number of texts in an example."""
     task_types: int = 16
     """Rows of the task embedding (ERNIE 2.0); 0 means no task embedding."""
     activation: str = "gelu"
-    """Activation of the feed-forward network and the masked-LM head: gelu, relu or gelu_new."""
+    """Activation of the feed-forward network and the masked-LM head: gelu, relu, silu or
+    gelu_new."""
     head_activation: str = ""
     """Activation of the masked-LM head, if another than `activation` (RoBERTa: always gelu)."""
     layer_norm_eps: float = 1e-12
@@ -61,8 +64,9 @@ class EncoderConfig:
     pad: int = 0
     """Id of the padding token."""
     kind: str = "bert"
-    """The architecture: `bert` (also ERNIE and RoBERTa), `bag_of_words`, `cnn`, `bilstm`, or a
-    custom one as `module.Class` (docs/model.md)."""
+    """The architecture: `bert` (also ERNIE and RoBERTa), `modernbert` (also Ettin and mmBERT),
+    `nomic_bert`, `bag_of_words`, `cnn`, `bilstm`, or a custom one as `module.Class`
+    (docs/model.md)."""
     options: dict[str, Any] = field(default_factory=dict)
     """The values of an architecture that others do not have."""
 
@@ -134,7 +138,7 @@ class EncoderConfig:
             raise UserError(f'{where}.preset: no "{preset}"{suggest(str(preset), PRESETS)}')
         given = _translate(foreign, own.get("hidden_size"), where)
         bare = preset is None and own.keys() <= _SHARED_KEYS
-        defaults = PRESETS[preset] if preset else defaults_of_kind(own.get("kind"))
+        defaults = preset_values(preset) if preset else defaults_of_kind(own.get("kind"))
         defaults = _foreign_defaults(foreign) if foreign and bare else defaults
         if foreign.get("model_type") in _ROBERTA:
             given["position_offset"] = given.setdefault("pad", 1) + 1
@@ -150,44 +154,6 @@ def _check(name: str, value: float, least: int, below: int | None) -> None:
         limit = f"at least {least}" + ("" if below is None else f" and below {below}")
         raise UserError(f"{name}: must be {limit}, got {value}")
 
-
-_LARGE = dict(hidden_size=1024, num_layers=24, num_heads=16)
-_ROBERTA_BASE = dict(
-    max_positions=514, position_offset=2, pad=1, token_types=1, task_types=0, layer_norm_eps=1e-5
-)
-PRESETS: dict[str, dict[str, Any]] = {
-    # Published sizes; the vocabulary comes from the tokenizer. ERNIE's are from the configs of its
-    # `repro` branch and its released archives, and PaddleNLP has the same. ERNIE 1.0 is Chinese;
-    # ERNIE 2.0 uses relu in Chinese; tiny has the two token types of 1.0 and no task embedding.
-    "ernie-1.0-base": dict(
-        activation="relu", max_positions=513, token_types=2, task_types=0, layer_norm_eps=1e-5
-    ),
-    "ernie-2.0-base": dict(layer_norm_eps=1e-5),
-    "ernie-2.0-large": dict(**_LARGE, layer_norm_eps=1e-5),
-    "ernie-2.0-base-zh": dict(activation="relu", max_positions=513, layer_norm_eps=1e-5),
-    "ernie-2.0-large-zh": dict(**_LARGE, activation="relu", layer_norm_eps=1e-5),
-    "ernie-tiny": dict(
-        hidden_size=1024,
-        num_layers=3,
-        num_heads=16,
-        activation="relu",
-        max_positions=600,
-        token_types=2,
-        task_types=0,
-        layer_norm_eps=1e-5,
-    ),
-    "ernie-gen-base": dict(max_positions=1024, task_types=0, layer_norm_eps=1e-5),
-    "ernie-gen-large": dict(**_LARGE, max_positions=1024, task_types=0, layer_norm_eps=1e-5),
-    "bert-base": dict(token_types=2, task_types=0),
-    "bert-large": dict(**_LARGE, token_types=2, task_types=0),
-    "roberta-base": _ROBERTA_BASE,
-    "roberta-large": dict(**_ROBERTA_BASE, **_LARGE),
-    # ERNIE 2.0's architecture in sizes for a CPU.
-    "tiny": dict(hidden_size=128, num_layers=2, num_heads=2, layer_norm_eps=1e-5),
-    "mini": dict(hidden_size=256, num_layers=2, num_heads=4, layer_norm_eps=1e-5),
-    "small": dict(hidden_size=256, num_layers=4, num_heads=4, layer_norm_eps=1e-5),
-    "medium": dict(hidden_size=512, num_layers=8, num_heads=8, layer_norm_eps=1e-5),
-}
 
 _ALIASES = {
     "num_hidden_layers": "num_layers",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -26,8 +26,9 @@ from palm_ds.model.attention.attention import AttentionPlan
 from palm_ds.model.config.config import PRESETS, EncoderConfig
 from palm_ds.model.config.encoder_kinds import class_of_kind
 from palm_ds.model.inputs.batch import Batch
-from palm_ds.model.kernels import Kernels
+from palm_ds.model.kernels import Kernels, layer_norm
 from palm_ds.model.ops.dropout import DropoutKeys, dropout_keys
+from palm_ds.model.pooling import first_tokens
 
 __all__ = [
     "PRESETS",
@@ -101,12 +102,17 @@ class Encoder(nn.Module, ABC):
     options_type: ClassVar[type | None] = None
     """The dataclass of `backbone.options`; None: they are keywords of the constructor."""
     hf: ClassVar[str] = ""
-    """What Hugging Face calls the architecture: `bert` covers all with BERT's shape
-    (palm_ds/weights/formats/huggingface); empty: it has none."""
+    """The file of palm_ds/weights/formats/huggingface/architectures that says what Hugging Face
+    calls its tensors, its values and the classes of its heads; empty: it has no such encoder."""
+    head_options: ClassVar[tuple[str, ...]] = ()
+    """Options that say what heads read: a run may start from weights with others."""
     takes_layers: ClassVar[bool] = False
     """Whether `init_layers` can choose among the layers of a larger one."""
     above_layers: ClassVar[tuple[str, ...]] = ("pooler",)
     """Modules that come after the last layer."""
+    pools_tokens: ClassVar[bool] = False
+    """Whether heads that classify tokens read vectors after the pooler, as those of whole texts
+    do."""
 
     word: nn.Embedding
     """The token embeddings, which masked-LM heads use as output embeddings."""
@@ -131,6 +137,35 @@ class Encoder(nn.Module, ABC):
         positions `at` (n,) returns the vectors (n, hidden) there, and need not compute others. A
         vector depends on nothing outside its own text."""
 
+    # ---- what heads read ----
+
+    @property
+    def averages_texts(self) -> bool:
+        """Whether the pooler reads the mean of a text's vectors, instead of its first token's."""
+        return False
+
+    def pools(self, head: nn.Module) -> bool:
+        """Whether a head reads vectors after the pooler; a user's may be any module."""
+        return getattr(head, "pooled", False) or (
+            self.pools_tokens and getattr(head, "classifies", False)
+        )
+
+    def text_rows(self, vectors: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+        """What the pooler reads (texts, hidden) of the vectors (texts, length, hidden) of one text
+        each, whose tokens are `real` (texts, length)."""
+        if not self.averages_texts:
+            return first_tokens(vectors, real)
+        kept = torch.where(real.unsqueeze(-1), vectors, 0.0)
+        return kept.sum(1) / real.sum(1, keepdim=True).clamp(min=1)
+
+    def masked_lm_transform(self) -> tuple[nn.Linear, nn.Module]:
+        """The linear map and the norm of masked-LM heads, whose output has the width of the token
+        embeddings."""
+        width, kernel = self.word.embedding_dim, self.kernels.layer_norm
+        return nn.Linear(self.hidden_size, width), layer_norm(
+            width, self.config.layer_norm_eps, kernel
+        )
+
     # ---- what it costs ----
 
     @classmethod
@@ -147,6 +182,22 @@ class Encoder(nn.Module, ABC):
     def least_parameters(cls, config: EncoderConfig, vocabulary: int) -> int:
         """The least number of parameters with a vocabulary of this size; 0: unknown."""
         return 0
+
+    @classmethod
+    def has_token_types(cls, config: EncoderConfig) -> bool:
+        """Whether texts of an example differ by more than what separates them."""
+        return True
+
+    @classmethod
+    def has_positions(cls, config: EncoderConfig) -> bool:
+        """Whether there is a position embedding, with `max_positions` rows."""
+        return True
+
+    @classmethod
+    def fits_place(cls, source: EncoderConfig, layer: int, target: EncoderConfig, to: int) -> bool:
+        """Whether the layer `layer` (from 0) of one encoder computes as the layer `to` of another
+        does, apart from sizes."""
+        return True
 
     @classmethod
     def has_windows(cls, config: EncoderConfig) -> bool:
@@ -195,6 +246,13 @@ class Encoder(nn.Module, ABC):
         if cls.options_type is None:
             return None
         return parse(cls.options_type, dict(config.options), "backbone.options", strict=True)
+
+    @classmethod
+    def encoder_options(cls, config: EncoderConfig) -> dict[str, Any]:
+        """The options that decide what the encoder computes, also where they are defaults."""
+        options = cls.options_of(config)
+        values = dict(config.options) if options is None else asdict(options)
+        return {name: x for name, x in values.items() if name not in cls.head_options}
 
     def _dropout_keys(self, batch: Batch) -> DropoutKeys | None:
         """None if nothing is dropped, or torch draws what is."""

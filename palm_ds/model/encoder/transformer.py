@@ -57,6 +57,12 @@ class TransformerSpec:
     embedding_norm: bool = True
     final_norm: bool = False
     """Whether there is a norm after the last layer."""
+    head_norm: NormKind = "layer_norm"
+    """Of masked-LM heads."""
+    head_bias: bool = True
+    """Whether the linear map of masked-LM heads has a bias; their output always has."""
+    scaled_output_init: bool = False
+    """Whether the matrices that add to the residual stream start smaller by sqrt(2 num_layers)."""
 
 
 class TransformerEncoder(Encoder):
@@ -87,8 +93,10 @@ class TransformerEncoder(Encoder):
         self.layers = nn.ModuleList(self.layer(number) for number in range(config.num_layers))
         if spec.final_norm:
             self.final_norm = self._norm()
-        self.pooler = Pooler(size)
+        self.pooler = self.build_pooler()
         init_weights(self, config.init_range)
+        if spec.scaled_output_init:
+            self._scale_outputs()
         if kernels.compile == "on":
             self._compile()
 
@@ -101,6 +109,22 @@ class TransformerEncoder(Encoder):
         """Builds the layer `number` (from 0), which is called as `EncoderLayer` is; only the last
         one gets `at`."""
         return EncoderLayer(self.config, self.kernels, self.structure.layers[number])
+
+    def build_pooler(self) -> nn.Module:
+        """Builds the module that makes the input of heads of whole texts."""
+        return Pooler(self.hidden_size)
+
+    def masked_lm_transform(self) -> tuple[nn.Linear, nn.Module]:
+        spec, width = self.structure, self.word.embedding_dim
+        norm = build_norm(spec.head_norm, width, self.config.layer_norm_eps, self.kernels)
+        return nn.Linear(self.hidden_size, width, bias=spec.head_bias), norm
+
+    @torch.no_grad()
+    def _scale_outputs(self) -> None:
+        for layer in self.layers:
+            for name in ("project", "contract"):
+                weight = layer.get_parameter(f"{name}.weight")
+                weight /= (2 * len(self.layers)) ** 0.5
 
     def _norm(self) -> nn.Module:
         eps = self.config.layer_norm_eps
@@ -200,6 +224,18 @@ class TransformerEncoder(Encoder):
         spec = cls.spec(config)
         rows = vocabulary + (config.max_positions if spec.learned_positions else 0)
         return config.hidden_size * rows + sum(layer.weights(config) for layer in spec.layers)
+
+    @classmethod
+    def has_token_types(cls, config: EncoderConfig) -> bool:
+        return cls.spec(config).token_types
+
+    @classmethod
+    def has_positions(cls, config: EncoderConfig) -> bool:
+        return cls.spec(config).learned_positions
+
+    @classmethod
+    def fits_place(cls, source: EncoderConfig, layer: int, target: EncoderConfig, to: int) -> bool:
+        return cls.spec(source).layers[layer] == cls.spec(target).layers[to]
 
     @classmethod
     def matrices(cls, config: EncoderConfig) -> tuple[Matrix, ...]:

@@ -97,6 +97,10 @@ class WordEncoder(Encoder):
         return self.hidden_size if number else self.embedding_size
 
     @classmethod
+    def has_positions(cls, config: EncoderConfig) -> bool:
+        return False
+
+    @classmethod
     def input_sizes(cls, config: EncoderConfig) -> list[int]:
         """The same of every layer, by the configuration alone."""
         first = cls.options_of(config).embedding_size or config.hidden_size

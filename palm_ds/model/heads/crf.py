@@ -162,6 +162,7 @@ class CRFHead(Head):
     """Tags a sentence: a linear map and a CRF over its output. Counts sentences."""
 
     grouped = True
+    classifies = True
     soft = "classes"  # of the log-probability of each tag
 
     def __init__(

@@ -25,7 +25,6 @@ from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.model.config.config import ACTIVATIONS
 from palm_ds.model.encoder.encoder import Encoder, init_weights
-from palm_ds.model.kernels import layer_norm
 from palm_ds.model.ops.compiled import CompiledRegion
 from palm_ds.model.ops.masked_lm_loss import (
     CrossEntropy,
@@ -59,6 +58,9 @@ class Head(nn.Module):
 
     pooled = False
     """Whether it reads rows that went through the encoder's pooler (heads of whole texts do)."""
+    classifies = False
+    """Whether it classifies the rows it reads; some encoders have a pooler for such heads of tokens
+    too (`Encoder.pools_tokens`)."""
     averaged = False
     """Whether it reads the mean over the tokens of the sequence that a labelled position is in."""
     global_batch = False
@@ -108,6 +110,7 @@ class ClassHead(Head):
     """One of `classes`: a linear map. Smoothing and class weights apply to training
     only."""
 
+    classifies = True
     soft = "classes"
 
     def __init__(
@@ -160,8 +163,7 @@ class MaskedLMHead(Head):
             self.compiled = CompiledRegion("masked-LM loss").wrap(smoothed_cross_entropy)
         self.classes = backbone.word.num_embeddings
         width = backbone.word.embedding_dim
-        self.dense = nn.Linear(config.hidden_size, width)
-        self.norm = layer_norm(width, config.layer_norm_eps, kernels.layer_norm)
+        self.dense, self.norm = backbone.masked_lm_transform()
         self.bias = nn.Parameter(torch.zeros(self.classes))
         init_weights(self, config.init_range)
         self.tied = config.tie_word_embeddings

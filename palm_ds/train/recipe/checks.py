@@ -80,7 +80,8 @@ class TaskChecks:
                     f"({', '.join(sorted(shared))}); the tasks of a task group label the same text"
                 )
             first = self.tasks[tasks_of(task_group)[0]]
-            if first.segments > self.encoder.token_types:
+            typed = encoder_class(self.encoder).has_token_types(self.encoder)
+            if typed and first.segments > self.encoder.token_types:
                 raise UserError(
                     f"tasks.{first.name}: its texts have {first.segments} segments, but "
                     f"backbone.token_types is {self.encoder.token_types}"

@@ -326,4 +326,7 @@ def _with_encoder(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if kind != config.kind and not is_custom(kind):
         return values
     sizes = {"num_layers": len(chosen)} if isinstance(chosen, list) and chosen else {}
-    return {**values, "backbone": {**asdict(config), **sizes, **given}}
+    merged = {**asdict(config), **sizes, **given}
+    if kind == config.kind and isinstance(given.get("options"), Mapping):
+        merged["options"] = {**config.options, **given["options"]}
+    return {**values, "backbone": merged}

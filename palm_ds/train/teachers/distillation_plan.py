@@ -33,7 +33,7 @@ from palm_ds.train.setup.build import full_config
 from palm_ds.train.setup.sources import Data
 from palm_ds.train.teachers.stored_scores import StoredScores, open_scores
 from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo
-from palm_ds.weights.formats.huggingface.names import NEXT_SENTENCE
+from palm_ds.weights.formats.huggingface.architecture import NEXT_SENTENCE
 
 _DEFAULT_TYPES, _MULTI_LABEL = ("", "single_label_classification"), "multi_label_classification"
 _OTHERS = ("ForQuestionAnswering", "ForMultipleChoice")

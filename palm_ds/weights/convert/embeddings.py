@@ -20,6 +20,7 @@ from torch import nn
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import encoder_class
 
 State = Mapping[str, torch.Tensor]
 
@@ -191,12 +192,18 @@ def resize_positions(
     familiar, but outputs change and the model needs further training. Rows before `position_offset`
     (RoBERTa) are kept.
     """
+    if not 1 <= longest <= MOST_POSITIONS:
+        raise UserError(f"positions: must be from 1 to {MOST_POSITIONS:,}, got {longest}")
+    if not encoder_class(config).has_positions(config):
+        summary = (
+            f"positions: {config.max_length}, now {longest}: {config.kind} has no table of them"
+        )
+        new = replace(config, max_positions=longest)
+        return ResizedState(state=dict(state), config=new, summary=summary)
     table = _table(state, POSITIONS, config.max_positions)
     offset, before = config.position_offset, config.max_length
     if how not in HOW:
         raise UserError(f'positions: no method "{how}"{suggest(how, HOW)}')
-    if not 1 <= longest <= MOST_POSITIONS:
-        raise UserError(f"positions: must be from 1 to {MOST_POSITIONS:,}, got {longest}")
     if longest <= before:
         rows, did = table[offset : offset + longest], "the first rows kept"
     elif how == "tile":

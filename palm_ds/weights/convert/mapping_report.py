@@ -107,10 +107,12 @@ def of_plan(contents: CheckpointContents, plan: ExportPlan) -> ConversionReport:
         for name, entry in contents.entries.items()
         if name in written
     )
+    taken = {name for each in mapped if not each.transform for name in each.source_names}
     mine = {
         source_name: why
         for name, why in plan.skipped.items()
         for source_name in _source_names(contents, name)
+        if source_name not in taken
     }
     return ConversionReport(
         mapped=mapped,

@@ -38,8 +38,8 @@ class ConversionOptions(CheckedConversion):
     """Options of a conversion to weights."""
 
     family: str = ""
-    """bert, roberta, ernie, xlm-roberta or camembert, by default that of a Hugging Face source, or
-    else bert or roberta. More programs open these than ernie."""
+    """A model type: bert, roberta, ernie, modernbert, ... (docs/encoders.md). By default that of a
+    Hugging Face source, or else bert or roberta, which more programs open than ernie."""
     head: str = ""
     """The classification head to write, as the only head."""
     head_class: str = ""

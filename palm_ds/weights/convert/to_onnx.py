@@ -37,7 +37,7 @@ from palm_ds.weights.convert.onnx_parity import GraphComparison
 from palm_ds.weights.convert.options import OnnxOptions
 from palm_ds.weights.convert.parity import ParityReport
 from palm_ds.weights.formats.contents import CheckpointContents, read_tokenizer
-from palm_ds.weights.formats.huggingface.names import MASKED_WORDS, NEXT_SENTENCE
+from palm_ds.weights.formats.huggingface.architecture import MASKED_WORDS, NEXT_SENTENCE
 from palm_ds.weights.formats.huggingface.plan import plan
 from palm_ds.weights.formats.huggingface.read import CONFIG
 from palm_ds.weights.formats.huggingface.sentence_transformers import write_modules

@@ -81,5 +81,5 @@ def checked(
 
 def _may_lack(name: str, contents: CheckpointContents) -> bool:
     """Whether the checkpoint may lack this parameter: only the pooler, and only all of it."""
-    pooler = "backbone.pooler.dense."
+    pooler = "backbone.pooler."
     return name.startswith(pooler) and not any(n.startswith(pooler) for n in contents.entries)

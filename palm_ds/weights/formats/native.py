@@ -65,7 +65,9 @@ TEXT_TOKENIZER = "text_tokenizer"
 ADAPTER = "lora.safetensors"
 """Of a run's best/: LoRA's matrices before they were merged."""
 _WEIGHTS_OF_RUN = ("weights", "best")
-_MASKED = ("dense.weight", "dense.bias", "norm.weight", "norm.bias", "bias")
+_MASKED = {"dense.weight", "norm.weight", "bias"}
+_MAY_BE_MASKED = {"dense.bias", "norm.bias", "decoder"}
+"""Parts of a masked-LM head, and those that some have."""
 _CLASSES = ("out.weight", "out.bias")
 
 
@@ -300,7 +302,7 @@ def heads_of(
             parts.setdefault(head, set()).add(part)
     found: dict[str, HeadInfo] = {}
     for head, names in parts.items():
-        if names in (set(_MASKED), {*_MASKED, "decoder"}):
+        if names >= _MASKED and names <= _MASKED | _MAY_BE_MASKED:
             found[head] = HeadInfo(kind="masked_words", pooled=False)
         elif names in (set(_CLASSES), {*_CLASSES, TRANSITIONS}):
             crf = TRANSITIONS in names
@@ -324,7 +326,8 @@ def with_task_ids(
     return {name: replace(head, task_id=rows.get(name)) for name, head in heads.items()}
 
 
-_TOP = ("word", "position", "segment", "task", "norm")
+_EMBEDDINGS = ("word", "position", "segment", "task", "norm")
+"""Modules below the layers, where an encoder has them."""
 
 
 def ordered(names: Iterable[str]) -> list[str]:
@@ -339,7 +342,7 @@ def ordered(names: Iterable[str]) -> list[str]:
         if part == "layers":
             number = rest.split(".")[1]
             return (1, int(number) if number.isdigit() else 0, name)
-        return (0, _TOP.index(part), name) if part in _TOP else (2, 0, name)
+        return (0, _EMBEDDINGS.index(part), name) if part in _EMBEDDINGS else (2, 0, name)
 
     return sorted(names, key=key)
 

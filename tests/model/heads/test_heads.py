@@ -32,7 +32,8 @@ from palm_ds.model.heads.heads import (
 )
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
-from palm_ds.weights.formats.huggingface.names import MASKED_WORDS, from_names
+from palm_ds.weights.formats.huggingface.architecture import MASKED_WORDS
+from palm_ds.weights.formats.huggingface.names import from_names
 from tests.helpers.waits import Waits
 
 SMALL = dict(

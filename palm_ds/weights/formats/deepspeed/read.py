@@ -19,17 +19,23 @@ from palm_ds.weights.formats import native
 from palm_ds.weights.formats.contents import CheckpointContents, Extras, TensorEntry, with_eps
 from palm_ds.weights.formats.deepspeed.zero_shards import Shards, open_shards, tag_folder
 from palm_ds.weights.formats.expected_shapes import checked
-from palm_ds.weights.formats.huggingface.families import FAMILIES, FAMILY_NAMES
+from palm_ds.weights.formats.huggingface.families import (
+    ARCHITECTURES,
+    FAMILIES,
+    FAMILY_NAMES,
+)
 from palm_ds.weights.formats.huggingface.names import to_palm_ds_names, untied_config
 from palm_ds.weights.formats.huggingface.read import (
     CONFIG,
+    class_of,
     described_heads,
     kept_entries,
     read_config,
 )
 from palm_ds.weights.formats.weights_info import INFO, read_info
 
-_OURS, _THEIRS = "backbone.word.weight", "embeddings.word_embeddings.weight"
+_OURS = "backbone.word.weight"
+_THEIRS = tuple(each.words for each in ARCHITECTURES.values())
 
 
 def recognises(path: Path) -> bool:
@@ -63,14 +69,14 @@ def open_contents(
 
 def _prefix(shards: Shards) -> tuple[str, bool]:
     """The prefix that a wrapper adds to each name, and whether the names are palm_ds's."""
-    for end, ours in ((_OURS, True), (_THEIRS, False)):
+    for end, ours in ((_OURS, True), *((name, False) for name in _THEIRS)):
         for name in shards.entries:
             if name == end or name.endswith("." + end):
                 return name.removesuffix(end), ours
     some = ", ".join(list(shards.entries)[:3])
     raise UserError(
         f"{shards.folder}: neither a palm_ds model (no {_OURS}) nor a Hugging Face "
-        f"{FAMILY_NAMES} (no {_THEIRS}); it has {some}, ..."
+        f"{FAMILY_NAMES} (no {' or '.join(_THEIRS)}); it has {some}, ..."
     )
 
 
@@ -128,6 +134,7 @@ def _huggingface(
         str(shards.folder),
         tied=config.tie_word_embeddings,
         untied_head=untied_head,
+        class_name=class_of(about),
     )
     return CheckpointContents(
         path=shards.folder,

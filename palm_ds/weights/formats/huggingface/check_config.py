@@ -7,13 +7,16 @@ damaged or hostile. Recipes, which users write in YAML, are read by `EncoderConf
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from palm_ds.common.config import shorten
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import printable
 
-_MAX_LABELS = 1_000_000
+Check: TypeAlias = Callable[[object], str]
+"""Returns what was expected of a value, or "" if it is valid."""
+MAX_LABELS = 1_000_000
 _SIZES = {  # the least and the most
     "vocab_size": (1, 10_000_000),
     "hidden_size": (1, 65_536),
@@ -25,7 +28,7 @@ _SIZES = {  # the least and the most
     "type_vocab_size": (1, 65_536),
     "sent_type_vocab_size": (1, 65_536),
     "task_type_vocab_size": (0, 65_536),
-    "num_labels": (0, _MAX_LABELS),
+    "num_labels": (0, MAX_LABELS),
     "pad_token_id": (0, 10_000_000),
 }
 _RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
@@ -44,43 +47,58 @@ _MAY_BE_NULL = ("pad_token_id", "classifier_dropout", "problem_type", "id2label"
 
 
 def check_foreign_values(values: Mapping[str, Any], where: str) -> None:
-    """Raises UserError, with `where` and the key, for a value that no program writes."""
+    """Raises UserError, with `where` and the key, for a value of BERT, ERNIE or PALM that no
+    program writes."""
+    check_values(values, _CHECKS, where)
+
+
+def check_labels(values: Mapping[str, Any], where: str) -> None:
+    """The same for what every architecture has: its type and the names of its classes."""
+    check_values(values, _SHARED_CHECKS, where)
+
+
+def check_values(values: Mapping[str, Any], checks: Mapping[str, Check], where: str) -> None:
+    """Raises UserError, with `where` and the key, for a value that its check refuses."""
     for key, value in values.items():
-        check = _CHECKS.get(key)
+        check = checks.get(key)
         if check is None or (value is None and key in _MAY_BE_NULL):
             continue
-        if expected := check(key, value):
+        if expected := check(value):
             shown = printable(shorten(value))
             raise UserError(f"{where}: {key}: expected {expected}, got {shown}")
 
 
-# ---- kinds of values; each function returns what was expected, or "" if the value is valid ----
+# ---- kinds of values ----
 
 
-def _size(key: str, value: object) -> str:
-    least, most = _SIZES[key]
+def whole(least: int, most: int) -> Check:
+    """A whole number in this range."""
+    return partial(_whole, least, most)
+
+
+def _whole(least: int, most: int, value: object) -> str:
     fine = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
     return "" if fine else f"a whole number from {least} to {most:,}"
 
 
-def _rate(_key: str, value: object) -> str:
+def rate(value: object) -> str:
     return "" if _is_number(value, 0, 1) and value != 1 else "a number of at least 0 and below 1"
 
 
-def _above_0(_key: str, value: object) -> str:
+def above_0(value: object) -> str:
     return "" if _is_number(value, 0, 1) and value != 0 else "a number above 0 and at most 1"
 
 
-def _truth(_key: str, value: object) -> str:
+def truth(value: object) -> str:
     return "" if isinstance(value, int) and value in (0, 1) else "true or false"
 
 
-def _text(_key: str, value: object) -> str:
+def text(value: object) -> str:
     return "" if isinstance(value, str) else "text"
 
 
-def _labels(_key: str, value: object) -> str:
-    if isinstance(value, dict) and len(value) <= _MAX_LABELS and all(map(_names, value.items())):
+def _labels(value: object) -> str:
+    if isinstance(value, dict) and len(value) <= MAX_LABELS and all(map(_names, value.items())):
         return ""
     return 'the names of the classes by number, such as {"0": "no", "1": "yes"}'
 
@@ -90,7 +108,7 @@ def _names(item: tuple[str, object]) -> bool:
     return number.isascii() and number.isdecimal() and isinstance(name, str)
 
 
-def _numbers(_key: str, value: object) -> str:
+def _numbers(value: object) -> str:
     if isinstance(value, dict) and all(type(x) is int for x in value.values()):
         return ""
     return 'the numbers of the classes by name, such as {"no": 0, "yes": 1}'
@@ -102,12 +120,19 @@ def _is_number(value: object, least: float, most: float) -> bool:
     return least <= value <= most  # never for NaN
 
 
-_CHECKS: dict[str, Callable[[str, object], str]] = {
-    **dict.fromkeys(_SIZES, _size),
-    **dict.fromkeys(_RATES, _rate),
-    **dict.fromkeys(_ABOVE_0, _above_0),
-    **dict.fromkeys(_BOOLEAN_KEYS, _truth),
-    **dict.fromkeys(_TEXTS, _text),
+_SHARED_CHECKS: dict[str, Check] = {
+    "model_type": text,
+    "problem_type": text,
+    "num_labels": whole(*_SIZES["num_labels"]),
+    "classifier_dropout": rate,
     "id2label": _labels,
     "label2id": _numbers,
+}
+_CHECKS: dict[str, Check] = {
+    **{key: whole(*limits) for key, limits in _SIZES.items()},
+    **dict.fromkeys(_RATES, rate),
+    **dict.fromkeys(_ABOVE_0, above_0),
+    **dict.fromkeys(_BOOLEAN_KEYS, truth),
+    **dict.fromkeys(_TEXTS, text),
+    **_SHARED_CHECKS,
 }

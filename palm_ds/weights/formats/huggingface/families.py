@@ -1,122 +1,89 @@
-"""The Hugging Face architectures that have BERT's shape, and what differs between them.
+"""The architectures that Hugging Face's programs have too, found by model type or by encoder.
 
-    ernie        BERT with a task embedding (`use_task_id`)
-    roberta      positions counted from pad + 1, no next-sentence head, a different masked-LM head
-    xlm-roberta  Roberta under another name, with a SentencePiece tokenizer; so is camembert
-
-Tensor names that all of them share are in names.py. An architecture of another shape gets its own
-module in this folder.
+Each is a module of `architectures`; model types whose encoders compute the same are its families.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from dataclasses import replace
 
+from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
-
-_BERT_HEAD = {
-    "dense": "cls.predictions.transform.dense",
-    "norm": "cls.predictions.transform.LayerNorm",
-    "bias": "cls.predictions.bias",
-    "decoder": "cls.predictions.decoder.weight",
-}
+from palm_ds.model.encoder.encoder import encoder_class
+from palm_ds.weights.formats.huggingface import architectures
+from palm_ds.weights.formats.huggingface.architecture import Architecture, Family
 
 
-@dataclass(frozen=True, kw_only=True)
-class Family:
-    """One architecture. PaddleNLP uses the same names, unless `paddle_tokenizer` is empty."""
-
-    class_prefix: str
-    """`Bert` of `BertForMaskedLM`."""
-    tensor_prefix: str
-    """`bert` of `bert.embeddings.LayerNorm.weight`."""
-    masked_lm: Mapping[str, str]
-    """{part of palm_ds's masked-LM head: its Hugging Face name}"""
-    masked_lm_activation: str = ""
-    """The activation that this head always has; empty means the encoder's."""
-    next_sentence: bool = True
-    """Whether its pretraining class has a next-sentence head."""
-    task_embedding: bool = False
-    positions_after_pad: bool = False
-    """Positions are counted from pad + 1."""
-    classifier_dense: bool = False
-    """The text classifier has its own dense layer instead of the pooler."""
-    paddle_tokenizer: str
-    """PaddleNLP's tokenizer class that reads a vocab.txt; empty: not written for PaddleNLP."""
-    paddle_eps: float | None = None
-    """The LayerNorm eps that PaddleNLP hard-codes; None means that it follows the config."""
-
-    def has_masked_lm(self, config: EncoderConfig) -> bool:
-        """Whether its masked-LM head computes the same as palm_ds's with this config."""
-        activation = config.head_activation or config.activation
-        return activation == (self.masked_lm_activation or config.activation)
-
-    def position_offset(self, pad: int) -> int:
-        """The row of the position embeddings for the first token of a text."""
-        return pad + 1 if self.positions_after_pad else 0
+def _shipped() -> Iterator[tuple[str, Architecture]]:
+    """The architecture of each module, by the module's name."""
+    for module in pkgutil.iter_modules(architectures.__path__):
+        path = f"{architectures.__name__}.{module.name}"
+        for each in vars(importlib.import_module(path)).values():
+            if (
+                isinstance(each, type)
+                and each.__module__ == path
+                and issubclass(each, Architecture)
+            ):
+                yield module.name, each()
 
 
-_ROBERTA = Family(
-    class_prefix="Roberta",
-    tensor_prefix="roberta",
-    masked_lm={
-        "dense": "lm_head.dense",
-        "norm": "lm_head.layer_norm",
-        "bias": "lm_head.bias",
-        "decoder": "lm_head.decoder.weight",
-    },
-    masked_lm_activation="gelu",
-    next_sentence=False,
-    positions_after_pad=True,
-    classifier_dense=True,
-    paddle_tokenizer="RobertaChineseTokenizer",
-)
+ARCHITECTURES: dict[str, Architecture] = dict(_shipped())
+"""By the name of their file."""
+_BY_FAMILY = {name: each for each in ARCHITECTURES.values() for name in each.families}
 FAMILIES: dict[str, Family] = {
-    "bert": Family(
-        class_prefix="Bert",
-        tensor_prefix="bert",
-        masked_lm=_BERT_HEAD,
-        paddle_tokenizer="BertTokenizer",
-    ),
-    "ernie": Family(
-        class_prefix="Ernie",
-        tensor_prefix="ernie",
-        masked_lm=_BERT_HEAD,
-        task_embedding=True,
-        paddle_tokenizer="ErnieTokenizer",
-        paddle_eps=1e-12,
-    ),
-    "roberta": _ROBERTA,
-    "xlm-roberta": replace(_ROBERTA, class_prefix="XLMRoberta", paddle_tokenizer=""),
-    "camembert": replace(_ROBERTA, class_prefix="Camembert", paddle_tokenizer=""),
+    name: family for each in ARCHITECTURES.values() for name, family in each.families.items()
 }
 """By `model_type`."""
 FAMILY_NAMES = f"{', '.join(list(FAMILIES)[:-1])} or {list(FAMILIES)[-1]}"
 
 
+def architecture_of(model_type: str) -> Architecture:
+    """The architecture of one of FAMILIES."""
+    return _BY_FAMILY[model_type]
+
+
+def architecture_for(config: EncoderConfig) -> Architecture:
+    """The architecture of an encoder. Raises UserError if Hugging Face has none."""
+    named = encoder_class(config).hf
+    if named not in ARCHITECTURES:
+        raise UserError(f"Hugging Face has no such encoder as {config.kind}")
+    return ARCHITECTURES[named]
+
+
 def family_of(config: EncoderConfig) -> str:
-    """The `model_type` of the first architecture that computes the same; empty if none does."""
-    for name, family in FAMILIES.items():
-        same_positions = config.position_offset == family.position_offset(config.pad)
-        if same_positions and bool(config.task_types) == family.task_embedding:
-            return name
-    return ""
+    """The `model_type` of the first family that computes the same; empty if none does."""
+    return architecture_for(config).family_of(config)
 
 
 def served_family(config: EncoderConfig) -> str:
-    """Likewise, once the embedding of one task is folded into the token type embeddings: servers
-    such as text-embeddings-inference and vLLM do not know Ernie."""
+    """Likewise, once the embedding of one task is folded into other embeddings: servers such as
+    text-embeddings-inference and vLLM do not know Ernie."""
     return family_of(replace(config, task_types=0))
 
 
-def is_known_class(architecture: str) -> bool:
+def is_known_class(name: str) -> bool:
     """Whether a transformers class (`BertForMaskedLM`) belongs to one of these architectures."""
-    return architecture.startswith(tuple(family.class_prefix for family in FAMILIES.values()))
+    return name.startswith(tuple(family.class_prefix for family in FAMILIES.values()))
+
+
+def family_of_class(name: str) -> str:
+    """The model type that a transformers class belongs to; empty if it is none of these."""
+    fits = [x for x, family in FAMILIES.items() if name.startswith(family.class_prefix)]
+    return max(fits, key=lambda x: len(FAMILIES[x].class_prefix), default="")
+
+
+def has_class(config: EncoderConfig, ending: str) -> bool:
+    """Whether transformers has this class (`ForQuestionAnswering`) for an encoder; empty: any that
+    fits a head."""
+    named = encoder_class(config).hf
+    return not ending or named not in ARCHITECTURES or ending in ARCHITECTURES[named].classes
 
 
 def other_masked_lm(kind: str, config: EncoderConfig) -> str:
-    """Reason why a masked-LM head of this encoder cannot be one of this architecture's."""
+    """Reason why a masked-LM head of this encoder cannot be one of this family's."""
     family = FAMILIES[kind]
     return (
         f"{family.class_prefix}'s masked-LM head always has "

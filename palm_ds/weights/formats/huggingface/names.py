@@ -1,7 +1,7 @@
-"""Maps parameter names between palm_ds and Hugging Face's models of BERT's shape (families.py).
+"""Maps parameter names between palm_ds and Hugging Face.
 
-One table, `table`, serves both directions. Query, key and value are one matrix in palm_ds and three
-in Hugging Face; a Roberta classifier has its pooler in the head.
+The names are those of an architecture (architectures/), in one table for both directions; here are
+the rules that all share: prefixes of wrappers, tied tensors, tensors that are parts of one of ours.
 """
 
 from __future__ import annotations
@@ -15,85 +15,34 @@ import torch
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.weights.formats.contents import BUFFER, COPY, HeadInfo, TensorEntry
-from palm_ds.weights.formats.huggingface.families import FAMILIES
+from palm_ds.weights.formats.huggingface.architecture import (
+    CLASSIFIER,
+    MASKED_WORDS,
+    NEXT_SENTENCE,
+    QUESTION_ANSWERING,
+    Architecture,
+)
+from palm_ds.weights.formats.huggingface.families import FAMILIES, architecture_of
 from palm_ds.weights.formats.tensor_files import TORCH_DTYPES, in_memory_entry
 
 State = dict[str, torch.Tensor]
-Names = dict[str, tuple[str, ...]]
 
 UNTIED_HEAD = ("keep", "skip")
-# Names of the heads of an imported folder.
-MASKED_WORDS, NEXT_SENTENCE, CLASSIFIER = "masked_words", "next_sentence", "classifier"
-QUESTION_ANSWERING = "qa_outputs"
-
-_EMBEDDINGS = {
-    "word.weight": "embeddings.word_embeddings.weight",
-    "position.weight": "embeddings.position_embeddings.weight",
-    "segment.weight": "embeddings.token_type_embeddings.weight",
-    "task.weight": "embeddings.task_type_embeddings.weight",
-    "norm": "embeddings.LayerNorm",
-}
-_LAYER = {
-    "project": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "expand": "intermediate.dense",
-    "contract": "output.dense",
-    "output_norm": "output.LayerNorm",
-}
-_QKV = ("query", "key", "value")
-_TIED = {
-    "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-    "lm_head.decoder.weight": "embeddings.word_embeddings.weight",
-    "lm_head.decoder.bias": "lm_head.bias",
-}
-_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
-WRAPPERS = re.compile(r"^(?:(?:_orig_mod|model|module)\.)+|(?<=\.)_orig_mod\.")
-"""What torch.compile, Lightning and DistributedDataParallel put before a parameter's name."""
-_HEADS = re.compile(r"(cls|lm_head|classifier|qa_outputs)\.")
+_NUMBERS = {2: "two", 3: "three"}
+_WRAPPERS = ("_orig_mod", "model", "module")
 
 
-# ---- the table ----
-
-
-def table(kind: str, layers: int, *, own_dense: bool = False) -> Names:
-    """{palm_ds name: Hugging Face names, without the base model's prefix} of all parameters.
-
-    `own_dense`: a Roberta text classifier, whose head contains palm_ds's pooler.
-    """
-    stems: Names = {
-        f"backbone.{palm_name}": (hf_name,) for palm_name, hf_name in _EMBEDDINGS.items()
-    }
-    for i in range(layers):
-        prefix = f"encoder.layer.{i}"
-        stems[f"backbone.layers.{i}.qkv"] = tuple(f"{prefix}.attention.self.{x}" for x in _QKV)
-        for palm_name, hf_name in _LAYER.items():
-            stems[f"backbone.layers.{i}.{palm_name}"] = (f"{prefix}.{hf_name}",)
-    stems["backbone.pooler.dense"] = ("classifier.dense" if own_dense else "pooler.dense",)
-    family = FAMILIES[kind]
-    for palm_name, hf_name in family.masked_lm.items():
-        stems[f"heads.{MASKED_WORDS}.{palm_name}"] = (hf_name,)
-    if family.next_sentence:
-        stems[f"heads.{NEXT_SENTENCE}.out"] = ("cls.seq_relationship",)
-    stems[f"heads.{CLASSIFIER}.out"] = ("classifier.out_proj" if own_dense else "classifier",)
-    stems[f"heads.{QUESTION_ANSWERING}.out"] = ("qa_outputs",)
-    return dict(
-        pair for palm_name, hf_name in stems.items() for pair in _both_ends(palm_name, hf_name)
-    )
+def wrappers(kind: str) -> re.Pattern[str]:
+    """What torch.compile, Lightning and DistributedDataParallel put before a parameter's name. A
+    word that is also the base model's prefix is none."""
+    words = "|".join(x for x in _WRAPPERS if x != FAMILIES[kind].tensor_prefix)
+    return re.compile(rf"^(?:(?:{words})\.)+|(?<=\.)_orig_mod\.")
 
 
 def prefixed(name: str, kind: str) -> str:
     """The name in a file: parameters of the base model start with its name."""
-    return name if _HEADS.match(name) else f"{FAMILIES[kind].tensor_prefix}.{name}"
-
-
-def _both_ends(palm_name: str, hf_name: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
-    """Weight and bias of a linear layer or LayerNorm; an embedding or a single bias as it is."""
-    if hf_name[0].endswith((".weight", ".bias")):
-        return [(palm_name, hf_name)]
-    return [
-        (f"{palm_name}.{end}", tuple(f"{x}.{end}" for x in hf_name)) for end in ("weight", "bias")
-    ]
+    outside = name.split(".")[0] in architecture_of(kind).heads
+    return name if outside else f"{FAMILIES[kind].tensor_prefix}.{name}"
 
 
 def heads_in(entries: Mapping[str, TensorEntry], *, pooled: Collection[str]) -> dict[str, HeadInfo]:
@@ -119,10 +68,12 @@ def to_palm_ds_names(
     *,
     tied: bool = True,
     untied_head: str | None = None,
+    class_name: str = "",
 ) -> tuple[dict[str, TensorEntry], dict[str, str]]:
     """({palm_ds name: entry}, {source name: why it is skipped}) of the tensors of a file.
 
-    `where` is the prefix of messages. `tied`: config.json's `tie_word_embeddings`. `untied_head`:
+    `where` is the prefix of messages, `kind` the model type, `class_name` what config.json calls
+    the model's class. `tied`: config.json's `tie_word_embeddings`. `untied_head`:
     whether to keep (by default) or skip a masked-LM head with its own output embeddings. Raises
     UserError, also if a tensor appears under two names, or if embeddings that config.json ties
     differ.
@@ -132,32 +83,32 @@ def to_palm_ds_names(
         raise UserError(f"untied_head: no {untied_head!r}{suggest(untied_head, UNTIED_HEAD)}")
     if layers > len(found):  # checked before building as many names as the file claims
         raise UserError(f"{where}: incomplete: {layers} layers in {len(found)} tensors")
-    hf_entries = _clean_names(found, kind, where)
+    form, hf_entries = architecture_of(kind), _clean_names(found, kind, where)
     skipped = {
-        hf_entries.pop(name).source_names[0]: BUFFER for name in _BUFFERS if name in hf_entries
+        hf_entries.pop(name).source_names[0]: BUFFER for name in form.buffers if name in hf_entries
     }
-    if not tied and untied_head == "keep" and _has_own_decoder(hf_entries):
-        skipped |= _use_own_bias(hf_entries)
+    if not tied and untied_head == "keep" and _has_own_decoder(hf_entries, form):
+        skipped |= _use_own_bias(hf_entries, form)
     else:
-        copies, untied = _drop_tied(hf_entries)
+        copies, untied = _drop_tied(hf_entries, form)
         skipped |= copies
         if untied and untied_head == "keep":
             raise UserError(
-                f"{where}: {untied} differs from {_TIED[untied]}, but config.json does not say "
+                f"{where}: {untied} differs from {form.tied[untied]}, but config.json does not say "
                 "that the masked-LM head has its own output embeddings; set tie_word_embeddings to "
                 "false there, or leave the head out with untied_head: skip (--untied_head skip)"
             )
         if untied:
-            skipped |= _drop_masked_lm(hf_entries)
-    own_dense = "classifier.out_proj.weight" in hf_entries
+            skipped |= _drop_masked_lm(hf_entries, form)
+    layout = form.layout_in(hf_entries, class_name)
     entries: dict[str, TensorEntry] = {}
-    for palm_name, names in table(kind, layers, own_dense=own_dense).items():
+    for palm_name, names in form.names(kind, layers, layout).items():
         if missing := [name for name in names if name not in hf_entries]:
             if len(missing) < len(names):
                 raise UserError(f"{where}: incomplete, it has no {prefixed(missing[0], kind)}")
             continue
         entries[palm_name] = _joined([hf_entries.pop(name) for name in names], where)
-    return entries, skipped | {
+    return form.complete(entries), skipped | {
         entry.source_names[0]: _why(name) for name, entry in sorted(hf_entries.items())
     }
 
@@ -168,7 +119,8 @@ def from_names(state: Mapping[str, torch.Tensor], kind: str) -> tuple[State, lis
     `kind` is the model_type.
     """
     found = {name: in_memory_entry(name, tensor) for name, tensor in state.items()}
-    layers = {m[1] for m in (re.search(r"\bencoder\.layer\.(\d+)\.", x) for x in state) if m}
+    layer = re.compile(r"\blayers?\.(\d+)\.")
+    layers = {m[1] for m in (layer.search(x) for x in state) if m}
     entries, skipped = to_palm_ds_names(found, kind, len(layers), "weights")
     return {palm_name: entry.read() for palm_name, entry in entries.items()}, lost(skipped)
 
@@ -179,11 +131,11 @@ def lost(skipped: Mapping[str, str]) -> list[str]:
 
 
 def _joined(parts: Sequence[TensorEntry], where: str) -> TensorEntry:
-    """One palm_ds entry from one Hugging Face tensor, or from three stacked by rows."""
+    """One palm_ds entry from one Hugging Face tensor, or from several stacked by rows."""
     if len(parts) == 1:
         return replace(parts[0], read=lambda: _values(parts[0], where))
     rows = sum(part.shape[0] if part.shape else 0 for part in parts)
-    how = ", ".join(["three in one", *filter(None, [parts[0].transform])])
+    how = ", ".join([f"{_NUMBERS[len(parts)]} in one", *filter(None, [parts[0].transform])])
     return TensorEntry(
         source_names=tuple(name for part in parts for name in part.source_names),
         shape=(rows, *parts[0].shape[1:]),
@@ -212,9 +164,11 @@ def _clean_names(found: Mapping[str, TensorEntry], kind: str, where: str) -> dic
     """Names without the prefixes of wrappers and the base model, and LayerNorm's gamma and beta as
     weight and bias."""
     clean: dict[str, TensorEntry] = {}
-    prefix = f"{FAMILIES[kind].tensor_prefix}."
+    prefix, wrapped = f"{FAMILIES[kind].tensor_prefix}.", wrappers(kind)
     for name, entry in found.items():
-        short = WRAPPERS.sub("", name).removeprefix(prefix)
+        short = wrapped.sub("", name)
+        for start in (prefix, *architecture_of(kind).other_prefixes):
+            short = short.removeprefix(start)
         short = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", short)
         short = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", short)
         if short in clean:
@@ -225,10 +179,12 @@ def _clean_names(found: Mapping[str, TensorEntry], kind: str, where: str) -> dic
     return clean
 
 
-def _drop_tied(hf_entries: dict[str, TensorEntry]) -> tuple[dict[str, str], str]:
+def _drop_tied(
+    hf_entries: dict[str, TensorEntry], form: Architecture
+) -> tuple[dict[str, str], str]:
     """({source name of a copy: why it is skipped}, the first that is not a copy, if any)."""
     skipped, untied = {}, ""
-    for name, source in _TIED.items():
+    for name, source in form.tied.items():
         copy = hf_entries.pop(name, None)
         if copy is None:
             continue
@@ -248,18 +204,18 @@ def untied_config(config: EncoderConfig, entries: Collection[str]) -> EncoderCon
     return replace(config, tie_word_embeddings=tied)
 
 
-def _has_own_decoder(hf_entries: Mapping[str, TensorEntry]) -> bool:
+def _has_own_decoder(hf_entries: Mapping[str, TensorEntry], form: Architecture) -> bool:
     """Whether a masked-LM head computes otherwise than with the token embeddings and its bias."""
-    pairs = [(hf_entries.get(name), hf_entries.get(source)) for name, source in _TIED.items()]
+    pairs = [(hf_entries.get(name), hf_entries.get(source)) for name, source in form.tied.items()]
     return any(one and other and not _same(one, other) for one, other in pairs)
 
 
-def _use_own_bias(hf_entries: dict[str, TensorEntry]) -> dict[str, str]:
+def _use_own_bias(hf_entries: dict[str, TensorEntry], form: Architecture) -> dict[str, str]:
     """Make the bias of an untied decoder, with which transformers computes, the head's; {source
     name: why it is skipped}."""
     skipped = {}
-    for name in ("cls.predictions.bias", "lm_head.bias"):
-        own = hf_entries.pop(name.replace("bias", "decoder.bias"), None)
+    for decoders, name in form.tied.items():
+        own = hf_entries.pop(decoders, None) if decoders.endswith(".bias") else None
         if own is None:
             continue
         if other := hf_entries.get(name):
@@ -269,9 +225,9 @@ def _use_own_bias(hf_entries: dict[str, TensorEntry]) -> dict[str, str]:
     return skipped
 
 
-def _drop_masked_lm(hf_entries: dict[str, TensorEntry]) -> dict[str, str]:
+def _drop_masked_lm(hf_entries: dict[str, TensorEntry], form: Architecture) -> dict[str, str]:
     """{source name: why it is skipped} of a masked-LM head."""
-    names = [name for name in hf_entries if name.startswith(("cls.predictions.", "lm_head."))]
+    names = [name for name in hf_entries if name.startswith(form.masked_lm)]
     why = "of a masked-LM head with untied output embeddings, which is left out as requested"
     return {hf_entries.pop(name).source_names[0]: why for name in names}
 

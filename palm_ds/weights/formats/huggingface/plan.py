@@ -1,9 +1,8 @@
 """Plans the export of an encoder and its heads to a Hugging Face folder; no value is read yet.
 
-An encoder with task embeddings becomes an Ernie model. Exported as Bert or Roberta, the embedding
-of one task is added to every token type embedding: each token gets the same sum, and the token
-embeddings with their tied decoder stay unchanged. Position rows are shifted if the family counts
-positions from another offset.
+A bert encoder with task embeddings becomes an Ernie model. In other families the embedding of one
+task is added to every row of another table, so that each token gets the same sum: to the token
+types of Bert and Roberta, which leaves the token embeddings and their tied decoder unchanged.
 """
 
 from __future__ import annotations
@@ -17,19 +16,24 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.pooling import TextPooling
-from palm_ds.weights.formats.contents import NEXT_SENTENCE_CLASSES, Extras, HeadInfo, TensorEntry
+from palm_ds.weights.formats.contents import (
+    COPY,
+    NEXT_SENTENCE_CLASSES,
+    Extras,
+    HeadInfo,
+    TensorEntry,
+)
 from palm_ds.weights.formats.expected_shapes import TRANSITIONS
-from palm_ds.weights.formats.huggingface.families import FAMILIES, other_masked_lm
-from palm_ds.weights.formats.huggingface.names import (
+from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
     NEXT_SENTENCE,
+    TASKS,
     Names,
-    prefixed,
-    table,
 )
+from palm_ds.weights.formats.huggingface.families import architecture_for, other_masked_lm
+from palm_ds.weights.formats.huggingface.names import prefixed
 from palm_ds.weights.formats.huggingface.read import KEPT_KEYS
 from palm_ds.weights.formats.huggingface.sentence_transformers import MODULES
 from palm_ds.weights.formats.huggingface.target import (
@@ -42,6 +46,8 @@ from palm_ds.weights.formats.huggingface.target import (
     resolve_export,
 )
 from palm_ds.weights.formats.tensor_files import TORCH_DTYPES, TensorGroup
+
+_NUMBERS = {2: "two", 3: "three"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +99,7 @@ def plan(
     its heads. `extras`: parts of the source's folder to keep. `prefix`: an encoder without heads
     has the base model's prefix too (`bert.`); vLLM reads its names only without it."""
     extras = extras or Extras()
-    if not encoder_class(config).hf:
-        raise UserError(f"Hugging Face has no such encoder as {config.kind}")
+    architecture_for(config)
     if not 0 <= target.task_id < max(config.task_types, 1):
         raise UserError(
             f"task_id: no row {target.task_id}; the encoder has {config.task_types} task types"
@@ -102,19 +107,22 @@ def plan(
     chosen = resolve_export(config, heads, target)
     check_whole(chosen, heads, entries, config)
     names = _names(chosen, config.num_layers, prefix=prefix or chosen.ending != BARE)
-    kept = {x: replace(entries[x], source_names=(x,), transform="") for x in names if x in entries}
+    wanted = [x for x in (*names, TASKS) if x in entries]
+    kept = {x: replace(entries[x], source_names=(x,), transform="") for x in wanted}
     skipped = {x: _why(x, chosen, heads, config, target) for x in entries if x not in kept}
-    if config.task_types > 1 and not FAMILIES[chosen.kind].task_embedding:
-        skipped["backbone.task.weight"] = (
+    skipped |= _copies(entries, kept, chosen)
+    if config.task_types > 1 and not chosen.family.task_embedding:
+        skipped[TASKS] = (
             f"its rows other than {target.task_id}, of {config.task_types}: a "
-            f"{FAMILIES[chosen.kind].class_prefix} has no task embedding; --family ernie keeps all"
+            f"{chosen.family.class_prefix} has no task embedding"
+            + ("; --family ernie keeps all" if "ernie" in chosen.form.families else "")
         )
     kept |= _as_predicted(kept, heads, chosen)
-    kept, new, created = _reshaped(kept, config, chosen.kind, target)
+    kept, new, created = chosen.form.reshape(kept, config, chosen.kind, target.task_id)
     untied = [name for name in kept if name.endswith(".decoder")]
     new = replace(new, tie_word_embeddings=not untied)
     groups = tuple(_group(entry, names[ours]) for ours, entry in kept.items())
-    groups += tuple(_decoder_bias(kept, names, decoder) for decoder in untied)
+    groups += tuple(x for decoder in untied for x in _decoder_bias(kept, names, decoder))
     dtype = _dtype(kept, target)
     return ExportPlan(
         config_json={
@@ -139,7 +147,8 @@ def _names(chosen: ResolvedExport, layers: int, *, prefix: bool) -> Names:
     prefix if asked for."""
     ours_of = {hf_name: ours for ours, hf_name in chosen.heads.items()}
     names: Names = {}
-    for ours, hf_name in table(chosen.kind, layers, own_dense=chosen.own_dense).items():
+    layout = chosen.form.layout_of(chosen.kind, chosen.ending)
+    for ours, hf_name in chosen.form.names(chosen.kind, layers, layout).items():
         first, head, rest = ours.split(".", 2)
         if first == "heads":
             if head not in ours_of:
@@ -161,7 +170,7 @@ def _why(
     if name.endswith(TRANSITIONS) and head is not None:
         return f"the transitions of a CRF, which {chosen.architecture} does not have"
     words = head is not None and head.kind == "masked_words"
-    if words and not FAMILIES[chosen.kind].has_masked_lm(config):
+    if words and not chosen.family.has_masked_lm(config):
         return other_masked_lm(chosen.kind, config)
     next_sentence = head if name.startswith(f"heads.{NEXT_SENTENCE}.") else None
     if next_sentence and chosen.embeds and reads_another(next_sentence, chosen.kind, target):
@@ -171,6 +180,21 @@ def _why(
     return f"no place in {chosen.architecture}"
 
 
+def _copies(
+    entries: Mapping[str, TensorEntry], kept: Mapping[str, TensorEntry], chosen: ResolvedExport
+) -> dict[str, str]:
+    """{palm_ds name: why it is skipped} of tensors that a reader of the file makes of others."""
+    head_of = {its: ours for ours, its in chosen.heads.items()}
+    found = {}
+    for name, source in chosen.form.shared.items():
+        first, head, rest = source.split(".", 2)
+        source = f"{first}.{head_of.get(head, head)}.{rest}"
+        unwritten = name in entries and name not in kept and source in kept
+        if unwritten and torch.equal(entries[name].read(), kept[source].read()):
+            found[name] = COPY + source
+    return found
+
+
 def _group(entry: TensorEntry, hf_name: tuple[str, ...]) -> TensorGroup:
     rows, *rest = entry.shape
     return TensorGroup(
@@ -178,14 +202,18 @@ def _group(entry: TensorEntry, hf_name: tuple[str, ...]) -> TensorGroup:
         shape=(rows // len(hf_name), *rest),
         make=lambda: entry.read().chunk(len(hf_name)),
         source_names=entry.source_names,
-        transform=entry.transform if len(hf_name) == 1 else "one of three",
+        transform=entry.transform if len(hf_name) == 1 else f"one of {_NUMBERS[len(hf_name)]}",
     )
 
 
-def _decoder_bias(kept: Mapping[str, TensorEntry], names: Names, decoder: str) -> TensorGroup:
-    """The head's bias once more: transformers computes with an untied decoder's own."""
-    bias = kept[decoder.removesuffix("decoder") + "bias"]
-    return _group(bias, (names[decoder][0].removesuffix("weight") + "bias",))
+def _decoder_bias(
+    kept: Mapping[str, TensorEntry], names: Names, decoder: str
+) -> tuple[TensorGroup, ...]:
+    """The head's bias once more, if it has another name: transformers computes with an untied
+    decoder's own."""
+    bias = decoder.removesuffix("decoder") + "bias"
+    name = names[decoder][0].removesuffix("weight") + "bias"
+    return () if names[bias] == (name,) else (_group(kept[bias], (name,)),)
 
 
 def _dtype(kept: Mapping[str, TensorEntry], target: ExportOptions) -> torch.dtype:
@@ -201,29 +229,12 @@ def _dtype(kept: Mapping[str, TensorEntry], target: ExportOptions) -> torch.dtyp
 def _config_json(
     config: EncoderConfig, chosen: ResolvedExport, heads: Mapping[str, HeadInfo]
 ) -> dict[str, Any]:
-    """The content of config.json. transformers rejects 1 in place of 1.0 there."""
+    """The content of config.json."""
     values = {
         "architectures": [chosen.architecture],
         "model_type": chosen.kind,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "intermediate_size": config.feed_forward_size,
-        "hidden_act": config.activation,
-        "hidden_dropout_prob": float(config.dropout),
-        "attention_probs_dropout_prob": float(config.attention_dropout),
-        "max_position_embeddings": config.max_positions,
-        "type_vocab_size": config.token_types,
-        "initializer_range": float(config.init_range),
-        "layer_norm_eps": float(config.layer_norm_eps),
-        "pad_token_id": config.pad,
-        "tie_word_embeddings": config.tie_word_embeddings,
+        **chosen.form.config_json(config, chosen.kind),
     }
-    if FAMILIES[chosen.kind].task_embedding:
-        values["use_task_id"] = bool(config.task_types)
-        if config.task_types:
-            values["task_type_vocab_size"] = config.task_types
     for ours, hf_name in chosen.heads.items():
         if hf_name == CLASSIFIER and chosen.ending != "ForMultipleChoice":
             values |= _labels(heads[ours])
@@ -282,68 +293,4 @@ def _meant(entry: TensorEntry, end: str, outputs: HeadOutputs) -> TensorEntry:
         entry,
         read=lambda: (entry.read().double() * outputs.deviation + added).float(),
         transform=f"{how}, plus the mean {outputs.mean:g}" if end == "bias" else how,
-    )
-
-
-# ---- reshaping ----
-
-
-def _reshaped(
-    kept: Mapping[str, TensorEntry], config: EncoderConfig, kind: str, target: ExportOptions
-) -> tuple[dict[str, TensorEntry], EncoderConfig, dict[str, str]]:
-    """(entries, config, {palm_ds name: what was created}) of the model to write."""
-    result, created = dict(kept), {}
-    family = FAMILIES[kind]
-    if config.task_types and family.task_embedding and target.task_id:
-        name = "backbone.task.weight"
-        result[name] = _swapped(kept[name], target.task_id)
-    if config.task_types and not family.task_embedding:
-        task, name = result.pop("backbone.task.weight"), "backbone.segment.weight"
-        result[name] = _folded(kept[name], task, target.task_id)
-        config = replace(config, task_types=0)
-    offset = family.position_offset(config.pad)
-    if more := offset - config.position_offset:
-        name = "backbone.position.weight"
-        result[name] = _moved(kept[name], more)
-        if more > 0:
-            created[name] = f"{more} rows of zeros in front, for positions that no token has"
-        config = replace(config, max_positions=config.max_positions + more, position_offset=offset)
-    return result, config, created
-
-
-def _swapped(rows: TensorEntry, row: int) -> TensorEntry:
-    """Swaps rows 0 and `row`: Hugging Face uses task 0 if the caller gives none."""
-    order = list(range(rows.shape[0]))
-    order[0], order[row] = row, 0
-    how = f"rows 0 and {row} swapped"
-    return TensorEntry(
-        source_names=rows.source_names,
-        shape=rows.shape,
-        read=lambda: rows.read()[order],
-        transform=how,
-    )
-
-
-def _folded(segments: TensorEntry, task: TensorEntry, row: int) -> TensorEntry:
-    """Adds the task's embedding to every token type row, so each token gets the same sum."""
-    return TensorEntry(
-        source_names=segments.source_names + task.source_names,
-        shape=segments.shape,
-        read=lambda: segments.read().float() + task.read()[row].float(),
-        transform=f"row {row} of {task.shape[0]} of the task embedding folded in",
-    )
-
-
-def _moved(positions: TensorEntry, more: int) -> TensorEntry:
-    """Shifts the position rows by `more`: zeros in front, or without the first rows, which no token
-    uses, if negative."""
-    rows, width = positions.shape
-
-    def read() -> torch.Tensor:
-        found = positions.read()
-        return torch.cat([found.new_zeros(more, width), found]) if more > 0 else found[-more:]
-
-    how = f"{more} rows of zeros in front" if more > 0 else f"without its first {-more} rows"
-    return TensorEntry(
-        source_names=positions.source_names, shape=(rows + more, width), read=read, transform=how
     )

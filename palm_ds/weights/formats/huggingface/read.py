@@ -1,4 +1,4 @@
-"""Reads Hugging Face folders of models with BERT's shape (families.py), with any of their heads.
+"""Reads Hugging Face folders of known architectures (families.py), with any of their heads.
 
 config.json + model.safetensors or pytorch_model.bin, whole or sharded; tokenizer files
 """
@@ -14,7 +14,7 @@ from typing import Any
 from palm_ds.common.config import shorten
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import printable
-from palm_ds.model.config.config import FOREIGN_KEYS, EncoderConfig
+from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.text.tokenizer import TOKENIZER_FILES
 from palm_ds.weights.formats.contents import (
@@ -25,20 +25,21 @@ from palm_ds.weights.formats.contents import (
     with_eps,
 )
 from palm_ds.weights.formats.expected_shapes import checked
-from palm_ds.weights.formats.huggingface.check_config import check_foreign_values
-from palm_ds.weights.formats.huggingface.families import FAMILIES, FAMILY_NAMES
-from palm_ds.weights.formats.huggingface.names import (
+from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
+    HEAD_CLASSES,
     MASKED_WORDS,
     NEXT_SENTENCE,
+)
+from palm_ds.weights.formats.huggingface.check_config import check_labels
+from palm_ds.weights.formats.huggingface.families import FAMILIES, FAMILY_NAMES, architecture_of
+from palm_ds.weights.formats.huggingface.names import (
     heads_in,
     prefixed,
-    table,
     to_palm_ds_names,
     untied_config,
 )
 from palm_ds.weights.formats.huggingface.sentence_transformers import find_modules
-from palm_ds.weights.formats.huggingface.target import HEAD_CLASSES
 from palm_ds.weights.formats.tensor_files import (
     SAFETENSORS,
     open_safetensors,
@@ -101,6 +102,7 @@ def open_contents(
         str(path),
         tied=config.tie_word_embeddings,
         untied_head=untied_head,
+        class_name=class_of(about),
     )
     _check_tied(about, found, entries, path)
     skipped |= _what_is_not_read(entries, config)
@@ -109,7 +111,7 @@ def open_contents(
     config = untied_config(_with_vocabulary(config, entries), entries)
     contents = CheckpointContents(
         path=path,
-        format=f"Hugging Face {_class_of(about)}",
+        format=f"Hugging Face {class_of(about)}",
         config=config,
         entries=entries,
         heads=described_heads(entries, about, path / CONFIG),
@@ -118,10 +120,10 @@ def open_contents(
         extras=Extras(config=kept_entries(about), files=files),
         notes=_notes(entries, about),
     )
-    names = table(about["model_type"], config.num_layers).items()
+    names = architecture_of(about["model_type"]).names(about["model_type"], config.num_layers)
     return checked(
         with_eps(contents, eps),
-        {ours: prefixed(hf_name[0], about["model_type"]) for ours, hf_name in names},
+        {ours: prefixed(x[0], about["model_type"]) for ours, x in names.items()},
     )
 
 
@@ -138,7 +140,8 @@ def read_config(folder: Path) -> tuple[dict[str, Any], EncoderConfig]:
     kind = about.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise UserError(
-            f"{path}: model_type must be {FAMILY_NAMES}, got {printable(shorten(kind))}"
+            f"{path}: model_type must be {FAMILY_NAMES}, got {printable(shorten(kind))} "
+            "(docs/encoders.md: which are read, and why others are not)"
         )
     if quantized := about.get("quantization_config"):
         method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
@@ -147,10 +150,9 @@ def read_config(folder: Path) -> tuple[dict[str, Any], EncoderConfig]:
             "be converted; load the model in transformers, call its dequantize() and "
             "save_pretrained(), or use the model it was quantised from"
         )
-    check_foreign_values(about, str(path))
+    check_labels(about, str(path))
     _check_class(about, str(path))
-    known = {key: value for key, value in about.items() if key in FOREIGN_KEYS}
-    return about, EncoderConfig.from_dict(known, str(path))
+    return about, architecture_of(kind).read_config(about, str(path))
 
 
 def _check_class(about: Mapping[str, Any], where: str) -> None:
@@ -191,7 +193,7 @@ def _with_vocabulary(config: EncoderConfig, entries: Mapping[str, TensorEntry]) 
     return config
 
 
-def _class_of(about: Mapping[str, Any]) -> str:
+def class_of(about: Mapping[str, Any]) -> str:
     """The model's class according to config.json; by default the base model."""
     named = about.get("architectures")
     if isinstance(named, list) and named and isinstance(named[0], str):
@@ -222,7 +224,7 @@ def described_heads(
 
 
 def _outputs(about: Mapping[str, Any], classes: int) -> HeadOutputs:
-    named = _class_of(about)
+    named = class_of(about)
     endings = [x for x, each in HEAD_CLASSES.items() if each.name == CLASSIFIER]
     return HeadOutputs(
         labels=_labels(about, classes),
@@ -233,7 +235,7 @@ def _outputs(about: Mapping[str, Any], classes: int) -> HeadOutputs:
 
 def _reads_whole_texts(entries: Mapping[str, TensorEntry], about: Mapping[str, Any]) -> bool:
     """Whether the classifier reads texts or tokens, which its tensor names do not show."""
-    named = _class_of(about)
+    named = class_of(about)
     if named.endswith(("ForSequenceClassification", "ForMultipleChoice")):
         return True
     if named.endswith("ForTokenClassification"):
@@ -246,7 +248,7 @@ def _labels(about: Mapping[str, Any], classes: int) -> tuple[str, ...]:
     named = about.get("id2label")
     if not isinstance(named, dict):
         return ()
-    if _class_of(about).endswith(("ForSequenceClassification", "ForTokenClassification")) and (
+    if class_of(about).endswith(("ForSequenceClassification", "ForTokenClassification")) and (
         len(named) != classes
     ):
         raise UserError(f"id2label: names {len(named)} classes, the classifier has {classes}")

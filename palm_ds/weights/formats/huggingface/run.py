@@ -8,19 +8,20 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import printable
+from palm_ds.model.config.meta import on_meta
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.weights.formats.contents import CheckpointContents
-from palm_ds.weights.formats.huggingface.families import is_known_class
-from palm_ds.weights.formats.huggingface.names import (
+from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
     MASKED_WORDS,
     NEXT_SENTENCE,
     QUESTION_ANSWERING,
-    WRAPPERS,
 )
+from palm_ds.weights.formats.huggingface.families import architecture_of, family_of_class
+from palm_ds.weights.formats.huggingface.names import wrappers
 from palm_ds.weights.formats.huggingface.read import CONFIG
 from palm_ds.weights.formats.runnable import (
     Outputs,
@@ -42,30 +43,6 @@ _NAMED = {  # {output of a transformers class: {class ending: the palm_ds head}}
     "prediction_logits": {"ForPreTraining": MASKED_WORDS},
     "seq_relationship_logits": {"ForPreTraining": NEXT_SENTENCE},
 }
-_ENDS = ("weight", "bias")
-_FLOATS = {
-    "layer_norm_eps",
-    "initializer_range",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-}
-_BOOLEAN_KEYS = {"use_task_id", "tie_word_embeddings", "is_decoder"}
-_ENCODER_KEYS = {
-    *_FLOATS,
-    *_BOOLEAN_KEYS,
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "hidden_act",
-    "max_position_embeddings",
-    "type_vocab_size",
-    "task_type_vocab_size",
-    "position_embedding_type",
-    "pad_token_id",
-}
-"""The keys of config.json that are passed to transformers."""
 
 
 def in_transformers(contents: CheckpointContents, *, task_id: int = 0) -> RunnableCheckpoint:
@@ -74,7 +51,7 @@ def in_transformers(contents: CheckpointContents, *, task_id: int = 0) -> Runnab
     import transformers
 
     kind = contents.format.removeprefix("Hugging Face ")
-    if not is_known_class(kind) or not hasattr(transformers, kind):
+    if not family_of_class(kind) or not hasattr(transformers, kind):
         return in_palm_ds(contents, task_id=task_id)
     return RunnableCheckpoint(
         name=f"transformers' {kind}",
@@ -90,6 +67,7 @@ class _Transformers:
         import transformers
 
         self.contents, self.kind, self.task_id = contents, kind, task_id
+        self.inputs = architecture_of(family_of_class(kind)).inputs
         with _quiet(transformers):
             self.model = _load(transformers, self.kind, contents)
         self.model.eval()
@@ -103,6 +81,7 @@ class _Transformers:
         }
         if self.contents.config.task_types:
             given["task_type_ids"] = torch.full(shape, self.task_id)
+        given = {name: x for name, x in given.items() if name in self.inputs}
         if self.kind.endswith(
             "ForMultipleChoice"
         ):  # each text is a question with one choice; Ernie keeps task ids flat
@@ -115,16 +94,21 @@ class _Transformers:
             name: x.flatten(0, 1)[real] for name, x in zip(names, out.hidden_states, strict=True)
         }
         if "backbone.pooler.dense.weight" in self.contents.entries:
-            outputs["pooled"] = self._pooled(out.hidden_states[-1])
+            outputs["pooled"] = self._pooled(out.hidden_states[-1], texts.real)
         return outputs | self._scores(out, texts)
 
-    def _pooled(self, last: torch.Tensor) -> torch.Tensor:
+    def _pooled(self, last: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         """The pooled texts; computed here if the class has no pooler but the file does."""
         base = getattr(self.model, self.model.base_model_prefix, self.model)
         if getattr(base, "pooler", None) is not None:
             return base.pooler(last)
-        weight, bias = (read_values(self.contents, f"backbone.pooler.dense.{x}") for x in _ENDS)
-        return torch.tanh(F.linear(last[:, 0], weight, bias))
+        with on_meta():
+            encoder = build_encoder(self.contents.config)
+        start = "backbone.pooler."
+        names = [x for x in self.contents.entries if x.startswith(start)]
+        state = {x.removeprefix(start): read_values(self.contents, x) for x in names}
+        encoder.pooler.load_state_dict(state, assign=True)
+        return encoder.pooler(encoder.text_rows(last, real))
 
     def _scores(self, out: Any, texts: Texts) -> Outputs:
         found: Outputs = {}
@@ -149,13 +133,15 @@ def _load(transformers: Any, kind: str, contents: CheckpointContents) -> Any:
     """Load a folder in transformers. From config.json it gets only the encoder's values, which were
     checked: other keys can make it load code from the Hub, or any number of class names."""
     about = read_json(contents.path / CONFIG)
-    values = {key: about[key] for key in _ENCODER_KEYS if about.get(key) is not None}
-    values |= {key: float(values[key]) for key in _FLOATS & values.keys()}
-    values |= {key: bool(values[key]) for key in _BOOLEAN_KEYS & values.keys()}
+    family = family_of_class(kind)
+    keys = architecture_of(family).run_keys
+    values = {key: about[key] for key in keys if about.get(key) is not None}
+    values |= {key: made(values[key]) for key, made in keys.items() if made and key in values}
     classifier = contents.heads.get(CLASSIFIER)
     classes = classifier.classes if classifier else 2
     sources = (name for entry in contents.entries.values() for name in entry.source_names)
-    wrapped = any(WRAPPERS.search(name) for name in sources)
+    around = wrappers(family)
+    wrapped = any(around.search(name) for name in sources)
     try:
         model_class = getattr(transformers, kind)
         config = model_class.config_class(**values, num_labels=classes)
@@ -164,7 +150,7 @@ def _load(transformers: Any, kind: str, contents: CheckpointContents) -> Any:
             config=config,
             dtype=torch.float32,
             local_files_only=True,
-            key_mapping={WRAPPERS.pattern: ""} if wrapped else None,
+            key_mapping={around.pattern: ""} if wrapped else None,
         )
     except Exception as error:  # of many types; each means that it is not such a model
         reason = printable(next(iter(str(error).splitlines()), type(error).__name__))

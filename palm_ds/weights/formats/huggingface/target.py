@@ -7,41 +7,31 @@ from dataclasses import dataclass
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.pooling import TextPooling
 from palm_ds.weights.formats.contents import HeadInfo, TensorEntry
 from palm_ds.weights.formats.expected_shapes import expected_shapes
-from palm_ds.weights.formats.huggingface.families import FAMILIES, family_of
-from palm_ds.weights.formats.huggingface.names import (
+from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
+    HEAD_CLASSES,
     MASKED_WORDS,
     NEXT_SENTENCE,
     QUESTION_ANSWERING,
+    Architecture,
+    Family,
+)
+from palm_ds.weights.formats.huggingface.families import (
+    FAMILIES,
+    architecture_for,
+    architecture_of,
 )
 
 DTYPES = ("float32", "float16", "bfloat16")
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeadClass:
-    """A transformers class with one classification head."""
-
-    name: str
-    """The head's name in names.py."""
-    pooled: bool
-    classes: int | None = None
-    """The number of classes it requires; None means any."""
-
-
 BARE = "Model"
 """The class of an encoder without heads."""
 _ENCODERS = (BARE, "ForMaskedLM", "ForPreTraining")
-HEAD_CLASSES = {
-    "ForSequenceClassification": HeadClass(name=CLASSIFIER, pooled=True),
-    "ForMultipleChoice": HeadClass(name=CLASSIFIER, pooled=True, classes=1),
-    "ForTokenClassification": HeadClass(name=CLASSIFIER, pooled=False),
-    "ForQuestionAnswering": HeadClass(name=QUESTION_ANSWERING, pooled=False, classes=2),
-    "ForNextSentencePrediction": HeadClass(name=NEXT_SENTENCE, pooled=True, classes=2),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +39,11 @@ class ExportOptions:
     """Options of an export."""
 
     family: str = ""
-    """ernie, bert, roberta, xlm-roberta or camembert; empty: the one that computes the same, ernie
-    for an encoder with task embeddings."""
+    """bert, roberta, modernbert, ... (families.py); empty: the one that computes the same, which is
+    ernie for a bert encoder with task embeddings."""
     task_id: int = 0
-    """The row of the task embedding that becomes the default (ernie) or is folded into the token
-    type embeddings (bert, roberta)."""
+    """The row of the task embedding that becomes the default (ernie) or is folded into other
+    embeddings (all others)."""
     head: str = ""
     """The classification head to write, as the only head; empty: the masked-LM and next-sentence
     heads, or an imported classifier if it is the only head."""
@@ -89,19 +79,22 @@ class ResolvedExport:
     """{palm_ds head: its name in names.py}"""
 
     @property
+    def family(self) -> Family:
+        return FAMILIES[self.kind]
+
+    @property
+    def form(self) -> Architecture:
+        return architecture_of(self.kind)
+
+    @property
     def architecture(self) -> str:
         """The name of the class."""
-        return FAMILIES[self.kind].class_prefix + self.ending
+        return self.family.class_prefix + self.ending
 
     @property
     def embeds(self) -> bool:
         """Whether it is an encoder that texts may be embedded with: it has no other use."""
         return self.ending in _ENCODERS
-
-    @property
-    def own_dense(self) -> bool:
-        """Whether the head contains palm_ds's pooler."""
-        return FAMILIES[self.kind].classifier_dense and self.ending == "ForSequenceClassification"
 
 
 def resolve_export(
@@ -152,21 +145,22 @@ def check_whole(
         if part.startswith("heads.") and part not in entries:
             raise UserError(f'head "{part.split(".")[1]}": {part} is missing')
     ends = HEAD_CLASSES.get(chosen.ending)
-    pooled = chosen.ending == "ForPreTraining" or (ends is not None and ends.pooled)
+    every = encoder_class(config).pools_tokens
+    pooled = chosen.ending == "ForPreTraining" or (ends is not None and (ends.pooled or every))
     if pooled and "backbone.pooler.dense.weight" not in entries:
         raise UserError(f"{chosen.architecture} needs a pooler, which this checkpoint lacks")
 
 
 def _family(config: EncoderConfig, target: ExportOptions) -> str:
-    """The architecture to write. Raises UserError if none fits the encoder."""
-    if found := target.family or family_of(config):
+    """The family to write. Raises UserError if none fits the encoder."""
+    form = architecture_for(config)
+    if target.family:
+        if why := form.check_family(target.family):
+            raise UserError(why)
+        return target.family
+    if found := form.family_of(config):
         return found
-    if config.task_types:
-        raise UserError("Hugging Face has no encoder with task embeddings and a position offset")
-    raise UserError(
-        f"Hugging Face's Roberta counts positions from pad + 1 = {config.pad + 1}, but this "
-        f"encoder counts them from position_offset = {config.position_offset}"
-    )
+    raise UserError(form.no_family(config))
 
 
 def _only_head(heads: Mapping[str, HeadInfo], target: ExportOptions) -> str:
@@ -208,7 +202,8 @@ def _check_class(name: str, heads: Mapping[str, HeadInfo], kind: str, ending: st
     if head is None or head.kind != "classes":
         known = [other for other, head in heads.items() if head.kind == "classes"]
         raise UserError(f'head: no classification head "{name}"{suggest(name, known)}')
-    if wanted.name == NEXT_SENTENCE and not FAMILIES[kind].next_sentence:
+    known = ending in architecture_of(kind).classes
+    if not known or (wanted.name == NEXT_SENTENCE and not FAMILIES[kind].next_sentence):
         raise UserError(f"Hugging Face has no {architecture}")
     if head.pooled != wanted.pooled:
         reads = "whole texts" if head.pooled else "tokens"

@@ -24,7 +24,7 @@ from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
-from palm_ds.model.pooling import Pooling, first_tokens, pool_padded
+from palm_ds.model.pooling import Pooling, pool_padded
 from palm_ds.weights.formats.contents import NEXT_SENTENCE_CLASSES, CheckpointContents, HeadInfo
 from palm_ds.weights.formats.huggingface.sentence_transformers import (
     embedding_length,
@@ -129,7 +129,9 @@ def _chosen(contents: CheckpointContents, names: Sequence[str]) -> dict[str, Hea
             raise UserError(f"{contents.path}: head: no {name!r}{known}")
     usual = [x for x, head in heads.items() if head.kind == "classes" or len(heads) == 1]
     chosen = {x: head for x, head in heads.items() if x in (names or usual)}
-    for name in [x for x, head in chosen.items() if head.pooled and not has_pooler(contents)]:
+    every = encoder_class(contents.config).pools_tokens
+    pools = [x for x, head in chosen.items() if head.pooled or (every and head.kind == "classes")]
+    for name in pools if not has_pooler(contents) else ():
         if name in names:
             raise UserError(f"{contents.path}: head {name!r} needs a pooler, which is missing")
         del chosen[name]
@@ -193,15 +195,19 @@ class PaddedModel(nn.Module):
         real = values["attention_mask"] > 0  # (batch, length)
         last = self.encoder(self._batch(values, real))
         outputs = [last]
-        pooled = self.encoder.pooler(first_tokens(last, real)) if self.pools else None
+        pooled = self.encoder.pooler(self.encoder.text_rows(last, real)) if self.pools else None
         if pooled is not None:
             outputs.append(pooled)
         if how := self.about.embedding:
             outputs.append(pool_padded(last, real, how))
         for head, about in zip(self.heads, self.about.heads.values(), strict=True):
-            scores = head(pooled if about.reads == TEXTS else last)
+            tokens = self.encoder.pooler(last) if self._pools_tokens(about) else last
+            scores = head(pooled if about.reads == TEXTS else tokens)
             outputs += scores.unbind(-1) if len(about.outputs) == 2 else [scores]
         return tuple(outputs)
+
+    def _pools_tokens(self, head: OnnxHead) -> bool:
+        return self.encoder.pools_tokens and head.reads != TEXTS and head.kind == "classes"
 
     @property
     def traced_inputs(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from itertools import product
 from typing import Any
 
 from palm_ds.common.errors import UserError
-from palm_ds.weights.formats.huggingface.names import CLASSIFIER, MASKED_WORDS, NEXT_SENTENCE
+from palm_ds.weights.formats.huggingface.architecture import CLASSIFIER, MASKED_WORDS, NEXT_SENTENCE
 
 _LINEAR = {"dense", "query", "key", "value", "project", "expand", "contract", "out"}
 _LAYER = re.compile(r"(encoder_layer_|encoder_stack\.block\.|encoder\.layers\.)(\d+)(?=[._])")

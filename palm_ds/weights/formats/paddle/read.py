@@ -28,12 +28,12 @@ from palm_ds.weights.formats.contents import (
     TensorEntry,
 )
 from palm_ds.weights.formats.expected_shapes import TRANSITIONS, checked
-from palm_ds.weights.formats.huggingface.families import FAMILIES
-from palm_ds.weights.formats.huggingface.names import (
+from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
     MASKED_WORDS,
     QUESTION_ANSWERING,
 )
+from palm_ds.weights.formats.huggingface.families import FAMILIES
 from palm_ds.weights.formats.paddle.config import (
     PaddleConfig,
     find_vocabulary,

@@ -28,8 +28,8 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.text.byte_level_bpe import is_roberta_bpe, write_byte_level_bpe
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.weights.formats.contents import HeadInfo, SavesFiles, TensorEntry
+from palm_ds.weights.formats.huggingface.architecture import NEXT_SENTENCE
 from palm_ds.weights.formats.huggingface.families import FAMILIES
-from palm_ds.weights.formats.huggingface.names import NEXT_SENTENCE
 from palm_ds.weights.formats.huggingface.plan import ExportPlan
 from palm_ds.weights.formats.huggingface.plan import plan as hf_plan
 from palm_ds.weights.formats.huggingface.target import ExportOptions

@@ -16,13 +16,9 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import FOREIGN_KEYS, EncoderConfig
 from palm_ds.weights.formats.contents import OPTIMIZER, CheckpointContents, TensorEntry
 from palm_ds.weights.formats.expected_shapes import checked
+from palm_ds.weights.formats.huggingface.architecture import CLASSIFIER, NEXT_SENTENCE
 from palm_ds.weights.formats.huggingface.check_config import check_foreign_values
-from palm_ds.weights.formats.huggingface.names import (
-    CLASSIFIER,
-    NEXT_SENTENCE,
-    heads_in,
-    to_palm_ds_names,
-)
+from palm_ds.weights.formats.huggingface.names import heads_in, to_palm_ds_names
 from palm_ds.weights.formats.tensor_files import read_json
 from palm_ds.weights.formats.tensorflow.tensor_bundle import is_index, open_bundle
 

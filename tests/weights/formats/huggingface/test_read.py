@@ -25,9 +25,9 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import SPECIALS, load_tokenizer, wordpiece
 from palm_ds.weights.formats import tensor_files
 from palm_ds.weights.formats.contents import CheckpointContents, TensorEntry
+from palm_ds.weights.formats.huggingface.architecture import HEAD_CLASSES
 from palm_ds.weights.formats.huggingface.model_card import Provenance, model_card
 from palm_ds.weights.formats.huggingface.read import open_contents, recognises
-from palm_ds.weights.formats.huggingface.target import HEAD_CLASSES
 from palm_ds.weights.formats.huggingface.write import ExportOptions, ExportPlan, plan, write
 from palm_ds.weights.formats.tensor_files import TensorGroup, open_tensors, write_safetensors
 from palm_ds.weights.weights_folder import export_hf

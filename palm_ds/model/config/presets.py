@@ -1,0 +1,87 @@
+"""Sizes of published encoders, by name.
+
+backbone: {preset: ernie-2.0-base}
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from palm_ds.model.config.encoder_kinds import defaults_of_kind
+
+_LARGE = dict(hidden_size=1024, num_layers=24, num_heads=16)
+_ROBERTA_BASE = dict(
+    max_positions=514, position_offset=2, pad=1, token_types=1, task_types=0, layer_norm_eps=1e-5
+)
+
+
+def _modern(
+    hidden_size: int, num_layers: int, num_heads: int, intermediate_size: int, **more: Any
+) -> dict[str, Any]:
+    """Sizes of a ModernBERT, whose other values are the defaults of its kind."""
+    return dict(
+        kind="modernbert",
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        intermediate_size=intermediate_size,
+        **more,
+    )
+
+
+_MODERN_BASE = _modern(768, 22, 12, 1152)
+_MODERN_LARGE = _modern(1024, 28, 16, 2624)
+_ALL_160K = {"local_rotary_base": 160_000.0}
+PRESETS: dict[str, dict[str, Any]] = {
+    # Published sizes; the vocabulary comes from the tokenizer. ERNIE's are from the configs of its
+    # `repro` branch and its released archives, and PaddleNLP has the same. ERNIE 1.0 is Chinese;
+    # ERNIE 2.0 uses relu in Chinese; tiny has the two token types of 1.0 and no task embedding.
+    "ernie-1.0-base": dict(
+        activation="relu", max_positions=513, token_types=2, task_types=0, layer_norm_eps=1e-5
+    ),
+    "ernie-2.0-base": dict(layer_norm_eps=1e-5),
+    "ernie-2.0-large": dict(**_LARGE, layer_norm_eps=1e-5),
+    "ernie-2.0-base-zh": dict(activation="relu", max_positions=513, layer_norm_eps=1e-5),
+    "ernie-2.0-large-zh": dict(**_LARGE, activation="relu", layer_norm_eps=1e-5),
+    "ernie-tiny": dict(
+        hidden_size=1024,
+        num_layers=3,
+        num_heads=16,
+        activation="relu",
+        max_positions=600,
+        token_types=2,
+        task_types=0,
+        layer_norm_eps=1e-5,
+    ),
+    "ernie-gen-base": dict(max_positions=1024, task_types=0, layer_norm_eps=1e-5),
+    "ernie-gen-large": dict(**_LARGE, max_positions=1024, task_types=0, layer_norm_eps=1e-5),
+    "bert-base": dict(token_types=2, task_types=0),
+    "bert-large": dict(**_LARGE, token_types=2, task_types=0),
+    "roberta-base": _ROBERTA_BASE,
+    "roberta-large": dict(**_ROBERTA_BASE, **_LARGE),
+    # ModernBERT's, Ettin's and mmBERT's sizes; the positions are those that each promises.
+    "modernbert-base": dict(**_MODERN_BASE, options={"text_pooling": "mean"}),
+    "modernbert-large": dict(**_MODERN_LARGE, options={"text_pooling": "mean"}),
+    "ettin-17m": _modern(256, 7, 4, 384, max_positions=7999),
+    "ettin-32m": _modern(384, 10, 6, 576, max_positions=7999, options=_ALL_160K),
+    "ettin-68m": _modern(512, 19, 8, 768, max_positions=7999, options=_ALL_160K),
+    "ettin-150m": dict(**_MODERN_BASE, max_positions=7999, options=_ALL_160K),
+    "ettin-400m": dict(**_MODERN_LARGE, max_positions=7999, options=_ALL_160K),
+    "ettin-1b": _modern(1792, 28, 28, 3840, max_positions=7999, options=_ALL_160K),
+    "mmbert-small": _modern(384, 22, 6, 1152, options=_ALL_160K),
+    "mmbert-base": dict(**_MODERN_BASE, options=_ALL_160K),
+    "nomic-bert-2048": dict(kind="nomic_bert", hidden_size=768, num_layers=12, num_heads=12),
+    # ModernBERT's architecture in sizes for a CPU, with ERNIE 2.0's task embedding.
+    "modern-tiny": _modern(128, 2, 2, 192, max_positions=1024, task_types=16),
+    "modern-small": _modern(256, 4, 4, 384, max_positions=1024, task_types=16),
+    # ERNIE 2.0's architecture in sizes for a CPU.
+    "tiny": dict(hidden_size=128, num_layers=2, num_heads=2, layer_norm_eps=1e-5),
+    "mini": dict(hidden_size=256, num_layers=2, num_heads=4, layer_norm_eps=1e-5),
+    "small": dict(hidden_size=256, num_layers=4, num_heads=4, layer_norm_eps=1e-5),
+    "medium": dict(hidden_size=512, num_layers=8, num_heads=8, layer_norm_eps=1e-5),
+}
+
+
+def preset_values(name: str) -> dict[str, Any]:
+    """The hyperparameters of one of PRESETS, with the defaults of its kind."""
+    return {**defaults_of_kind(PRESETS[name].get("kind")), **PRESETS[name]}

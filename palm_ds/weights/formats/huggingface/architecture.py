@@ -1,0 +1,191 @@
+"""Interface of an architecture at Hugging Face: names of tensors, config.json, classes.
+
+    class BertArchitecture(Architecture):    in the folder architectures, bert.py
+    hf = "bert"                              in the encoder: the name of that file
+
+Readers and writers ask these methods and know no architecture themselves. An architecture covers
+all model types whose encoders compute the same, its families.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.weights.formats.contents import TensorEntry
+
+Names = dict[str, tuple[str, ...]]
+Entries = dict[str, TensorEntry]
+
+# Names of the heads of an imported folder.
+MASKED_WORDS, NEXT_SENTENCE, CLASSIFIER = "masked_words", "next_sentence", "classifier"
+QUESTION_ANSWERING = "qa_outputs"
+TASKS = "backbone.task.weight"
+"""The task embedding, which a family without one folds into another table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadClass:
+    """A transformers class with one classification head."""
+
+    name: str
+    """The head's name above."""
+    pooled: bool
+    classes: int | None = None
+    """The number of classes it requires; None means any."""
+
+
+HEAD_CLASSES = {
+    "ForSequenceClassification": HeadClass(name=CLASSIFIER, pooled=True),
+    "ForMultipleChoice": HeadClass(name=CLASSIFIER, pooled=True, classes=1),
+    "ForTokenClassification": HeadClass(name=CLASSIFIER, pooled=False),
+    "ForQuestionAnswering": HeadClass(name=QUESTION_ANSWERING, pooled=False, classes=2),
+    "ForNextSentencePrediction": HeadClass(name=NEXT_SENTENCE, pooled=True, classes=2),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One model type. PaddleNLP uses the same names, unless `paddle_tokenizer` is empty."""
+
+    class_prefix: str
+    """`Bert` of `BertForMaskedLM`."""
+    tensor_prefix: str
+    """`bert` of `bert.embeddings.LayerNorm.weight`."""
+    next_sentence: bool = False
+    """Whether its pretraining class has a next-sentence head."""
+    task_embedding: bool = False
+    masked_lm_activation: str = ""
+    """The activation that its masked-LM head always has; empty means the encoder's."""
+    paddle_tokenizer: str = ""
+    """PaddleNLP's tokenizer class that reads a vocab.txt; empty: not written for PaddleNLP."""
+    paddle_eps: float | None = None
+    """The LayerNorm eps that PaddleNLP hard-codes; None means that it follows the config."""
+
+    def has_masked_lm(self, config: EncoderConfig) -> bool:
+        """Whether its masked-LM head computes the same as palm_ds's with this config."""
+        activation = config.head_activation or config.activation
+        return activation == (self.masked_lm_activation or config.activation)
+
+
+class Architecture(ABC):
+    """Hugging Face's side of one of our encoders."""
+
+    kind: ClassVar[str]
+    """The encoder, as `backbone.kind` names it."""
+    families: ClassVar[Mapping[str, Family]]
+    """By `model_type`; the first one is written unless another is asked for."""
+    words: ClassVar[str]
+    """The token embeddings in a file, without the base model's prefix."""
+    tied: ClassVar[Mapping[str, str]]
+    """{second name of a tensor in a file: its first name}, without that prefix."""
+    shared: ClassVar[Mapping[str, str]] = {}
+    """{palm_ds name: the palm_ds name whose values it starts with if a file has none of its own}"""
+    heads: ClassVar[tuple[str, ...]]
+    """First parts of the names of tensors that do not belong to the base model."""
+    masked_lm: ClassVar[tuple[str, ...]]
+    """What the names of a masked-LM head begin with."""
+    classes: ClassVar[tuple[str, ...]] = tuple(HEAD_CLASSES)
+    """Endings of its classes with one classification head."""
+    other_prefixes: ClassVar[tuple[str, ...]] = ()
+    """What some files have in place of the base model's prefix."""
+    buffers: ClassVar[tuple[str, ...]] = ()
+    """Constants that old files have."""
+    inputs: ClassVar[tuple[str, ...]] = ("input_ids", "attention_mask")
+    """Arguments of its models in transformers."""
+    run_keys: ClassVar[Mapping[str, type | None]]
+    """{key of config.json that is passed to transformers: the type it needs there, if Python's JSON
+    may give another}."""
+    lora_modules: ClassVar[Mapping[str, str]] = {}
+    """{matrix of a layer, as recipes name it: its module in a layer of transformers}; empty: peft's
+    adapters cannot have them."""
+    layer: ClassVar[str]
+    """The name of a layer in a file, `encoder.layer` or `layers`."""
+
+    # ---- tensors ----
+
+    @abstractmethod
+    def names(self, kind: str, layers: int, layout: str = "") -> Names:
+        """{palm_ds name: names in a file, without the base model's prefix} of all parameters; of
+        several, each has an equal part of the rows. `kind` is the model type, `layout` one of
+        `layout_of`'s."""
+
+    def layout_of(self, kind: str, ending: str) -> str:
+        """How the tensors of a class (`ForTokenClassification`) are named, if not as usual."""
+        return ""
+
+    def layout_in(self, names: Collection[str], architecture: str) -> str:
+        """The same of a file with these names, whose config.json names the class `architecture`, or
+        none ("")."""
+        return ""
+
+    def complete(self, entries: Entries) -> Entries:
+        """The entries of a file, with those of `shared`."""
+        more = {ours: entries[its] for ours, its in self.shared.items() if its in entries}
+        return {**more, **entries}
+
+    # ---- config.json ----
+
+    @abstractmethod
+    def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
+        """The encoder that config.json describes. Raises UserError, starting with `where`, for
+        values that no program writes, and for what our encoder does not compute."""
+
+    @abstractmethod
+    def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
+        """The encoder's part of config.json. transformers rejects 1 in place of 1.0 there."""
+
+    # ---- writing ----
+
+    def family_of(self, config: EncoderConfig) -> str:
+        """The model type that computes the same; empty if none does."""
+        return "" if config.task_types else next(iter(self.families))
+
+    def no_family(self, config: EncoderConfig) -> str:
+        """Why `family_of` returned none."""
+        return f"Hugging Face's {config.kind} has no task embedding"
+
+    @abstractmethod
+    def reshape(
+        self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
+    ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
+        """(entries, config, {palm_ds name: what in it has no source}) of the model to write, whose
+        texts have the row `task_id` of the task embedding."""
+
+    def check_family(self, kind: str) -> str:
+        """Why an encoder of this architecture cannot be of this model type; empty if it can."""
+        if kind in self.families:
+            return ""
+        return f"family: {kind} is another architecture; this one is {' or '.join(self.families)}"
+
+
+def both_ends(stems: Names) -> Names:
+    """Weight and bias for the name of a linear layer or LayerNorm; an embedding or a single bias as
+    it is."""
+    names: Names = {}
+    for ours, theirs in stems.items():
+        if theirs[0].endswith((".weight", ".bias")):
+            names[ours] = theirs
+            continue
+        for end in ("weight", "bias"):
+            names[f"{ours}.{end}"] = tuple(f"{each}.{end}" for each in theirs)
+    return names
+
+
+def fold_task(table: TensorEntry, task: TensorEntry, row: int) -> TensorEntry:
+    """A table with one row of the task embedding added to each of its rows, so that every token
+    gets the same sum."""
+    return TensorEntry(
+        source_names=table.source_names + task.source_names,
+        shape=table.shape,
+        read=lambda: table.read().float() + task.read()[row].float(),
+        transform=f"row {row} of {task.shape[0]} of the task embedding folded in",
+    )
+
+
+def without_tasks(config: EncoderConfig) -> EncoderConfig:
+    """The config of an encoder whose task embedding was folded into another table."""
+    return replace(config, task_types=0)

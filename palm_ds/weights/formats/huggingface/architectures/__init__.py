@@ -1,0 +1,1 @@
+"""How Hugging Face's programs have our encoders: a file for each architecture."""

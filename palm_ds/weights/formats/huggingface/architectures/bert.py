@@ -1,0 +1,282 @@
+"""BERT and what has its shape: ERNIE, RoBERTa, XLM-RoBERTa and CamemBERT.
+
+    ernie        BERT with a task embedding (`use_task_id`)
+    roberta      positions counted from pad + 1, no next-sentence head, a different masked-LM head
+    xlm-roberta  Roberta under another name, with a SentencePiece tokenizer; so is camembert
+
+Query, key and value are one matrix in palm_ds and three in Hugging Face; a Roberta classifier has
+its pooler in the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+
+from palm_ds.model.config.config import FOREIGN_KEYS, EncoderConfig
+from palm_ds.weights.formats.contents import TensorEntry
+from palm_ds.weights.formats.huggingface.architecture import (
+    CLASSIFIER,
+    MASKED_WORDS,
+    NEXT_SENTENCE,
+    QUESTION_ANSWERING,
+    TASKS,
+    Architecture,
+    Entries,
+    Family,
+    Names,
+    both_ends,
+    fold_task,
+    without_tasks,
+)
+from palm_ds.weights.formats.huggingface.check_config import check_foreign_values
+
+_EMBEDDINGS = {
+    "word.weight": "embeddings.word_embeddings.weight",
+    "position.weight": "embeddings.position_embeddings.weight",
+    "segment.weight": "embeddings.token_type_embeddings.weight",
+    "task.weight": "embeddings.task_type_embeddings.weight",
+    "norm": "embeddings.LayerNorm",
+}
+_LAYER = {
+    "project": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "expand": "intermediate.dense",
+    "contract": "output.dense",
+    "output_norm": "output.LayerNorm",
+}
+_QKV = ("query", "key", "value")
+_OWN_DENSE = "own dense"
+"""The layout of a text classifier whose head contains palm_ds's pooler."""
+_BERT_HEAD = {
+    "dense": "cls.predictions.transform.dense",
+    "norm": "cls.predictions.transform.LayerNorm",
+    "bias": "cls.predictions.bias",
+    "decoder": "cls.predictions.decoder.weight",
+}
+_ROBERTA_HEAD = {
+    "dense": "lm_head.dense",
+    "norm": "lm_head.layer_norm",
+    "bias": "lm_head.bias",
+    "decoder": "lm_head.decoder.weight",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertFamily(Family):
+    """Values that differ between the families of BERT's shape."""
+
+    masked_lm: Mapping[str, str]
+    """{part of palm_ds's masked-LM head: its Hugging Face name}"""
+    positions_after_pad: bool = False
+    """Positions are counted from pad + 1."""
+    classifier_dense: bool = False
+    """The text classifier has its own dense layer instead of the pooler."""
+
+    def position_offset(self, pad: int) -> int:
+        """The row of the position embeddings for the first token of a text."""
+        return pad + 1 if self.positions_after_pad else 0
+
+
+_ROBERTA = BertFamily(
+    class_prefix="Roberta",
+    tensor_prefix="roberta",
+    masked_lm=_ROBERTA_HEAD,
+    masked_lm_activation="gelu",
+    positions_after_pad=True,
+    classifier_dense=True,
+    paddle_tokenizer="RobertaChineseTokenizer",
+)
+_FAMILIES: dict[str, BertFamily] = {
+    "bert": BertFamily(
+        class_prefix="Bert",
+        tensor_prefix="bert",
+        masked_lm=_BERT_HEAD,
+        next_sentence=True,
+        paddle_tokenizer="BertTokenizer",
+    ),
+    "ernie": BertFamily(
+        class_prefix="Ernie",
+        tensor_prefix="ernie",
+        masked_lm=_BERT_HEAD,
+        next_sentence=True,
+        task_embedding=True,
+        paddle_tokenizer="ErnieTokenizer",
+        paddle_eps=1e-12,
+    ),
+    "roberta": _ROBERTA,
+    "xlm-roberta": replace(_ROBERTA, class_prefix="XLMRoberta", paddle_tokenizer=""),
+    "camembert": replace(_ROBERTA, class_prefix="Camembert", paddle_tokenizer=""),
+}
+
+
+class BertArchitecture(Architecture):
+    """The architecture of `kind: bert`."""
+
+    kind = "bert"
+    families: ClassVar[Mapping[str, Family]] = _FAMILIES
+    words = _EMBEDDINGS["word.weight"]
+    layer = "encoder.layer"
+    tied: ClassVar[Mapping[str, str]] = {
+        "cls.predictions.decoder.weight": words,
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+        "lm_head.decoder.weight": words,
+        "lm_head.decoder.bias": "lm_head.bias",
+    }
+    heads = ("cls", "lm_head", "classifier", "qa_outputs")
+    masked_lm = ("cls.predictions.", "lm_head.")
+    buffers = ("embeddings.position_ids", "embeddings.token_type_ids")
+    inputs = ("input_ids", "attention_mask", "token_type_ids", "task_type_ids")
+    run_keys: ClassVar[Mapping[str, type | None]] = {
+        "layer_norm_eps": float,
+        "initializer_range": float,
+        "hidden_dropout_prob": float,
+        "attention_probs_dropout_prob": float,
+        "use_task_id": bool,
+        "tie_word_embeddings": bool,
+        "is_decoder": bool,
+        **dict.fromkeys(
+            (
+                "vocab_size",
+                "hidden_size",
+                "num_hidden_layers",
+                "num_attention_heads",
+                "intermediate_size",
+                "hidden_act",
+                "max_position_embeddings",
+                "type_vocab_size",
+                "task_type_vocab_size",
+                "position_embedding_type",
+                "pad_token_id",
+            )
+        ),
+    }
+    lora_modules: ClassVar[Mapping[str, str]] = {
+        **{name: f"attention.self.{name}" for name in _QKV},
+        "attention_output": "attention.output.dense",
+        "intermediate": "intermediate.dense",
+        "output": "output.dense",
+    }
+
+    def names(self, kind: str, layers: int, layout: str = "") -> Names:
+        own_dense = layout == _OWN_DENSE
+        stems: Names = {f"backbone.{ours}": (theirs,) for ours, theirs in _EMBEDDINGS.items()}
+        for i in range(layers):
+            prefix = f"{self.layer}.{i}"
+            stems[f"backbone.layers.{i}.qkv"] = tuple(f"{prefix}.attention.self.{x}" for x in _QKV)
+            for ours, theirs in _LAYER.items():
+                stems[f"backbone.layers.{i}.{ours}"] = (f"{prefix}.{theirs}",)
+        stems["backbone.pooler.dense"] = ("classifier.dense" if own_dense else "pooler.dense",)
+        family = _FAMILIES[kind]
+        for ours, theirs in family.masked_lm.items():
+            stems[f"heads.{MASKED_WORDS}.{ours}"] = (theirs,)
+        if family.next_sentence:
+            stems[f"heads.{NEXT_SENTENCE}.out"] = ("cls.seq_relationship",)
+        stems[f"heads.{CLASSIFIER}.out"] = ("classifier.out_proj" if own_dense else "classifier",)
+        stems[f"heads.{QUESTION_ANSWERING}.out"] = ("qa_outputs",)
+        return both_ends(stems)
+
+    def layout_of(self, kind: str, ending: str) -> str:
+        own_dense = _FAMILIES[kind].classifier_dense and ending == "ForSequenceClassification"
+        return _OWN_DENSE if own_dense else ""
+
+    def layout_in(self, names: Collection[str], architecture: str) -> str:
+        return _OWN_DENSE if "classifier.out_proj.weight" in names else ""
+
+    def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
+        check_foreign_values(about, where)
+        known = {key: value for key, value in about.items() if key in FOREIGN_KEYS}
+        return EncoderConfig.from_dict(known, where)
+
+    def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
+        values = {
+            "vocab_size": config.vocab_size,
+            "hidden_size": config.hidden_size,
+            "num_hidden_layers": config.num_layers,
+            "num_attention_heads": config.num_heads,
+            "intermediate_size": config.feed_forward_size,
+            "hidden_act": config.activation,
+            "hidden_dropout_prob": float(config.dropout),
+            "attention_probs_dropout_prob": float(config.attention_dropout),
+            "max_position_embeddings": config.max_positions,
+            "type_vocab_size": config.token_types,
+            "initializer_range": float(config.init_range),
+            "layer_norm_eps": float(config.layer_norm_eps),
+            "pad_token_id": config.pad,
+            "tie_word_embeddings": config.tie_word_embeddings,
+        }
+        if self.families[kind].task_embedding:
+            values["use_task_id"] = bool(config.task_types)
+            if config.task_types:
+                values["task_type_vocab_size"] = config.task_types
+        return values
+
+    def family_of(self, config: EncoderConfig) -> str:
+        for name, family in _FAMILIES.items():
+            same_positions = config.position_offset == family.position_offset(config.pad)
+            if same_positions and bool(config.task_types) == family.task_embedding:
+                return name
+        return ""
+
+    def no_family(self, config: EncoderConfig) -> str:
+        if config.task_types:
+            return "Hugging Face has no encoder with task embeddings and a position offset"
+        return (
+            f"Hugging Face's Roberta counts positions from pad + 1 = {config.pad + 1}, but this "
+            f"encoder counts them from position_offset = {config.position_offset}"
+        )
+
+    def reshape(
+        self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
+    ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
+        """The embedding of a task is added to every token type embedding, unless the family has a
+        task embedding; position rows are shifted if the family counts from another offset."""
+        result, created = dict(kept), {}
+        family = _FAMILIES[kind]
+        if config.task_types and family.task_embedding and task_id:
+            name = TASKS
+            result[name] = _swapped(kept[name], task_id)
+        if config.task_types and not family.task_embedding:
+            task, name = result.pop(TASKS), "backbone.segment.weight"
+            result[name] = fold_task(kept[name], task, task_id)
+            config = without_tasks(config)
+        offset = family.position_offset(config.pad)
+        if more := offset - config.position_offset:
+            name = "backbone.position.weight"
+            result[name] = _moved(kept[name], more)
+            if more > 0:
+                created[name] = f"{more} rows of zeros in front, for positions that no token has"
+            longer = config.max_positions + more
+            config = replace(config, max_positions=longer, position_offset=offset)
+        return result, config, created
+
+
+def _swapped(rows: TensorEntry, row: int) -> TensorEntry:
+    """Swaps rows 0 and `row`: Hugging Face uses task 0 if the caller gives none."""
+    order = list(range(rows.shape[0]))
+    order[0], order[row] = row, 0
+    how = f"rows 0 and {row} swapped"
+    return TensorEntry(
+        source_names=rows.source_names,
+        shape=rows.shape,
+        read=lambda: rows.read()[order],
+        transform=how,
+    )
+
+
+def _moved(positions: TensorEntry, more: int) -> TensorEntry:
+    """Shifts the position rows by `more`: zeros in front, or without the first rows, which no token
+    uses, if negative."""
+    rows, width = positions.shape
+
+    def read() -> torch.Tensor:
+        found = positions.read()
+        return torch.cat([found.new_zeros(more, width), found]) if more > 0 else found[-more:]
+
+    how = f"{more} rows of zeros in front" if more > 0 else f"without its first {-more} rows"
+    return TensorEntry(
+        source_names=positions.source_names, shape=(rows + more, width), read=read, transform=how
+    )

@@ -1,0 +1,283 @@
+"""ModernBERT, Ettin and mmBERT: one model type in several sizes.
+
+config.json has the keys that transformers 4.48 to 5 read: `global_attn_every_n_layers` and a rotary
+base for each kind of layer. `layer_types` and `rope_parameters`, which transformers 5 writes, are
+read too.
+
+`head` is the transform of a masked-LM head and, in the classes that classify, what their classifier
+reads of texts and tokens. transformers starts such a class with the head of a masked-LM folder; so
+does an encoder here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+from palm_ds.common.config import shorten
+from palm_ds.common.errors import UserError
+from palm_ds.common.messages import printable
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.kinds.modernbert import ModernBert, ModernBertOptions
+from palm_ds.weights.formats.huggingface.architecture import (
+    CLASSIFIER,
+    HEAD_CLASSES,
+    MASKED_WORDS,
+    QUESTION_ANSWERING,
+    TASKS,
+    Architecture,
+    Entries,
+    Family,
+    Names,
+    fold_task,
+    without_tasks,
+)
+from palm_ds.weights.formats.huggingface.check_config import (
+    above_0,
+    check_values,
+    rate,
+    text,
+    truth,
+    whole,
+)
+
+_LAYER = {
+    "attention_norm": "attn_norm",
+    "qkv": "attn.Wqkv",
+    "project": "attn.Wo",
+    "output_norm": "mlp_norm",
+    "expand": "mlp.Wi",
+    "contract": "mlp.Wo",
+}
+_WHOLE, _LOCAL = "full_attention", "sliding_attention"
+_DEFAULTS = ModernBertOptions()
+_SIZES = {
+    "vocab_size": whole(1, 10_000_000),
+    "hidden_size": whole(1, 65_536),
+    "num_hidden_layers": whole(1, 1_000),
+    "num_attention_heads": whole(1, 1_024),
+    "intermediate_size": whole(1, 1_048_576),
+    "max_position_embeddings": whole(1, 1_048_576),
+    "local_attention": whole(2, 1_048_576),
+    "global_attn_every_n_layers": whole(1, 1_000),
+    "pad_token_id": whole(0, 10_000_000),
+}
+_CHECKS = {
+    **_SIZES,
+    **dict.fromkeys(("embedding_dropout", "attention_dropout", "mlp_dropout"), rate),
+    **dict.fromkeys(("norm_eps", "initializer_range"), above_0),
+    **dict.fromkeys(("hidden_activation", "classifier_activation", "classifier_pooling"), text),
+    **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), truth),
+    **dict.fromkeys(("tie_word_embeddings", "decoder_bias"), truth),
+}
+_KEYS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "intermediate_size",
+    "max_position_embeddings": "max_positions",
+    "norm_eps": "layer_norm_eps",
+    "initializer_range": "init_range",
+    "embedding_dropout": "dropout",
+    "attention_dropout": "attention_dropout",
+    "hidden_activation": "activation",
+    "pad_token_id": "pad",
+    "tie_word_embeddings": "tie_word_embeddings",
+}
+"""{key of config.json: ours}"""
+_CLASS_DEFAULTS = {
+    "vocab_size": 50_368,
+    "hidden_size": 768,
+    "num_layers": 22,
+    "num_heads": 12,
+    "intermediate_size": 1152,
+    "pad": 50_283,
+}
+_ONLY = {
+    "norm_bias": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "classifier_bias": False,
+    "decoder_bias": True,
+}
+"""Values that our encoder and its heads have."""
+
+
+class ModernBertArchitecture(Architecture):
+    """The architecture of `kind: modernbert`."""
+
+    kind = "modernbert"
+    families: ClassVar[Mapping[str, Family]] = {
+        "modernbert": Family(class_prefix="ModernBert", tensor_prefix="model")
+    }
+    words = "embeddings.tok_embeddings.weight"
+    layer = "layers"
+    tied: ClassVar[Mapping[str, str]] = {"decoder.weight": words}
+    shared: ClassVar[Mapping[str, str]] = {
+        f"backbone.pooler.{part}.weight": f"heads.{MASKED_WORDS}.{part}.weight"
+        for part in ("dense", "norm")
+    }
+    classes = tuple(x for x in HEAD_CLASSES if x != "ForNextSentencePrediction")
+    heads = ("head", "decoder", "classifier")
+    masked_lm = ("head.", "decoder.")
+    run_keys: ClassVar[Mapping[str, type | None]] = {
+        **dict.fromkeys(_CHECKS),
+        **dict.fromkeys(("norm_eps", "initializer_range"), float),
+        **dict.fromkeys(("embedding_dropout", "attention_dropout", "mlp_dropout"), float),
+        **dict.fromkeys((*_ONLY, "tie_word_embeddings"), bool),
+        **dict.fromkeys(("global_rope_theta", "local_rope_theta"), float),
+        **dict.fromkeys(("layer_types", "rope_parameters")),
+    }
+
+    def names(self, kind: str, layers: int, layout: str = "") -> Names:
+        names: Names = {"backbone.word.weight": (self.words,)}
+        names["backbone.norm.weight"] = ("embeddings.norm.weight",)
+        for i in range(layers):
+            for ours, theirs in _LAYER.items():
+                name = f"{self.layer}.{i}.{theirs}.weight"
+                names[f"backbone.layers.{i}.{ours}.weight"] = (name,)
+        names["backbone.final_norm.weight"] = ("final_norm.weight",)
+        if not layout:
+            names[f"heads.{MASKED_WORDS}.dense.weight"] = ("head.dense.weight",)
+            names[f"heads.{MASKED_WORDS}.norm.weight"] = ("head.norm.weight",)
+            names[f"heads.{MASKED_WORDS}.bias"] = ("decoder.bias",)
+            names[f"heads.{MASKED_WORDS}.decoder"] = ("decoder.weight",)
+            return names
+        names["backbone.pooler.dense.weight"] = ("head.dense.weight",)
+        names["backbone.pooler.norm.weight"] = ("head.norm.weight",)
+        for end in ("weight", "bias"):
+            names[f"heads.{layout}.out.{end}"] = (f"classifier.{end}",)
+        return names
+
+    def layout_of(self, kind: str, ending: str) -> str:
+        """The head that has the name `classifier`; none in a masked-LM model."""
+        if ending == "ForQuestionAnswering":
+            return QUESTION_ANSWERING
+        classifies = ("ForSequenceClassification", "ForTokenClassification", "ForMultipleChoice")
+        return CLASSIFIER if ending in classifies else ""
+
+    def layout_in(self, names: Collection[str], architecture: str) -> str:
+        if "classifier.weight" not in names:
+            return ""
+        asks = architecture.endswith("ForQuestionAnswering")
+        return QUESTION_ANSWERING if asks else CLASSIFIER
+
+    def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
+        check_values(about, _CHECKS, where)
+        for key, value in _ONLY.items():
+            if about.get(key, value) != value:
+                raise UserError(f"{where}: {key}: must be {value} here, got {about[key]!r}")
+        own = {ours: about[key] for key, ours in _KEYS.items() if about.get(key) is not None}
+        head = about.get("classifier_activation", "gelu")
+        if head != own.get("activation", "gelu"):
+            own["head_activation"] = head
+        options = {key: x for key, x in _options(about, where).items() if x != _default(key)}
+        defaults = {**ModernBert.defaults, **_CLASS_DEFAULTS}
+        return EncoderConfig.from_dict(
+            {**defaults, **own, "kind": self.kind, "options": options}, where
+        )
+
+    def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
+        options: ModernBertOptions = ModernBert.options_of(config)
+        return {
+            "vocab_size": config.vocab_size,
+            "hidden_size": config.hidden_size,
+            "num_hidden_layers": config.num_layers,
+            "num_attention_heads": config.num_heads,
+            "intermediate_size": config.feed_forward_size,
+            "hidden_activation": config.activation,
+            "classifier_activation": config.head_activation or config.activation,
+            "classifier_pooling": options.text_pooling,
+            "embedding_dropout": float(config.dropout),
+            "attention_dropout": float(config.attention_dropout),
+            "mlp_dropout": float(config.dropout),
+            "max_position_embeddings": config.max_positions,
+            "initializer_range": float(config.init_range),
+            "norm_eps": float(config.layer_norm_eps),
+            "global_attn_every_n_layers": options.global_every,
+            "local_attention": 2 * options.window,
+            "global_rope_theta": float(options.global_rotary_base),
+            "local_rope_theta": float(options.local_rotary_base),
+            "pad_token_id": config.pad,
+            "tie_word_embeddings": config.tie_word_embeddings,
+            **_ONLY,
+        }
+
+    def family_of(self, config: EncoderConfig) -> str:
+        """Also with a task embedding: a row of it is folded into the token embeddings."""
+        return self.kind
+
+    def reshape(
+        self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
+    ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
+        """The embedding of a task is added to every token embedding. Scores of all tokens with tied
+        output embeddings then rise by the same number, which changes no probability."""
+        if not config.task_types:
+            return dict(kept), config, {}
+        name = "backbone.word.weight"
+        task = kept[TASKS]
+        result = {x: entry for x, entry in kept.items() if x != TASKS}
+        return result | {name: fold_task(kept[name], task, task_id)}, without_tasks(config), {}
+
+
+def _default(key: str) -> Any:
+    return asdict(_DEFAULTS)[key]
+
+
+def _options(about: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """All values of ModernBertOptions that config.json states. Raises UserError."""
+    pooling = about.get("classifier_pooling", "cls")
+    if pooling not in ("cls", "mean"):
+        raise UserError(f"{where}: classifier_pooling: must be cls or mean, got {pooling!r}")
+    window = about.get("local_attention", 2 * _DEFAULTS.window)
+    bases = {
+        "global_rotary_base": _base(about, _WHOLE, "global_rope_theta", where),
+        "local_rotary_base": _base(about, _LOCAL, "local_rope_theta", where),
+    }
+    return {
+        "global_every": _global_every(about, where),
+        "window": window // 2,
+        "text_pooling": pooling,
+        **{key: value for key, value in bases.items() if value is not None},
+    }
+
+
+def _global_every(about: Mapping[str, Any], where: str) -> int:
+    """The period of the layers that attend to whole texts."""
+    stated = about.get("global_attn_every_n_layers", _DEFAULTS.global_every)
+    kinds = about.get("layer_types")
+    if kinds is None:
+        return stated
+    layers = about.get("num_hidden_layers", _CLASS_DEFAULTS["num_layers"])
+    for every in (stated, *range(1, layers + 1)):
+        if kinds == [_LOCAL if number % every else _WHOLE for number in range(layers)]:
+            return every
+    raise UserError(
+        f"{where}: layer_types: must be {_WHOLE} for the first of every so many layers and "
+        f"{_LOCAL} for the others, {layers} in all, got {printable(shorten(kinds))}"
+    )
+
+
+def _base(about: Mapping[str, Any], layers: str, old_key: str, where: str) -> float | None:
+    """The rotary base of a kind of layer, under either name; None if none is stated."""
+    found, key = about.get(old_key), old_key
+    parameters = about.get("rope_parameters")
+    if isinstance(parameters, Mapping) and isinstance(parameters.get(layers), Mapping):
+        one = parameters[layers]
+        if one.get("rope_type", "default") != "default":
+            kind = printable(shorten(one["rope_type"]))
+            raise UserError(
+                f"{where}: rope_parameters.{layers}.rope_type: must be default here, got {kind}"
+            )
+        found, key = one.get("rope_theta", found), f"rope_parameters.{layers}.rope_theta"
+    if about.get("rope_scaling") is not None:
+        scaling = printable(shorten(about["rope_scaling"]))
+        raise UserError(f"{where}: rope_scaling: must be null here, got {scaling}")
+    if found is None:
+        return None
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 1 < found < 1e12:
+        shown = printable(shorten(found))
+        raise UserError(f"{where}: {key}: expected a number above 1, got {shown}")
+    return float(found)

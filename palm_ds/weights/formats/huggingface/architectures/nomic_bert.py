@@ -1,0 +1,236 @@
+"""NomicBert: nomic-bert-2048, nomic-embed-text and what is trained from them.
+
+Files have the names of the hub, which transformers writes too: query, key and value in one matrix,
+the halves of a gated layer in two. The names of its modules are read as well, and both forms of
+config.json: `n_embd`, ... of the hub's code, and `hidden_size`, ... of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
+
+from palm_ds.common.config import shorten
+from palm_ds.common.errors import UserError
+from palm_ds.common.messages import printable
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.kinds.nomic_bert import NomicBert, NomicBertOptions
+from palm_ds.weights.formats.huggingface.architecture import (
+    CLASSIFIER,
+    MASKED_WORDS,
+    TASKS,
+    Architecture,
+    Entries,
+    Family,
+    Names,
+    both_ends,
+    fold_task,
+    without_tasks,
+)
+from palm_ds.weights.formats.huggingface.check_config import (
+    above_0,
+    check_values,
+    rate,
+    text,
+    truth,
+    whole,
+)
+
+_HUB = {
+    "qkv.weight": ("attn.Wqkv.weight",),
+    "project.weight": ("attn.out_proj.weight",),
+    "attention_norm": ("norm1",),
+    "expand.weight": ("mlp.fc12.weight", "mlp.fc11.weight"),  # activated, multiplier
+    "contract.weight": ("mlp.fc2.weight",),
+    "output_norm": ("norm2",),
+}
+_NATIVE = {
+    "qkv.weight": tuple(f"self_attn.{x}_proj.weight" for x in "qkv"),
+    "project.weight": ("self_attn.o_proj.weight",),
+    "attention_norm": ("post_attention_layernorm",),
+    "expand.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "contract.weight": ("mlp.down_proj.weight",),
+    "output_norm": ("post_mlp_layernorm",),
+}
+_MASKED_LM = {
+    "dense": "cls.predictions.transform.dense",
+    "norm": "cls.predictions.transform.layer_norm",
+    "bias": "cls.predictions.bias",
+    "decoder": "cls.predictions.decoder.weight",
+}
+_KEYS = {
+    "vocab_size": ("vocab_size",),
+    "hidden_size": ("hidden_size", "n_embd"),
+    "num_layers": ("num_hidden_layers", "n_layer"),
+    "num_heads": ("num_attention_heads", "n_head"),
+    "intermediate_size": ("intermediate_size", "n_inner"),
+    "token_types": ("type_vocab_size",),
+    "layer_norm_eps": ("layer_norm_eps", "layer_norm_epsilon"),
+    "init_range": ("initializer_range",),
+    "dropout": ("hidden_dropout_prob", "resid_pdrop"),
+    "attention_dropout": ("attention_probs_dropout_prob", "attn_pdrop"),
+    "pad": ("pad_token_id",),
+    "tie_word_embeddings": ("tie_word_embeddings",),
+}
+"""{our key: its names in config.json}"""
+_POSITIONS = ("max_position_embeddings", "max_trained_positions", "n_positions")
+_SIZES = ("hidden_size", "num_layers", "num_heads", "intermediate_size", "token_types")
+_RATES = ("dropout", "attention_dropout")
+_CHECKS = {
+    "vocab_size": whole(1, 10_000_000),
+    "pad_token_id": whole(0, 10_000_000),
+    **{key: whole(1, 1_048_576) for name in _SIZES for key in _KEYS[name]},
+    **dict.fromkeys(_POSITIONS, whole(1, 1_048_576)),
+    **{key: rate for name in _RATES for key in _KEYS[name]},
+    **{key: above_0 for name in ("layer_norm_eps", "init_range") for key in _KEYS[name]},
+    **dict.fromkeys(("hidden_act", "activation_function"), text),
+    "tie_word_embeddings": truth,
+}
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "activation_function": ("swiglu",),
+    "prenorm": (False,),
+    "parallel_block": (False,),
+    "use_rms_norm": (False, None),
+    "qkv_proj_bias": (False,),
+    "mlp_fc1_bias": (False,),
+    "mlp_fc2_bias": (False,),
+    "rotary_emb_fraction": (1.0,),
+    "rotary_emb_interleaved": (False,),
+    "rotary_emb_scale_base": (None,),
+    "causal": (False,),
+    "num_experts": (None, 0),
+}
+"""Values that our encoder has, of keys that would change what it computes."""
+_DEFAULTS = {"vocab_size": 30_528, "num_layers": 12, "num_heads": 12, "intermediate_size": 3072}
+
+
+class NomicBertArchitecture(Architecture):
+    """The architecture of `kind: nomic_bert`."""
+
+    kind = "nomic_bert"
+    families: ClassVar[Mapping[str, Family]] = {
+        "nomic_bert": Family(
+            class_prefix="NomicBert", tensor_prefix="nomic_bert", masked_lm_activation="silu"
+        )
+    }
+    words = "embeddings.word_embeddings.weight"
+    layer = "encoder.layers"
+    other_prefixes = ("bert.",)
+    tied: ClassVar[Mapping[str, str]] = {
+        "cls.predictions.decoder.weight": words,
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    }
+    heads = ("cls", "classifier")
+    masked_lm = ("cls.predictions.",)
+    inputs = ("input_ids", "attention_mask", "token_type_ids")
+    classes = ("ForSequenceClassification", "ForTokenClassification")
+    run_keys: ClassVar[Mapping[str, type | None]] = {
+        **dict.fromkeys(key for key in _CHECKS if key != "activation_function"),
+        **dict.fromkeys(("layer_norm_eps", "initializer_range"), float),
+        **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), float),
+        "tie_word_embeddings": bool,
+        "rope_parameters": None,
+    }
+
+    def names(self, kind: str, layers: int, layout: str = "") -> Names:
+        native = layout == "native"
+        norm = "embeddings.LayerNorm" if native else "emb_ln"
+        stems: Names = {
+            "backbone.word.weight": (self.words,),
+            "backbone.segment.weight": ("embeddings.token_type_embeddings.weight",),
+            "backbone.norm": (norm,),
+        }
+        prefix = "layers" if native else self.layer
+        for i in range(layers):
+            for ours, theirs in (_NATIVE if native else _HUB).items():
+                stems[f"backbone.layers.{i}.{ours}"] = tuple(f"{prefix}.{i}.{x}" for x in theirs)
+        stems["backbone.pooler.dense"] = ("pooler.dense",)
+        for ours, theirs in _MASKED_LM.items():
+            stems[f"heads.{MASKED_WORDS}.{ours}"] = (theirs,)
+        stems[f"heads.{CLASSIFIER}.out"] = ("classifier",)
+        return both_ends(stems)
+
+    def layout_in(self, names: Collection[str], architecture: str) -> str:
+        return "native" if any(name.startswith("layers.") for name in names) else ""
+
+    def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
+        check_values(about, _CHECKS, where)
+        for key, right in _ONLY.items():
+            if key in about and about[key] not in right:
+                given = printable(shorten(about[key]))
+                raise UserError(f"{where}: {key}: must be {right[0]!r} here, got {given}")
+        own = {
+            ours: about[key]
+            for ours, keys in _KEYS.items()
+            for key in reversed(keys)
+            if about.get(key) is not None
+        }
+        base = _base(about, where)
+        options = {} if base == NomicBertOptions().rotary_base else {"rotary_base": base}
+        values = {**NomicBert.defaults, **_DEFAULTS, "max_positions": _positions(about), **own}
+        return EncoderConfig.from_dict({**values, "kind": self.kind, "options": options}, where)
+
+    def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
+        options: NomicBertOptions = NomicBert.options_of(config)
+        return {
+            "vocab_size": config.vocab_size,
+            "hidden_size": config.hidden_size,
+            "num_hidden_layers": config.num_layers,
+            "num_attention_heads": config.num_heads,
+            "intermediate_size": config.feed_forward_size,
+            "hidden_act": config.activation,
+            "hidden_dropout_prob": float(config.dropout),
+            "attention_probs_dropout_prob": float(config.attention_dropout),
+            "max_position_embeddings": config.max_positions,
+            "type_vocab_size": config.token_types,
+            "initializer_range": float(config.init_range),
+            "layer_norm_eps": float(config.layer_norm_eps),
+            "pad_token_id": config.pad,
+            "rope_parameters": {"rope_type": "default", "rope_theta": float(options.rotary_base)},
+            "tie_word_embeddings": config.tie_word_embeddings,
+        }
+
+    def family_of(self, config: EncoderConfig) -> str:
+        """Also with a task embedding: a row of it is folded into the token types."""
+        return self.kind if config.activation == "silu" else ""
+
+    def no_family(self, config: EncoderConfig) -> str:
+        return f"Hugging Face's NomicBert has silu, but this encoder has {config.activation}"
+
+    def reshape(
+        self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
+    ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
+        """The embedding of a task is added to every token type embedding."""
+        if not config.task_types:
+            return dict(kept), config, {}
+        name = "backbone.segment.weight"
+        result = {x: entry for x, entry in kept.items() if x != TASKS}
+        result[name] = fold_task(kept[name], kept[TASKS], task_id)
+        return result, without_tasks(config), {}
+
+
+def _positions(about: Mapping[str, Any]) -> int:
+    """The longest text that is computed as in training: beyond that the hub's code turns queries
+    and keys by other angles."""
+    stated = [about[key] for key in _POSITIONS if about.get(key) is not None]
+    return min(stated, default=NomicBert.defaults["max_positions"])
+
+
+def _base(about: Mapping[str, Any], where: str) -> float:
+    """The rotary base, under either name."""
+    found, key = about.get("rotary_emb_base"), "rotary_emb_base"
+    parameters = about.get("rope_parameters")
+    if isinstance(parameters, Mapping):
+        if (kind := parameters.get("rope_type", "default")) != "default":
+            raise UserError(
+                f"{where}: rope_parameters.rope_type: must be default here, got "
+                f"{printable(shorten(kind))}"
+            )
+        found, key = parameters.get("rope_theta", found), "rope_parameters.rope_theta"
+    if found is None:
+        return NomicBertOptions().rotary_base
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 1 < found < 1e12:
+        shown = printable(shorten(found))
+        raise UserError(f"{where}: {key}: expected a number above 1, got {shown}")
+    return float(found)

@@ -1,0 +1,62 @@
+"""A window on a CPU: a long text costs what its windows cost, and computes what a mask does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from palm_ds.model.attention.attention import attend, plan_attention
+from palm_ds.model.inputs.batch import Batch, PackedText
+from palm_ds.model.ops.dropout import dropout_keys
+
+HEADS, SIZE = 2, 16
+
+
+def batch(*rows: list[int]) -> Batch:
+    texts = [
+        [
+            PackedText(input_ids=np.ones(n, np.int64), token_type_ids=np.zeros(n, np.int64))
+            for n in row
+        ]
+        for row in rows
+    ]
+    made = Batch.from_rows(texts, length=max(sum(row) for row in rows), pad=0)
+    made.dropout_key = 5
+    return made
+
+
+def output_and_gradient(
+    kernel: str, texts: Batch, window: int, dropout: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    shape = (*texts.input_ids.shape, 3 * SIZE)
+    qkv = torch.randn(shape, requires_grad=True)
+    keys = dropout_keys(texts, shape[1]) if dropout else None
+    plan = plan_attention(texts, kernel, keys=keys)
+    out = attend(qkv, plan, num_heads=HEADS, dropout=dropout, window=window)
+    weight = torch.arange(out.numel()).view(out.shape).sin()
+    (grad,) = torch.autograd.grad((out * weight).sum(), qkv)
+    return out, grad
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("window", [1, 20, 64, 128, 400])
+@pytest.mark.parametrize("rows", [([700],), ([300, 30], [1, 129], [257]), ([128, 128], [512])])
+def test_it_is_that_of_a_mask(rows: tuple[list[int], ...], window: int, dropout: float) -> None:
+    texts = batch(*rows)
+    found = output_and_gradient("tiles", texts, window, dropout)
+    expected = output_and_gradient("plain", texts, window, dropout)
+    for mine, its in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, its, atol=1e-5, rtol=1e-5)
+
+
+def test_a_long_text_computes_the_scores_of_its_windows() -> None:
+    plan = plan_attention(batch([4096]), "tiles")
+    qkv = torch.randn(1, 4096, 3 * SIZE, requires_grad=True)
+    attend(qkv, plan, num_heads=HEADS, window=64)
+    assert [tile.tokens for tile in plan.tiles] == [4096]
+    parts = plan.windowed_tiles[64]
+    scores = sum(tile.tokens * (tile.before + tile.tokens + tile.after) for tile in parts)
+    assert sum(tile.tokens for tile in parts) == 4096
+    assert scores < 4096 * (128 + 2 * 64) < 4096**2 / 15
