@@ -25,7 +25,7 @@ SECTIONS: Mapping[str, Sequence[str]] = {
         "teach",
     ),
     "Using a model": ("predict", "evaluate", "fill-mask", "embed", "serve"),
-    "Checkpoints": ("convert", "verify", "show", "resize", "push", "download"),
+    "Checkpoints": ("convert", "verify", "show", "merge", "resize", "push", "download"),
     "Shipped files, the shell": ("recipes", "completion"),
 }
 """Every sub-command; `fill-mask` is the module fill_mask."""

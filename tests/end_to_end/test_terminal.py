@@ -63,6 +63,7 @@ COMMANDS: dict[str, Sequence[str]] = {
     "convert": ("model", "{out}", "--unchecked"),
     "verify": ("run",),
     "show": ("model",),
+    "merge": ("model", "model", "--out", "{out}"),
     "resize": ("model", "{out}", "--multiple", "64"),
     "push": ("hf", "org/name", "--dry_run"),
     "download": ("ls",),
@@ -78,6 +79,7 @@ QUIET = {
     "teach",
     "embed",
     "convert",
+    "merge",
     "resize",
 }
 """Those whose result is a file."""

@@ -308,7 +308,19 @@ def _main() -> None:
     sys.path[:] = [entry for entry in sys.path if entry not in own]
     request, files = serve(socket.socket(fileno=int(sys.argv[1])))
     become(request, files)
-    go(request.words)
+    try:
+        go(request.words)
+    except KeyboardInterrupt as error:
+        if not _began(error):
+            os._exit(130)
+        raise
+
+
+def _began(error: KeyboardInterrupt) -> bool:
+    """Whether a line of the program itself was running: one that is only being started (by this
+    file and runpy) cannot answer a signal."""
+    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(name != __file__ and "runpy" not in name for name in frames)
 
 
 if __name__ == "__main__":

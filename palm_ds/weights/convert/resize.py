@@ -130,17 +130,29 @@ def _about(added: ExtendedTokenizer, tokens: dict[str, str]) -> str:
 def _writer(
     contents: CheckpointContents, tokenizer: Tokenizer | None, said: list[str], *, as_hf: bool
 ) -> Callable[[Path], None]:
-    def hugging_face(part: Path) -> None:
-        target = huggingface_writer.ExportOptions(dtype="")
-        plan = huggingface_writer.plan(
-            contents.entries, contents.config, contents.heads, target, contents.extras
-        )
-        huggingface_writer.write(plan, part, tokenizer=tokenizer)
-        said.extend(f"skipped: {name}: {why}" for name, why in plan.skipped.items())
-
     def weights(part: Path) -> None:
         native.write(contents, part, edited=list(said))
         if tokenizer is not None:
             tokenizer.save(part / "tokenizer")
 
-    return hugging_face if as_hf else weights
+    return hf_writer(contents, tokenizer, said) if as_hf else weights
+
+
+def hf_writer(
+    contents: CheckpointContents, tokenizer: Tokenizer | None, said: list[str], card: str = ""
+) -> Callable[[Path], None]:
+    """A function that fills a folder with these contents as Hugging Face's, in their own dtype; it
+    adds a line for each tensor that is skipped to `said`. `card`: README.md."""
+
+    def write(part: Path) -> None:
+        plan = huggingface_writer.plan(
+            contents.entries,
+            contents.config,
+            contents.heads,
+            huggingface_writer.ExportOptions(dtype=""),
+            contents.extras,
+        )
+        huggingface_writer.write(plan, part, tokenizer=tokenizer, card=card)
+        said.extend(f"skipped: {name}: {why}" for name, why in plan.skipped.items())
+
+    return write

@@ -355,10 +355,11 @@ def write(
     folder: Path,
     *,
     dtype: torch.dtype = torch.float32,
-    **made_by: str | list[str],
+    recipe: Mapping[str, Any] | None = None,
+    **made_by: Any,
 ) -> None:
     """Write a weights/ folder into an empty folder, one tensor at a time: the largest one decides
-    the memory it takes. The caller publishes the folder."""
+    the memory it takes. The caller publishes the folder. `recipe`: the tasks that it can do."""
     info = WeightsInfo(
         backbone=contents.config,
         task_ids=dict(contents.task_ids),
@@ -372,6 +373,7 @@ def write(
         heads={name: head.outputs for name, head in contents.heads.items()},
         extra_config=contents.extras.config,
         made_by=made_by,
+        recipe=dict(recipe or {}),
     )
     groups = [
         TensorGroup(

@@ -1,0 +1,98 @@
+"""`palm-ds merge`"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from palm_ds.cli.command import Command
+from palm_ds.cli.options import local_path, options_of
+from palm_ds.cli.output import show, summarize
+
+if TYPE_CHECKING:
+    from palm_ds.inference.held_out_loss import MaskedLMLoss
+
+_METHODS = ("mean", "ema", "slerp", "ties")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "sources", nargs="+", type=Path, metavar="SOURCE", help="a run, or two and more checkpoints"
+    )
+    add("--out", type=local_path, required=True, metavar="DIR", help="a new folder")
+    add("--method", default="mean", choices=_METHODS, help="how to merge (mean)")
+    add("--weights", nargs="+", type=float, metavar="W", help="of each source (equal)")
+    add("--last", type=int, default=0, metavar="N", help="of a run: its newest checkpoints (all)")
+    add("--decay", type=float, metavar="D", help="ema: weight of what was merged before (0.9)")
+    add("--base", type=Path, metavar="DIR", help="ties: the checkpoint that all were trained from")
+    add("--density", type=float, metavar="P", help="ties: part of each difference kept (0.2)")
+    add("--scale", type=float, metavar="S", help="ties: factor of the merged difference (1)")
+    add("--corpus", metavar="DIR", help="a prepared corpus: compare the masked-token losses on it")
+    add(
+        "--held_out",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="of the corpus, what recipes with this `held_out` hold out (all documents)",
+    )
+    add("--examples", type=int, default=1000, metavar="N", help="texts of the corpus (1000)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from palm_ds.weights.convert.merge import MergeOptions, merge_checkpoints, sources_of
+
+    sources = sources_of(args.sources, args.last)
+    wanted = options_of(MergeOptions, args)
+    lines = merge_checkpoints(sources, args.out, wanted)
+    record: dict[str, Any] = {"out": args.out, "sources": sources, "method": wanted.method}
+    if not args.corpus:
+        summarize(args, record, *lines)
+        return 0
+    losses = _losses(args, [*sources, args.out])
+    rows = [
+        {"path": path, "loss": loss.nats, "accuracy": loss.accuracy, "tokens": loss.tokens}
+        for path, loss in losses
+    ]
+    show(args, {**record, "losses": rows}, *lines, _table(losses))
+    return 0
+
+
+def _losses(args: argparse.Namespace, paths: Sequence[Path]) -> list[tuple[Path, MaskedLMLoss]]:
+    from palm_ds.corpus.store import open_corpus
+    from palm_ds.inference.held_out_loss import masked_lm_loss
+    from palm_ds.inference.trained_model import TrainedModel
+
+    corpus, how = open_corpus(args.corpus), {"held_out": args.held_out, "examples": args.examples}
+    return [(path, masked_lm_loss(TrainedModel.open(path), corpus, **how)) for path in paths]
+
+
+def _table(losses: Sequence[tuple[Path, MaskedLMLoss]]) -> Any:
+    from rich.table import Table
+
+    table = Table("checkpoint", "masked-token loss", "accuracy", "tokens")
+    for path, loss in losses:
+        table.add_row(str(path), f"{loss.nats:.4f}", f"{loss.accuracy:.1%}", f"{loss.tokens:,}")
+    return table
+
+
+COMMAND = Command(
+    name="merge",
+    summary="Merge checkpoints of one shape: mean, moving average, slerp or TIES.",
+    usage="SOURCE... --out DIR [options]",
+    examples="""
+palm-ds merge runs/mine --last 3 --out merged                  # the mean of a run's checkpoints
+palm-ds merge runs/a runs/b --weights 0.7 0.3 --out merged --corpus data/test
+palm-ds merge a b c --method ties --base pretrained --out merged
+""",
+    notes="""
+A Hugging Face folder is written if the first source is one, otherwise a weights/ folder. Both name
+the method and the sources. --corpus compares the losses of all sources and of the result.""",
+    add_arguments=add_arguments,
+    run=run,
+)
+
+if __name__ == "__main__":
+    COMMAND.start()

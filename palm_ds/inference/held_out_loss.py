@@ -1,0 +1,114 @@
+"""The masked-token loss of a model on texts of a corpus, to compare models with.
+
+    loss = masked_lm_loss(TrainedModel.open("runs/mine"), open_corpus("data/test"))
+    loss.nats, loss.perplexity, loss.accuracy, loss.tokens
+
+15 % of the tokens are predicted, each by itself, 80 % of them shown as [MASK], 10 % as a random
+token: the same tokens for every model of one tokenizer, whatever it was trained on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from palm_ds.common.errors import UserError
+from palm_ds.corpus.store import Corpus
+from palm_ds.data.sources.corpus import split_corpus
+from palm_ds.data.stream.task_group_dataset import TaskGroupDataset, build_rows, held_out_rows
+from palm_ds.inference.trained_model import TrainedModel
+from palm_ds.model.inputs.batch import Batch
+from palm_ds.model.multi_task_model import Model
+from palm_ds.pretrain.knowledge_masking import KnowledgeMasking
+from palm_ds.weights.formats.huggingface.names import MASKED_WORDS
+
+RATE = 0.15
+_SEED = 1
+
+
+@dataclass(frozen=True)
+class MaskedLMLoss:
+    """Means over the predicted tokens."""
+
+    nats: float
+    accuracy: float
+    tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.nats, 700.0))
+
+
+def masked_lm_loss(
+    model: TrainedModel,
+    corpus: Corpus,
+    *,
+    held_out: float = 0.0,
+    examples: int = 1000,
+    length: int = 512,
+) -> MaskedLMLoss:
+    """The loss on the first `examples` texts of a corpus of at most `length` tokens. `held_out`:
+    only the documents that a recipe with this value holds out; all by default. Raises UserError if
+    the model has no masked-LM head, or the corpus another tokenizer."""
+    if model.tokenizer.fingerprint != corpus.tokenizer().fingerprint:
+        raise UserError(
+            f"{corpus.path}: prepared with another tokenizer than that of {model.path}; prepare it "
+            f"with `--tokenizer {model.contents.tokenizer}`"
+        )
+    filler = model.filler()
+    config = filler.model.backbone.config
+    length = min(length, config.max_length)
+    batches = masked_batches(
+        corpus,
+        held_out=held_out,
+        examples=examples,
+        length=length,
+        rows=max(model.tokens // length, 1),
+        task_id=filler.task_id,
+        segments=config.token_types,
+    )
+    sums = torch.zeros(3, dtype=torch.float64)
+    for batch in batches:
+        sums += _sums(filler.model, batch, model.device)
+    loss, right, count = sums.tolist()
+    if not count:
+        raise UserError(f"{corpus.path}: no text to predict tokens of")
+    return MaskedLMLoss(loss / count, right / count, int(count))
+
+
+def masked_batches(
+    corpus: Corpus,
+    *,
+    held_out: float = 0.0,
+    examples: int,
+    length: int,
+    rows: int,
+    task_id: int = 0,
+    segments: int = 0,
+) -> Iterator[Batch]:
+    """The texts in batches of `rows` packed rows, with labels of one task."""
+    training, held = split_corpus(corpus, held_out, ())
+    dataset = TaskGroupDataset(
+        name=MASKED_WORDS,
+        tasks=(KnowledgeMasking(name=MASKED_WORDS, source="", rate=RATE, units=("token",)),),
+        task_id=task_id,
+        source=held if held_out else training,
+        seed=_SEED,
+        max_length=length,
+        fixed=True,
+        segments=segments,
+    )
+    packed = held_out_rows(dataset, 0, examples)
+    for first in range(0, len(packed), rows):
+        yield build_rows([dataset], packed[first : first + rows], length, corpus.vocabulary.pad)
+
+
+def _sums(words: Model, batch: Batch, device: torch.device) -> torch.Tensor:
+    """(3,) the loss, the correct predictions and the number of the predicted tokens of a batch."""
+    with torch.no_grad():
+        found = words(batch.to(device))[MASKED_WORDS]
+    count = batch.count(MASKED_WORDS)
+    return torch.tensor([float(found.loss_sum), float(found.correct), float(count)]).double()
