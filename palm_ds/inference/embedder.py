@@ -20,9 +20,8 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.data.stream.packing import pack
+from palm_ds.data.stream.packing import even_parts, pack, row_capacity
 from palm_ds.data.tasks.example import build_input
-from palm_ds.inference.batching import even_parts, row_capacity
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.encoder.states import WantedStates, recorded
 from palm_ds.model.inputs.batch import Batch, PackedText

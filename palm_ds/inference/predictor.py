@@ -31,7 +31,7 @@ from palm_ds.common.rng import keyed_generator
 from palm_ds.data.reader import Table, TableSettings
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.stream.decode import Decoded, decoded, gathered
-from palm_ds.data.stream.packing import pack
+from palm_ds.data.stream.packing import even_parts, pack, row_capacity
 from palm_ds.data.stream.task_group_dataset import (
     BuiltExample,
     BuiltRow,
@@ -42,7 +42,6 @@ from palm_ds.data.stream.task_group_dataset import (
 )
 from palm_ds.data.tasks.task import TableTask, Task
 from palm_ds.data.tasks.text_generation import GenerationLimits, TextGenerator, generate_texts
-from palm_ds.inference.batching import even_parts, row_capacity
 from palm_ds.inference.task_selection import input_task_of
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model

@@ -23,8 +23,8 @@ from palm_ds.common.config import read_yaml
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.data.sources.corpus import CorpusSource
+from palm_ds.data.stream.packing import batch_tokens_for
 from palm_ds.data.tasks.task import TableTask
-from palm_ds.inference.batching import batch_tokens_for
 from palm_ds.inference.embedder import Embedder, EmbeddingSettings, make_embedder
 from palm_ds.inference.fill_mask import Filler, example_lines
 from palm_ds.inference.hf_heads import recipe_of

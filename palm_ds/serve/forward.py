@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from palm_ds.data.stream.packing import pack
+from palm_ds.data.stream.packing import pack, row_capacity
 from palm_ds.data.tasks.example import Example, collate
-from palm_ds.inference.batching import row_capacity
 from palm_ds.model.heads.heads import Head
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.pooling import OF_ALL_TOKENS, pool

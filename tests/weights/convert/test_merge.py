@@ -25,8 +25,14 @@ from palm_ds.weights.formats.weights_info import INFO, read_info
 from palm_ds.weights.model_folder import open_model
 from tests.helpers.saved_model import save_model, texts
 
-SIZES = {"vocab_size": 40, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-BERT = {**SIZES, "intermediate_size": 16, "max_position_embeddings": 12}
+BERT: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "max_position_embeddings": 12,
+}
 
 
 @pytest.fixture(scope="module")
