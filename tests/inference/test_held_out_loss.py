@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_small_corpus(folder / "corpus")
     tokenizer = open_corpus(folder / "corpus").tokenizer()
     torch.manual_seed(1)
-    sizes = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_positions": 32}
+    sizes: Any = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_positions": 32}
     config = EncoderConfig(vocab_size=tokenizer.size, init_range=0.3, **sizes)
     backbone = build_encoder(config)
     heads = {"masked_words": MaskedLMHead(backbone)}
