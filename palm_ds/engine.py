@@ -41,7 +41,7 @@ from palm_ds.runtime.optimizer.param_groups import (
     EncoderNames,
     freeze,
     param_lr_scales,
-    set_lr,
+    set_rates,
 )
 from palm_ds.runtime.optimizer.wrappers import StepFreezing
 from palm_ds.runtime.processes.processes import Processes, check_precision, start, stop
@@ -84,6 +84,7 @@ class Engine:
         self.processes = processes = start(ds_config)
         self.rank, self.world, self.device = processes.rank, processes.world, processes.device
         self.ds_config, self.seed = ds_config, seed
+        self._weight_decay = optimizer.weight_decay
         self.micro_rows, self.accumulation = ds_config.micro_batching(rows, self.world)
         self.config = ds_config.deepspeed_config(rows=rows, world=self.world, clip=optimizer.clip)
         self._over_tokens: dict[str, bool] = model.losses  # type: ignore[assignment]
@@ -127,18 +128,20 @@ class Engine:
         weights: Mapping[str, float] | None = None,
         stop: bool = False,
         frozen: Iterable[str] = (),
+        decay_scale: float = 1.0,
     ) -> StepResult:
         """Train one step on this process's micro-batches.
 
         `weights`: the weight of each task's loss (default 1). A step with non-finite gradients
         changes nothing; `skipped_steps` counts it. `frozen`: parameter patterns, out of
         `freezable`, to freeze in this step: their weights, moments and update counts stay, and they
-        do not count in gradient clipping."""
+        do not count in gradient clipping. `decay_scale`: of the optimizer's weight decay."""
         assert not self._state.swapped, "the model holds the averaged weights"
         assert len(batches) == self.accumulation, (len(batches), self.accumulation)
         flags = (stop, self._state.writer.written)
         agreed = _agree(self.processes, self._over_tokens, batches, step, flags)
-        set_lr(self._optimizer.param_groups, lr)
+        decay = self._weight_decay * decay_scale
+        set_rates(self._optimizer.param_groups, lr, weight_decay=decay)
         self._step_freezing.prepare(self._optimizer.param_groups, frozen)
         with names_micro_batch(self.micro_rows):
             sums = self._micro_steps.run(batches, step, agreed.counts, weights or {})

@@ -55,6 +55,8 @@ class View:
     tokenizer: Tokenizer
     token_tasks: frozenset[str]
     """The tasks whose labels are tokens, not classes."""
+    mask_rate: float | None = None
+    """The step's own, if it has one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +97,7 @@ def open_step(recipe: Recipe, step: int, *, rows: int) -> View:
         length=recipe.length,
         tokenizer=_tokenizer(data),
         token_tasks=token_prediction_tasks(recipe, data.vocabulary),
+        mask_rate=recipe.mask_rates.at(step - 1),
     )
 
 
@@ -160,7 +163,7 @@ def sequences(view: View, rows: Iterable[int]) -> Iterator[PackedExample]:
         start = 0
         for ref in view.rows[row]:
             dataset = view.datasets[ref.dataset]
-            example = dataset.example(ref.number, ref.layout)
+            example = dataset.example(ref.number, ref.layout, view.mask_rate)
             yield PackedExample(
                 row=row, start=start, dataset=dataset, number=ref.number, example=example
             )

@@ -264,7 +264,7 @@ def _step_part(work: _TeachWork, stream: AnyStream, steps: range) -> pa.Table:
         rows = stream.step_rows(step)
         for first in range(0, len(rows), _BATCH):
             some = rows[first : first + _BATCH]
-            batch = work.teachers(stream.build(some, first).to(work.device), step)
+            batch = work.teachers(stream.build(step, some, first).to(work.device), step)
             columns["step"] += [step] * len(some)
             columns["row"] += range(first, first + len(some))
             for task in work.plan.soft_tasks:

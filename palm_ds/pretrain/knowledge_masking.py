@@ -15,7 +15,7 @@ the same share without long runs of one kind. Random tokens here are never speci
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class KnowledgeMasking(CorpusTask):
+    rate_varies: ClassVar[bool] = True
     rate: float = 0.15
-    """Share of an example's tokens to predict, special tokens excluded."""
+    """Share of an example's tokens to predict, special tokens excluded. A stage's own `rate`
+    replaces it."""
     units: tuple[Unit, ...] = ("word", "phrase", "entity")
     """Units to mask as a whole: a token belongs to the largest unit listed here that covers it, or
     is a unit by itself. `[token]` and `[word]` are ERNIE 1.0's basic stage, `[phrase, word]` and

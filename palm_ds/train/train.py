@@ -231,8 +231,8 @@ class _Parts:
 
     @property
     def freezable(self) -> list[str]:
-        """Patterns of parameters that some tasks freeze in their own steps."""
-        return [pattern for task in self.recipe.built_tasks.values() for pattern in task.freeze]
+        """Patterns of parameters that some steps freeze."""
+        return self.recipe.freezable
 
 
 def setup_run(

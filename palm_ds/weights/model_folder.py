@@ -133,10 +133,15 @@ def _progress(run: Path) -> str:
     if not steps:
         return "no step logged"
     try:
-        stages: Any = read_yaml(run / _RECIPE).get("stages")
-        counts = [n for stage in stages for name, n in stage.items() if name != "mix"]
+        recipe: Any = read_yaml(run / _RECIPE)
+        counts = [
+            steps
+            for stage in recipe["stages"]
+            for group, steps in stage.items()
+            if group.partition("+")[0].strip() in recipe["tasks"]
+        ]
         return f"{steps[-1]:,} of {sum(counts):,} steps done"
-    except (UserError, TypeError, AttributeError):
+    except (UserError, TypeError, AttributeError, KeyError):
         return f"{steps[-1]:,} steps done"
 
 

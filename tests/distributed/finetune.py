@@ -334,7 +334,7 @@ def by_hand(recipe: Recipe) -> list[dict[str, float]]:
     losses = []
     for step in range(recipe.curriculum.steps):
         key = derive_key(recipe.seed, "dropout", step) >> 1
-        batch = replace(stream.build(stream.step_rows(step)), dropout_key=key)
+        batch = replace(stream.build(step, stream.step_rows(step)), dropout_key=key)
         batch = teacher(batch, step) if teacher else batch
         optimizer.zero_grad()
         total, mean = torch.zeros(()), {}

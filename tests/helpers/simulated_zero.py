@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig, build_optimizer
-from palm_ds.runtime.optimizer.param_groups import set_lr
+from palm_ds.runtime.optimizer.param_groups import set_rates
 from palm_ds.runtime.optimizer.state import AllReduce, FlatLayout, NeedsLayouts, Param, Piece
 
 Cut = Callable[[Sequence[int], int, int], list[Piece]]
@@ -75,7 +75,7 @@ def train_whole(config: OptimizerConfig, steps: range, lr: float = 0.1) -> nn.Mo
     for step in steps:
         for parameter, gradient in gradients(model, step).items():
             parameter.grad = gradient
-        set_lr(optimizer.param_groups, lr)
+        set_rates(optimizer.param_groups, lr)
         optimizer.step()
     return model
 
@@ -135,7 +135,7 @@ def _process(
         wanted = gradients(model, step)
         for flat, params, pieces in groups:
             flat.grad = _flat(pieces, params, wanted)
-        set_lr(optimizer.param_groups, lr)
+        set_rates(optimizer.param_groups, lr)
         everything = optimizer.param_groups
         for group in everything:  # ZeRO steps one group after another
             optimizer.param_groups = [group]

@@ -7,7 +7,7 @@ stages of a recipe ──parse_stages──> CurriculumSpec (budgets in any unit
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from palm_ds.common.errors import UserError, suggest
@@ -22,10 +22,17 @@ from palm_ds.data.stream.budgets import (
     read_sampler,
     sampled,
 )
-from palm_ds.data.stream.stages import CURRICULUM_KINDS, Curriculum, Mix, Stage, tasks_of
+from palm_ds.data.stream.stages import (
+    CURRICULUM_KINDS,
+    STAGE_SETTINGS,
+    Curriculum,
+    Mix,
+    Stage,
+    tasks_of,
+)
 
 _MAX_STEPS = 10**9  # a byte of memory for each in stages of `mix: step`
-_KEYS = (*CURRICULUM_KINDS, "explicit", "steps", "sampler", "mix", "always")
+_KEYS = (*CURRICULUM_KINDS, "explicit", "steps", "sampler", "mix", "always", "settings")
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,8 @@ class CurriculumSpec:
     sampler: Sampler | None = None
     total: Budget | None = None
     """The total that the sampler distributes."""
+    settings: tuple[Mapping[str, Any], ...] = ()
+    """{one of STAGE_SETTINGS: value} of each stage; empty if none has any."""
 
     @property
     def resolved(self) -> bool:
@@ -74,6 +83,14 @@ class CurriculumSpec:
         found = [(b, mix) for row, mix in zip(self.budgets, self.mixes, strict=True) for b in row]
         return {b: min(mix for other, mix in found if other == b) for b, _ in found}
 
+    def groups_of(self, stage: int) -> tuple[str, ...]:
+        """The task groups of a stage (0-based)."""
+        if self.kind == "explicit":
+            return tuple(self.budgets[stage])
+        if self.kind == "sequential":
+            return self.task_groups[stage : stage + 1]
+        return self.task_groups[: stage + 1] if self.kind == "continual" else self.task_groups
+
     def resolve(self, step_tokens: int = 0, sizes: DatasetSizes | None = None) -> Curriculum:
         """The plan in steps of `step_tokens`. Raises UserError if it needs `sizes` of the task
         groups (`needs_corpus`) and there are none."""
@@ -85,9 +102,10 @@ class CurriculumSpec:
             rows = CURRICULUM_KINDS[self.kind](rows[0])
         mixes = self.mixes if self.kind == "explicit" else self.mixes * len(rows)
         stages, first = [], 0
-        for row, mix in zip(rows, mixes, strict=True):
+        settings = self.settings or ({},) * len(rows)
+        for row, mix, own in zip(rows, mixes, settings, strict=True):
             kept = tuple((task_group, steps) for task_group, steps in row.items() if steps)
-            stages.append(Stage(steps_of=kept, mix=mix, first=first))
+            stages.append(Stage(steps_of=kept, mix=mix, first=first, settings=dict(own)))
             first += stages[-1].steps
         if first > _MAX_STEPS:
             raise UserError(f"stages: {first:,} steps in all; at most {_MAX_STEPS:,}")
@@ -131,6 +149,9 @@ def parse_stages(values: object, tasks: Sequence[str]) -> CurriculumSpec:
                                           an epoch of the reference (default: the first)
     mix: batch | step                     a step has all task groups, or one; also per stage
     always: task [+ task ...]             tasks added to every task group that lacks them
+    settings: [{lr: 1.0e-4, ...}, ...]    what each stage has instead of `optimizer.lr`, `schedule`
+                                          and the like (STAGE_SETTINGS); an explicit stage has them
+                                          beside its task groups
     """
     if isinstance(values, list):
         values = {"explicit": values}
@@ -149,6 +170,8 @@ def parse_stages(values: object, tasks: Sequence[str]) -> CurriculumSpec:
         )
     normalize = _normalizer(tasks, values.get("always"))
     spec = (_explicit if kinds == ["explicit"] else _shaped)(values, kinds[0], normalize)
+    if "settings" in values:
+        spec = replace(spec, settings=_settings(values["settings"], spec))
     if not spec.task_groups or (spec.total and not spec.total.number):
         raise UserError("stages: no task group has any steps; give at least one task group some")
     return spec
@@ -189,20 +212,45 @@ def _explicit(
             raise UserError(f"stages.{key}: explicit stages have their own steps; remove this")
     if not isinstance(listed, list):
         raise UserError(f"stages.{kind}: expected a list of stages, got {listed!r}")
-    rows, mixes = [], []
+    rows, mixes, settings = [], [], []
     for number, stage in enumerate(listed):
         where = f"stages.{number}"
         if not isinstance(stage, Mapping):
             raise UserError(f"{where}: expected `task group: steps`, got {stage!r}")
         mixes.append(_mix(stage.get("mix", values.get("mix", "batch")), f"{where}.mix"))
+        own = {key: value for key, value in stage.items() if key in STAGE_SETTINGS}
+        settings.append(own)
         written = {
-            task_group: budget for task_group, budget in stage.items() if task_group != "mix"
+            task_group: budget
+            for task_group, budget in stage.items()
+            if task_group != "mix" and task_group not in own
         }
         named = of_task_groups(
             written, [normalize(task_group) for task_group in written], normalize, where
         )
         rows.append({b: read_budget(budget, f"{where}.{b}") for b, budget in named.items()})
-    return CurriculumSpec(kind, _with_steps(rows), tuple(rows), tuple(mixes))
+    spec = CurriculumSpec(kind, _with_steps(rows), tuple(rows), tuple(mixes))
+    return replace(spec, settings=tuple(settings)) if any(settings) else spec
+
+
+def _settings(values: object, spec: CurriculumSpec) -> tuple[Mapping[str, Any], ...]:
+    """The settings of the stages of a shape."""
+    where, stages = "stages.settings", len(spec.task_groups)
+    if spec.kind == "explicit":
+        raise UserError(f"{where}: explicit stages have them beside their task groups")
+    if spec.kind not in ("continual", "sequential"):
+        stages = 1
+    if not isinstance(values, list) or len(values) != stages:
+        shown = f"{len(values)} for" if isinstance(values, list) else f"{values!r} for"
+        raise UserError(
+            f"{where}: expected a list with a mapping for each stage, got {shown} {stages}"
+        )
+    for number, own in enumerate(values):
+        for key in own if isinstance(own, Mapping) else [own]:
+            if key not in STAGE_SETTINGS:
+                near = suggest(str(key), STAGE_SETTINGS)
+                raise UserError(f"{where}.{number}: no setting {key!r} of a stage{near}")
+    return tuple(values)
 
 
 def _with_steps(rows: Sequence[Mapping[str, Budget]]) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from palm_ds.data.stream.packing import pack
-from palm_ds.data.stream.stages import Curriculum, order_of
+from palm_ds.data.stream.stages import Curriculum, MaskRates, order_of
 from palm_ds.data.stream.task_group_dataset import (
     PackedRow,
     TaskGroupDataset,
@@ -58,6 +58,7 @@ class ExampleStream:
     rows: int = 0
     already_read: dict[str, int] = field(default_factory=dict)
     """{dataset: examples} consumed before the first step, by the run that this one extends."""
+    mask_rates: MaskRates = MaskRates()
 
     # -- which examples --
 
@@ -146,13 +147,14 @@ class ExampleStream:
         rows = self.step_rows(step)
         cuts = [len(rows) * i // slots for i in range(slots + 1)]
         own = range(rank * slots // world, (rank + 1) * slots // world)
-        return [self.build(rows[cuts[i] : cuts[i + 1]] or [[]], cuts[i]) for i in own]
+        return [self.build(step, rows[cuts[i] : cuts[i + 1]] or [[]], cuts[i]) for i in own]
 
-    def build(self, rows: Sequence[PackedRow], first_row: int = 0) -> Batch:
-        """One micro-batch of rows, as long as its fullest row."""
+    def build(self, step: int, rows: Sequence[PackedRow], first_row: int = 0) -> Batch:
+        """One micro-batch of some of a step's rows, as long as its fullest row."""
         used = max((sum(ref.length for ref in row) for row in rows), default=0)
         length = min(-(-max(used, 1) // _ROUND) * _ROUND, self.length)
-        return replace(build_rows(self.datasets, rows, length, self.pad), first_row=first_row)
+        built = build_rows(self.datasets, rows, length, self.pad, self.mask_rates.at(step))
+        return replace(built, first_row=first_row)
 
     # -- position --
 

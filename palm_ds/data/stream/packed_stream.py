@@ -27,7 +27,7 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_generator
 from palm_ds.data.stream.packing import pack
-from palm_ds.data.stream.stages import Curriculum, order_of
+from palm_ds.data.stream.stages import Curriculum, MaskRates, order_of
 from palm_ds.data.stream.task_group_dataset import (
     ExampleRef,
     PackedRow,
@@ -181,6 +181,7 @@ class PackedStream:
     window_rows: int = WINDOW_ROWS
     already_read: dict[str, int] = field(default_factory=dict)
     """{dataset: examples} consumed before the first step, by the run that this one extends."""
+    mask_rates: MaskRates = MaskRates()
     _stages: dict[int, OpenStage] = field(default_factory=dict, repr=False)
 
     def step_rows(self, step: int) -> list[PackedRow]:
@@ -196,12 +197,14 @@ class PackedStream:
         first = rank * share
         rows = self.step_rows(step)[first : first + share]
         return [
-            self.build(rows[i : i + micro_rows], first + i) for i in range(0, share, micro_rows)
+            self.build(step, rows[i : i + micro_rows], first + i)
+            for i in range(0, share, micro_rows)
         ]
 
-    def build(self, rows: Sequence[PackedRow], first_row: int = 0) -> Batch:
-        """One micro-batch of rows."""
-        batch = build_rows(self.datasets, rows, self.length, self.pad)
+    def build(self, step: int, rows: Sequence[PackedRow], first_row: int = 0) -> Batch:
+        """One micro-batch of some of a step's rows."""
+        rate = self.mask_rates.at(step)
+        batch = build_rows(self.datasets, rows, self.length, self.pad, rate)
         return replace(batch, first_row=first_row)
 
     def state_dict(self, step: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ group and u to each earlier one, u = B/(N+1). For N = 4 and B = 50k: 20 | 10+30 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -23,6 +23,8 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_generator
 
 Mix = Literal["batch", "step"]
+STAGE_SETTINGS = ("lr", "schedule", "weight_decay", "rate", "freeze")
+"""Settings of the recipe that a stage may have of its own (train/recipe/stage_settings.py)."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Stage:
     mix: Mix
     first: int
     """The first step of the stage, counted over the run."""
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """{one of STAGE_SETTINGS: what this stage has instead of the recipe's}."""
 
     @property
     def steps(self) -> int:
@@ -116,7 +120,8 @@ class Curriculum:
     def explicit(self) -> list[dict[str, Any]]:
         """The plan as a recipe's list of stages."""
         return [
-            dict(stage.steps_of) | ({"mix": stage.mix} if stage.mix != "batch" else {})
+            {**dict(stage.steps_of), **({"mix": stage.mix} if stage.mix != "batch" else {})}
+            | dict(stage.settings)
             for stage in self.stages
         ]
 
@@ -135,8 +140,20 @@ class Curriculum:
             rows.append(["warm-up", *warmups])
         if any(stage.mix == "step" for stage in self.stages):
             rows.append(["mix", *(stage.mix for stage in self.stages)])
+        for name in STAGE_SETTINGS:
+            if any(name in stage.settings for stage in self.stages):
+                rows.append([name, *(_short(stage.settings.get(name)) for stage in self.stages)])
         heads = ["", *(f"stage {i + 1}" for i in range(len(self.stages))), "all"]
         return _columns([[*heads, *(["tokens"] if step_tokens else [])], *rows])
+
+
+def _short(value: object) -> str:
+    """A setting of a stage in a cell: of a mapping the values."""
+    if isinstance(value, Mapping):
+        return " ".join(str(each) for each in value.values())
+    if isinstance(value, (list, tuple)):
+        return " to ".join(str(each) for each in value)
+    return "" if value is None else str(value)
 
 
 def _columns(rows: Sequence[Sequence[str | int]]) -> str:
@@ -205,3 +222,26 @@ def order_of(stage: Stage, number: int, seed: int) -> np.ndarray:
     counts = [steps for _, steps in stage.steps_of]
     task_groups = np.repeat(np.arange(len(counts), dtype=np.uint8), counts)
     return keyed_generator(derive_key(seed, "order"), number).permutation(task_groups)
+
+
+@dataclass(frozen=True)
+class MaskRates:
+    """The mask rate of every step; None where tasks have their own."""
+
+    spans: tuple[tuple[int, int, tuple[float, ...]], ...] = ()
+    """(first step, number of steps, rates) of the stages that have one: one rate, or the first
+    step's and the last one's, with a linear change between them."""
+
+    @classmethod
+    def of(cls, curriculum: Curriculum, rates: Sequence[tuple[float, ...]]) -> MaskRates:
+        """`rates`: those of each stage, empty for none."""
+        pairs = zip(curriculum.stages, rates, strict=True)
+        return cls(tuple((stage.first, stage.steps, own) for stage, own in pairs if own))
+
+    def at(self, step: int) -> float | None:
+        """The rate of a step (0-based)."""
+        for first, steps, rates in self.spans:
+            if first <= step < first + steps:
+                done = (step - first) / max(steps - 1, 1)
+                return rates[0] + (rates[-1] - rates[0]) * done
+        return None

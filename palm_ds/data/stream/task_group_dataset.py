@@ -6,7 +6,7 @@ any n."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from types import MappingProxyType
@@ -99,8 +99,24 @@ class TaskGroupDataset(Generic[SourceT]):
             )
         return found
 
-    def example(self, n: int, layout: np.void) -> Example:
-        """The n-th example, built by the first task of the task group and labelled by all."""
+    def at_rate(self, rate: float | None) -> Sequence[Task[SourceT]]:
+        """The tasks with this mask rate; None: with their own."""
+        if rate is None:
+            return self.tasks
+        if rate not in self._at_rate:
+            self._at_rate.clear()
+            self._at_rate[rate] = tuple(
+                replace(task, **{"rate": rate}) if task.rate_varies else task for task in self.tasks
+            )
+        return self._at_rate[rate]
+
+    @cached_property
+    def _at_rate(self) -> dict[float, Sequence[Task[SourceT]]]:
+        return {}
+
+    def example(self, n: int, layout: np.void, rate: float | None = None) -> Example:
+        """The n-th example, built by the first task of the task group and labelled by all, with a
+        mask rate of a step's own if it has one."""
         first, source = self.tasks[0], self.order.source_of(n)
         example = first.example(layout, source, self._generator(first, "example", n))
         if len(example) != layout["length"]:
@@ -108,7 +124,7 @@ class TaskGroupDataset(Generic[SourceT]):
                 f"tasks.{first.name}: example() returned {len(example)} tokens, but layout() "
                 f"promised {layout['length']}; the two must agree"
             )
-        for task in self.tasks:
+        for task in self.at_rate(rate):
             task.label(example, source, self._generator(task, "label", n))
             if task.name in self.soft:
                 add_soft_labels(example, task, source, self.soft[task.name])
@@ -174,13 +190,14 @@ BuiltRow: TypeAlias = list[BuiltExample]
 
 
 def build_examples(
-    datasets: Sequence[TaskGroupDataset], rows: Sequence[PackedRow]
+    datasets: Sequence[TaskGroupDataset], rows: Sequence[PackedRow], rate: float | None = None
 ) -> list[BuiltRow]:
-    """The examples of rows."""
-    return [
-        [BuiltExample(ref, datasets[ref.dataset].example(ref.number, ref.layout)) for ref in row]
-        for row in rows
-    ]
+    """The examples of rows; `rate`: as in `TaskGroupDataset.example`."""
+
+    def built(ref: ExampleRef) -> BuiltExample:
+        return BuiltExample(ref, datasets[ref.dataset].example(ref.number, ref.layout, rate))
+
+    return [[built(ref) for ref in row] for row in rows]
 
 
 def collate_built(
@@ -192,10 +209,14 @@ def collate_built(
 
 
 def build_rows(
-    datasets: Sequence[TaskGroupDataset], rows: Sequence[PackedRow], length: int, pad: int
+    datasets: Sequence[TaskGroupDataset],
+    rows: Sequence[PackedRow],
+    length: int,
+    pad: int,
+    rate: float | None = None,
 ) -> Batch:
     """The examples of rows, built and collated."""
-    return collate_built(datasets, build_examples(datasets, rows), length, pad)
+    return collate_built(datasets, build_examples(datasets, rows, rate), length, pad)
 
 
 def held_out_rows(dataset: TaskGroupDataset, dataset_index: int, most: int) -> list[PackedRow]:

@@ -86,6 +86,8 @@ class Task(Exports, ABC, Generic[SourceT]):
 
     reads: ClassVar[Literal["corpus", "table"]]
     """The kind of its source."""
+    rate_varies: ClassVar[bool] = False
+    """Whether its setting `rate` may differ from stage to stage: only `label` uses it."""
     segments: ClassVar[int] = 1
     """Number of texts of an example that get segment embeddings of their own."""
     num_uniforms: ClassVar[int] = 0

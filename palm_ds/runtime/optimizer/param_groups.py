@@ -162,7 +162,12 @@ def param_groups(
     ]
 
 
-def set_lr(groups: Iterable[dict[str, Any]], lr: float) -> None:
-    """Set each group's learning rate to `lr` times the group's own multiplier."""
+def set_rates(
+    groups: Iterable[dict[str, Any]], lr: float, *, weight_decay: float | None = None
+) -> None:
+    """Set each group's learning rate to `lr` times the group's own multiplier and, if given, the
+    weight decay of those whose parameters have one."""
     for group in groups:
         group["lr"] = lr * group["lr_scale"]
+        if weight_decay is not None and group["decays"]:
+            group["weight_decay"] = weight_decay

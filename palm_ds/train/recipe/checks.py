@@ -17,6 +17,7 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.lora import LoraSettings, check_targets
 from palm_ds.train.recipe.sections import MOST_EXAMPLES, BatchSize, SourceSettings
+from palm_ds.train.recipe.stage_settings import StageSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +89,20 @@ class TaskChecks:
                 )
             self._check_labelled(task_group)
             self._check_weighted(task_group)
+
+    def check_stage_settings(self, weight_decay: float) -> None:
+        """What a stage has of its own fits the recipe and the stage's tasks."""
+        for number, values in enumerate(self.spec.settings):
+            where = f"stages.{number}"
+            own = StageSettings.read(values, where)
+            if own.weight_decay is not None and not weight_decay:
+                raise UserError(
+                    f"{where}.weight_decay: optimizer.weight_decay is 0; give it a value"
+                )
+            groups = self.spec.groups_of(number)
+            tasks = [self.tasks[name] for group in groups for name in tasks_of(group)]
+            if own.rates and not any(task.rate_varies for task in tasks):
+                raise UserError(f"{where}.rate: no task of this stage masks tokens at a rate")
 
     def _check_labelled(self, task_group: str) -> None:
         """Every task but the first can label examples that another one built."""

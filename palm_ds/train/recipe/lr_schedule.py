@@ -2,39 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.stream.stages import Curriculum, StepInfo
+
+
+def _as_number(value: object) -> object:
+    """YAML reads 1e-1 as text."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 @dataclass(frozen=True, kw_only=True)
 class LRSchedule:
     """The learning rate of each step, as a multiplier of the optimizer's `lr`."""
 
-    kind: Literal["noam", "linear", "wsd", "constant"] = "linear"
-    """Decay after the warm-up. noam: with the inverse square root of the step; linear: to `end`;
-    wsd: constant, then linearly to `end` over the last `decay` steps; constant: none."""
-    warmup: float = 0.0
-    """Steps of linear increase from 0. Below 1: a fraction of all steps (with `restart: stage`, of
-    the stage's steps)."""
-    decay: int = 0
-    """wsd: steps of the decay at the end."""
+    kind: Literal["noam", "linear", "cosine", "wsd", "constant"] = "linear"
+    """Decay after the warm-up. noam: with the inverse square root of the step; linear and cosine:
+    to `end`; wsd: constant, then in the form of `shape` to `end` over the last `decay` steps;
+    constant: none."""
+    warmup: Annotated[float | str, BeforeValidator(_as_number)] = 0.0
+    """Steps of linear increase from 0, or `N tokens`. Below 1: a fraction of all steps (with
+    `restart: stage`, of the stage's steps)."""
+    decay: Annotated[int | float | str, BeforeValidator(_as_number)] = 0
+    """wsd: steps of the decay at the end, or `N tokens`, or below 1 a fraction like `warmup`."""
+    shape: Literal["linear", "1-sqrt", "cosine"] = "linear"
+    """wsd: the form of the decay. 1-sqrt falls with the square root of the steps that are done
+    (ModernBERT)."""
     end: float = 0.0
-    """linear and wsd: the multiplier at the end."""
+    """linear, cosine and wsd: the multiplier at the end."""
     restart: Literal["never", "stage"] = "never"
     """`stage`: every stage has its own warm-up and decay (ERNIE 2.0, section 5.1)."""
 
     def __post_init__(self) -> None:
         for name in ("warmup", "decay"):
-            if getattr(self, name) < 0:
-                raise UserError(f"schedule.{name}: {getattr(self, name)} is negative")
-        if self.warmup >= 1 and self.warmup != int(self.warmup):
-            raise UserError(
-                f"schedule.warmup: {self.warmup} is neither a number of steps nor a fraction "
-                "below 1"
-            )
+            _check_span(name, getattr(self, name))
         if not 0 <= self.end <= 1:
             raise UserError(f"schedule.end: {self.end} is not between 0 and 1")
         if self.kind == "noam" and not self.warmup:
@@ -43,10 +54,21 @@ class LRSchedule:
             raise UserError(
                 f"schedule.decay: {self.kind} takes no decay steps; remove it, or use `kind: wsd`"
             )
-        if self.end and self.kind not in ("linear", "wsd"):
+        if self.shape != "linear" and self.kind != "wsd":
+            raise UserError(f"schedule.shape: {self.kind} has its own; only `kind: wsd` has one")
+        if self.end and self.kind not in ("linear", "cosine", "wsd"):
             raise UserError(f"schedule.end: {self.kind} has no end; remove it, or use another kind")
         if self.kind == "wsd" and not self.decay:
             raise UserError("schedule.decay: wsd needs the number of decay steps")
+
+    def in_steps(self, step_tokens: int) -> LRSchedule:
+        """With amounts in tokens as steps of `step_tokens`, rounded up. Raises UserError if that is
+        not known."""
+        return replace(
+            self,
+            warmup=_in_steps("warmup", self.warmup, step_tokens),
+            decay=_in_steps("decay", self.decay, step_tokens),
+        )
 
     def warmups(self, curriculum: Curriculum) -> list[int]:
         """Warm-up steps of each stage."""
@@ -56,7 +78,11 @@ class LRSchedule:
 
     def _warmup_steps(self, steps: int) -> int:
         """Warm-up of a run or stage of `steps` steps."""
-        return int(self.warmup if self.warmup >= 1 else self.warmup * steps)
+        return _part(self.warmup, steps)
+
+    def _decay_steps(self, steps: int) -> int:
+        """Decay at the end of a run or stage of `steps` steps."""
+        return _part(self.decay, steps) if self.kind == "wsd" else 0
 
     def warnings(self, curriculum: Curriculum) -> list[str]:
         """One line for the run, or each stage, that is too short for its warm-up and decay."""
@@ -67,7 +93,7 @@ class LRSchedule:
         return [f"note: schedule: {what} {why}" for what, why in problems.items() if why]
 
     def _too_short(self, steps: int) -> str:
-        warmup, decay = self._warmup_steps(steps), self.decay if self.kind == "wsd" else 0
+        warmup, decay = self._warmup_steps(steps), self._decay_steps(steps)
         if warmup > steps:
             share = 100 * steps / warmup
             return f"ends after {steps:,} of {warmup:,} warm-up steps, at {share:.0f} % of `lr`"
@@ -90,6 +116,44 @@ class LRSchedule:
             return (max(warmup, 1) / t) ** 0.5
         if self.kind == "constant":
             return 1.0
-        decay = max(steps - warmup if self.kind == "linear" else self.decay, 1)
+        decay = max(self._decay_steps(steps) if self.kind == "wsd" else steps - warmup, 1)
         remaining = min(max(steps - t + 1, 0) / decay, 1.0)
-        return self.end + (1 - self.end) * remaining
+        shape = self.shape if self.kind == "wsd" else self.kind
+        return self.end + (1 - self.end) * _SHAPES[shape](remaining)
+
+
+_SHAPES: Mapping[str, Callable[[float], float]] = {
+    "linear": lambda remaining: remaining,
+    "1-sqrt": lambda remaining: 1 - math.sqrt(1 - remaining),
+    "cosine": lambda remaining: (1 + math.cos(math.pi * (1 - remaining))) / 2,
+}
+"""The multiplier by what remains of the decay, from 1 to 0."""
+
+
+def _part(amount: float | str, steps: int) -> int:
+    """An amount in steps, of which one below 1 is a fraction of `steps`."""
+    assert not isinstance(amount, str), "in_steps was not called"
+    return int(amount if amount >= 1 else amount * steps)
+
+
+def _in_steps(name: str, amount: float | str, step_tokens: int) -> float:
+    if not isinstance(amount, str):
+        return amount
+    if step_tokens <= 1:
+        raise UserError(
+            f"schedule.{name}: {amount}, but `batch` is in examples; give a number of steps"
+        )
+    return math.ceil(int(amount.split()[0].replace("_", "")) / step_tokens)
+
+
+def _check_span(name: str, amount: float | str) -> None:
+    """Raises UserError for an amount that is neither steps, nor a fraction, nor tokens."""
+    if isinstance(amount, str):
+        if not re.fullmatch(r"[1-9][\d_]*\s+tokens", amount.strip()):
+            raise UserError(f"schedule.{name}: {amount!r} is neither a number nor `N tokens`")
+    elif amount < 0:
+        raise UserError(f"schedule.{name}: {amount} is negative")
+    elif amount >= 1 and amount != int(amount):
+        raise UserError(
+            f"schedule.{name}: {amount} is neither a number of steps nor a fraction below 1"
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,7 @@ from palm_ds.common.config import override, parse, parse_override, read_yaml
 from palm_ds.common.errors import UserError
 from palm_ds.common.files import fingerprint
 from palm_ds.data.stream.curriculum_spec import CurriculumSpec, parse_stages
-from palm_ds.data.stream.stages import Curriculum, StepInfo, tasks_of
+from palm_ds.data.stream.stages import Curriculum, MaskRates, StepInfo, tasks_of
 from palm_ds.data.tasks.task import Task, build
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.config.encoder_kinds import is_custom, shipped_class
@@ -42,6 +42,7 @@ from palm_ds.train.recipe.sections import (
     SourceSettings,
     SpikeSettings,
 )
+from palm_ds.train.recipe.stage_settings import StageSettings
 from palm_ds.train.report.tracker_clients import TrackSettings
 from palm_ds.weights.model_folder import encoder_config
 
@@ -169,6 +170,8 @@ class Recipe:
                 "epochs"
             )
         checks.check_blends()
+        checks.check_stage_settings(self.optimizer.weight_decay)
+        _ = self._schedule  # checks itself
 
     @cached_property
     def batch_size(self) -> BatchSize:
@@ -200,14 +203,47 @@ class Recipe:
 
     def lr_scale(self, at: StepInfo) -> float:
         """The multiplier of `optimizer.lr` at a step."""
-        return self.schedule.scale(at, self.curriculum.steps)
+        return self.stage_settings[at.stage].scale(
+            at, schedule=self._schedule, lr=self.optimizer.lr, steps=self.curriculum.steps
+        )
+
+    def decay_scale(self, at: StepInfo) -> float:
+        """The multiplier of `optimizer.weight_decay` at a step."""
+        own = self.stage_settings[at.stage].weight_decay
+        return 1.0 if own is None else own / self.optimizer.weight_decay
 
     def frozen_in(self, at: StepInfo) -> tuple[str, ...]:
-        """Parameter patterns that the tasks of a step freeze. Such a step trains one task group."""
-        if len(at.task_groups) != 1:
-            return ()
-        names = tasks_of(at.task_groups[0])
-        return tuple(dict.fromkeys(p for name in names for p in self.built_tasks[name].freeze))
+        """Parameter patterns that the stage of a step freezes, and its tasks, if it trains one task
+        group."""
+        own = self.stage_settings[at.stage].freeze
+        names = tasks_of(at.task_groups[0]) if len(at.task_groups) == 1 else ()
+        of_tasks = (p for name in names for p in self.built_tasks[name].freeze)
+        return tuple(dict.fromkeys([*own, *of_tasks]))
+
+    @property
+    def freezable(self) -> list[str]:
+        """Parameter patterns that some steps freeze."""
+        every = [own.freeze for own in self.stage_settings]
+        every += [task.freeze for task in self.built_tasks.values()]
+        return [pattern for patterns in every for pattern in patterns]
+
+    @cached_property
+    def stage_settings(self) -> tuple[StageSettings, ...]:
+        """What each stage of the curriculum has instead of the recipe's settings."""
+        own = [stage.settings for stage in self.curriculum.stages]
+        read = (StageSettings.read(x, f"stages.{n}") for n, x in enumerate(own))
+        return tuple(
+            replace(x, schedule=x.schedule and x.schedule.in_steps(self.step_tokens)) for x in read
+        )
+
+    @property
+    def mask_rates(self) -> MaskRates:
+        """The mask rate of every step."""
+        return MaskRates.of(self.curriculum, [own.rates for own in self.stage_settings])
+
+    @cached_property
+    def _schedule(self) -> LRSchedule:
+        return self.schedule.in_steps(self.step_tokens)
 
     @property
     def step_tokens(self) -> int:
@@ -229,7 +265,7 @@ class Recipe:
         """The plan as a table, with tokens and warm-up steps."""
         tokens = self.step_tokens if self.rows else 0
         return self.curriculum.table(
-            step_tokens=tokens, warmups=self.schedule.warmups(self.curriculum)
+            step_tokens=tokens, warmups=self._schedule.warmups(self.curriculum)
         )
 
     @cached_property

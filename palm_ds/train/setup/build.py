@@ -67,6 +67,7 @@ def build_stream(
             length=recipe.length,
             seed=recipe.seed,
             pad=data.vocabulary.pad,
+            mask_rates=recipe.mask_rates,
         )
         stream.rows = round_up_rows(stream.most_rows())
         return stream
@@ -78,6 +79,7 @@ def build_stream(
         length=recipe.length,
         seed=recipe.seed,
         pad=data.vocabulary.pad,
+        mask_rates=recipe.mask_rates,
     )
 
 

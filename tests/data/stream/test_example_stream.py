@@ -186,7 +186,7 @@ def test_processes_and_micro_batches_partition_the_same_rows(sources, shape, wor
         batches = [batch for part in parts for batch in part]
         sizes = [len(batch.input_ids) for batch in batches if batch.real_tokens]
         assert max(sizes) <= of_micro and max(sizes) - min(sizes) <= 1
-        whole = stream.build(stream.step_rows(step))
+        whole = stream.build(step, stream.step_rows(step))
         assert texts(batches) == texts([whole])
         firsts = [batch.first_row for batch in batches if batch.real_tokens]
         assert firsts == [sum(sizes[:i]) for i in range(len(sizes))]
@@ -250,7 +250,7 @@ def test_packing_uses_few_rows_without_excess_length(sources) -> None:
         assert max(used) <= 64
     (batch,) = stream.batches(0, 0, 1, stream.rows)
     rows = stream.step_rows(0)[:1]
-    short = stream.build([row[:1] for row in rows])
+    short = stream.build(0, [row[:1] for row in rows])
     length = int(rows[0][0][2][0])
     assert short.input_ids.shape == (1, -(-length // 8) * 8) and short.real_tokens == length
     assert batch.input_ids.shape[1] <= 64

@@ -9,7 +9,7 @@ from torch import nn
 
 from palm_ds.runtime.optimizer import scaled_adam
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig, build_optimizer
-from palm_ds.runtime.optimizer.param_groups import set_lr
+from palm_ds.runtime.optimizer.param_groups import set_rates
 from tests.helpers.simulated_zero import (
     LayersModel,
     as_zero_1,
@@ -102,7 +102,7 @@ def test_stable_adamw_equals_torch_optimi() -> None:
         for each in (model, reference):
             for parameter, gradient in gradients(each, step).items():
                 parameter.grad = gradient
-        set_lr(ours.param_groups, LR)
+        set_rates(ours.param_groups, LR)
         ours.step()
         theirs.step()
     for p, q in zip(model.parameters(), reference.parameters(), strict=True):

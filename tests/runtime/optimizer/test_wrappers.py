@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig, build_optimizer
-from palm_ds.runtime.optimizer.param_groups import param_groups, set_lr
+from palm_ds.runtime.optimizer.param_groups import param_groups, set_rates
 from palm_ds.runtime.optimizer.wrappers import (
     ClipAndSkipNonFinite,
     StepFreezing,
@@ -34,7 +34,7 @@ def test_freezing_a_step_equals_removing_the_gradients(kind: str) -> None:
     freezing.watch(model)
     for step in range(4):
         pattern = frozen.get(step)
-        set_lr(optimizer.param_groups, 0.1)
+        set_rates(optimizer.param_groups, 0.1)
         freezing.prepare(optimizer.param_groups, [pattern] if pattern else [])
         for each in (model, reference):
             each.zero_grad()

@@ -118,7 +118,7 @@ def gradients(recipe: Recipe, student: BertForSequenceClassification) -> dict[st
     teachers = build_teachers(plan, model, run, data, start(run.ds_config))
     assert teachers is not None
     stream = build_stream(recipe, data, soft=plan.soft_tasks)
-    batch = teachers(stream.build(stream.step_rows(0)), 0)
+    batch = teachers(stream.build(0, stream.step_rows(0)), 0)
     weights = {"mood": LABEL_WEIGHT} | model.teacher_weights
     outputs = model.eval()(batch)
     losses = [weights[name] * x.loss_sum / batch.count(name) for name, x in outputs.items()]

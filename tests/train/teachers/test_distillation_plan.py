@@ -157,7 +157,7 @@ def learning(recipe: Recipe, data: Data) -> tuple[DistillationPlan, Any, Any]:
     teachers = build_teachers(plan, model, run, data, start(ds_config))
     assert teachers is not None
     stream = build_stream(recipe, data, soft=plan.soft_tasks)
-    batch = teachers(stream.build(stream.step_rows(0)), 0)
+    batch = teachers(stream.build(0, stream.step_rows(0)), 0)
     return plan, batch, model.eval()(batch)
 
 

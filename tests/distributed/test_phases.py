@@ -1,0 +1,67 @@
+"""Stages with settings of their own: one curve whatever the processes, ZeRO stage and restarts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.distributed.test_commands import MASKS, losses, records, write_machine, write_recipe
+from tests.distributed.test_divergence import KILLED, PRETRAIN, SPIKING
+from tests.helpers.small_corpus import write_small_corpus
+from tests.helpers.warm_python import clear_away, start_together
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+ROOT, SECONDS = Path(__file__).parents[2], 300
+APART = "sentence_distance"
+PHASES: list[dict[str, Any]] = [
+    {MASKS: 6, "rate": 0.3},
+    {
+        f"{APART} + {MASKS}": 6,
+        "lr": 2e-3,
+        "weight_decay": 0.5,
+        "rate": [0.3, 0.15],
+        "schedule": {"kind": "wsd", "warmup": 2, "decay": 3, "shape": "1-sqrt"},
+    },
+    {MASKS: 6, "freeze": ["backbone.layers.0.*"], "schedule": {"kind": "cosine", "end": 0.1}},
+]
+
+
+def train(recipe: Path, run: Path, *, world: int, stage: int, killed: int = -1) -> None:
+    ds_config = write_machine(run.parent, zero_optimization={"stage": stage})
+    words = [SPIKING, PRETRAIN, recipe, "--deepspeed_config", ds_config, "--run_dir", run]
+    env = {"PYTHONPATH": str(ROOT), "PALM_TEST_KILLED_STEP": str(killed)}
+    programs = start_together(world, words, env=env)
+    try:
+        output = programs[0].communicate(timeout=SECONDS)[0]
+        assert programs[0].returncode == (KILLED if killed >= 0 else 0), output[-4000:]
+    finally:
+        clear_away(programs)
+
+
+def test_one_curve_across_switches(tmp_path: Path) -> None:
+    """Killed in the middle of a stage and exactly at a switch, resumed with other layouts."""
+    write_small_corpus(tmp_path / "corpus")
+    recipe = write_recipe(
+        tmp_path,
+        tmp_path / "corpus",
+        tasks={MASKS: {"source": "text"}, APART: {"source": "text"}},
+        stages=PHASES,
+        held_out=0.0,
+        log={"every": 1},
+        save={"every": 3},
+    )
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    train(recipe, whole, world=1, stage=0)
+    for killed, world, stage in ((4, 2, 1), (6, 1, 3), (12, 2, 2)):
+        train(recipe, broken, world=world, stage=stage, killed=killed)
+    train(recipe, broken, world=1, stage=2)
+    mine, its = losses(whole), losses(broken)
+    assert len(mine) == len(its) == 18
+    for one, other in zip(mine, its, strict=True):
+        assert one.keys() == other.keys()
+        assert [*one.values()] == pytest.approx([*other.values()], abs=2e-6)
+    rates = [[step["lr"] for step in records(run, "step")] for run in (whole, broken)]
+    assert rates[0] == rates[1] and rates[0][6:12] != rates[0][:6]
