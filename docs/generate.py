@@ -43,6 +43,7 @@ from palm_ds.train.recipe.sections import (  # noqa: E402
     SourceSettings,
     SpikeSettings,
 )
+from palm_ds.train.recipe.stage_settings import StageSettings  # noqa: E402
 from palm_ds.train.report.tracker_clients import (  # noqa: E402
     MlflowSettings,
     TrackioSettings,
@@ -54,6 +55,7 @@ SECTIONS = {
     "optimizer": OptimizerConfig,
     "lora": LoraSettings,
     "schedule": LRSchedule,
+    "stages.N": StageSettings,
     "sources.NAME": SourceSettings,
     "sources.NAME.read": TableSettings,
     "evaluate": EvaluateSettings,
