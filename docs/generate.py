@@ -134,7 +134,8 @@ def _one_line(text: str) -> str:
 
 def _type(cls: type, annotation: ast.expr) -> str:
     """The type in words, as for YAML."""
-    text = re.sub(r"\bSeveral\[(\w+)\]", r"tuple[\1, ...]", ast.unparse(annotation))
+    text = re.sub(r"\bAnnotated\[(.+), \w+\(.*\)\]", r"\1", ast.unparse(annotation))
+    text = re.sub(r"\bSeveral\[(\w+)\]", r"tuple[\1, ...]", text)
     for name, alias in vars(sys.modules[cls.__module__]).items():
         if get_origin(alias) is Literal:
             text = re.sub(rf"\b{name}\b", str(alias).removeprefix("typing."), text)
@@ -154,6 +155,8 @@ def _type(cls: type, annotation: ast.expr) -> str:
         r"\b(int|NonNegativeInt)\b": "whole number",
         r"\b(float|NonNegativeFloat)\b": "number",
         r" \| None": ", or none",
+        r" \| ": " or ",
+        r"\blist\[(\w+)\]": r"list of \1",
         r"\bAny\b": "value",
     }
     for pattern, word in words.items():
