@@ -380,7 +380,7 @@ class _Agreement(NamedTuple):
     """The agreement of the processes before a step."""
 
     counts: dict[str, int]
-    """What the loss of each task is divided by."""
+    """The divisor of each task's loss."""
     tokens: int
     """Without padding."""
     stop: bool

@@ -23,19 +23,10 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "source",
-        type=Path,
-        metavar="SOURCE",
-        help="a run, a checkpoint, or a name on the hub",
-    )
+    add("source", type=Path, metavar="SOURCE", help="a run, a checkpoint, or a name on the hub")
     add("target", type=local_path, metavar="TARGET", help="a new folder")
-    add(
-        "--to",
-        default="palm_ds",
-        metavar="F",
-        help="palm_ds, huggingface, paddle, onnx (palm_ds)",
-    )
+    to = "palm_ds, huggingface, paddle, onnx (palm_ds)"
+    add("--to", default="palm_ds", metavar="F", help=to)
     add_fields(parser, ConversionOptions, "task", "family", metavar={"task": "T", "family": "F"})
     add("--head", type=list_of_names, metavar="A,B", help="write only this head (onnx: these)")
     shown = {"head_class": "CLASS", "words": "NAME", "dtype": "D", "shard_size": "N"}

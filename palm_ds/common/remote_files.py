@@ -35,7 +35,7 @@ _BUFFER = 4 << 20  # and of an open file
 
 @dataclass(frozen=True, kw_only=True)
 class Retries:
-    """When a request is made again."""
+    """Rules for repeating an attempt that failed."""
 
     tries: int = 6
     """Attempts in a row that fail and bring nothing new."""

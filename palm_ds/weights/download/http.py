@@ -50,7 +50,7 @@ _RETRY_CODES = {408, 425, 429, 500, 502, 503, 504}  # worth a retry
 
 @dataclass(frozen=True, kw_only=True)
 class Patience(Retries):
-    """When to give up."""
+    """Limits of a download."""
 
     reaches: int = 2
     """Tries while the host cannot be reached and nothing has come from it."""
