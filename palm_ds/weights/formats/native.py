@@ -400,7 +400,7 @@ def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
         if value := getattr(target, name):
             raise UserError(f"{name}: {value!r} does not apply: palm_ds keeps every tensor")
     dtype = TORCH_DTYPES[target.dtype or "float32"]
-    made_by = {"palm_ds": __version__, "converted_from": contents.format}
+    made_by: dict[str, Any] = {"palm_ds": __version__, "converted_from": contents.format}
     made_by |= {"origin": contents.origin} if contents.origin else {}
 
     def fill(folder: Path, _tokenizer: SavesFiles | None) -> None:
