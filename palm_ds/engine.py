@@ -140,8 +140,7 @@ class Engine:
         assert len(batches) == self.accumulation, (len(batches), self.accumulation)
         flags = (stop, self._state.writer.written)
         agreed = _agree(self.processes, self._over_tokens, batches, step, flags)
-        decay = self._weight_decay * decay_scale
-        set_rates(self._optimizer.param_groups, lr, weight_decay=decay)
+        set_rates(self._optimizer.param_groups, lr, self._weight_decay * decay_scale)
         self._step_freezing.prepare(self._optimizer.param_groups, frozen)
         with names_micro_batch(self.micro_rows):
             sums = self._micro_steps.run(batches, step, agreed.counts, weights or {})

@@ -163,7 +163,7 @@ def param_groups(
 
 
 def set_rates(
-    groups: Iterable[dict[str, Any]], lr: float, *, weight_decay: float | None = None
+    groups: Iterable[dict[str, Any]], lr: float, weight_decay: float | None = None
 ) -> None:
     """Set each group's learning rate to `lr` times the group's own multiplier and, if given, the
     weight decay of those whose parameters have one."""

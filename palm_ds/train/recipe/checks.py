@@ -90,11 +90,11 @@ class TaskChecks:
             self._check_labelled(task_group)
             self._check_weighted(task_group)
 
-    def check_stage_settings(self, weight_decay: float) -> None:
+    def check_stage_settings(self, weight_decay: float, step_tokens: int) -> None:
         """What a stage has of its own fits the recipe and the stage's tasks."""
         for number, values in enumerate(self.spec.settings):
             where = f"stages.{number}"
-            own = StageSettings.read(values, where)
+            own = StageSettings.read(values, where, step_tokens)
             if own.weight_decay is not None and not weight_decay:
                 raise UserError(
                     f"{where}.weight_decay: optimizer.weight_decay is 0; give it a value"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -170,7 +170,7 @@ class Recipe:
                 "epochs"
             )
         checks.check_blends()
-        checks.check_stage_settings(self.optimizer.weight_decay)
+        checks.check_stage_settings(self.optimizer.weight_decay, self.step_tokens)
         _ = self._schedule  # checks itself
 
     @cached_property
@@ -209,8 +209,7 @@ class Recipe:
 
     def decay_scale(self, at: StepInfo) -> float:
         """The multiplier of `optimizer.weight_decay` at a step."""
-        own = self.stage_settings[at.stage].weight_decay
-        return 1.0 if own is None else own / self.optimizer.weight_decay
+        return self.stage_settings[at.stage].decay_scale(self.optimizer.weight_decay)
 
     def frozen_in(self, at: StepInfo) -> tuple[str, ...]:
         """Parameter patterns that the stage of a step freezes, and its tasks, if it trains one task
@@ -223,18 +222,14 @@ class Recipe:
     @property
     def freezable(self) -> list[str]:
         """Parameter patterns that some steps freeze."""
-        every = [own.freeze for own in self.stage_settings]
-        every += [task.freeze for task in self.built_tasks.values()]
-        return [pattern for patterns in every for pattern in patterns]
+        parts = (*self.stage_settings, *self.built_tasks.values())
+        return [pattern for part in parts for pattern in part.freeze]
 
     @cached_property
     def stage_settings(self) -> tuple[StageSettings, ...]:
         """What each stage of the curriculum has instead of the recipe's settings."""
-        own = [stage.settings for stage in self.curriculum.stages]
-        read = (StageSettings.read(x, f"stages.{n}") for n, x in enumerate(own))
-        return tuple(
-            replace(x, schedule=x.schedule and x.schedule.in_steps(self.step_tokens)) for x in read
-        )
+        given = enumerate(stage.settings for stage in self.curriculum.stages)
+        return tuple(StageSettings.read(x, f"stages.{n}", self.step_tokens) for n, x in given)
 
     @property
     def mask_rates(self) -> MaskRates:

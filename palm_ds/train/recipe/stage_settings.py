@@ -4,7 +4,7 @@
       - {knowledge_masking: 9000, rate: 0.3}
       - {knowledge_masking: 1000, rate: [0.3, 0.15], lr: 1.0e-4, schedule: {kind: cosine}}
 
-Weights and moments go on from stage to stage. What a stage does not say is the recipe's.
+Weights and moments continue from stage to stage. What a stage does not say is the recipe's.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ class StageSettings:
             )
 
     @classmethod
-    def read(cls, values: Mapping[str, Any], where: str) -> StageSettings:
-        """From a recipe's `stages`; `where` is the key. Raises UserError."""
+    def read(cls, values: Mapping[str, Any], where: str, step_tokens: int) -> StageSettings:
+        """From a recipe's `stages`, with amounts in steps; `where` is the key. Raises UserError."""
         try:
-            return parse(cls, values, "")
+            own = parse(cls, values, "")
+            return replace(own, schedule=own.schedule and own.schedule.in_steps(step_tokens))
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
 
@@ -63,6 +64,10 @@ class StageSettings:
         if self.rate is None:
             return ()
         return tuple(self.rate) if isinstance(self.rate, list) else (self.rate,)
+
+    def decay_scale(self, weight_decay: float) -> float:
+        """The multiplier of the recipe's weight decay."""
+        return 1.0 if self.weight_decay is None else self.weight_decay / weight_decay
 
     def scale(self, at: StepInfo, *, schedule: LRSchedule, lr: float, steps: int) -> float:
         """The multiplier of the recipe's `lr` at a step of a run of `steps`; `schedule`: the

@@ -228,7 +228,7 @@ def slerp(values: Tensors, base: torch.Tensor | None, wanted: MergeOptions) -> t
 def ties(values: Tensors, base: torch.Tensor | None, wanted: MergeOptions) -> torch.Tensor:
     """TIES merging of one tensor: trim each difference from the base, elect the sign of every
     value by the weighted sum, and average those that have it (Yadav et al. 2023, section 3; they
-    trim the whole model at once, this trims tensor by tensor)."""
+    trim the model as a whole, this trims tensor by tensor)."""
     assert base is not None
     weights = torch.tensor(wanted.shares(len(values)), dtype=base.dtype)
     weights = weights.view(-1, *[1] * base.dim())
