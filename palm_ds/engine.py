@@ -83,8 +83,7 @@ class Engine:
         `teacher`: adds teacher outputs to a micro-batch of a step (train/teachers/teachers.py)."""
         self.processes = processes = start(ds_config)
         self.rank, self.world, self.device = processes.rank, processes.world, processes.device
-        self.ds_config, self.seed = ds_config, seed
-        self._weight_decay = optimizer.weight_decay
+        self.ds_config, self.seed, self._weight_decay = ds_config, seed, optimizer.weight_decay
         self.micro_rows, self.accumulation = ds_config.micro_batching(rows, self.world)
         self.config = ds_config.deepspeed_config(rows=rows, world=self.world, clip=optimizer.clip)
         self._over_tokens: dict[str, bool] = model.losses  # type: ignore[assignment]
@@ -133,9 +132,9 @@ class Engine:
         """Train one step on this process's micro-batches.
 
         `weights`: the weight of each task's loss (default 1). A step with non-finite gradients
-        changes nothing; `skipped_steps` counts it. `frozen`: parameter patterns, out of
-        `freezable`, to freeze in this step: their weights, moments and update counts stay, and they
-        do not count in gradient clipping. `decay_scale`: of the optimizer's weight decay."""
+        changes nothing; `skipped_steps` counts it. `frozen`: patterns out of `freezable` to freeze:
+        weights, moments and update counts stay, and gradient clipping leaves them out.
+        `decay_scale`: of the optimizer's weight decay."""
         assert not self._state.swapped, "the model holds the averaged weights"
         assert len(batches) == self.accumulation, (len(batches), self.accumulation)
         flags = (stop, self._state.writer.written)

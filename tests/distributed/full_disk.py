@@ -16,10 +16,10 @@ disk = Path(sys.argv[sys.argv.index("--run_dir") + 1]).parent
 engine_step, sleep, waits = Engine.step, full_disk.time.sleep, []
 
 
-def step(engine: Engine, batches: Any, lr: float, number: int, *more: Any, **named: Any) -> Any:
+def step(engine: Engine, batches: Any, lr: float, number: int, *more: Any) -> Any:
     if number == 12:
         fill(disk)
-    return engine_step(engine, batches, lr, number, *more, **named)
+    return engine_step(engine, batches, lr, number, *more)
 
 
 def wait(seconds: float) -> None:

@@ -15,14 +15,14 @@ from palm_ds.model.multi_task_model import Model
 engine_step = Engine.step
 
 
-def step(engine: Engine, batches: Any, lr: float, number: int, *more: Any, **named: Any) -> Any:
+def step(engine: Engine, batches: Any, lr: float, number: int, *more: Any) -> Any:
     if number == int(os.environ.get("PALM_TEST_KILLED_STEP", -1)):
         os.kill(os.getpid(), signal.SIGKILL)
     if number == int(os.environ.get("PALM_TEST_STOPPED_STEP", -1)):
         os.kill(os.getpid(), signal.SIGTERM)
     if number == int(os.environ.get("PALM_TEST_BAD_STEP", -1)):
         lr *= float(os.environ.get("PALM_TEST_BAD_FACTOR", 1000))
-    return engine_step(engine, batches, lr, number, *more, **named)
+    return engine_step(engine, batches, lr, number, *more)
 
 
 def slow_forward(model: Model, *batch: Any) -> Any:

@@ -127,9 +127,7 @@ class Loop:
         lr = self.recipe.optimizer.lr * self.recipe.lr_scale(at)
         frozen = self.recipe.frozen_in(at)
         decay = self.recipe.decay_scale(at)
-        result = self.engine.step(
-            batches, lr, step, self._task_weights, stop, frozen, decay_scale=decay
-        )
+        result = self.engine.step(batches, lr, step, self._task_weights, stop, frozen, decay)
         self._meter.add(result, self._flops(batches), waited)
         for task in self._label_watch.add(at, result.counts):
             text = self._label_watch.describe(task)

@@ -258,10 +258,8 @@ class Recipe:
 
     def plan_table(self) -> str:
         """The plan as a table, with tokens and warm-up steps."""
-        tokens = self.step_tokens if self.rows else 0
-        return self.curriculum.table(
-            step_tokens=tokens, warmups=self._schedule.warmups(self.curriculum)
-        )
+        tokens, warmups = self.rows * self.length, self._schedule.warmups(self.curriculum)
+        return self.curriculum.table(step_tokens=tokens, warmups=warmups)
 
     @cached_property
     def built_tasks(self) -> dict[str, Task]:
