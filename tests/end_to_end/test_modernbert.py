@@ -228,6 +228,26 @@ def test_it_resumes_bit_for_bit(place: Path, pretrained: Path, classifier: Path)
     assert found.keys() == whole.keys() and all(torch.equal(found[x], whole[x]) for x in whole)
 
 
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of peft
+@pytest.mark.parametrize("stabilized", [False, True])
+@pytest.mark.parametrize("targets", ["all", ["query", "value", "output"]])
+def test_lora_is_an_adapter_of_peft(
+    place: Path, classifier: Path, targets: Any, stabilized: bool
+) -> None:
+    """Also where several of its matrices are one in transformers."""
+    import peft
+
+    folder = place / f"lora-{targets == 'all'}-{stabilized}"
+    lora = {"rank": 2, "alpha": 3, "targets": targets, "rank_stabilized": stabilized}
+    finetune(place, classifier / "hf", folder, recipe={"lora": lora}, epochs=2).train()
+    read: Any = transformers.AutoModelForSequenceClassification.from_pretrained
+    ids = torch.arange(12).view(2, 6) + 20
+    merged = read(folder / "hf").eval()(ids).logits
+    opened_again = peft.PeftModel.from_pretrained(read(classifier / "hf"), folder / "adapter")
+    torch.testing.assert_close(opened_again.eval()(ids).logits, merged, atol=1e-5, rtol=0)
+    assert not torch.allclose(read(classifier / "hf").eval()(ids).logits, merged, atol=1e-3)
+
+
 def test_lora_teachers_and_fewer_layers(place: Path, classifier: Path) -> None:
     lora = {"lora": {"rank": 2, "targets": "all"}}
     finetune(place, classifier, place / "lora", recipe=lora, epochs=1).train()
