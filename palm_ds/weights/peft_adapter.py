@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -128,7 +129,7 @@ def _stacked(part: str, of_roles: Mapping[str, torch.Tensor], roles: Sequence[st
     return whole
 
 
-def _patterns(settings: LoraSettings, form: Architecture) -> dict[str, dict[str, float]]:
+def _patterns(settings: LoraSettings, form: Architecture) -> dict[str, dict[str, Any]]:
     """peft's ranks and alphas of modules that several targets are stacked in: the factor of their
     B A stays."""
     counts = Counter(form.lora_modules[name] for name in settings.target_names)

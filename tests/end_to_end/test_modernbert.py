@@ -142,6 +142,16 @@ def test_a_run_is_that_family_again(pretrained: Path) -> None:
     assert main(["verify", str(pretrained / "weights"), str(pretrained / "hf")]) == 0
 
 
+def test_other_formats_take_it_or_say_why_not(
+    pretrained: Path, classifier: Path, tmp_path: Path
+) -> None:
+    assert main(["convert", str(classifier), str(tmp_path / "onnx"), "--to", "onnx"]) == 0
+    with pytest.raises(UserError, match="PaddleNLP has no encoder like modernbert"):
+        main(["convert", str(pretrained), str(tmp_path / "paddle"), "--to", "paddle"])
+    assert main(["resize", str(pretrained), str(tmp_path / "long"), "--positions", "512"]) == 0
+    assert read_json(tmp_path / "long/weights.json")["backbone"]["max_positions"] == 512
+
+
 def test_transformers_and_sentence_transformers_compute_the_same(pretrained: Path) -> None:
     from sentence_transformers import SentenceTransformer
 

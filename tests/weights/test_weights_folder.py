@@ -548,7 +548,7 @@ def test_a_binary_that_is_not_tensors_is_refused(
     ("config", "words"),
     [
         ({"model_type": "gpt2"}, ["config.json", "model_type", "gpt2"]),
-        ({"model_type": "bert", "hidden_act": "silu"}, ["config.json", "activation", "silu"]),
+        ({"model_type": "bert", "hidden_act": "mish"}, ["config.json", "activation", "mish"]),
         ({"model_type": "bert", "is_decoder": True}, ["config.json", "is_decoder"]),
     ],
 )

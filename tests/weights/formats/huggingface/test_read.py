@@ -669,7 +669,7 @@ BROKEN = {
     "config not text": (lambda f: (f / "config.json").write_bytes(b"\xff{}"), ["config.json"]),
     "another model": (lambda f: change_config(f, model_type="gpt2"), ["model_type", "gpt2"]),
     "model_type a list": (lambda f: change_config(f, model_type=["bert"]), ["model_type"]),
-    "another activation": (lambda f: change_config(f, hidden_act="silu"), ["activation", "silu"]),
+    "another activation": (lambda f: change_config(f, hidden_act="mish"), ["activation", "mish"]),
     "relative positions": (
         lambda f: change_config(f, position_embedding_type="relative_key"),
         ["position_embedding_type", "absolute"],
