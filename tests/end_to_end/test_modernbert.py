@@ -26,6 +26,7 @@ from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.encoder.flops import training_flops
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.train.plan.memory import activation_bytes
+from palm_ds.weights.convert.convert import convert
 from tests.helpers.modernbert import folder_with_tokenizer
 from tests.helpers.serving import local, opened
 from tests.train.plan.test_memory import LABELS, build, kept_bytes, make_batch
@@ -147,7 +148,7 @@ def test_other_formats_take_it_or_say_why_not(
 ) -> None:
     assert main(["convert", str(classifier), str(tmp_path / "onnx"), "--to", "onnx"]) == 0
     with pytest.raises(UserError, match="PaddleNLP has no encoder like modernbert"):
-        main(["convert", str(pretrained), str(tmp_path / "paddle"), "--to", "paddle"])
+        convert(pretrained, tmp_path / "paddle", "paddle")
     assert main(["resize", str(pretrained), str(tmp_path / "long"), "--positions", "512"]) == 0
     assert read_json(tmp_path / "long/weights.json")["backbone"]["max_positions"] == 512
 
