@@ -124,7 +124,8 @@ def _allowed_transitions(opened: TrainedModel) -> dict[str, torch.Tensor]:
     except UserError:
         return {}
     with on_meta():
-        sizes = replace(recipe.backbone_config, vocab_size=8, kind="bert", options={})
+        config = recipe.backbone_config
+        sizes = replace(config, vocab_size=config.pad + 1, kind="bert", options={})
         backbone = build_encoder(sizes)
         heads = {name: task.head(backbone) for name, task in recipe.built_tasks.items()}
     return {

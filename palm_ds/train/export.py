@@ -188,7 +188,9 @@ def export(run: RunSpec, model: Model, final: FinalWeights, data: Data) -> None:
     write_hf(run.folder / "hf", recipe, info, state, data, steps=steps, scores=scores)
     _write_heads(run.heads_folder, recipe, info, final, data, scores)
     if recipe.lora and not has_adapter(info.backbone):
-        log.info("adapter/: none: peft changes matrices that %s stacks", info.backbone.kind)
+        log.info(
+            "adapter/: none for %s: its matrices are others in transformers", info.backbone.kind
+        )
     elif recipe.lora:
         hf, base = run.folder / "hf", recipe.init_from
         write_adapter(run.folder / FOLDER, final.adapter, recipe.lora, hf, base=base)

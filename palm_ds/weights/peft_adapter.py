@@ -10,8 +10,10 @@ adapter for the class of that head, with the head; any other one for AutoModel.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -56,10 +58,12 @@ def write_adapter(
     prefix = f"{FAMILIES[config['model_type']].tensor_prefix}."
     kind = next((each for each in HEAD_CLASSES if config["architectures"][0].endswith(each)), "")
     saved = _saved(hf, prefix, with_head=bool(kind))
-    tensors = {_hf_name(name, prefix, form): tensor for name, tensor in adapter.items()} | saved
-    modules = "|".join(re.escape(form.lora_modules[name]) for name in settings.target_names)
+    tensors = _hf_adapter(adapter, prefix, form) | saved
+    names = dict.fromkeys(form.lora_modules[name] for name in settings.target_names)
+    modules = "|".join(map(re.escape, names))
     described = peft_config(
         settings,
+        **_patterns(settings, form),
         target_modules=rf"(.*\.)?{re.escape(form.layer)}\.\d+\.({modules})",
         modules_to_save=sorted({_module(name, prefix) for name in saved}) or None,
         task_type=_TASK_TYPES.get(kind, None if kind else "FEATURE_EXTRACTION"),
@@ -86,15 +90,56 @@ def _saved(hf: Path, prefix: str, *, with_head: bool) -> dict[str, torch.Tensor]
         return {name: file.get_tensor(name) for name in names}
 
 
-def _hf_name(name: str, prefix: str, form: Architecture) -> str:
-    """The name in transformers of an A or B."""
-    match = _ADAPTER.fullmatch(name)
-    assert match is not None
+def _hf_adapter(
+    adapter: Mapping[str, torch.Tensor], prefix: str, form: Architecture
+) -> dict[str, torch.Tensor]:
+    """The A and B under their names in transformers. Those of matrices that are stacked there are
+    one: A below A, and a B whose parts change their own rows."""
     config = EncoderConfig(kind=form.kind)
-    targets = lora_modules(encoder_class(config).matrices(config))
-    target = next(key for key, module in targets.items() if module == match[2])
-    module = form.lora_modules[target]
-    return f"{prefix}{form.layer}.{match[1]}.{module}.lora_{match[3]}.weight"
+    matrices = encoder_class(config).matrices(config)
+    role_of = {module: role for role, module in lora_modules(matrices).items()}
+    roles_of = {role: matrix.roles for matrix in matrices for role in matrix.roles}
+    found: dict[tuple[str, str, str], dict[str, torch.Tensor]] = {}
+    for name, tensor in adapter.items():
+        match = _ADAPTER.fullmatch(name)
+        assert match is not None
+        role = role_of[match[2]]
+        found.setdefault((match[1], form.lora_modules[role], match[3]), {})[role] = tensor
+    made = {}
+    for (layer, module, part), of_roles in found.items():
+        first, tensor = next(iter(of_roles.items()))
+        roles = roles_of[first]
+        if len({form.lora_modules[role] for role in roles}) < len(roles):
+            tensor = _stacked(part, of_roles, roles)
+        made[f"{prefix}{form.layer}.{layer}.{module}.lora_{part}.weight"] = tensor
+    return made
+
+
+def _stacked(part: str, of_roles: Mapping[str, torch.Tensor], roles: Sequence[str]) -> torch.Tensor:
+    """A (targets * rank, hidden) or B (roles * hidden, targets * rank) of several targets."""
+    if part == "A":
+        return torch.cat([of_roles[role] for role in roles if role in of_roles])
+    size, rank = next(iter(of_roles.values())).shape
+    whole, column = torch.zeros(len(roles) * size, len(of_roles) * rank), 0
+    for row, role in enumerate(roles):
+        if role in of_roles:
+            rows = slice(row * size, (row + 1) * size)
+            whole[rows, column : column + rank] = of_roles[role]
+            column += rank
+    return whole
+
+
+def _patterns(settings: LoraSettings, form: Architecture) -> dict[str, dict[str, Any]]:
+    """peft's ranks and alphas of modules that several targets are stacked in: the factor of their
+    B A stays."""
+    counts = Counter(form.lora_modules[name] for name in settings.target_names)
+    several = {module: count for module, count in counts.items() if count > 1}
+    factor = {x: n**0.5 if settings.rank_stabilized else n for x, n in several.items()}
+    ranks = {x: settings.rank * n for x, n in several.items()}
+    return {
+        "rank_pattern": ranks,
+        "alpha_pattern": {x: settings.alpha * y for x, y in factor.items()},
+    }
 
 
 def _module(name: str, prefix: str) -> str:

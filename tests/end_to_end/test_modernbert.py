@@ -26,6 +26,7 @@ from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.encoder.flops import training_flops
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.train.plan.memory import activation_bytes
+from palm_ds.weights.convert.convert import convert
 from tests.helpers.modernbert import folder_with_tokenizer
 from tests.helpers.serving import local, opened
 from tests.train.plan.test_memory import LABELS, build, kept_bytes, make_batch
@@ -142,6 +143,16 @@ def test_a_run_is_that_family_again(pretrained: Path) -> None:
     assert main(["verify", str(pretrained / "weights"), str(pretrained / "hf")]) == 0
 
 
+def test_other_formats_take_it_or_say_why_not(
+    pretrained: Path, classifier: Path, tmp_path: Path
+) -> None:
+    assert main(["convert", str(classifier), str(tmp_path / "onnx"), "--to", "onnx"]) == 0
+    with pytest.raises(UserError, match="PaddleNLP has no encoder like modernbert"):
+        convert(pretrained, tmp_path / "paddle", "paddle")
+    assert main(["resize", str(pretrained), str(tmp_path / "long"), "--positions", "512"]) == 0
+    assert read_json(tmp_path / "long/weights.json")["backbone"]["max_positions"] == 512
+
+
 def test_transformers_and_sentence_transformers_compute_the_same(pretrained: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
@@ -226,6 +237,26 @@ def test_it_resumes_bit_for_bit(place: Path, pretrained: Path, classifier: Path)
     finetune(place, pretrained / "hf", run).train()
     found, whole = (load_file(x / "weights/weights.safetensors") for x in (run, classifier))
     assert found.keys() == whole.keys() and all(torch.equal(found[x], whole[x]) for x in whole)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of peft
+@pytest.mark.parametrize("stabilized", [False, True])
+@pytest.mark.parametrize("targets", ["all", ["query", "value", "output"]])
+def test_lora_is_an_adapter_of_peft(
+    place: Path, classifier: Path, targets: Any, stabilized: bool
+) -> None:
+    """Also where several of its matrices are one in transformers."""
+    import peft
+
+    folder = place / f"lora-{targets == 'all'}-{stabilized}"
+    lora = {"rank": 2, "alpha": 3, "targets": targets, "rank_stabilized": stabilized}
+    finetune(place, classifier / "hf", folder, recipe={"lora": lora}, epochs=2).train()
+    read: Any = transformers.AutoModelForSequenceClassification.from_pretrained
+    ids = torch.arange(12).view(2, 6) + 20
+    merged = read(folder / "hf").eval()(ids).logits
+    opened_again = peft.PeftModel.from_pretrained(read(classifier / "hf"), folder / "adapter")
+    torch.testing.assert_close(opened_again.eval()(ids).logits, merged, atol=1e-5, rtol=0)
+    assert not torch.allclose(read(classifier / "hf").eval()(ids).logits, merged, atol=1e-3)
 
 
 def test_lora_teachers_and_fewer_layers(place: Path, classifier: Path) -> None:

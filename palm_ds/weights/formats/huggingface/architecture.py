@@ -23,6 +23,8 @@ Entries = dict[str, TensorEntry]
 # Names of the heads of an imported folder.
 MASKED_WORDS, NEXT_SENTENCE, CLASSIFIER = "masked_words", "next_sentence", "classifier"
 QUESTION_ANSWERING = "qa_outputs"
+COUNTS = {2: "two", 3: "three"}
+"""How many tensors of a file are one of ours, in reports."""
 TASKS = "backbone.task.weight"
 """The task embedding, which a family without one folds into another table."""
 

@@ -17,6 +17,7 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.weights.formats.contents import BUFFER, COPY, HeadInfo, TensorEntry
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
+    COUNTS,
     MASKED_WORDS,
     NEXT_SENTENCE,
     QUESTION_ANSWERING,
@@ -28,7 +29,6 @@ from palm_ds.weights.formats.tensor_files import TORCH_DTYPES, in_memory_entry
 State = dict[str, torch.Tensor]
 
 UNTIED_HEAD = ("keep", "skip")
-_NUMBERS = {2: "two", 3: "three"}
 _WRAPPERS = ("_orig_mod", "model", "module")
 
 
@@ -135,7 +135,7 @@ def _joined(parts: Sequence[TensorEntry], where: str) -> TensorEntry:
     if len(parts) == 1:
         return replace(parts[0], read=lambda: _values(parts[0], where))
     rows = sum(part.shape[0] if part.shape else 0 for part in parts)
-    how = ", ".join([f"{_NUMBERS[len(parts)]} in one", *filter(None, [parts[0].transform])])
+    how = ", ".join([f"{COUNTS[len(parts)]} in one", *filter(None, [parts[0].transform])])
     return TensorEntry(
         source_names=tuple(name for part in parts for name in part.source_names),
         shape=(rows, *parts[0].shape[1:]),

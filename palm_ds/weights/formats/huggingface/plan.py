@@ -28,6 +28,7 @@ from palm_ds.weights.formats.contents import (
 from palm_ds.weights.formats.expected_shapes import TRANSITIONS
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
+    COUNTS,
     NEXT_SENTENCE,
     TASKS,
     Names,
@@ -46,8 +47,6 @@ from palm_ds.weights.formats.huggingface.target import (
     resolve_export,
 )
 from palm_ds.weights.formats.tensor_files import TORCH_DTYPES, TensorGroup
-
-_NUMBERS = {2: "two", 3: "three"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +201,7 @@ def _group(entry: TensorEntry, hf_name: tuple[str, ...]) -> TensorGroup:
         shape=(rows // len(hf_name), *rest),
         make=lambda: entry.read().chunk(len(hf_name)),
         source_names=entry.source_names,
-        transform=entry.transform if len(hf_name) == 1 else f"one of {_NUMBERS[len(hf_name)]}",
+        transform=entry.transform if len(hf_name) == 1 else f"one of {COUNTS[len(hf_name)]}",
     )
 
 

@@ -29,7 +29,7 @@ from palm_ds.text.byte_level_bpe import is_roberta_bpe, write_byte_level_bpe
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.weights.formats.contents import HeadInfo, SavesFiles, TensorEntry
 from palm_ds.weights.formats.huggingface.architecture import NEXT_SENTENCE
-from palm_ds.weights.formats.huggingface.families import FAMILIES
+from palm_ds.weights.formats.huggingface.families import FAMILIES, architecture_for
 from palm_ds.weights.formats.huggingface.plan import ExportPlan
 from palm_ds.weights.formats.huggingface.plan import plan as hf_plan
 from palm_ds.weights.formats.huggingface.target import ExportOptions
@@ -83,6 +83,9 @@ def plan(
     heads."""
     if target.head_class == "ForNextSentencePrediction":
         raise UserError("head_class: PaddleNLP has no ForNextSentencePrediction")
+    families = architecture_for(config).families
+    if not any(family.paddle_tokenizer for family in families.values()):
+        raise UserError(f"PaddleNLP has no encoder like {config.kind}; --to huggingface has")
     if target.family and not FAMILIES[target.family].paddle_tokenizer:
         raise UserError(f"family: {target.family} is not written for PaddleNLP; use roberta")
     untied = () if config.tie_word_embeddings else _masked_lm_heads(heads)

@@ -1,6 +1,7 @@
 """Reads BERT as Google published it: TensorFlow's bert_model.ckpt, bert_config.json, vocab.txt.
 
-The names are Hugging Face's with other separators: one table (huggingface/names.py) serves both.
+The names are Hugging Face's with other separators: one table serves both
+(huggingface/architectures/bert.py).
 Matrices are (in, out), except for the output weights of heads.
 """
 

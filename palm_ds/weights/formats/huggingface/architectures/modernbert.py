@@ -131,6 +131,13 @@ class ModernBertArchitecture(Architecture):
         **dict.fromkeys(("layer_types", "rope_parameters")),
     }
 
+    lora_modules: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("query", "key", "value"), "attn.Wqkv"),
+        "attention_output": "attn.Wo",
+        "intermediate": "mlp.Wi",
+        "output": "mlp.Wo",
+    }
+
     def names(self, kind: str, layers: int, layout: str = "") -> Names:
         names: Names = {"backbone.word.weight": (self.words,)}
         names["backbone.norm.weight"] = ("embeddings.norm.weight",)
