@@ -132,8 +132,8 @@ class Engine:
         """Train one step on this process's micro-batches. A step with non-finite gradients changes
         nothing; `skipped_steps` counts it.
 
-        `weights`: the weight of each task's loss (default 1). `frozen`: patterns out of `freezable`:
-        their weights, moments and update counts stay, and gradient clipping leaves them out.
+        `weights`: the weight of each task's loss (default 1). `frozen`: some of `freezable`: their
+        weights, moments and update counts stay, and gradient clipping leaves them out.
         `decay_scale`: of the optimizer's weight decay."""
         assert not self._state.swapped, "the model holds the averaged weights"
         assert len(batches) == self.accumulation, (len(batches), self.accumulation)
