@@ -27,7 +27,7 @@ from palm_ds.model.encoder.flops import training_flops
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.train.plan.memory import activation_bytes
 from palm_ds.weights.convert.convert import convert
-from tests.helpers.modernbert import folder_with_tokenizer
+from tests.helpers.modernbert import folder_with_tokenizer, mmbert_tokenizer
 from tests.helpers.serving import local, opened
 from tests.train.plan.test_memory import LABELS, build, kept_bytes, make_batch
 
@@ -125,11 +125,22 @@ def pretrained(place: Path) -> Path:
     return place / "first" / "run"
 
 
-def test_the_tokenizer_has_the_ids_of_transformers(place: Path) -> None:
-    mine = load_tokenizer(place / "base")
-    its = transformers.AutoTokenizer.from_pretrained(place / "base")
+@pytest.mark.parametrize("family", ["modernbert", "mmbert"])
+def test_the_tokenizer_has_the_ids_of_transformers(
+    family: str, place: Path, tmp_path: Path
+) -> None:
+    folder = place / "base"
+    if family == "mmbert":
+        mmbert_tokenizer(documents()).save_pretrained(folder := tmp_path)
+    mine, its = load_tokenizer(folder), transformers.AutoTokenizer.from_pretrained(folder)
     for text, (ids, _) in zip(NASTY, mine.encode_texts(NASTY), strict=True):
         assert list(ids) == its(text, add_special_tokens=False)["input_ids"], text
+    known = mine.vocabulary
+    assert (known.cls, known.sep, known.pad) == (
+        its.cls_token_id,
+        its.sep_token_id,
+        its.pad_token_id,
+    )
 
 
 def test_a_run_is_that_family_again(pretrained: Path) -> None:

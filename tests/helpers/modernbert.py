@@ -3,6 +3,7 @@ one is missing, and folders of them with a byte-level tokenizer."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,38 @@ def tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
         tokenizer_object=made,
         model_input_names=["input_ids", "attention_mask"],
         **dict(zip(names, order, strict=True)),
+    )
+
+
+def mmbert_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+    """As mmBERT has it: pieces with a mark in place of a space, bytes for unknown characters, and
+    special tokens by other names."""
+    names = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
+    made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    made.normalizer = normalizers.Replace(" ", "▁")
+    made.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    pieces = [*names, *(f"<0x{number:02X}>" for number in range(256))]
+    trainer = BpeTrainer(vocab_size=500, special_tokens=pieces, max_token_length=12)
+    made.train_from_iterator([x.replace(" ", "▁") for x in texts], trainer)
+    state = json.loads(made.to_str()) | {"added_tokens": []}  # bytes are pieces like any other
+    made = Tokenizer.from_str(json.dumps(state))
+    made.add_special_tokens([AddedToken(x, normalized=False, special=True) for x in names])
+    ids = [(x, made.token_to_id(x)) for x in ("<bos>", "<eos>")]
+    made.post_processor = TemplateProcessing(
+        single="<bos> $A <eos>", pair="<bos> $A <eos> $B <eos>", special_tokens=ids
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        unk_token="<unk>",
+        bos_token="<bos>",
+        cls_token="<bos>",
+        eos_token="<eos>",
+        sep_token="<eos>",
+        pad_token="<pad>",
+        mask_token="<mask>",
     )
 
 
