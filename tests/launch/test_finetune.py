@@ -94,7 +94,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "a warm-up that is no number": (
         "schedule",
         {"warmup": NAN},
-        "warmup: expected a finite number",
+        "warmup: 'nan' is neither a number nor `N tokens`",
     ),
     "an encoder larger than any memory": (
         "backbone",

@@ -31,7 +31,8 @@ def run(tmp_path: Path) -> Path:
     """A run with two checkpoints."""
     save(tmp_path / "checkpoints", model(1), step=5)
     save(tmp_path / "checkpoints", model(2), step=9)
-    (tmp_path / "recipe.yaml").write_text("stages: [{words: 10, mix: step}, {words: 2}]\n")
+    stages = "[{words: 10, mix: step, lr: 1.0e-3}, {words: 2, weight_decay: 0}]"
+    (tmp_path / "recipe.yaml").write_text(f"tasks: {{words: {{}}}}\nstages: {stages}\n")
     return tmp_path
 
 

@@ -29,7 +29,7 @@ class ModernBertOptions:
     """`backbone.options` of this encoder."""
 
     global_every: int = 3
-    """The first of every so many layers attends to whole texts."""
+    """Layers of a period, of which the first attends to whole texts."""
     window: int = 64
     """Tokens on each side that a token attends to in the other layers."""
     global_rotary_base: float = 160_000.0

@@ -168,12 +168,12 @@ def both_ends(stems: Names) -> Names:
     """Weight and bias for the name of a linear layer or LayerNorm; an embedding or a single bias as
     it is."""
     names: Names = {}
-    for ours, theirs in stems.items():
-        if theirs[0].endswith((".weight", ".bias")):
-            names[ours] = theirs
+    for ours, hf in stems.items():
+        if hf[0].endswith((".weight", ".bias")):
+            names[ours] = hf
             continue
         for end in ("weight", "bias"):
-            names[f"{ours}.{end}"] = tuple(f"{each}.{end}" for each in theirs)
+            names[f"{ours}.{end}"] = tuple(f"{each}.{end}" for each in hf)
     return names
 
 

@@ -163,16 +163,16 @@ class BertArchitecture(Architecture):
 
     def names(self, kind: str, layers: int, layout: str = "") -> Names:
         own_dense = layout == _OWN_DENSE
-        stems: Names = {f"backbone.{ours}": (theirs,) for ours, theirs in _EMBEDDINGS.items()}
+        stems: Names = {f"backbone.{ours}": (hf,) for ours, hf in _EMBEDDINGS.items()}
         for i in range(layers):
             prefix = f"{self.layer}.{i}"
             stems[f"backbone.layers.{i}.qkv"] = tuple(f"{prefix}.attention.self.{x}" for x in _QKV)
-            for ours, theirs in _LAYER.items():
-                stems[f"backbone.layers.{i}.{ours}"] = (f"{prefix}.{theirs}",)
+            for ours, hf in _LAYER.items():
+                stems[f"backbone.layers.{i}.{ours}"] = (f"{prefix}.{hf}",)
         stems["backbone.pooler.dense"] = ("classifier.dense" if own_dense else "pooler.dense",)
         family = _FAMILIES[kind]
-        for ours, theirs in family.masked_lm.items():
-            stems[f"heads.{MASKED_WORDS}.{ours}"] = (theirs,)
+        for ours, hf in family.masked_lm.items():
+            stems[f"heads.{MASKED_WORDS}.{ours}"] = (hf,)
         if family.next_sentence:
             stems[f"heads.{NEXT_SENTENCE}.out"] = ("cls.seq_relationship",)
         stems[f"heads.{CLASSIFIER}.out"] = ("classifier.out_proj" if own_dense else "classifier",)

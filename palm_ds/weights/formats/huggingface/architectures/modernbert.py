@@ -142,8 +142,8 @@ class ModernBertArchitecture(Architecture):
         names: Names = {"backbone.word.weight": (self.words,)}
         names["backbone.norm.weight"] = ("embeddings.norm.weight",)
         for i in range(layers):
-            for ours, theirs in _LAYER.items():
-                name = f"{self.layer}.{i}.{theirs}.weight"
+            for ours, hf in _LAYER.items():
+                name = f"{self.layer}.{i}.{hf}.weight"
                 names[f"backbone.layers.{i}.{ours}.weight"] = (name,)
         names["backbone.final_norm.weight"] = ("final_norm.weight",)
         if not layout:
@@ -262,7 +262,7 @@ def _global_every(about: Mapping[str, Any], where: str) -> int:
         if kinds == [_LOCAL if number % every else _WHOLE for number in range(layers)]:
             return every
     raise UserError(
-        f"{where}: layer_types: must be {_WHOLE} for the first of every so many layers and "
+        f"{where}: layer_types: must be {_WHOLE} for the first layer of each period and "
         f"{_LOCAL} for the others, {layers} in all, got {printable(shorten(kinds))}"
     )
 

@@ -143,11 +143,11 @@ class NomicBertArchitecture(Architecture):
         }
         prefix = "layers" if native else self.layer
         for i in range(layers):
-            for ours, theirs in (_NATIVE if native else _HUB).items():
-                stems[f"backbone.layers.{i}.{ours}"] = tuple(f"{prefix}.{i}.{x}" for x in theirs)
+            for ours, hf in (_NATIVE if native else _HUB).items():
+                stems[f"backbone.layers.{i}.{ours}"] = tuple(f"{prefix}.{i}.{x}" for x in hf)
         stems["backbone.pooler.dense"] = ("pooler.dense",)
-        for ours, theirs in _MASKED_LM.items():
-            stems[f"heads.{MASKED_WORDS}.{ours}"] = (theirs,)
+        for ours, hf in _MASKED_LM.items():
+            stems[f"heads.{MASKED_WORDS}.{ours}"] = (hf,)
         stems[f"heads.{CLASSIFIER}.out"] = ("classifier",)
         return both_ends(stems)
 
