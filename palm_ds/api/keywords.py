@@ -20,7 +20,7 @@ class TrainKeywords(TypedDict, total=False):
     """Tokens of a row. Examples are packed into rows; longer ones are truncated. 0: 128, or the
     encoder's maximum if that is less.
     """
-    schedule: Literal["linear", "noam", "wsd", "constant"]
+    schedule: Literal["linear", "cosine", "noam", "wsd", "constant"]
     """How the learning rate decays."""
     warmup: float
     """Warm-up steps; below 1: a fraction of all steps."""

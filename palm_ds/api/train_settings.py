@@ -76,7 +76,7 @@ class TrainSettings:
     length: int = 0
     """Tokens of a row. Examples are packed into rows; longer ones are truncated. 0: 128, or the
     encoder's maximum if that is less."""
-    schedule: Literal["linear", "noam", "wsd", "constant"] = "linear"
+    schedule: Literal["linear", "cosine", "noam", "wsd", "constant"] = "linear"
     """How the learning rate decays."""
     warmup: float = 0.1
     """Warm-up steps; below 1: a fraction of all steps."""
