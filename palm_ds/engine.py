@@ -129,12 +129,11 @@ class Engine:
         frozen: Iterable[str] = (),
         decay_scale: float = 1.0,
     ) -> StepResult:
-        """Train one step on this process's micro-batches. A step with non-finite gradients changes
+        """Train one step on this process's micro-batches. One with non-finite gradients changes
         nothing; `skipped_steps` counts it.
 
-        `weights`: the weight of each task's loss (default 1). `frozen`: some of `freezable`: their
-        weights, moments and update counts stay, and gradient clipping leaves them out.
-        `decay_scale`: of the optimizer's weight decay."""
+        `weights`: of each task's loss. `frozen`: some of `freezable`: weights, moments and update
+        counts stay, and clipping leaves them out. `decay_scale`: factor of the weight decay."""
         assert not self._state.swapped, "the model holds the averaged weights"
         assert len(batches) == self.accumulation, (len(batches), self.accumulation)
         flags = (stop, self._state.writer.written)

@@ -356,7 +356,7 @@ def write(
     *,
     dtype: torch.dtype = torch.float32,
     recipe: Mapping[str, Any] | None = None,
-    **made_by: Any,
+    **made_by: object,
 ) -> None:
     """Write a weights/ folder into an empty folder, one tensor at a time: the largest one decides
     the memory it takes. The caller publishes the folder. `recipe`: the tasks that it can do."""
