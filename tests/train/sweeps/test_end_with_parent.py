@@ -13,15 +13,15 @@ import pytest
 from palm_ds.train.sweeps.subprocesses import interrupt_all, spawn
 
 WAITING = """
-import pathlib, subprocess, sys, time
+import pathlib, signal, subprocess, sys
 done = pathlib.Path(sys.argv[1])
 worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+# Waited for, not handled: a KeyboardInterrupt may come before `try`, or be lost in a destructor.
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 done.with_suffix(".started").write_text(str(worker.pid))
-try:
-    time.sleep(60)
-except KeyboardInterrupt:
-    worker.wait()
-    done.write_text("saved")
+signal.sigwait({signal.SIGINT})
+worker.wait()
+done.write_text("saved")
 """
 STUBBORN = """
 import pathlib, signal, sys, time
