@@ -164,6 +164,26 @@ class Architecture(ABC):
         return f"family: {kind} is another architecture; this one is {' or '.join(self.families)}"
 
 
+def usual_config_json(config: EncoderConfig) -> dict[str, Any]:
+    """The encoder's part of config.json under BERT's keys, which many families have."""
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "intermediate_size": config.feed_forward_size,
+        "hidden_act": config.activation,
+        "hidden_dropout_prob": float(config.dropout),
+        "attention_probs_dropout_prob": float(config.attention_dropout),
+        "max_position_embeddings": config.max_positions,
+        "type_vocab_size": config.token_types,
+        "initializer_range": float(config.init_range),
+        "layer_norm_eps": float(config.layer_norm_eps),
+        "pad_token_id": config.pad,
+        "tie_word_embeddings": config.tie_word_embeddings,
+    }
+
+
 def both_ends(stems: Names) -> Names:
     """Weight and bias for the name of a linear layer or LayerNorm; an embedding or a single bias as
     it is."""

@@ -30,6 +30,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     Names,
     both_ends,
     fold_task,
+    usual_config_json,
     without_tasks,
 )
 from palm_ds.weights.formats.huggingface.check_config import check_foreign_values
@@ -192,22 +193,7 @@ class BertArchitecture(Architecture):
         return EncoderConfig.from_dict(known, where)
 
     def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
-        values = {
-            "vocab_size": config.vocab_size,
-            "hidden_size": config.hidden_size,
-            "num_hidden_layers": config.num_layers,
-            "num_attention_heads": config.num_heads,
-            "intermediate_size": config.feed_forward_size,
-            "hidden_act": config.activation,
-            "hidden_dropout_prob": float(config.dropout),
-            "attention_probs_dropout_prob": float(config.attention_dropout),
-            "max_position_embeddings": config.max_positions,
-            "type_vocab_size": config.token_types,
-            "initializer_range": float(config.init_range),
-            "layer_norm_eps": float(config.layer_norm_eps),
-            "pad_token_id": config.pad,
-            "tie_word_embeddings": config.tie_word_embeddings,
-        }
+        values = usual_config_json(config)
         if self.families[kind].task_embedding:
             values["use_task_id"] = bool(config.task_types)
             if config.task_types:

@@ -25,6 +25,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     Names,
     both_ends,
     fold_task,
+    usual_config_json,
     without_tasks,
 )
 from palm_ds.weights.formats.huggingface.check_config import (
@@ -173,23 +174,8 @@ class NomicBertArchitecture(Architecture):
 
     def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
         options: NomicBertOptions = NomicBert.options_of(config)
-        return {
-            "vocab_size": config.vocab_size,
-            "hidden_size": config.hidden_size,
-            "num_hidden_layers": config.num_layers,
-            "num_attention_heads": config.num_heads,
-            "intermediate_size": config.feed_forward_size,
-            "hidden_act": config.activation,
-            "hidden_dropout_prob": float(config.dropout),
-            "attention_probs_dropout_prob": float(config.attention_dropout),
-            "max_position_embeddings": config.max_positions,
-            "type_vocab_size": config.token_types,
-            "initializer_range": float(config.init_range),
-            "layer_norm_eps": float(config.layer_norm_eps),
-            "pad_token_id": config.pad,
-            "rope_parameters": {"rope_type": "default", "rope_theta": float(options.rotary_base)},
-            "tie_word_embeddings": config.tie_word_embeddings,
-        }
+        rotary = {"rope_type": "default", "rope_theta": float(options.rotary_base)}
+        return {**usual_config_json(config), "rope_parameters": rotary}
 
     def family_of(self, config: EncoderConfig) -> str:
         """Also with a task embedding: a row of it is folded into the token types."""
