@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from palm_ds.common.config import parse
+from palm_ds.common.config import parse, shorten
 from palm_ds.common.errors import UserError
 from palm_ds.runtime.deepspeed.ds_config import DSConfig, make_ds_config, read_ds_config
 from palm_ds.runtime.processes.processes import accelerator
@@ -151,6 +152,9 @@ def _ds_config(given: str | Path | Mapping[str, Any] | None) -> DSConfig:
 
 def read_settings(values: Mapping[str, Any], where: str) -> TrainSettings:
     """Raises UserError for an unknown keyword or a wrong value."""
+    folder = values.get("folder", "")
+    if not isinstance(folder, str | PathLike):  # parse() would read 3 as the name "3"
+        raise UserError(f"{where}.folder: expected a path, got {shorten(folder)}")
     return parse(TrainSettings, values, where)
 
 

@@ -467,6 +467,7 @@ def test_mistakes_are_one_line(tables, tmp_path):
             ).recipe
         ),
         'no model "elsewhere"': lambda: palm.Trainer(task, backbone="elsewhere"),
+        "Trainer.folder: expected a path, got 3": lambda: trainer(tables, folder=3),
         "save: nothing was trained": lambda: palm.Trainer(task, backbone=start).save(
             tmp_path / "x"
         ),

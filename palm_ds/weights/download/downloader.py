@@ -154,6 +154,8 @@ def _name(given: str, archives: Mapping[str, Published]) -> str:
     known |= {old: name for old, name in FORMER_NAMES.items() if name in archives}
     plain = re.sub(r"(?<=-)cn(?=-|$)", "zh", given.lower().replace("_", "-"))
     if plain not in known:
+        if plain in {name.lower() for name in MODELS}:
+            raise UserError(f'no model "{given}" in this group; give the name without a group')
         near = suggest(plain, known)
         for lower, name in known.items():
             near = near.replace(f'"{lower}"', f'"{name}"')

@@ -60,6 +60,13 @@ _OTHER_TENSORS = {
 }
 
 
+SAVE_WEIGHTS = (
+    "save its weights alone, beside the model's config.json: "
+    'torch.save(torch.load(FILE)["state_dict"], "pytorch_model.bin")'
+)
+"""What to do with a training checkpoint, of Lightning or of somebody's own loop."""
+
+
 # ---- loading ----
 
 
@@ -68,6 +75,8 @@ def open_torch(path: Path) -> dict[str, torch.Tensor]:
     state = load_torch(path)
     if not isinstance(state, dict):
         raise UserError(f"{path}: holds {_kind(state)}; expected tensors by name")
+    if isinstance(state.get("state_dict"), dict):
+        raise UserError(f"{path}: is a training checkpoint; {SAVE_WEIGHTS}")
     for name, tensor in state.items():
         if not isinstance(name, str):
             shown = name if isinstance(name, int) else _kind(name)

@@ -10,11 +10,13 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.files import check_right_file
 from palm_ds.common.messages import printable
 from palm_ds.weights.formats.tensor_files import read_json
+from palm_ds.weights.formats.torch_files import SAVE_WEIGHTS
 
 _ADAPTER = "adapter_config.json"
 _MAX_FILES = 100
 _VARIANT = re.compile(r"(model|pytorch_model)\.(\w+)(?:-\d+-of-\d+)?\.(safetensors|bin)")
 _DISTRIBUTED = ".distcp"
+_CHECKPOINT = ".ckpt"
 _ENDS = {
     ".h5": "Keras weights",
     ".keras": "Keras weights",
@@ -63,6 +65,8 @@ def _check_ends(path: Path, names: Iterable[str]) -> None:
                 "read; convert them: python -m torch.distributed.checkpoint.format_utils "
                 "dcp_to_torch FOLDER pytorch_model.bin"
             )
+        if name.endswith(_CHECKPOINT):
+            raise UserError(f"{path}: has a training checkpoint ({shown}); {SAVE_WEIGHTS}")
         if what := _ENDS.get(Path(name).suffix.lower()):
             raise UserError(
                 f"{path}: has {what} ({shown}), which are not read; save the model "

@@ -121,6 +121,7 @@ def test_names_in_any_case_and_former_names(given: str, name: str, tmp_path: Pat
     [
         (("ERNIE-v2-en-bse",), 'no model "ERNIE-v2-en-bse"; did you mean "ERNIE-v2-en-base"'),
         (("pretrain", "BERT-zh-bas"), 'did you mean "BERT-zh-base"'),
+        (("ERNIE", "ERNIE-v2-en-base"), "in this group; give the name without a group"),
         (("nothing like it",), "known: "),
         (("vocab",), "vocab: this PaddlePALM group is empty"),
         (("reader", "cls"), "group is empty"),

@@ -100,6 +100,10 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda p: saved(p, {"model": {"a": torch.ones(1)}, "epoch": 3}),
         "model: is a dict; expected tensors by name",
     ),
+    "a checkpoint of Lightning": (
+        lambda p: saved(p, {"state_dict": {"a": torch.ones(1)}, "epoch": 3}),
+        "is a training checkpoint; save its weights alone",
+    ),
     "compressed": (
         lambda p: repacked(p, compress=zipfile.ZIP_DEFLATED, data_0=bytes(10**6)),
         "is compressed, as torch.save's files never are",

@@ -22,6 +22,10 @@ ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "bert-base-cased\x1b[
         ({"config.json": BERT, "flax_model.msgpack": ""}, "has Flax weights"),
         ({"model.onnx": ""}, "has an ONNX program"),
         (
+            {"config.json": BERT, "epoch=3.ckpt": ""},
+            r"a training checkpoint \(epoch=3.ckpt\); save",
+        ),
+        (
             {"adapter_config.json": ADAPTER, "adapter_model.safetensors": ""},
             r"a PEFT adapter of bert-base-cased\\x1b\[2J, not a model; merge it",
         ),
