@@ -54,7 +54,11 @@ from palm_ds.runtime.step.gradient_accumulation import (
 )
 from palm_ds.runtime.zero.swap_folder import SwapFolder
 from palm_ds.runtime.zero.swapped_state import guard_swapping
-from palm_ds.runtime.zero.zero_step import count_skipped, decide_on_device
+from palm_ds.runtime.zero.zero_step import (
+    count_skipped,
+    decide_on_device,
+    set_accumulation,
+)
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +79,7 @@ class Engine:
         freezable: Iterable[str] = (),
         teacher: Callable[[Batch, int], Batch] | None = None,
     ):
-        """`rows`: packed rows of a step, over all processes.
+        """`rows`: packed rows of a step, over all processes; steps may have others.
         `update_counts`: updates that each parameter has had, as in the checkpoint that is restored
         next. Parameters with different counts get optimizer groups of their own.
         `lr_scales`: {parameter pattern: multiplier of the learning rate}.
@@ -84,7 +88,7 @@ class Engine:
         self.processes = processes = start(ds_config)
         self.rank, self.world, self.device = processes.rank, processes.world, processes.device
         self.ds_config, self.seed, self._weight_decay = ds_config, seed, optimizer.weight_decay
-        self.micro_rows, self.accumulation = ds_config.micro_batching(rows, self.world)
+        self.micro_rows, _ = ds_config.micro_batching(rows, self.world)
         self.config = ds_config.deepspeed_config(rows=rows, world=self.world, clip=optimizer.clip)
         self._over_tokens: dict[str, bool] = model.losses  # type: ignore[assignment]
         self.global_batch = _global_batch_losses(model, optimizer.fgm)
@@ -129,15 +133,16 @@ class Engine:
         frozen: Iterable[str] = (),
         decay_scale: float = 1.0,
     ) -> StepResult:
-        """Train one step on this process's micro-batches. One with non-finite gradients changes
-        nothing; `skipped_steps` counts it.
+        """Train one step on this process's micro-batches, as many on all processes. One with
+        non-finite gradients changes nothing; `skipped_steps` counts it.
 
         `weights`: of each task's loss. `frozen`: some of `freezable`: weights, moments and update
         counts stay, and clipping leaves them out. `decay_scale`: factor of the weight decay."""
         assert not self._state.swapped, "the model holds the averaged weights"
-        assert len(batches) == self.accumulation, (len(batches), self.accumulation)
         flags = (stop, self._state.writer.written)
         agreed = _agree(self.processes, self._over_tokens, batches, step, flags)
+        passes = 2 if self._micro_steps.attack else 1
+        set_accumulation(self._engine, len(batches) * passes)
         set_rates(self._optimizer.param_groups, lr, self._weight_decay * decay_scale)
         self._step_freezing.prepare(self._optimizer.param_groups, frozen)
         with names_micro_batch(self.micro_rows):

@@ -94,7 +94,7 @@ def open_step(recipe: Recipe, step: int, *, rows: int) -> View:
         datasets=stream.datasets,
         rows=packed,
         shown=range(min(rows, len(packed))),
-        length=recipe.length,
+        length=stream.length_at(step - 1),
         tokenizer=_tokenizer(data),
         token_tasks=token_prediction_tasks(recipe, data.vocabulary),
         mask_rate=recipe.mask_rates.at(step - 1),

@@ -29,7 +29,7 @@ def startup_notes(
         *run.ds_config.notes,
         *describe_swapping(run.ds_config),
         *corpus_summaries(data),
-        *recipe.schedule.in_steps(recipe.step_tokens).warnings(recipe.curriculum),
+        *recipe.schedule_in_steps.warnings(recipe.curriculum),
         *idle_tasks(recipe.built_tasks, recipe.curriculum.task_groups, plan.soft_tasks),
         *plan.lines(),
         *([tf32] if tf32 else []),

@@ -344,8 +344,11 @@ def _build_parts(run: RunSpec, data: Data, plan: DistillationPlan, processes: Pr
         level=logging.INFO,
     )
     attach_teachers(plan, model, seed=recipe.seed)
-    size = dict(rows=stream.rows, length=recipe.length)
+    size = dict(rows=stream.rows, length=recipe.longest)
     ds_config = choose_micro_batch(run.ds_config, model, processes, **size)
+    for step_size in set(recipe.step_sizes) if recipe.rows else ():
+        for rows in (*step_size.growth, step_size.rows):
+            ds_config.micro_batching(rows, processes.world)  # checks itself
     return _Parts(
         run=replace(run, ds_config=ds_config),
         data=data,
@@ -361,7 +364,9 @@ def _build_parts(run: RunSpec, data: Data, plan: DistillationPlan, processes: Pr
 def _end_dry_run(parts: _Parts, plan_for: Sequence[Cluster]) -> None:
     """Check what otherwise fails in the first step, and predict what it takes."""
     stream, model = parts.stream, parts.model
-    batches = stream.batches(0, 0, 1, stream.rows)
+    step = _largest_step(parts)
+    rows = stream.rows_at(step)
+    batches = stream.batches(step, 0, 1, rows)
     freeze(model, parts.recipe.optimizer.freeze)
     StepFreezing(parts.freezable, [name for name, _ in model.named_parameters()])
     check_swap_room(parts.run.ds_config, model, parts.processes)
@@ -370,10 +375,18 @@ def _end_dry_run(parts: _Parts, plan_for: Sequence[Cluster]) -> None:
         log.info("evaluate.best: whether %s exists is known from step 1", best)
     teachers = parts.plan.sizes(parts.run.ds_config.precision)
     size = replace(size_of(model), teachers=teachers)
-    work = work_of(model, batches, stream.rows)
+    work = work_of(model, batches, rows)
     for line in findings(parts.run, parts.processes, size, work, plan_for):
         log.info("%s", line)
     log.info("all checks passed; nothing was trained")
+
+
+def _largest_step(parts: _Parts) -> int:
+    """The last step of the stage with the longest rows, or the most of them."""
+    stages = parts.recipe.curriculum.stages
+    sizes = zip(parts.recipe.step_sizes, stages, strict=True)
+    _, largest = max(sizes, key=lambda pair: (pair[0].length, pair[0].rows))
+    return largest.first + largest.steps - 1 if parts.recipe.rows else 0
 
 
 def _start_engine(parts: _Parts, start_at: StartingPoint) -> Engine:

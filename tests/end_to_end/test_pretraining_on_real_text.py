@@ -10,6 +10,7 @@ from palm_ds.data.sources.corpus import split_corpus
 from palm_ds.data.stream.curriculum_spec import read_stages
 from palm_ds.data.stream.packed_stream import PackedStream
 from palm_ds.data.stream.stages import tasks_of
+from palm_ds.data.stream.step_size import StepSize
 from palm_ds.data.stream.task_group_dataset import make_datasets
 from palm_ds.data.tasks.task import build
 
@@ -38,9 +39,8 @@ def make_stream(corpus: Corpus, task_groups: list[str], length: int) -> PackedSt
     return PackedStream(
         curriculum=curriculum,
         datasets=datasets,
-        mixtures=mixtures,
-        rows=16384 // length,
-        length=length,
+        mixtures=[mixtures] * len(curriculum.stages),
+        sizes=[StepSize(length, 16384 // length)] * len(curriculum.stages),
         seed=1,
         pad=corpus.vocabulary.pad,
         window_rows=512,

@@ -58,7 +58,16 @@ class Budget:
             raise UserError(
                 f"{where}: {self} can be converted to steps only once the corpora are open"
             )
-        return math.ceil(_exact(self.number) * self._tokens(size) / step_tokens)
+        return math.ceil(self.tokens(size, where) / step_tokens)
+
+    def tokens(self, size: DatasetSize | None, where: str) -> Fraction:
+        """The amount, which is not in steps, in tokens; `size` is the task group's. Raises
+        UserError if it is needed and unknown."""
+        if size is None and self.unit != "tokens":
+            raise UserError(
+                f"{where}: {self} can be converted to steps only once the corpora are open"
+            )
+        return _exact(self.number) * self._tokens(size)
 
     def _tokens(self, size: DatasetSize | None) -> Fraction:
         if size is None or self.unit == "tokens":

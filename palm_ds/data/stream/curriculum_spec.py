@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from palm_ds.common.errors import UserError, suggest
@@ -21,6 +22,7 @@ from palm_ds.data.stream.budgets import (
     read_budget,
     read_sampler,
     sampled,
+    share_out,
 )
 from palm_ds.data.stream.stages import (
     CURRICULUM_KINDS,
@@ -30,6 +32,7 @@ from palm_ds.data.stream.stages import (
     Stage,
     tasks_of,
 )
+from palm_ds.data.stream.step_size import StepSize
 
 _MAX_STEPS = 10**9  # a byte of memory for each in stages of `mix: step`
 _KEYS = (*CURRICULUM_KINDS, "explicit", "steps", "sampler", "mix", "always", "settings")
@@ -91,13 +94,29 @@ class CurriculumSpec:
             return self.task_groups[stage : stage + 1]
         return self.task_groups[: stage + 1] if self.kind == "continual" else self.task_groups
 
-    def resolve(self, step_tokens: int = 0, sizes: DatasetSizes | None = None) -> Curriculum:
-        """The plan in steps of `step_tokens`. Raises UserError if it needs `sizes` of the task
-        groups (`needs_corpus`) and there are none."""
+    def resolve(
+        self,
+        step_tokens: int = 0,
+        sizes: DatasetSizes | None = None,
+        step_sizes: Mapping[int, StepSize] = MappingProxyType({}),
+    ) -> Curriculum:
+        """The plan in steps of `step_tokens`; `step_sizes`: of the stages with steps of their own.
+        Raises UserError if it needs `sizes` of the task groups (`needs_corpus`) and there are
+        none."""
+        if step_sizes and self.kind != "explicit" and not self.resolved:
+            raise UserError(
+                f"stages.settings: with a length or batch of a stage's own, {self.kind} counts in "
+                "steps; give `steps` in steps, or list the stages"
+            )
         if self.sampler is not None:
             rows = [sampled(self.sampler, self.total, step_tokens, sizes)]
         else:
-            rows = [self._steps(row, step_tokens, sizes) for row in self.budgets]
+            rows = [
+                _grown_steps(row, step_sizes[number], sizes, f"stages.{number}")
+                if number in step_sizes and self.kind == "explicit"
+                else self._steps(row, step_tokens, sizes)
+                for number, row in enumerate(self.budgets)
+            ]
         if self.kind != "explicit":
             rows = CURRICULUM_KINDS[self.kind](rows[0])
         mixes = self.mixes if self.kind == "explicit" else self.mixes * len(rows)
@@ -120,6 +139,22 @@ class CurriculumSpec:
             )
             for task_group, budget in row.items()
         }
+
+
+def _grown_steps(
+    row: Mapping[str, Budget], own: StepSize, sizes: DatasetSizes | None, where: str
+) -> dict[str, int]:
+    """The steps of task groups in a stage with steps of its own size, which may grow: its tokens
+    are those of all of them."""
+    if all(budget.unit == "steps" for budget in row.values()):
+        return {task_group: int(budget.number) for task_group, budget in row.items()}
+    if any(budget.unit == "steps" for budget in row.values()):
+        raise UserError(f"{where}: amounts in steps and in tokens do not mix with its own batch")
+    tokens = {
+        task_group: budget.tokens(sizes[task_group] if sizes else None, f"{where}: {task_group}")
+        for task_group, budget in row.items()
+    }
+    return share_out(own.steps_of(sum(tokens.values())), tokens)
 
 
 def read_stages(

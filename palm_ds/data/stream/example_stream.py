@@ -60,6 +60,19 @@ class ExampleStream:
     """{dataset: examples} consumed before the first step, by the run that this one extends."""
     mask_rates: MaskRates = MaskRates()
 
+    def rows_at(self, step: int) -> int:
+        """The capacity of a step in rows: of each the same."""
+        return self.rows
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a row."""
+        return self.length
+
+    def length_at(self, step: int) -> int:
+        """The most tokens of a row of a step: of each the same."""
+        return self.length
+
     # -- which examples --
 
     def taken(self, step: int) -> dict[str, tuple[int, int]]:

@@ -20,7 +20,7 @@ import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_generator
 from palm_ds.data.stream.packing import pack
 from palm_ds.data.stream.stages import Curriculum, MaskRates, order_of
+from palm_ds.data.stream.step_size import StepSize
 from palm_ds.data.stream.task_group_dataset import (
     ExampleRef,
     PackedRow,
@@ -163,19 +164,21 @@ def _most(fits: Callable[[int], bool], upper: int) -> int:
     return low
 
 
+Mixtures: TypeAlias = Mapping[str, Sequence[tuple[int, float]]]
+"""{task group: its datasets, one per corpus, with their shares}."""
+
+
 @dataclass
 class PackedStream:
-    """step -> this process's micro-batches.
-
-    `mixtures[task_group]` lists the datasets of a task group with their shares, one dataset per
-    corpus."""
+    """step -> this process's micro-batches."""
 
     curriculum: Curriculum
     datasets: Sequence[TaskGroupDataset]
-    mixtures: Mapping[str, Sequence[tuple[int, float]]]
-    rows: int
-    """Rows per step, over all processes."""
-    length: int
+    """Of every length of rows that a stage has."""
+    mixtures: Sequence[Mixtures]
+    """Of each stage."""
+    sizes: Sequence[StepSize]
+    """Of the steps of each stage."""
     seed: int
     pad: int
     window_rows: int = WINDOW_ROWS
@@ -188,12 +191,31 @@ class PackedStream:
         """The rows of a step, in global order."""
         number = self.curriculum.stage_at(step)
         stage = self._stage(number)
-        mixture, first = stage.place(step - self.curriculum.stages[number].first, self.rows)
-        return [stage.mixtures[mixture].row(first + i) for i in range(self.rows)]
+        mixture, first = stage.place(step - self._first(number))
+        return [stage.mixtures[mixture].row(first + i) for i in range(self.rows_at(step))]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the largest step, over all processes."""
+        return max(size.rows for size in self.sizes)
+
+    def rows_at(self, step: int) -> int:
+        """Rows of a step, over all processes."""
+        number = self.curriculum.stage_at(step)
+        return self.sizes[number].rows_at(step - self._first(number))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return max(size.length for size in self.sizes)
+
+    def length_at(self, step: int) -> int:
+        """Tokens of a row of a step."""
+        return self.sizes[self.curriculum.stage_at(step)].length
 
     def batches(self, step: int, rank: int, world: int, micro_rows: int) -> list[Batch]:
         """The micro-batches of one process: its contiguous share of the step's rows."""
-        share = self.rows // world
+        share = self.rows_at(step) // world
         first = rank * share
         rows = self.step_rows(step)[first : first + share]
         return [
@@ -204,7 +226,7 @@ class PackedStream:
     def build(self, step: int, rows: Sequence[PackedRow], first_row: int = 0) -> Batch:
         """One micro-batch of some of a step's rows."""
         rate = self.mask_rates.at(step)
-        batch = build_rows(self.datasets, rows, self.length, self.pad, rate)
+        batch = build_rows(self.datasets, rows, self.length_at(step), self.pad, rate)
         return replace(batch, first_row=first_row)
 
     def state_dict(self, step: int) -> dict[str, Any]:
@@ -214,7 +236,7 @@ class PackedStream:
         number = self.curriculum.stage_at(step)
         stage = self._stage(number)
         mixtures = []
-        places = stage.places(step - self._first(number), self.rows)
+        places = stage.places(step - self._first(number))
         for mixture, first in zip(stage.mixtures, places, strict=True):
             window = mixture._window_of(first) if first < mixture.total else None
             at = (
@@ -258,7 +280,7 @@ class PackedStream:
         number = self.curriculum.stage_at(max(step - 1, 0))
         stage = self._stage(number)
         total = stage.consumed_first.copy()
-        places = stage.places(step - self._first(number), self.rows)
+        places = stage.places(step - self._first(number))
         for mixture, place in zip(stage.mixtures, places, strict=True):
             total += mixture.consumed_to(place)
         return {dataset.name: int(n) for dataset, n in zip(self.datasets, total, strict=True)}
@@ -285,20 +307,32 @@ class PackedStream:
         else:
             groups = [(task_group,) for task_group in stage.steps_of]
             order = order_of(stage, number, self.seed)
+        size = self.sizes[number]
+        if order is None:
+            totals = [size.rows_before(stage.steps)]
+        else:
+            totals = [_rows_of(order, i, size) for i in range(len(groups))]
         mixtures = [
-            self._mixture(group, f"{number}.{i}", consumed_first) for i, group in enumerate(groups)
+            self._mixture(number, f"{number}.{i}", group, total, consumed_first)
+            for i, (group, total) in enumerate(zip(groups, totals, strict=True))
         ]
-        return OpenStage(mixtures=mixtures, consumed_first=consumed_first, order=order)
+        return OpenStage(mixtures=mixtures, consumed_first=consumed_first, order=order, size=size)
 
     def _mixture(
-        self, group: Sequence[tuple[str, int]], name: str, consumed_first: np.ndarray
+        self,
+        stage: int,
+        name: str,
+        group: Sequence[tuple[str, int]],
+        total: int,
+        consumed_first: np.ndarray,
     ) -> PackedMixture:
-        steps = sum(n for _, n in group)
+        """`total`: its rows."""
+        steps, length = sum(n for _, n in group), self.sizes[stage].length
         tokens: dict[int, float] = {}
         for task_group, blend_steps in group:
-            for dataset, share in self.mixtures[task_group]:
+            for dataset, share in self.mixtures[stage][task_group]:
                 tokens[dataset] = tokens.get(dataset, 0.0) + share * blend_steps / steps
-        window_tokens = self.window_rows * self.length
+        window_tokens = self.window_rows * length
         rates = [
             share * window_tokens / float(self.datasets[f].mean_tokens)
             for f, share in tokens.items()
@@ -308,11 +342,18 @@ class PackedStream:
             dataset_indices=tuple(tokens),
             examples_per_window=np.array(rates),
             consumed_first=consumed_first,
-            total=steps * self.rows,
-            max_length=self.length,
+            total=total,
+            max_length=length,
             key=derive_key(self.seed, "rows", name),
             window_rows=self.window_rows,
         )
+
+
+def _rows_of(order: np.ndarray, mixture: int, size: StepSize) -> int:
+    """Rows of one mixture in a stage whose steps have this order."""
+    if not size.growth:
+        return int((order == mixture).sum()) * size.rows
+    return sum(size.rows_at(int(step)) for step in np.flatnonzero(order == mixture))
 
 
 @dataclass
@@ -322,29 +363,40 @@ class OpenStage:
     mixtures: list[PackedMixture]
     consumed_first: np.ndarray  # (datasets,) examples consumed before the stage
     order: np.ndarray | None  # (steps,) the mixture of each step; None: there is only one
+    size: StepSize
 
     @cached_property
-    def _nth(self) -> np.ndarray:
-        """(steps,) number of earlier steps of the stage with the same mixture."""
+    def _first_rows(self) -> np.ndarray:
+        """(steps,) rows of the earlier steps of the stage with the same mixture."""
         assert self.order is not None
-        nth = np.empty(len(self.order), np.int32)
+        rows = np.full(len(self.order), self.size.rows, np.int64)
+        growing = len(self.size.growth) * self.size.steps_each
+        rows[:growing] = np.repeat(self.size.growth, self.size.steps_each)[: len(rows)]
+        first = np.empty_like(rows)
         for mixture in range(len(self.mixtures)):
             here = self.order == mixture
-            nth[here] = np.arange(here.sum())
-        return nth
+            first[here] = np.cumsum(rows[here]) - rows[here]
+        return first
 
-    def place(self, step: int, rows: int) -> tuple[int, int]:
+    def place(self, step: int) -> tuple[int, int]:
         """(mixture, first row within it) of a step of the stage."""
         if self.order is None:
-            return 0, step * rows
-        return int(self.order[step]), int(self._nth[step]) * rows
+            return 0, self.size.rows_before(step)
+        return int(self.order[step]), int(self._first_rows[step])
 
-    def places(self, step: int, rows: int) -> list[int]:
+    def places(self, step: int) -> list[int]:
         """The first unused row of every mixture at the start of a step."""
         if self.order is None:
-            return [step * rows]
-        done = np.bincount(self.order[:step], minlength=len(self.mixtures))
-        return [int(n) * rows for n in done]
+            return [self.size.rows_before(step)]
+        return [self._first_unused(mixture, step) for mixture in range(len(self.mixtures))]
+
+    def _first_unused(self, mixture: int, step: int) -> int:
+        assert self.order is not None
+        earlier = np.flatnonzero(self.order[:step] == mixture)
+        if not len(earlier):
+            return 0
+        last = int(earlier[-1])
+        return int(self._first_rows[last]) + self.size.rows_at(last)
 
     def consumed(self) -> np.ndarray:
         return np.sum([mixture.consumed() for mixture in self.mixtures], axis=0)

@@ -23,7 +23,17 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_generator
 
 Mix = Literal["batch", "step"]
-STAGE_SETTINGS = ("lr", "schedule", "weight_decay", "rate", "freeze")
+STAGE_SETTINGS = (
+    "length",
+    "batch",
+    "mixture",
+    "rope_base",
+    "lr",
+    "schedule",
+    "weight_decay",
+    "rate",
+    "freeze",
+)
 """Settings of the recipe that a stage may have of its own (train/recipe/stage_settings.py)."""
 
 
@@ -125,17 +135,22 @@ class Curriculum:
             for stage in self.stages
         ]
 
-    def table(self, *, step_tokens: int = 0, warmups: Sequence[int] = ()) -> str:
-        """A text table: one row per task group, one column per stage. `step_tokens` adds the tokens
-        of each task group; `warmups` (steps per stage) adds a row."""
+    def table(self, *, tokens: Sequence[int] = (), warmups: Sequence[int] = ()) -> str:
+        """A text table: one row per task group, one column per stage. `tokens` of each stage add
+        those of each task group; `warmups` (steps per stage) adds a row."""
         rows = [
             [task_group, *(dict(stage.steps_of).get(task_group, 0) for stage in self.stages)]
             + [self.total_of(task_group)]
             for task_group in self.task_groups
         ]
         rows.append(["steps", *(stage.steps for stage in self.stages), self.steps])
-        if step_tokens:
-            rows = [[*row, row[-1] * step_tokens] for row in rows]
+        if tokens:
+            stages = list(zip(self.stages, tokens, strict=True))
+            rows = [
+                [*row, sum(round(n * all_of / stage.steps) for n, (stage, all_of) in pairs)]
+                for row in rows
+                if (pairs := list(zip(row[1:-1], stages, strict=True)))
+            ]
         if any(warmups):
             rows.append(["warm-up", *warmups])
         if any(stage.mix == "step" for stage in self.stages):
@@ -144,7 +159,7 @@ class Curriculum:
             if any(name in stage.settings for stage in self.stages):
                 rows.append([name, *(_short(stage.settings.get(name)) for stage in self.stages)])
         heads = ["", *(f"stage {i + 1}" for i in range(len(self.stages))), "all"]
-        return _columns([[*heads, *(["tokens"] if step_tokens else [])], *rows])
+        return _columns([[*heads, *(["tokens"] if tokens else [])], *rows])
 
 
 def _short(value: object) -> str:

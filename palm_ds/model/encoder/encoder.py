@@ -131,6 +131,16 @@ class Encoder(nn.Module, ABC):
     def hidden_size(self) -> int:
         return self.config.hidden_size
 
+    @classmethod
+    def rope_base(cls, config: EncoderConfig) -> float | None:
+        """The base of the rotary positions in layers that attend to whole texts; None: there are
+        none."""
+        return None
+
+    def set_rope_base(self, base: float) -> None:
+        """Use another base there, until the next call."""
+        raise NotImplementedError(f"{type(self).__name__} has no rotary positions")
+
     @abstractmethod
     def forward(self, batch: Batch, at: torch.Tensor | None = None) -> torch.Tensor:
         """Returns (rows, length, hidden); vectors of padding are finite and meaningless. With flat

@@ -36,6 +36,7 @@ from palm_ds.model.encoder.encoder import (
     init_weights,
 )
 from palm_ds.model.encoder.layer import EncoderLayer, LayerSpec, NormKind, build_norm
+from palm_ds.model.encoder.rotary import Rotary
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.ops.compiled import CompiledRegion, padded_positions
@@ -224,6 +225,16 @@ class TransformerEncoder(Encoder):
         spec = cls.spec(config)
         rows = vocabulary + (config.max_positions if spec.learned_positions else 0)
         return config.hidden_size * rows + sum(layer.weights(config) for layer in spec.layers)
+
+    @classmethod
+    def rope_base(cls, config: EncoderConfig) -> float | None:
+        whole = (layer for layer in cls.spec(config).layers if layer.window is None)
+        return next((x.rotary_base for x in whole if x.rotary_base is not None), None)
+
+    def set_rope_base(self, base: float) -> None:
+        for layer, spec in zip(self.layers, self.structure.layers, strict=True):
+            if spec.window is None and isinstance(rotary := layer.rotary, Rotary):
+                rotary.base = base
 
     @classmethod
     def has_token_types(cls, config: EncoderConfig) -> bool:

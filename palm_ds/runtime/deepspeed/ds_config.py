@@ -141,16 +141,17 @@ class DSConfig(PalmSection):
     def _offload(self) -> Mapping[str, Any]:
         return self.sections.get("zero_optimization", {}).get("offload_optimizer") or {}
 
-    def micro_batching(self, rows: int, world: int) -> tuple[int, int]:
-        """(rows per micro-batch, micro-batches per step) for `rows` per step on `world` processes.
-        Raises UserError if the rows cannot be divided evenly."""
+    def micro_batching(self, rows: int, world: int, *, shorter: int = 1) -> tuple[int, int]:
+        """(rows per micro-batch, micro-batches per step) for `rows` per step on `world` processes;
+        `shorter`: how many of these rows are as long as one of the longest. Raises UserError if the
+        rows cannot be divided evenly."""
         if rows % world:
             raise UserError(
                 f"{rows} rows per step cannot be divided evenly among {world} processes; "
                 f"choose a `batch` that is a multiple of {world} rows"
             )
         share = rows // world
-        micro = self.micro_rows or largest_divisor(share, self.most_micro_rows)
+        micro = self.micro_rows or largest_divisor(share, self.most_micro_rows * shorter)
         if share % micro:
             raise UserError(
                 f"{self.path}: train_micro_batch_size_per_gpu: {micro} rows do not divide the "

@@ -52,6 +52,18 @@ def restore_counters(engine: Any, counters: Mapping[str, Any], *, fp16: bool) ->
             setattr(engine.optimizer.loss_scaler, name, value)
 
 
+def set_accumulation(engine: Any, micro_steps: int) -> None:
+    """Let DeepSpeed's next step have this many micro-steps. Call it between two steps."""
+    if micro_steps == engine.gradient_accumulation_steps():
+        return
+    engine.set_train_batch_size(
+        engine.train_micro_batch_size_per_gpu() * micro_steps * engine.dp_world_size
+    )
+    engine.micro_steps = engine.global_steps * micro_steps
+    if hasattr(engine.optimizer, "gradient_accumulation_steps"):  # ZeRO's
+        engine.optimizer.gradient_accumulation_steps = micro_steps
+
+
 _CLIP_EPS = 1e-6
 
 

@@ -104,12 +104,21 @@ class Loop:
     def begin(self, first: int) -> None:
         """Evaluate if necessary before the first step, and reset the meter."""
         self._event("begin", step=first)
+        if first < self.recipe.curriculum.steps:
+            self._set_rope_base(self.recipe.curriculum.at(first, self.recipe.seed))
         if self.recipe.extend and not first and self.validation.rows:
             self._evaluate(0)  # the scores of the run that it extends
         if first and self.evaluated < first and self._evaluation_due(first):
             self._evaluate(first)  # a run that was stopped saved, but did not evaluate
         self.done = self.best.should_stop
         self._meter = StepMeter()
+
+    def _set_rope_base(self, at: StepInfo) -> None:
+        """The base of the rotary positions that a stage has of its own, or the encoder's."""
+        backbone = self.model.backbone
+        base = self.recipe.stage_settings[at.stage].rope_base or backbone.rope_base(backbone.config)
+        if base is not None:
+            backbone.set_rope_base(base)
 
     def batches(self, steps: range) -> Iterator[list[Batch]]:
         """This process's micro-batches of each step."""
@@ -123,6 +132,7 @@ class Loop:
         at = self.recipe.curriculum.at(step, self.recipe.seed)
         if at.starts_stage:
             self._event("stage", step=step, stage=at.stage + 1)
+            self._set_rope_base(at)
         self.on_event("next", {"step": step})
         lr = self.recipe.optimizer.lr * self.recipe.lr_scale(at)
         frozen = self.recipe.frozen_in(at)

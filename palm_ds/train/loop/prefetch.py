@@ -10,6 +10,7 @@ import torch
 
 from palm_ds.engine import Engine
 from palm_ds.model.inputs.batch import Batch
+from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.train.setup.build import AnyStream
 
 
@@ -17,7 +18,7 @@ def prefetched(
     stream: AnyStream, engine: Engine, steps: range, workers: int
 ) -> Iterator[list[Batch]]:
     """This process's micro-batches of each step, built ahead by `workers` processes."""
-    dataset = _StepBatches(stream, engine.rank, engine.world, engine.micro_rows)
+    dataset = _StepBatches(stream, engine.rank, engine.world, engine.ds_config)
     loader = torch.utils.data.DataLoader(
         dataset,
         batch_size=None,
@@ -36,10 +37,14 @@ class _StepBatches(torch.utils.data.Dataset):
     stream: AnyStream
     rank: int
     world: int
-    micro_rows: int
+    ds_config: DSConfig
 
     def __getitem__(self, step: int) -> list[Batch]:
-        return self.stream.batches(step, self.rank, self.world, self.micro_rows)
+        stream = self.stream
+        shorter = stream.longest // stream.length_at(step)
+        rows = stream.rows_at(step)
+        micro_rows, _ = self.ds_config.micro_batching(rows, self.world, shorter=shorter)
+        return stream.batches(step, self.rank, self.world, micro_rows)
 
 
 def _ignore_signals(_worker: int) -> None:

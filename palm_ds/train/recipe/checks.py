@@ -6,7 +6,7 @@ All raise UserError. They need neither data nor processes.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from palm_ds.common.errors import UserError, suggest
@@ -90,11 +90,10 @@ class TaskChecks:
             self._check_labelled(task_group)
             self._check_weighted(task_group)
 
-    def check_stage_settings(self, weight_decay: float, step_tokens: int) -> None:
-        """What a stage has of its own fits the recipe and the stage's tasks."""
-        for number, values in enumerate(self.spec.settings):
+    def check_stage_settings(self, weight_decay: float, settings: Sequence[StageSettings]) -> None:
+        """What each stage has of its own fits the recipe and the stage's tasks."""
+        for number, own in enumerate(settings):
             where = f"stages.{number}"
-            own = StageSettings.read(values, where, step_tokens)
             if own.weight_decay is not None and not weight_decay:
                 raise UserError(
                     f"{where}.weight_decay: optimizer.weight_decay is 0; give it a value"
@@ -103,6 +102,37 @@ class TaskChecks:
             tasks = [self.tasks[name] for group in groups for name in tasks_of(group)]
             if own.rates and not any(task.rate_varies for task in tasks):
                 raise UserError(f"{where}.rate: no task of this stage masks tokens at a rate")
+            self._check_mixture(own.mixture or {}, f"{where}.mixture")
+        self._check_rope_bases([own.rope_base for own in settings])
+
+    def _check_mixture(self, mixture: Mapping[str, Mapping[str, float]], where: str) -> None:
+        """The weights are of corpora that the sources have."""
+        for name, weights in mixture.items():
+            if name not in self.sources:
+                raise UserError(f"{where}: no {name!r} in `sources`{suggest(name, self.sources)}")
+            known = self.sources[name].weights
+            if self.sources[name].table or len(known) < 2:
+                raise UserError(f"{where}.{name}: sources.{name} is no `mix` of corpora")
+            for corpus, weight in weights.items():
+                if corpus not in known:
+                    raise UserError(f"{where}.{name}: no corpus {corpus!r}{suggest(corpus, known)}")
+                if weight < 0:
+                    raise UserError(f"{where}.{name}.{corpus}: the weight {weight} is negative")
+            if not sum(weights.values()):
+                raise UserError(f"{where}.{name}: has no weight above 0")
+
+    def _check_rope_bases(self, bases: Sequence[float | None]) -> None:
+        """The encoder has such a base, and ends with that of its configuration."""
+        if not any(bases):
+            return
+        base = encoder_class(self.encoder).rope_base(self.encoder)
+        if base is None:
+            raise UserError(f"stages: rope_base: {self.encoder.kind} has no rotary positions")
+        if bases[-1] not in (None, base):
+            raise UserError(
+                f"stages.{len(bases) - 1}.rope_base: {bases[-1]:g}, but the weights are stored "
+                f"with that of `backbone`, {base:g}; make them equal"
+            )
 
     def _check_labelled(self, task_group: str) -> None:
         """Every task but the first can label examples that another one built."""

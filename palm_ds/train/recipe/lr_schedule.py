@@ -12,6 +12,7 @@ from pydantic import BeforeValidator
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.stream.stages import Curriculum, StepInfo
+from palm_ds.data.stream.step_size import StepSize
 
 
 def _as_number(value: object) -> object:
@@ -61,13 +62,22 @@ class LRSchedule:
         if self.kind == "wsd" and not self.decay:
             raise UserError("schedule.decay: wsd needs the number of decay steps")
 
-    def in_steps(self, step_tokens: int) -> LRSchedule:
-        """With amounts in tokens as steps of `step_tokens`, rounded up. Raises UserError if that is
-        not known."""
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether an amount is in tokens."""
+        return isinstance(self.warmup, str) or isinstance(self.decay, str)
+
+    def in_steps(self, size: StepSize | None) -> LRSchedule:
+        """With amounts in tokens as steps of this size, rounded up: a warm-up as its first ones, a
+        decay as its last. None: `batch` is in examples. Raises UserError if that is not known."""
+        warmup = _tokens("warmup", self.warmup, size)
+        decay = _tokens("decay", self.decay, size)
+        if not size:
+            return self
         return replace(
             self,
-            warmup=_in_steps("warmup", self.warmup, step_tokens),
-            decay=_in_steps("decay", self.decay, step_tokens),
+            warmup=self.warmup if warmup is None else size.steps_of(warmup),
+            decay=self.decay if decay is None else math.ceil(decay / size.tokens),
         )
 
     def warmups(self, curriculum: Curriculum) -> list[int]:
@@ -136,14 +146,15 @@ def _part(amount: float | str, steps: int) -> int:
     return int(amount if amount >= 1 else amount * steps)
 
 
-def _in_steps(name: str, amount: float | str, step_tokens: int) -> float:
+def _tokens(name: str, amount: float | str, size: StepSize | None) -> int | None:
+    """An amount in tokens; None if it is in steps."""
     if not isinstance(amount, str):
-        return amount
-    if step_tokens <= 1:
+        return None
+    if not size:
         raise UserError(
             f"schedule.{name}: {amount}, but `batch` is in examples; give a number of steps"
         )
-    return math.ceil(int(amount.split()[0].replace("_", "")) / step_tokens)
+    return int(amount.split()[0].replace("_", ""))
 
 
 def _check_span(name: str, amount: float | str) -> None:

@@ -16,8 +16,10 @@ from typing import Any, Literal
 from palm_ds.common.config import override, parse, parse_override, read_yaml
 from palm_ds.common.errors import UserError
 from palm_ds.common.files import fingerprint
+from palm_ds.data.stream.budgets import DatasetSizes
 from palm_ds.data.stream.curriculum_spec import CurriculumSpec, parse_stages
 from palm_ds.data.stream.stages import Curriculum, MaskRates, StepInfo, tasks_of
+from palm_ds.data.stream.step_size import StepSize
 from palm_ds.data.tasks.task import Task, build
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.config.encoder_kinds import is_custom, shipped_class
@@ -170,8 +172,13 @@ class Recipe:
                 "epochs"
             )
         checks.check_blends()
-        checks.check_stage_settings(self.optimizer.weight_decay, self.step_tokens)
-        _ = self._schedule  # checks itself
+        checks.check_stage_settings(self.optimizer.weight_decay, self._own_settings)
+        if self.schedule.counts_tokens and self._own_sizes:
+            raise UserError(
+                "schedule: in tokens, but a stage has a length or batch of its own; give amounts "
+                "in steps, or stages schedules of their own"
+            )
+        _ = self.schedule_in_steps  # checks itself
 
     @cached_property
     def batch_size(self) -> BatchSize:
@@ -204,7 +211,7 @@ class Recipe:
     def lr_scale(self, at: StepInfo) -> float:
         """The multiplier of `optimizer.lr` at a step."""
         return self.stage_settings[at.stage].scale(
-            at, schedule=self._schedule, lr=self.optimizer.lr, steps=self.curriculum.steps
+            at, schedule=self.schedule_in_steps, lr=self.optimizer.lr, steps=self.curriculum.steps
         )
 
     def decay_scale(self, at: StepInfo) -> float:
@@ -228,8 +235,48 @@ class Recipe:
     @cached_property
     def stage_settings(self) -> tuple[StageSettings, ...]:
         """What each stage of the curriculum has instead of the recipe's settings."""
-        given = enumerate(stage.settings for stage in self.curriculum.stages)
-        return tuple(StageSettings.read(x, f"stages.{n}", self.step_tokens) for n, x in given)
+        return self._read_settings([stage.settings for stage in self.curriculum.stages])
+
+    @cached_property
+    def _own_settings(self) -> tuple[StageSettings, ...]:
+        """The settings of the stages as written; empty if none has any."""
+        return self._read_settings(self.curriculum_spec.settings)
+
+    def _read_settings(self, given: Sequence[Mapping[str, Any]]) -> tuple[StageSettings, ...]:
+        of_recipe = {"length": self.length, "batch": self.batch}
+        return tuple(
+            StageSettings.read(values, f"stages.{number}", **of_recipe)
+            for number, values in enumerate(given)
+        )
+
+    @cached_property
+    def _own_sizes(self) -> dict[int, StepSize]:
+        """{number of a stage as written: the size of its steps}, if it is its own."""
+        sizes = {
+            n: own.step_size(self.length, self.batch) for n, own in enumerate(self._own_settings)
+        }
+        return {n: size for n, size in sizes.items() if size and size != self._step_size}
+
+    @property
+    def _step_size(self) -> StepSize:
+        return StepSize(self.length, self.rows)
+
+    @cached_property
+    def step_sizes(self) -> tuple[StepSize, ...]:
+        """The size of the steps of each stage; without rows if `batch` is in examples."""
+        sizes = [own.step_size(self.length, self.batch) for own in self.stage_settings]
+        return tuple(size or self._step_size for size in sizes)
+
+    @property
+    def stage_tokens(self) -> list[int]:
+        """Tokens of each stage, over all processes; 0 if `batch` is in examples."""
+        pairs = zip(self.curriculum.stages, self.step_sizes, strict=True)
+        return [size.rows_before(stage.steps) * size.length for stage, size in pairs]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row of a stage."""
+        return max(self.length, *(size.length for size in self._own_sizes.values()), 0)
 
     @property
     def mask_rates(self) -> MaskRates:
@@ -237,8 +284,9 @@ class Recipe:
         return MaskRates.of(self.curriculum, [own.rates for own in self.stage_settings])
 
     @cached_property
-    def _schedule(self) -> LRSchedule:
-        return self.schedule.in_steps(self.step_tokens)
+    def schedule_in_steps(self) -> LRSchedule:
+        """The schedule with amounts in steps."""
+        return self.schedule.in_steps(self._step_size if self.rows else None)
 
     @property
     def step_tokens(self) -> int:
@@ -254,12 +302,16 @@ class Recipe:
     def curriculum(self) -> Curriculum:
         """The stages in steps. Raises UserError if that needs the data: see
         train.resolve.resolve."""
-        return self.curriculum_spec.resolve(self.step_tokens)
+        return self.resolve_stages()
+
+    def resolve_stages(self, sizes: DatasetSizes | None = None) -> Curriculum:
+        """The stages in steps, given the sizes of task groups if that needs them."""
+        return self.curriculum_spec.resolve(self.step_tokens, sizes, self._own_sizes)
 
     def plan_table(self) -> str:
         """The plan as a table, with tokens and warm-up steps."""
-        tokens, warmups = self.rows * self.length, self._schedule.warmups(self.curriculum)
-        return self.curriculum.table(step_tokens=tokens, warmups=warmups)
+        warmups = self.schedule_in_steps.warmups(self.curriculum)
+        return self.curriculum.table(tokens=self.stage_tokens if self.rows else (), warmups=warmups)
 
     @cached_property
     def built_tasks(self) -> dict[str, Task]:
@@ -275,9 +327,9 @@ class Recipe:
         """The encoder's hyperparameters; `vocab_size` is open if the corpus determines it."""
         config = EncoderConfig.from_dict(self.backbone)
         for name, task in self.built_tasks.items():
-            if (longest := task.longest_text(self.length)) > config.max_length:
+            if (longest := task.longest_text(self.longest)) > config.max_length:
                 what = f"length: rows of {longest} tokens"
-                if longest != self.length:
+                if longest != self.longest:
                     what = f"tasks.{name}.max_length: {longest}"
                 raise UserError(
                     f"{what}, but backbone.max_positions allows only {config.max_length}"

@@ -1,7 +1,7 @@
 """Settings that a stage has instead of the recipe's: phases, as in ModernBERT, Ettin and mmBERT.
 
     stages:
-      - {knowledge_masking: 9000, rate: 0.3}
+      - {knowledge_masking: 9000, rate: 0.3, length: 128, rope_base: 1.0e+4}
       - {knowledge_masking: 1000, rate: [0.3, 0.15], lr: 1.0e-4, schedule: {kind: cosine}}
 
 Weights and moments continue from stage to stage. What a stage does not say is the recipe's.
@@ -9,20 +9,65 @@ Weights and moments continue from stage to stage. What a stage does not say is t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
 from palm_ds.data.stream.stages import StepInfo
+from palm_ds.data.stream.step_size import StepSize
 from palm_ds.train.recipe.lr_schedule import LRSchedule
+from palm_ds.train.recipe.sections import BatchSize
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchGrowth:
+    """A batch that grows by `start` at a time, as in ModernBERT: each size has the same number of
+    steps."""
+
+    start: str
+    """The first size: `16 rows`, or `2048 tokens`."""
+    end: str
+    """The last one, a multiple of `start`."""
+    over: str
+    """The tokens after which the batch has its last size: `1_000_000 tokens`."""
+
+    def step_size(self, length: int) -> StepSize:
+        """With rows of this length. Raises UserError."""
+        start, end = (_rows(text, length) for text in (self.start, self.end))
+        if end <= start or end % start:
+            raise UserError(f"batch.end: {end} rows are no multiple of `start`, {start} rows")
+        if not re.fullmatch(r"[1-9][\d_]* tokens", self.over):
+            raise UserError(f"batch.over: {self.over!r} is not like `1_000_000 tokens`")
+        sizes = range(start, end, start)
+        tokens = int(self.over.split()[0].replace("_", ""))
+        each = max(round(tokens / (length * sum([*sizes, end]))), 1)
+        return StepSize(length, end, tuple(sizes), each)
+
+
+def _rows(text: str, length: int) -> int:
+    size = BatchSize.parse(text, length)
+    if size.unit == "examples":
+        raise UserError(f"batch: {text!r}: a stage's own batch is in tokens or rows")
+    return size.number
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageSettings:
     """What a stage has of its own."""
 
+    length: int | None = None
+    """Tokens of a row. Held-out rows have the recipe's length."""
+    batch: str | BatchGrowth | None = None
+    """`64 rows` or `16384 tokens`; or {start, end, over}: a batch that grows."""
+    mixture: dict[str, dict[str, float]] | None = None
+    """{source: {corpus: weight}}, instead of the weights of its `mix`; a corpus that is left out is
+    not read."""
+    rope_base: float | None = None
+    """Base of the rotary positions in layers that attend to whole texts. The last stage has that of
+    `backbone`."""
     lr: float | None = None
     """Instead of `optimizer.lr`; other rates that follow it (`head_lr`, `layer_decay`) keep their
     ratio to it."""
@@ -39,6 +84,10 @@ class StageSettings:
     def __post_init__(self) -> None:
         if self.lr is not None and self.lr <= 0:
             raise UserError(f"lr: must be above 0, got {self.lr}")
+        if self.length is not None and self.length < 8:
+            raise UserError(f"length: rows of {self.length} tokens; expected at least 8")
+        if self.rope_base is not None and self.rope_base <= 1:
+            raise UserError(f"rope_base: must be above 1, got {self.rope_base}")
         if self.weight_decay is not None and self.weight_decay < 0:
             raise UserError(f"weight_decay: must not be negative, got {self.weight_decay}")
         if self.schedule and self.schedule.restart == "stage":
@@ -50,13 +99,27 @@ class StageSettings:
             )
 
     @classmethod
-    def read(cls, values: Mapping[str, Any], where: str, step_tokens: int) -> StageSettings:
-        """From a recipe's `stages`, with amounts in steps; `where` is the key. Raises UserError."""
+    def read(cls, values: Mapping[str, Any], where: str, *, length: int, batch: str) -> Self:
+        """From a recipe's `stages`, with amounts in steps; `where` is the key, `length` and `batch`
+        are the recipe's. Raises UserError."""
         try:
             own = parse(cls, values, "")
-            return replace(own, schedule=own.schedule and own.schedule.in_steps(step_tokens))
+            size = own.step_size(length, batch)
+            return replace(own, schedule=own.schedule and own.schedule.in_steps(size))
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
+
+    def step_size(self, length: int, batch: str) -> StepSize | None:
+        """The size of the stage's steps, given the recipe's; None: `batch` is in examples."""
+        if BatchSize.parse(batch, length).unit == "examples":
+            if self.length or self.batch:
+                name = "length" if self.length else "batch"
+                raise UserError(f"{name}: the recipe's `batch` is in examples; give it in tokens")
+            return None
+        length = self.length or length
+        if isinstance(self.batch, BatchGrowth):
+            return self.batch.step_size(length)
+        return StepSize(length, _rows(self.batch or batch, length))
 
     @property
     def rates(self) -> tuple[float, ...]:

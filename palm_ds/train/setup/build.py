@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeAlias
@@ -14,7 +14,7 @@ from torch import nn
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key
 from palm_ds.data.stream.example_stream import ExampleStream
-from palm_ds.data.stream.packed_stream import PackedStream
+from palm_ds.data.stream.packed_stream import Mixtures, PackedStream
 from palm_ds.data.stream.stages import tasks_of
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset
 from palm_ds.data.tasks.soft_labels import SoftTasks
@@ -52,10 +52,10 @@ def build_stream(
     """The training rows of a recipe. With a batch in examples, `round_up_rows` rounds the rows of
     the largest step up to what processes and micro-batches divide. `soft`: the tasks that a teacher
     labels."""
-    datasets, mixtures = datasets_of(
-        recipe, recipe.curriculum.task_groups, data.train, seed=recipe.seed, soft=soft
-    )
     if recipe.examples:
+        datasets, mixtures = datasets_of(
+            recipe, recipe.curriculum.task_groups, data.train, seed=recipe.seed, soft=soft
+        )
         stream = ExampleStream(
             curriculum=recipe.curriculum,
             datasets=datasets,
@@ -71,16 +71,68 @@ def build_stream(
         )
         stream.rows = round_up_rows(stream.most_rows())
         return stream
+    datasets, of_stages = _datasets_of_stages(recipe, data, soft)
     return PackedStream(
         curriculum=recipe.curriculum,
         datasets=datasets,
-        mixtures=mixtures,
-        rows=recipe.rows,
-        length=recipe.length,
+        mixtures=of_stages,
+        sizes=recipe.step_sizes,
         seed=recipe.seed,
         pad=data.vocabulary.pad,
         mask_rates=recipe.mask_rates,
     )
+
+
+def _datasets_of_stages(
+    recipe: Recipe, data: Data, soft: SoftTasks
+) -> tuple[list[TaskGroupDataset], list[Mixtures]]:
+    """The datasets of every length of rows, and the mixtures of every stage. Those of a length of a
+    stage's own have it in their names: they have other examples, in another order."""
+    datasets: list[TaskGroupDataset] = []
+    of_length: dict[int, Mixtures] = {}
+    for length in dict.fromkeys([size.length for size in recipe.step_sizes]):
+        sizes = zip(recipe.curriculum.stages, recipe.step_sizes, strict=True)
+        stages = [stage for stage, size in sizes if size.length == length]
+        groups = dict.fromkeys(b for stage in stages for b, _ in stage.steps_of)
+        found, mixtures = datasets_of(
+            recipe, [*groups], data.train, seed=recipe.seed, soft=soft, length=length
+        )
+        of_length[length] = {
+            task_group: [(len(datasets) + number, share) for number, share in pairs]
+            for task_group, pairs in mixtures.items()
+        }
+        if length != recipe.length:
+            found = [replace(x, name=f"{x.name} in rows of {length}") for x in found]
+        datasets += found
+    settings = zip(recipe.stage_settings, recipe.step_sizes, strict=True)
+    mixtures = [
+        _mixed(recipe, of_length[size.length], own.mixture or {}, datasets)
+        for own, size in settings
+    ]
+    return datasets, mixtures
+
+
+def _mixed(
+    recipe: Recipe,
+    mixtures: Mixtures,
+    own: Mapping[str, Mapping[str, float]],
+    datasets: Sequence[TaskGroupDataset],
+) -> Mixtures:
+    """The mixtures with a stage's own weights, {source: {corpus: weight}}, where it has any."""
+    found = {}
+    for task_group, pairs in mixtures.items():
+        source = datasets[pairs[0][0]].tasks[0].source
+        if weights := own.get(source):
+            given = [weights.get(corpus, 0.0) for corpus in recipe.sources[source].weights]
+            numbers = [number for number, _ in pairs]
+            found[task_group] = [
+                (number, weight / sum(given))
+                for number, weight in zip(numbers, given, strict=True)
+                if weight
+            ]
+        else:
+            found[task_group] = [*pairs]
+    return found
 
 
 def build_held_out(recipe: Recipe, data: Data) -> HeldOutSet:

@@ -26,6 +26,7 @@ from palm_ds.common.json_files import write_json
 from palm_ds.common.remote_files import check_local
 from palm_ds.corpus.store import Corpus
 from palm_ds.data.sources.table import TableSource
+from palm_ds.data.stream.step_size import StepSize
 from palm_ds.data.tasks.task import TableTask
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.checkpoint import checkpoint
@@ -210,9 +211,17 @@ def _task_ids(recipe: Recipe) -> str:
 
 def _step_size(recipe: Recipe, stream: AnyStream) -> str:
     if recipe.rows:
-        return f"{recipe.rows} rows of {recipe.length}, {recipe.step_tokens:,} tokens"
+        return "; ".join(dict.fromkeys(map(_size_line, recipe.step_sizes)))
     each = {recipe.examples_of(task_group) for task_group in stream.curriculum.task_groups}
     return f"{_range(each)} examples in up to {stream.rows} rows of {recipe.length}"
+
+
+def _size_line(size: StepSize) -> str:
+    line = f"{size.rows} rows of {size.length}, {size.tokens:,} tokens"
+    if not size.growth:
+        return line
+    growing = len(size.growth) * size.steps_each
+    return f"{size.growth[0]} to {line}, growing over {growing:,} steps"
 
 
 def _range(numbers: set[int]) -> str:
@@ -222,7 +231,7 @@ def _range(numbers: set[int]) -> str:
 
 def _total(recipe: Recipe, stream: AnyStream) -> str:
     if recipe.rows:
-        return f"{stream.curriculum.steps * recipe.step_tokens:,} tokens"
+        return f"{sum(recipe.stage_tokens):,} tokens"
     return f"{sum(stream.consumed().values()):,} examples"
 
 
@@ -230,7 +239,7 @@ def complete_config(run: RunSpec) -> tuple[Recipe, dict[str, Any]]:
     """The resolved recipe, and what DeepSpeed will be given."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     recipe = resolve(run.recipe)
-    rows = recipe.rows
+    rows = max(size.rows for size in recipe.step_sizes)
     if recipe.examples:
         round_up_rows = partial(run.ds_config.round_up_rows, world=world)
         rows = build_stream(recipe, open_data(recipe), round_up_rows).rows

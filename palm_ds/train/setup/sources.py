@@ -375,16 +375,18 @@ def datasets_of(
     seed: int,
     fixed: bool = False,
     soft: SoftTasks = MappingProxyType({}),
+    length: int = 0,
 ) -> tuple[list[TaskGroupDataset], dict[str, list[tuple[int, float]]]]:
     """The datasets of task groups over one side of the data: training, held-out or an evaluation
-    set. Returns them with {group: [(index of a dataset, share)]}."""
+    set. Returns them with {group: [(index of a dataset, share)]}. `length`: of their rows; 0: the
+    recipe's."""
     return make_datasets(
         task_groups,
         recipe.built_tasks,
         recipe.task_ids,
         side,
         seed=seed,
-        length=recipe.length,
+        length=length or recipe.length,
         fixed=fixed,
         segments=recipe.backbone_config.token_types,
         soft=soft,

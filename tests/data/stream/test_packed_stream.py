@@ -17,6 +17,7 @@ from palm_ds.data.sources.corpus import split_corpus
 from palm_ds.data.sources.corpus_blocks import BlockSizes
 from palm_ds.data.stream.curriculum_spec import read_stages
 from palm_ds.data.stream.packed_stream import PackedStream
+from palm_ds.data.stream.step_size import StepSize
 from palm_ds.data.stream.task_group_dataset import held_out_rows, make_datasets
 from palm_ds.data.tasks.task import build
 from palm_ds.model.inputs.visibility import HIDDEN
@@ -37,7 +38,16 @@ def corpora(tmp_path_factory):
 
 
 def make_stream(
-    corpora, *, sizes=None, stages, seed=1, length=64, rows=4, window_rows=32, weights=(1.0,)
+    corpora,
+    *,
+    sizes=None,
+    stages,
+    seed=1,
+    length=64,
+    rows=4,
+    window_rows=32,
+    weights=(1.0,),
+    growing=0,
 ) -> PackedStream:
     tasks = {kind: build(kind, {"source": "text"}) for kind in KINDS}
     curriculum = read_stages(stages, KINDS)
@@ -49,12 +59,14 @@ def make_stream(
     datasets, mixtures = make_datasets(
         curriculum.task_groups, tasks, ids, {"text": sources}, seed=seed, length=length
     )
+    size = StepSize(length, rows)
+    if growing:
+        size = StepSize(length, 3 * rows, (rows, 2 * rows), growing)
     return PackedStream(
         curriculum=curriculum,
         datasets=datasets,
-        mixtures=mixtures,
-        rows=rows,
-        length=length,
+        mixtures=[mixtures] * len(curriculum.stages),
+        sizes=[size] * len(curriculum.stages),
         seed=seed,
         pad=corpora[0].vocabulary.pad,
         window_rows=window_rows,
@@ -82,6 +94,7 @@ shapes = st.fixed_dictionaries(
         "length": st.sampled_from([32, 64, 100]),
         "rows": st.integers(1, 9),
         "window_rows": st.sampled_from([8, 32, 128]),
+        "growing": st.sampled_from([0, 0, 1, 2, 5]),
     }
 )
 few = settings(
@@ -97,7 +110,11 @@ def test_seek_equals_iterate(corpora, shape, data):
     """Any step, directly, from the position of any earlier step, or after later steps."""
     stream = make_stream(corpora[:1], **shape)
     rows = [plain(stream.step_rows(step)) for step in range(stream.curriculum.steps)]
-    assert all(len(step) == shape["rows"] for step in rows)
+    for stage in stream.curriculum.stages:
+        sizes = [len(rows[stage.first + step]) for step in range(stage.steps)]
+        each, one = shape["growing"], shape["rows"]
+        whole = [one] * each + [2 * one] * each + [3 * one] * stage.steps if each else [one] * 99
+        assert sizes == whole[: stage.steps]
     at = data.draw(st.integers(0, stream.curriculum.steps - 1))
     assert plain(make_stream(corpora[:1], **shape).step_rows(at)) == rows[at]
     assert plain(stream.step_rows(at)) == rows[at]
@@ -186,7 +203,9 @@ def test_a_position_at_the_end_of_a_run_is_empty_and_harmless(corpora):
 def test_processes_and_micro_batches_are_slices_of_the_same_rows(corpora, shape, split_to):
     world, micro = split_to
     shape = {**shape, "rows": world * micro * 2}
-    whole = make_stream(corpora[:1], **shape).batches(3, 0, 1, shape["rows"])[0]
+    stream = make_stream(corpora[:1], **shape)
+    rows = stream.rows_at(3)
+    whole = stream.batches(3, 0, 1, rows)[0]
     parts = [
         batch
         for rank in range(world)
@@ -194,7 +213,7 @@ def test_processes_and_micro_batches_are_slices_of_the_same_rows(corpora, shape,
     ]
     for name in ("input_ids", "position_ids", "token_type_ids", "task_ids", "sequence_ids"):
         assert torch.equal(torch.cat([getattr(b, name) for b in parts]), getattr(whole, name))
-    assert [b.first_row for b in parts] == list(range(0, shape["rows"], micro))
+    assert [b.first_row for b in parts] == list(range(0, rows, micro))
     for task, (_, targets) in whole.labels.items():
         given_out = [b.labels[task][1] for b in parts if task in b.labels]
         assert torch.equal(torch.cat(given_out), targets)
@@ -205,7 +224,7 @@ def test_processes_and_micro_batches_are_slices_of_the_same_rows(corpora, shape,
 def test_batches_are_well_formed(corpora, shape):
     stream = make_stream(corpora[:1], **shape)
     vocabulary = corpora[0].vocabulary
-    (batch,) = stream.batches(stream.curriculum.steps - 1, 0, 1, shape["rows"])
+    (batch,) = stream.batches(stream.curriculum.steps - 1, 0, 1, stream.rows)
     real = batch.sequence_ids >= 0
     assert (batch.input_ids[~real] == vocabulary.pad).all()
     starts = batch.cu_seqlens

@@ -219,7 +219,9 @@ def test_the_table_shows_steps_tokens_warm_ups_and_mixes():
         "b + a         -     3,000     3,000",
         "steps     2,000     4,000     6,000",
     ]
-    table = read_stages(stages | {"mix": "step"}, TASKS).table(step_tokens=512, warmups=[400, 400])
+    table = read_stages(stages | {"mix": "step"}, TASKS).table(
+        tokens=[512 * 2000, 512 * 4000], warmups=[400, 400]
+    )
     assert table.splitlines() == [
         "          stage 1   stage 2       all     tokens",
         "a           2,000     1,000     3,000  1,536,000",

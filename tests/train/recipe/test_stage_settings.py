@@ -87,6 +87,72 @@ def test_the_masks_follow_the_rate(tmp_path: Path) -> None:
     assert rows == [[(ref.dataset, ref.number) for ref in row] for row in plain.step_rows(3)]
 
 
+SIZES = [
+    {MASKS: 10, "length": 16, "batch": "512 tokens"},
+    {
+        f"{APART} + {MASKS}": "20_480 tokens",
+        "length": 32,
+        "batch": {"start": "8 rows", "end": "32 rows", "over": "8_000 tokens"},
+        "schedule": {"kind": "wsd", "warmup": "1_000 tokens", "decay": "4_096 tokens"},
+    },
+    {MASKS: "5_120 tokens"},
+]
+
+
+def test_steps_have_the_size_of_their_stage(tmp_path: Path) -> None:
+    """Restated by hand: 8, 16 and 24 rows of 32 for 3 steps each, since 8,000 tokens are 3.125
+    times those of 8, 16, 24 and 32 rows; 4,608 tokens, and 16 steps for the rest of 20,480."""
+    write_small_corpus(tmp_path / "corpus")
+    made = recipe(tmp_path / "corpus", stages=SIZES, schedule={"kind": "constant"})
+    assert [stage.steps for stage in made.curriculum.stages] == [10, 9 + 16, 10]
+    wanted = [(32, 16)] * 10
+    wanted += [(rows, 32) for rows in (8, 16, 24) for _ in range(3)] + [(32, 32)] * 16
+    wanted += [(8, 64)] * 10
+    stream = build_stream(made, open_data(made))
+    seen: set[tuple[str, int]] = set()
+    for step, (rows, length) in enumerate(wanted):
+        (batch,) = stream.batches(step, 0, 1, rows)
+        assert batch.input_ids.shape == (rows, length), step
+        halves = [stream.batches(step, rank, 2, 4) for rank in (0, 1)]
+        ids = np.concatenate([each.input_ids for half in halves for each in half])
+        np.testing.assert_array_equal(batch.input_ids, ids)
+        for ref in (ref for row in stream.step_rows(step) for ref in row):
+            dataset = stream.datasets[ref.dataset]
+            assert dataset.max_length == length and (dataset.name, ref.number) not in seen
+            seen.add((dataset.name, ref.number))
+        resumed = build_stream(made, open_data(made))
+        resumed.load_state_dict(stream.state_dict(step))
+        np.testing.assert_array_equal(
+            resumed.batches(step, 0, 1, rows)[0].input_ids, batch.input_ids
+        )
+    factors = [made.lr_scale(made.curriculum.at(step, 1)) for step in range(10, 35)]
+    assert factors[:5] == [1 / 4, 2 / 4, 3 / 4, 1, 1]  # 3 x 256 tokens and one step more
+    assert factors[-5:] == pytest.approx([1, 1, 3 / 4, 2 / 4, 1 / 4])
+    table = made.plan_table()
+    assert "25,600" not in table and f"{10 * 512 + 4608 + 16 * 1024 + 10 * 512:,}" in table
+
+
+def test_a_stage_mixes_corpora_by_weights_of_its_own(tmp_path: Path) -> None:
+    for name in "ab":
+        write_small_corpus(tmp_path / name)
+    a, b = (str(tmp_path / name) for name in "ab")
+    stages = [
+        {MASKS: 40},
+        {MASKS: 40, "mixture": {"text": {a: 1, b: 4}}},
+        {MASKS: 10, "mixture": {"text": {b: 1}}},
+    ]
+    made = recipe(sources={"text": {"mix": {a: 1, b: 1}}}, stages=stages)
+    stream = build_stream(made, open_data(made))
+    shares = []
+    for stage in made.curriculum.stages:
+        tokens = {0: 0, 1: 0}
+        for step in range(stage.first, stage.first + stage.steps):
+            for ref in (ref for row in stream.step_rows(step) for ref in row):
+                tokens[ref.dataset] += ref.length
+        shares.append(tokens[0] / sum(tokens.values()))
+    assert shares == pytest.approx([0.5, 0.2, 0], abs=0.03)
+
+
 def test_a_resolved_recipe_keeps_them(tmp_path: Path) -> None:
     write_small_corpus(tmp_path / "corpus")
     values = [{**PHASES[0], MASKS: "1 epochs"}, *PHASES[1:]]
@@ -136,6 +202,45 @@ def phase(**values: Any) -> list[dict[str, Any]]:
             {"stages": phase(weight_decay=0.1), "optimizer": {"weight_decay": 0.0}},
             r"stages.1.weight_decay: optimizer.weight_decay is 0; give it a value",
         ),
+        ({"stages": phase(length=4)}, r"stages.1: length: rows of 4 tokens; expected at least 8"),
+        ({"stages": phase(length=128)}, r"length: rows of 128 tokens, but backbone.max_positions"),
+        ({"stages": phase(batch="100 tokens")}, r"stages.1: batch: 100 tokens is not a multiple"),
+        ({"stages": phase(batch="8 examples")}, r"stages.1: batch: '8 examples': a stage's own"),
+        (
+            {"stages": phase(batch={"start": "3 rows", "end": "8 rows", "over": "99 tokens"})},
+            r"stages.1: batch.end: 8 rows are no multiple of `start`, 3 rows",
+        ),
+        (
+            {"stages": phase(batch={"start": "4 rows", "end": "8 rows", "over": "99 steps"})},
+            r"stages.1: batch.over: '99 steps' is not like `1_000_000 tokens`",
+        ),
+        ({"stages": phase(batch={"start": "4 rows"})}, r"stages.1: batch"),
+        ({"stages": phase(length=32)}, r"schedule: in tokens, but a stage has a length or batch"),
+        (
+            {"stages": phase(length=32), "batch": "8 examples", "schedule": {}},
+            r"stages.1: length: the recipe's `batch` is in examples; give it in tokens",
+        ),
+        (
+            {"stages": [{MASKS: 4, APART: "900 tokens", "length": 32}], "schedule": {}},
+            r"stages.0: amounts in steps and in tokens do not mix with its own batch",
+        ),
+        ({"stages": phase(mixture={"txt": {}})}, r"stages.1.mixture: no 'txt' in `sources`"),
+        ({"stages": phase(mixture={"text": {"a": 1}})}, r"sources.text is no `mix` of corpora"),
+        (
+            {
+                "sources": {"text": {"mix": {"here": 1, "there": 1}}},
+                "stages": phase(mixture={"text": {"here": 1, "their": 1}}),
+            },
+            r"stages.1.mixture.text: no corpus 'their'; did you mean \"there\"",
+        ),
+        ({"stages": phase(rope_base=1e4)}, r"stages: rope_base: bert has no rotary positions"),
+        (
+            {
+                "stages": phase(rope_base=1e4),
+                "backbone": {"preset": "modern-tiny", "max_positions": 64},
+            },
+            r"stages.1.rope_base: 10000, but the weights are stored with that of .*, 160000;",
+        ),
         ({"stages": phase(rat=0.3)}, r"stages: no task 'rat' in `tasks`"),
         (
             {"stages": {"joint": [MASKS], "steps": 9, "settings": []}},
@@ -162,4 +267,4 @@ def phase(**values: Any) -> list[dict[str, Any]]:
 )
 def test_mistakes_name_the_stage_and_the_key(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        recipe(**values)
+        _ = recipe(**values).curriculum
