@@ -163,9 +163,12 @@ class Curriculum:
 
 
 def _short(value: object) -> str:
-    """A setting of a stage in a cell: of a mapping the values."""
+    """A setting of a stage in a cell: of a batch that grows its sizes, of a schedule its kind and
+    shape, of a mixture its sources."""
     if isinstance(value, Mapping):
-        return " ".join(str(each) for each in value.values())
+        shown = [value[key] for key in ("start", "end", "kind", "shape") if key in value]
+        joint = " to " if "start" in value else " "
+        return joint.join(map(str, shown or value))
     if isinstance(value, (list, tuple)):
         return " to ".join(str(each) for each in value)
     return "" if value is None else str(value)

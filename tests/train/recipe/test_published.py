@@ -1,0 +1,115 @@
+"""The recipes in phases: every step's rate, masks and rows, computed here from the tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from palm_ds.model.encoder.encoder import encoder_class
+from palm_ds.train.recipe.recipe import Recipe, read_recipe
+
+B = 10**9
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase in the authors' terms, in tokens."""
+
+    tokens: int
+    length: int
+    rows: tuple[int, ...]
+    """Sizes of a step, the last for good."""
+    peak: float
+    masks: tuple[float, float]
+    warmup: int = 0
+    growth: int = 0
+    decay: int = 0
+    end: float = 1.0
+    base: float | None = None
+
+
+MODERNBERT = (
+    Phase(1719 * B, 1024, tuple(range(768, 4609, 768)), 8e-4, (0.3, 0.3), 3 * B, 50 * B, base=1e4),
+    Phase(250 * B, 8192, (576,), 3e-4, (0.3, 0.3)),
+    Phase(50 * B, 8192, (576,), 3e-4, (0.3, 0.3), decay=50 * B, end=0.001),
+)
+ETTIN_17M = (
+    Phase(1700 * B, 1024, tuple(range(768, 4609, 768)), 3e-3, (0.3, 0.3), 4 * B, 125 * B, base=1e4),
+    Phase(250 * B, 7999, (576,), 3e-3, (0.3, 0.3), decay=250 * B, end=0.5),
+    Phase(50 * B, 7999, (576,), 1.5e-3, (0.15, 0.15), decay=50 * B, end=0.04),
+)
+OURS = (
+    Phase(2_000_000, 64, (32, 64, 96, 128), 4e-3, (0.3, 0.3), 200_000, 600_000, base=1e4),
+    Phase(3 * 123 * 8192, 128, (64,), 4e-3, (0.3, 0.15)),
+    Phase((49 + 2 * 37) * 8192, 128, (64,), 4e-3, (0.15, 0.15), decay=1_000_000, end=0.02),
+)
+"""Without a size of its own, a stage rounds the steps of each task group up."""
+
+
+def sizes(phase: Phase) -> list[int]:
+    """Rows of every step: size s lasts growth * s / sum(sizes) tokens (ModernBERT's packer)."""
+    rows, left = [], phase.tokens
+    for size in phase.rows[:-1]:
+        steps = round(phase.growth * size / sum(phase.rows) / (size * phase.length))
+        rows += [size] * steps
+        left -= steps * size * phase.length
+    return rows + [phase.rows[-1]] * math.ceil(left / (phase.rows[-1] * phase.length))
+
+
+def check(recipe: Recipe, phases: tuple[Phase, ...], every: int) -> None:
+    assert len(recipe.curriculum.stages) == len(phases)
+    for stage, phase in zip(recipe.curriculum.stages, phases, strict=True):
+        rows = sizes(phase)
+        assert stage.steps == len(rows)
+        number = recipe.curriculum.stage_at(stage.first)
+        size = recipe.step_sizes[number]
+        assert size.length == phase.length
+        assert recipe.stage_settings[number].rope_base == phase.base
+        warm = next((n for n, s in enumerate(cumulated(rows, phase)) if s >= phase.warmup), 0)
+        decay = math.ceil(phase.decay / (rows[-1] * phase.length))
+        for k in range(0, stage.steps, every):
+            at = recipe.curriculum.at(stage.first + k, recipe.seed)
+            assert size.rows_at(k) == rows[k]
+            factor = 1.0
+            if k + 1 <= warm:
+                factor = (k + 1) / warm
+            elif k >= stage.steps - decay:
+                t = (k - (stage.steps - decay)) / decay
+                factor = phase.end + (1 - phase.end) * (1 - math.sqrt(t))
+            lr = recipe.optimizer.lr * recipe.lr_scale(at)
+            assert lr == pytest.approx(phase.peak * factor, rel=1e-9), (number, k)
+            low, high = phase.masks
+            masks = low + (high - low) * k / max(stage.steps - 1, 1)
+            assert recipe.mask_rates.at(stage.first + k) == pytest.approx(masks, rel=1e-9)
+
+
+def cumulated(rows: list[int], phase: Phase) -> list[int]:
+    """Tokens before each step."""
+    found, total = [], 0
+    for size in rows:
+        found.append(total)
+        total += size * phase.length
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "phases", "every"),
+    [("modernbert_base", MODERNBERT, 97), ("ettin_17m", ETTIN_17M, 97), ("modern_phases", OURS, 1)],
+)
+def test_every_step_is_that_of_the_published_phases(
+    root: Path, name: str, phases: tuple[Phase, ...], every: int
+) -> None:
+    check(read_recipe(root / f"launch/recipes/{name}.yaml"), phases, every)
+
+
+def test_their_optimizers_and_encoders(root: Path) -> None:
+    for name, lr, decay in (("modernbert_base", 8e-4, 1e-5), ("ettin_17m", 3e-3, 3e-4)):
+        recipe = read_recipe(root / f"launch/recipes/{name}.yaml")
+        optimizer = recipe.optimizer
+        assert (optimizer.kind, optimizer.lr, optimizer.weight_decay) == ("stable_adamw", lr, decay)
+        assert (tuple(optimizer.betas), optimizer.eps, optimizer.clip) == ((0.9, 0.98), 1e-6, 0)
+        config = recipe.backbone_config
+        assert encoder_class(config).rope_base(config) == 160_000
