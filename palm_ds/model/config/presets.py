@@ -71,6 +71,15 @@ PRESETS: dict[str, dict[str, Any]] = {
     "mmbert-small": _modern(384, 22, 6, 1152, options=_ALL_160K),
     "mmbert-base": dict(**_MODERN_BASE, options=_ALL_160K),
     "nomic-bert-2048": dict(kind="nomic_bert", hidden_size=768, num_layers=12, num_heads=12),
+    "electra-small": dict(
+        kind="electra",
+        hidden_size=256,
+        num_heads=4,
+        intermediate_size=1024,
+        options={"embedding_size": 128},
+    ),
+    "electra-base": dict(kind="electra"),
+    "electra-large": dict(kind="electra", **_LARGE),
     # ModernBERT's architecture in sizes for a CPU, with ERNIE 2.0's task embedding.
     "modern-tiny": _modern(128, 2, 2, 192, max_positions=1024, task_types=16),
     "modern-small": _modern(256, 4, 4, 384, max_positions=1024, task_types=16),

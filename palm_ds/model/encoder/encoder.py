@@ -23,7 +23,7 @@ from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
 from palm_ds.common.plugins import check_options
 from palm_ds.model.attention.attention import AttentionPlan
-from palm_ds.model.config.config import PRESETS, EncoderConfig
+from palm_ds.model.config.config import ACTIVATIONS, PRESETS, EncoderConfig
 from palm_ds.model.config.encoder_kinds import class_of_kind
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels, layer_norm
@@ -194,6 +194,11 @@ class Encoder(nn.Module, ABC):
         return 0
 
     @classmethod
+    def embedding_width(cls, config: EncoderConfig) -> int:
+        """Width of the token embeddings."""
+        return config.hidden_size
+
+    @classmethod
     def has_token_types(cls, config: EncoderConfig) -> bool:
         """Whether texts of an example differ by more than what separates them."""
         return True
@@ -275,14 +280,16 @@ class Encoder(nn.Module, ABC):
 
 
 class Pooler(nn.Module):
-    """The input of heads that read whole texts: tanh of a linear map, (n, hidden) -> same."""
+    """The input of heads that read whole texts: a linear map and tanh, or another activation, (n,
+    hidden) -> same."""
 
-    def __init__(self, hidden_size: int):
+    def __init__(self, hidden_size: int, activation: str = "tanh"):
         super().__init__()
+        self.activation = torch.tanh if activation == "tanh" else ACTIVATIONS[activation]
         self.dense = nn.Linear(hidden_size, hidden_size)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return torch.tanh(self.dense(rows))
+        return self.activation(self.dense(rows))
 
 
 def encoder_class(config: EncoderConfig) -> type[Encoder]:

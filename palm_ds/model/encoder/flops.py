@@ -63,4 +63,5 @@ def attention_flops(config: EncoderConfig) -> float:
 
 def head_flops(config: EncoderConfig) -> float:
     """FLOPs of the masked-LM head for each label."""
-    return 6.0 * (config.hidden_size**2 + config.hidden_size * (config.vocab_size or 0))
+    width = encoder_class(config).embedding_width(config)
+    return 6.0 * width * (config.hidden_size + (config.vocab_size or 0))

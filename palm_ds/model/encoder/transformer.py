@@ -56,6 +56,9 @@ class TransformerSpec:
     norm: NormKind = "layer_norm"
     """Of the embeddings and after the last layer."""
     embedding_norm: bool = True
+    embedding_size: int | None = None
+    """Width of the embeddings and their norm, if narrower than the layers: a linear map widens
+    them (ELECTRA)."""
     final_norm: bool = False
     """Whether there is a norm after the last layer."""
     head_norm: NormKind = "layer_norm"
@@ -64,6 +67,12 @@ class TransformerSpec:
     """Whether the linear map of masked-LM heads has a bias; their output always has."""
     scaled_output_init: bool = False
     """Whether the matrices that add to the residual stream start smaller by sqrt(2 num_layers)."""
+    pooler_activation: str = "tanh"
+    """Of the linear map in front of heads that read whole texts."""
+
+    def width(self, config: EncoderConfig) -> int:
+        """Width of the embeddings."""
+        return self.embedding_size or config.hidden_size
 
 
 class TransformerEncoder(Encoder):
@@ -82,7 +91,7 @@ class TransformerEncoder(Encoder):
         assert config.vocab_size is not None
         spec = self.structure = self.spec(config)
         _check(config, spec)
-        size = config.hidden_size
+        size = spec.width(config)
         self.word = nn.Embedding(config.vocab_size, size)
         if spec.learned_positions:
             self.position = nn.Embedding(config.max_positions, size)
@@ -90,10 +99,12 @@ class TransformerEncoder(Encoder):
             self.segment = nn.Embedding(config.token_types, size)
         if config.task_types:
             self.task = nn.Embedding(config.task_types, size)
-        self.norm = self._norm() if spec.embedding_norm else nn.Identity()
+        self.norm = self._norm(size) if spec.embedding_norm else nn.Identity()
+        if size != config.hidden_size:
+            self.widen = nn.Linear(size, config.hidden_size)
         self.layers = nn.ModuleList(self.layer(number) for number in range(config.num_layers))
         if spec.final_norm:
-            self.final_norm = self._norm()
+            self.final_norm = self._norm(config.hidden_size)
         self.pooler = self.build_pooler()
         init_weights(self, config.init_range)
         if spec.scaled_output_init:
@@ -113,7 +124,7 @@ class TransformerEncoder(Encoder):
 
     def build_pooler(self) -> nn.Module:
         """Builds the module that makes the input of heads of whole texts."""
-        return Pooler(self.hidden_size)
+        return Pooler(self.hidden_size, self.structure.pooler_activation)
 
     def masked_lm_transform(self) -> tuple[nn.Linear, nn.Module]:
         spec, width = self.structure, self.word.embedding_dim
@@ -127,9 +138,8 @@ class TransformerEncoder(Encoder):
                 weight = layer.get_parameter(f"{name}.weight")
                 weight /= (2 * len(self.layers)) ** 0.5
 
-    def _norm(self) -> nn.Module:
-        eps = self.config.layer_norm_eps
-        return build_norm(self.structure.norm, self.hidden_size, eps, self.kernels)
+    def _norm(self, size: int) -> nn.Module:
+        return build_norm(self.structure.norm, size, self.config.layer_norm_eps, self.kernels)
 
     def _compile(self) -> None:
         region, whole = CompiledRegion("layers"), self.kernels.attention != "tiles"
@@ -177,7 +187,8 @@ class TransformerEncoder(Encoder):
             parts.append(self.segment(batch.token_type_ids))
         if self.config.task_types:
             parts.append(self.task(batch.task_ids))
-        return self._join(parts, keys)
+        x = self._join(parts, keys)
+        return self.widen(x) if x.shape[-1] != self.hidden_size else x
 
     def _join(self, parts: list[torch.Tensor], keys: DropoutKeys | None) -> torch.Tensor:
         """Sum, LayerNorm and dropout of the embeddings. The look-ups are not compiled with it:
@@ -195,10 +206,10 @@ class TransformerEncoder(Encoder):
     @classmethod
     def flops(cls, config: EncoderConfig) -> EncoderFlops:
         """Those of `spec`, also for a subclass with layers of its own."""
-        layers = cls.spec(config).layers
-        windows = Counter(layer.window for layer in layers)
+        spec = cls.spec(config)
+        windows = Counter(layer.window for layer in spec.layers)
         return EncoderFlops(
-            token=6.0 * sum(layer.weights(config) for layer in layers),
+            token=6.0 * cls._weights(config, spec),
             pairs={window: 12.0 * n * config.hidden_size for window, n in windows.items()},
         )
 
@@ -224,7 +235,18 @@ class TransformerEncoder(Encoder):
             return 0
         spec = cls.spec(config)
         rows = vocabulary + (config.max_positions if spec.learned_positions else 0)
-        return config.hidden_size * rows + sum(layer.weights(config) for layer in spec.layers)
+        return spec.width(config) * rows + cls._weights(config, spec)
+
+    @classmethod
+    def _weights(cls, config: EncoderConfig, spec: TransformerSpec) -> int:
+        """Weights that a token is multiplied with."""
+        width = spec.width(config)
+        widened = width * config.hidden_size if width != config.hidden_size else 0
+        return widened + sum(layer.weights(config) for layer in spec.layers)
+
+    @classmethod
+    def embedding_width(cls, config: EncoderConfig) -> int:
+        return cls.spec(config).width(config)
 
     @classmethod
     def rope_base(cls, config: EncoderConfig) -> float | None:

@@ -101,6 +101,10 @@ class WordEncoder(Encoder):
         return False
 
     @classmethod
+    def embedding_width(cls, config: EncoderConfig) -> int:
+        return cls.input_sizes(config)[0]
+
+    @classmethod
     def input_sizes(cls, config: EncoderConfig) -> list[int]:
         """The same of every layer, by the configuration alone."""
         first = cls.options_of(config).embedding_size or config.hidden_size

@@ -176,14 +176,14 @@ def _check_tied(
     path: Path,
 ) -> None:
     untied = about.get("tie_word_embeddings") is False
+    decoders = tuple(x for x in architecture_of(about["model_type"]).tied if x.endswith(".weight"))
     if (
         untied
         and f"heads.{MASKED_WORDS}.bias" in entries
-        and not any(name.endswith("decoder.weight") for name in found)
+        and not any(name.endswith(decoders) for name in found)
     ):
-        raise UserError(
-            f"{path / CONFIG}: tie_word_embeddings is false, but there is no decoder.weight"
-        )
+        last = decoders[0].split(".", decoders[0].count(".") - 1)[-1]
+        raise UserError(f"{path / CONFIG}: tie_word_embeddings is false, but there is no {last}")
 
 
 def _with_vocabulary(config: EncoderConfig, entries: Mapping[str, TensorEntry]) -> EncoderConfig:

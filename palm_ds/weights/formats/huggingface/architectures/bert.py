@@ -33,23 +33,9 @@ from palm_ds.weights.formats.huggingface.architecture import (
     usual_config_json,
     without_tasks,
 )
+from palm_ds.weights.formats.huggingface.bert_like import EMBEDDINGS, LORA_MODULES, body_names
 from palm_ds.weights.formats.huggingface.check_config import check_foreign_values
 
-_EMBEDDINGS = {
-    "word.weight": "embeddings.word_embeddings.weight",
-    "position.weight": "embeddings.position_embeddings.weight",
-    "segment.weight": "embeddings.token_type_embeddings.weight",
-    "task.weight": "embeddings.task_type_embeddings.weight",
-    "norm": "embeddings.LayerNorm",
-}
-_LAYER = {
-    "project": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "expand": "intermediate.dense",
-    "contract": "output.dense",
-    "output_norm": "output.LayerNorm",
-}
-_QKV = ("query", "key", "value")
 _OWN_DENSE = "own dense"
 """The layout of a text classifier whose head contains palm_ds's pooler."""
 _BERT_HEAD = {
@@ -119,7 +105,7 @@ class BertArchitecture(Architecture):
 
     kind = "bert"
     families: ClassVar[Mapping[str, Family]] = _FAMILIES
-    words = _EMBEDDINGS["word.weight"]
+    words = EMBEDDINGS["word.weight"]
     layer = "encoder.layer"
     tied: ClassVar[Mapping[str, str]] = {
         "cls.predictions.decoder.weight": words,
@@ -155,21 +141,11 @@ class BertArchitecture(Architecture):
             )
         ),
     }
-    lora_modules: ClassVar[Mapping[str, str]] = {
-        **{name: f"attention.self.{name}" for name in _QKV},
-        "attention_output": "attention.output.dense",
-        "intermediate": "intermediate.dense",
-        "output": "output.dense",
-    }
+    lora_modules: ClassVar[Mapping[str, str]] = LORA_MODULES
 
     def names(self, kind: str, layers: int, layout: str = "") -> Names:
         own_dense = layout == _OWN_DENSE
-        stems: Names = {f"backbone.{ours}": (hf,) for ours, hf in _EMBEDDINGS.items()}
-        for i in range(layers):
-            prefix = f"{self.layer}.{i}"
-            stems[f"backbone.layers.{i}.qkv"] = tuple(f"{prefix}.attention.self.{x}" for x in _QKV)
-            for ours, hf in _LAYER.items():
-                stems[f"backbone.layers.{i}.{ours}"] = (f"{prefix}.{hf}",)
+        stems = body_names(self.layer, layers)
         stems["backbone.pooler.dense"] = ("classifier.dense" if own_dense else "pooler.dense",)
         family = _FAMILIES[kind]
         for ours, hf in family.masked_lm.items():

@@ -1,0 +1,43 @@
+"""ELECTRA (Clark et al. 2020, arXiv 2003.10555): BERT's layers over embeddings that may be
+narrower, and GELU instead of tanh in front of heads that read whole texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from palm_ds.common.errors import UserError
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.layer import LayerSpec
+from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElectraOptions:
+    """`backbone.options` of this encoder."""
+
+    embedding_size: int | None = None
+    """Width of the embeddings; None: the hidden size."""
+
+    def __post_init__(self) -> None:
+        if self.embedding_size is not None and self.embedding_size < 1:
+            raise UserError(
+                f"backbone.options.embedding_size: must be at least 1, got {self.embedding_size}"
+            )
+
+
+class Electra(TransformerEncoder):
+    """The encoder of ELECTRA's discriminators and generators."""
+
+    hf = "electra"
+    options_type: ClassVar[type | None] = ElectraOptions
+    defaults: ClassVar[Mapping[str, Any]] = {"token_types": 2, "task_types": 0}
+
+    @classmethod
+    def spec(cls, config: EncoderConfig) -> TransformerSpec:
+        return TransformerSpec(
+            layers=(LayerSpec(),) * config.num_layers,
+            embedding_size=cls.options_of(config).embedding_size,
+            pooler_activation="gelu",
+        )

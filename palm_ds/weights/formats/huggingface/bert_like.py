@@ -1,0 +1,103 @@
+"""BERT's names of tensors and keys of config.json, which many families took over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from palm_ds.model.config.config import FOREIGN_KEYS, EncoderConfig
+from palm_ds.weights.formats.huggingface.architecture import (
+    TASKS,
+    Entries,
+    Names,
+    fold_task,
+    without_tasks,
+)
+from palm_ds.weights.formats.huggingface.check_config import check_foreign_values
+
+EMBEDDINGS = {
+    "word.weight": "embeddings.word_embeddings.weight",
+    "position.weight": "embeddings.position_embeddings.weight",
+    "segment.weight": "embeddings.token_type_embeddings.weight",
+    "task.weight": "embeddings.task_type_embeddings.weight",
+    "norm": "embeddings.LayerNorm",
+}
+QKV = tuple(f"attention.self.{part}" for part in ("query", "key", "value"))
+LAYER = {
+    "project": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "expand": "intermediate.dense",
+    "contract": "output.dense",
+    "output_norm": "output.LayerNorm",
+}
+LORA_MODULES = {
+    **dict(zip(("query", "key", "value"), QKV, strict=True)),
+    "attention_output": "attention.output.dense",
+    "intermediate": "intermediate.dense",
+    "output": "output.dense",
+}
+RUN_KEYS: Mapping[str, type | None] = {
+    "layer_norm_eps": float,
+    "initializer_range": float,
+    "hidden_dropout_prob": float,
+    "attention_probs_dropout_prob": float,
+    "tie_word_embeddings": bool,
+    **dict.fromkeys(
+        (
+            "vocab_size",
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+            "hidden_act",
+            "max_position_embeddings",
+            "type_vocab_size",
+            "pad_token_id",
+        )
+    ),
+}
+"""Those of `Architecture.run_keys` that a config.json under BERT's keys has."""
+
+
+def body_names(
+    layer: str,
+    layers: int,
+    *,
+    embeddings: Mapping[str, str] = EMBEDDINGS,
+    qkv: tuple[str, ...] = QKV,
+    parts: Mapping[str, str] = LAYER,
+) -> Names:
+    """{palm_ds name: names in a file} of embeddings and layers, without the ends of
+    `architecture.both_ends`. `layer`: the name of a layer."""
+    names: Names = {f"backbone.{ours}": (hf,) for ours, hf in embeddings.items()}
+    for i in range(layers):
+        names[f"backbone.layers.{i}.qkv"] = tuple(f"{layer}.{i}.{x}" for x in qkv)
+        for ours, hf in parts.items():
+            names[f"backbone.layers.{i}.{ours}"] = (f"{layer}.{i}.{hf}",)
+    return names
+
+
+def read_usual(
+    about: Mapping[str, Any], kind: str, where: str, *, masked_lm_activation: str = "", **own: Any
+) -> EncoderConfig:
+    """The encoder `kind` that a config.json under BERT's keys describes, with its `own` values.
+    Raises UserError, starting with `where`. `masked_lm_activation`: see `Family`."""
+    check_foreign_values(about, where)
+    known = {x: y for x, y in about.items() if x in FOREIGN_KEYS and x != "model_type"}
+    activation = known.get("hidden_act", "gelu")
+    if masked_lm_activation and activation != masked_lm_activation:
+        own["head_activation"] = masked_lm_activation
+    return EncoderConfig.from_dict({**known, **own, "kind": kind}, where)
+
+
+def folded_task(
+    kept: Entries, config: EncoderConfig, table: str, task_id: int
+) -> tuple[Entries, EncoderConfig, dict[str, str]]:
+    """What `Architecture.reshape` returns of a family without a task embedding: a row of it is
+    added to each row of another table, of which each token has one."""
+    if not config.task_types:
+        return dict(kept), config, {}
+    name = f"backbone.{table}.weight"
+    result = {x: entry for x, entry in kept.items() if x != TASKS}
+    result[name] = fold_task(kept[name], kept[TASKS], task_id)
+    return result, without_tasks(config), {}

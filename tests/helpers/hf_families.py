@@ -1,0 +1,96 @@
+"""Small models of transformers, by family, with random norms and biases, or nothing would show that
+one is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+CLASSIFIERS = (
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HfFamily:
+    """A family of transformers, and what differs in its small models."""
+
+    name: str
+    """The start of its classes' names."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """More values of config.json."""
+    shapes: tuple[Mapping[str, Any], ...] = ()
+    """Published sizes of heads and vectors, with few layers."""
+    endings: tuple[str, ...] = ("Model", "ForMaskedLM", *CLASSIFIERS)
+    stem: str = "encoder.layer.0"
+    """Its first layer."""
+    query: str = "attention.self.query"
+    contract: str = "output.dense"
+    """Two matrices of a layer."""
+    forms: tuple[str, ...] = ("plain", "sdpa", "tiles")
+    """The forms of attention that it runs in on a CPU."""
+    segments: bool = False
+    """Whether it reads token types."""
+
+    def build(self, ending: str = "Model", **values: Any) -> Any:
+        """A model of this class, in evaluation mode."""
+        torch.manual_seed(3)
+        made = getattr(transformers, f"{self.name}Config")
+        labels = {} if ending == "ForQuestionAnswering" else {"num_labels": 3}
+        config = made(**{**SIZES, **self.values, **labels, **values})
+        config._attn_implementation = "eager"
+        model = getattr(transformers, f"{self.name}{ending}")(config).eval()
+        for name, parameter in model.named_parameters():
+            if "norm" in name.lower() and name.endswith("weight"):
+                nn.init.normal_(parameter, 1.0, 0.3)
+            elif name.endswith("bias"):
+                nn.init.normal_(parameter, 0.0, 0.3)
+            else:
+                nn.init.normal_(parameter, 0.0, parameter.shape[-1] ** -0.5)
+        return model
+
+    def save(self, folder: Path, ending: str = "Model", **values: Any) -> Path:
+        """Saves such a model."""
+        self.build(ending, **values).save_pretrained(folder)
+        return folder
+
+
+SIZES: Mapping[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 72,
+    "max_position_embeddings": 520,
+    "pad_token_id": 0,
+}
+ELECTRA = HfFamily(
+    name="Electra",
+    values={"embedding_size": 20},
+    endings=("Model", "ForMaskedLM", "ForPreTraining", *CLASSIFIERS),
+    shapes=(
+        {
+            "hidden_size": 256,
+            "embedding_size": 128,
+            "num_attention_heads": 4,
+            "intermediate_size": 1024,
+        },
+        {
+            "hidden_size": 768,
+            "embedding_size": 768,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+        },
+    ),
+    segments=True,
+)
+HF_FAMILIES = {x.name: x for x in (ELECTRA,)}

@@ -1,0 +1,246 @@
+"""What every family must have: each class is read, computed and written as it came, with the
+outputs and gradients of transformers, in packed rows too, in peft and in ONNX Runtime."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import nn
+
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import build_encoder
+from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
+from palm_ds.model.heads.outputs import HeadOutputs
+from palm_ds.model.inputs.batch import Batch
+from palm_ds.model.kernels import Kernels
+from palm_ds.model.lora import LoraSettings, adapter_of, add_lora, merged
+from palm_ds.model.multi_task_model import Model
+from palm_ds.runtime.optimizer.param_groups import param_lr_scales
+from palm_ds.weights.convert.convert import ConversionOptions, convert
+from palm_ds.weights.convert.parity import compare, inputs_for
+from palm_ds.weights.convert.to_onnx import convert_to_onnx
+from palm_ds.weights.formats.huggingface.architecture import CLASSIFIER
+from palm_ds.weights.formats.huggingface.read import open_contents
+from palm_ds.weights.formats.huggingface.run import in_transformers
+from palm_ds.weights.formats.runnable import in_palm_ds, load_encoder
+from palm_ds.weights.peft_adapter import write_adapter
+from palm_ds.weights.weights_folder import ExportedHead, export_hf
+from tests.helpers.hf_families import HF_FAMILIES, HfFamily
+from tests.model.encoder.test_transformer import padded, texts, weighted
+
+EVERY = pytest.mark.parametrize("family", list(HF_FAMILIES.values()), ids=lambda x: x.name)
+
+
+def state_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def given(batch: Batch, family: HfFamily) -> dict[str, torch.Tensor]:
+    """What transformers' model gets."""
+    types = {"token_type_ids": batch.token_type_ids} if family.segments else {}
+    return {
+        "input_ids": batch.input_ids,
+        "attention_mask": (batch.sequence_ids >= 0).long(),
+        **types,
+    }
+
+
+def batch_of(family: HfFamily, pad: int) -> Batch:
+    batch = padded()
+    batch.input_ids.clamp_(min=pad + 1)  # no text has padding
+    batch.input_ids[batch.sequence_ids < 0] = pad
+    if family.segments:
+        batch.token_type_ids.copy_(batch.input_ids % 2)
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("family", "ending"),
+    [
+        pytest.param(x, ending, id=f"{x.name}{ending}")
+        for x in HF_FAMILIES.values()
+        for ending in x.endings
+    ],
+)
+def test_every_class_is_computed_and_written_as_it_was_read(
+    tmp_path: Path, family: HfFamily, ending: str
+) -> None:
+    source, target = family.save(tmp_path / "in", ending), tmp_path / "out"
+    contents = open_contents(source)
+    report = compare(
+        in_transformers(contents), in_palm_ds(contents), inputs_for(contents, contents, None)
+    )
+    assert report.passed and report.worst.largest < 1e-5
+    compared = {each.name for each in report.differences}
+    assert {"embeddings", "layer 1", "layer 3", *(f"head {x}" for x in contents.heads)} <= compared
+    own = ending == "ForPreTraining"  # with a head that no task has
+    convert(source, target, "huggingface", ConversionOptions(strict=not own))
+    written, read = state_of(target), state_of(source)
+    if own:
+        lost = [x for x in read if "discriminator" in x]
+        assert sorted(contents.skipped) == sorted(lost) and lost
+        read = {x.removeprefix("electra."): y for x, y in read.items() if x not in lost}
+    assert written.keys() == read.keys()
+    assert all(torch.equal(written[x], read[x]) for x in read)
+    if not own:
+        opened: Any = getattr(transformers, f"{family.name}{ending}")
+        _, loading = opened.from_pretrained(target, output_loading_info=True)
+        assert not any(loading.values())
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "attention"),
+    [
+        pytest.param(x, shape, form, id=f"{x.name}-{shape['hidden_size']}-{form}")
+        for x in HF_FAMILIES.values()
+        for shape in x.shapes
+        for form in x.forms
+    ],
+)
+def test_published_shapes_have_transformers_outputs_and_gradients(
+    tmp_path: Path, family: HfFamily, shape: dict[str, Any], attention: str
+) -> None:
+    """Texts of 300 tokens, padding in the batch."""
+    model = family.build(**shape)
+    model.save_pretrained(tmp_path)
+    contents = open_contents(tmp_path)
+    encoder = load_encoder(contents, Kernels(attention=attention))
+    batch = batch_of(family, contents.config.pad)
+    real = batch.sequence_ids >= 0
+    expected = model(**given(batch, family)).last_hidden_state[real]
+    found = encoder(batch)[real]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    weighted(expected).backward()
+    weighted(found).backward()
+    layer: Any = encoder.layers[0]
+    its = model.get_submodule(family.stem)
+    pairs = [
+        (layer.qkv.weight.grad[: shape["hidden_size"]], f"{family.query}.weight"),
+        (layer.contract.weight.grad, f"{family.contract}.weight"),
+    ]
+    first: Any = encoder.word.weight.grad
+    words = model.get_input_embeddings().weight.grad
+    for mine, other in [
+        *((x, its.get_parameter(y).grad) for x, y in pairs),
+        (first[contents.config.pad + 1 :], words[contents.config.pad + 1 :]),
+    ]:
+        scale = float(other.abs().max())
+        torch.testing.assert_close(mine, other, atol=1e-5 * scale, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("family", "attention"),
+    [
+        pytest.param(x, form, id=f"{x.name}-{form}")
+        for x in HF_FAMILIES.values()
+        for form in x.forms
+    ],
+)
+def test_a_text_is_the_same_in_a_packed_row(
+    tmp_path: Path, family: HfFamily, attention: str
+) -> None:
+    contents = open_contents(family.save(tmp_path))
+    encoder, start = load_encoder(contents, Kernels(attention=attention)), 0
+    several = texts((30, 1, 9))
+    packed = encoder(Batch.from_rows([several], length=48, pad=contents.config.pad))[0]
+    for text in several:
+        size = len(text.input_ids)
+        alone = encoder(Batch.from_rows([[text]], length=size, pad=contents.config.pad))[0]
+        torch.testing.assert_close(packed[start : start + size], alone, atol=1e-5, rtol=1e-5)
+        start += size
+
+
+@EVERY
+def test_a_task_embedding_is_folded_and_changes_no_probability(
+    tmp_path: Path, family: HfFamily
+) -> None:
+    config = replace(open_contents(family.save(tmp_path / "in")).config, task_types=3)
+    encoder = build_encoder(config).eval()
+    head: Any = MaskedLMHead(encoder).eval()
+    with torch.no_grad():
+        encoder.get_parameter("task.weight").normal_()
+    state = {f"backbone.{name}": x for name, x in encoder.state_dict().items()}
+    state |= {f"heads.words.{name}": x for name, x in head.state_dict().items()}
+    export_hf(state, tmp_path / "hf", config=config, task_id=2)
+    model: Any = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "hf").eval()
+    batch = batch_of(family, config.pad)
+    batch.task_ids.fill_(2)
+    real = batch.sequence_ids >= 0
+    mine = head.logits(encoder(batch)[real]).log_softmax(-1)
+    its = model(**given(batch, family)).logits[real].log_softmax(-1)
+    torch.testing.assert_close(its, mine, atol=1e-5, rtol=1e-5)
+    batch.task_ids.fill_(0)
+    assert not torch.allclose(its, head.logits(encoder(batch)[real]).log_softmax(-1), atol=1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of peft
+@EVERY
+def test_lora_is_an_adapter_of_peft(tmp_path: Path, family: HfFamily) -> None:
+    ending = "ForSequenceClassification"
+    contents = open_contents(family.save(tmp_path / "base", ending))
+    settings, head = LoraSettings(rank=4, targets="all"), ClassHead(48, 3, pooled=True)
+    model = Model(load_encoder(contents), {CLASSIFIER: head}, {"task": CLASSIFIER})
+    add_lora(model, settings, seed=1)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            nn.init.normal_(parameter, 0.0, 0.3)
+    state = model.state_dict()
+    plain = dict(merged(state, settings))
+    assert {x for x in contents.entries if x.startswith("heads.")} == {
+        x for x in plain if x.startswith("heads.")
+    }
+    export_hf(
+        plain,
+        tmp_path / "hf",
+        config=contents.config,
+        head=ExportedHead(name=CLASSIFIER, outputs=HeadOutputs(head_class=ending)),
+    )
+    write_adapter(
+        tmp_path / "adapter", adapter_of(state), settings, tmp_path / "hf", base=str(tmp_path)
+    )
+    read: Any = transformers.AutoModelForSequenceClassification.from_pretrained
+    batch = given(batch_of(family, contents.config.pad), family)
+    its = read(tmp_path / "hf").eval()(**batch).logits
+    opened = peft.PeftModel.from_pretrained(read(tmp_path / "base"), tmp_path / "adapter")
+    torch.testing.assert_close(opened.eval()(**batch).logits, its, atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(read(tmp_path / "base").eval()(**batch).logits, its, atol=1e-3)
+
+
+@EVERY
+def test_layers_learn_more_slowly_below(tmp_path: Path, family: HfFamily) -> None:
+    encoder = load_encoder(open_contents(family.save(tmp_path)))
+    names = [f"backbone.{name}" for name, _ in encoder.named_parameters()]
+    scales = param_lr_scales(names, 0.5, {}, above=encoder.above_layers)
+    assert scales["backbone.word.weight"] == 0.5**4
+    assert scales["backbone.layers.2.qkv.weight"] == 0.5
+
+
+@EVERY
+def test_onnx_runtime_computes_the_same(tmp_path: Path, family: HfFamily) -> None:
+    """All outputs are compared, and a graph that differs is refused."""
+    source = family.save(tmp_path / "in", "ForSequenceClassification")
+    parity = convert_to_onnx(source, tmp_path / "out").files[0].parity
+    assert parity is not None
+    assert {"head classifier", "pooled"} <= {x.name for x in parity.differences}
+
+
+@pytest.mark.parametrize(
+    ("preset", "words", "millions"),
+    [("electra-small", 30_522, 13.5), ("electra-base", 30_522, 109.5)],
+)
+def test_presets_have_the_published_numbers_of_parameters(
+    preset: str, words: int, millions: float
+) -> None:
+    config = EncoderConfig.from_dict({"preset": preset, "vocab_size": words})
+    with torch.device("meta"):
+        encoder = build_encoder(config)
+    pooler = sum(x.numel() for x in encoder.pooler.parameters())
+    count = sum(x.numel() for x in encoder.parameters()) - pooler
+    assert count / 1e6 == pytest.approx(millions, rel=1e-2)
