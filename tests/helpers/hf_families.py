@@ -26,6 +26,7 @@ class HfFamily:
 
     name: str
     """The start of its classes' names."""
+    sizes: Mapping[str, Any] = field(default_factory=lambda: SIZES)
     values: Mapping[str, Any] = field(default_factory=dict)
     """More values of config.json."""
     shapes: tuple[Mapping[str, Any], ...] = ()
@@ -46,7 +47,7 @@ class HfFamily:
         torch.manual_seed(3)
         made = getattr(transformers, f"{self.name}Config")
         labels = {} if ending == "ForQuestionAnswering" else {"num_labels": 3}
-        config = made(**{**SIZES, **self.values, **labels, **values})
+        config = made(**{**self.sizes, **self.values, **labels, **values})
         config._attn_implementation = "eager"
         model = getattr(transformers, f"{self.name}{ending}")(config).eval()
         for name, parameter in model.named_parameters():
@@ -93,4 +94,20 @@ ELECTRA = HfFamily(
     ),
     segments=True,
 )
-HF_FAMILIES = {x.name: x for x in (ELECTRA,)}
+DISTILBERT = HfFamily(
+    name="DistilBert",
+    sizes={
+        "vocab_size": 64,
+        "dim": 48,
+        "n_layers": 3,
+        "n_heads": 4,
+        "hidden_dim": 72,
+        "max_position_embeddings": 520,
+        "pad_token_id": 0,
+    },
+    shapes=({"dim": 768, "n_heads": 12, "hidden_dim": 3072},),
+    stem="transformer.layer.0",
+    query="attention.q_lin",
+    contract="ffn.lin2",
+)
+HF_FAMILIES = {x.name: x for x in (ELECTRA, DISTILBERT)}

@@ -65,8 +65,8 @@ class EncoderConfig:
     """Id of the padding token."""
     kind: str = "bert"
     """The architecture: `bert` (also ERNIE and RoBERTa), `modernbert` (also Ettin and mmBERT),
-    `nomic_bert`, `electra`, `bag_of_words`, `cnn`, `bilstm`, or a custom one as `module.Class`
-    (docs/model.md)."""
+    `nomic_bert`, `electra`, `distilbert`, `mpnet`, `deberta_v2`, `bag_of_words`, `cnn`, `bilstm`,
+    or a custom one as `module.Class` (docs/model.md)."""
     options: dict[str, Any] = field(default_factory=dict)
     """The values of an architecture that others do not have."""
 

@@ -1,0 +1,155 @@
+"""DistilBERT, whose tensors and keys of config.json have names of their own.
+
+Its classes for whole texts have a linear map `pre_classifier` in front of the classifier; it is the
+pooler of our encoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
+
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.weights.formats.huggingface.architecture import (
+    CLASSIFIER,
+    HEAD_CLASSES,
+    MASKED_WORDS,
+    QUESTION_ANSWERING,
+    Architecture,
+    Entries,
+    Family,
+    Names,
+    both_ends,
+    usual_config_json,
+)
+from palm_ds.weights.formats.huggingface.bert_like import (
+    EMBEDDINGS,
+    body_names,
+    folded_task,
+    read_usual,
+)
+from palm_ds.weights.formats.huggingface.check_config import check_values, rate, text, whole
+
+_EPS = 1e-12
+"""The eps of every norm, which config.json does not state."""
+_QKV = ("attention.q_lin", "attention.k_lin", "attention.v_lin")
+_LAYER = {
+    "project": "attention.out_lin",
+    "attention_norm": "sa_layer_norm",
+    "expand": "ffn.lin1",
+    "contract": "ffn.lin2",
+    "output_norm": "output_layer_norm",
+}
+_MASKED_LM = {
+    "dense": "vocab_transform",
+    "norm": "vocab_layer_norm",
+    "bias": "vocab_projector.bias",
+    "decoder": "vocab_projector.weight",
+}
+_KEYS = {
+    "dim": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "hidden_dim": "intermediate_size",
+    "activation": "hidden_act",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+}
+"""{its key of config.json: BERT's}"""
+_SAME = (
+    "vocab_size",
+    "max_position_embeddings",
+    "initializer_range",
+    "pad_token_id",
+    "tie_word_embeddings",
+)
+_CHECKS = {
+    **dict.fromkeys(("dim", "hidden_dim"), whole(1, 1_048_576)),
+    **dict.fromkeys(("n_layers", "n_heads"), whole(1, 1_024)),
+    **dict.fromkeys(("dropout", "attention_dropout"), rate),
+    "activation": text,
+}
+_CLASS_DEFAULTS = {"vocab_size": 30_522}
+
+
+class DistilBertArchitecture(Architecture):
+    """The architecture of `kind: distilbert`."""
+
+    kind = "distilbert"
+    families: ClassVar[Mapping[str, Family]] = {
+        "distilbert": Family(class_prefix="DistilBert", tensor_prefix="distilbert")
+    }
+    words = EMBEDDINGS["word.weight"]
+    layer = "transformer.layer"
+    tied: ClassVar[Mapping[str, str]] = {"vocab_projector.weight": words}
+    heads = (
+        "vocab_transform",
+        "vocab_layer_norm",
+        "vocab_projector",
+        "pre_classifier",
+        "classifier",
+        "qa_outputs",
+    )
+    masked_lm = ("vocab_transform.", "vocab_layer_norm.", "vocab_projector.")
+    classes = tuple(x for x in HEAD_CLASSES if x != "ForNextSentencePrediction")
+    buffers = ("embeddings.position_ids",)
+    run_keys: ClassVar[Mapping[str, type | None]] = {
+        **dict.fromkeys((*_KEYS, *_SAME)),
+        **dict.fromkeys(("dropout", "attention_dropout", "initializer_range"), float),
+        "tie_word_embeddings": bool,
+    }
+    lora_modules: ClassVar[Mapping[str, str]] = {
+        **dict(zip(("query", "key", "value"), _QKV, strict=True)),
+        "attention_output": "attention.out_lin",
+        "intermediate": "ffn.lin1",
+        "output": "ffn.lin2",
+    }
+
+    def names(self, kind: str, layers: int, layout: str = "") -> Names:
+        tables = {x: y for x, y in EMBEDDINGS.items() if x not in ("segment.weight", "task.weight")}
+        stems = body_names(self.layer, layers, embeddings=tables, qkv=_QKV, parts=_LAYER)
+        stems["backbone.pooler.dense"] = ("pre_classifier",)
+        for ours, hf in _MASKED_LM.items():
+            stems[f"heads.{MASKED_WORDS}.{ours}"] = (hf,)
+        stems[f"heads.{CLASSIFIER}.out"] = ("classifier",)
+        stems[f"heads.{QUESTION_ANSWERING}.out"] = ("qa_outputs",)
+        if layout:
+            del stems["backbone.pooler.dense"]
+        return both_ends(stems)
+
+    def layout_of(self, kind: str, ending: str) -> str:
+        """Only the classes for whole texts have a place for the pooler."""
+        return "" if ending in ("ForSequenceClassification", "ForMultipleChoice") else "no pooler"
+
+    def layout_in(self, names: Collection[str], architecture: str) -> str:
+        return "" if "pre_classifier.weight" in names else "no pooler"
+
+    def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
+        check_values(about, _CHECKS, where)
+        usual = {usual: about[its] for its, usual in _KEYS.items() if its in about}
+        same = {key: about[key] for key in _SAME if key in about}
+        values = {**_CLASS_DEFAULTS, **same, **usual}
+        return read_usual(values, self.kind, where, layer_norm_eps=_EPS)
+
+    def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
+        usual = usual_config_json(config)
+        return {
+            **{key: usual[key] for key in _SAME},
+            **{its: usual[key] for its, key in _KEYS.items()},
+            "sinusoidal_pos_embds": False,
+        }
+
+    def family_of(self, config: EncoderConfig) -> str:
+        """Also with a task embedding: a row of it is folded into the positions."""
+        return self.kind if config.layer_norm_eps == _EPS else ""
+
+    def no_family(self, config: EncoderConfig) -> str:
+        return (
+            f"Hugging Face's DistilBert always has layer_norm_eps {_EPS}, but this encoder has "
+            f"{config.layer_norm_eps}"
+        )
+
+    def reshape(
+        self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
+    ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
+        return folded_task(kept, config, "position", task_id)
