@@ -246,6 +246,7 @@ class TrainedModel:
             dtype=self.dtype,
             config=config,
             windows=encoder_class(config).has_windows(config),
+            score_biases=encoder_class(config).adds_to_scores(config),
         )
         return kernels
 

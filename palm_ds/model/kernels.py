@@ -68,12 +68,13 @@ def choose_kernels(
     partial_tasks: Sequence[str] = (),
     states_read: bool = False,
     windows: bool = False,
+    score_biases: bool = False,
 ) -> tuple[Kernels, list[str]]:
     """The requested or fastest implementation of each operation ("auto": the fastest), and one log
     line per operation. `fixed_shapes`: all batches have the same number of rows and length.
     `partial_tasks`: tasks with texts whose tokens do not all attend to one another. `states_read`:
     what layers compute inside is recorded (palm_ds/model/encoder/states.py). `windows`: layers
-    attend within a window.
+    attend within a window. `score_biases`: they add to the scores of attention.
 
     Raises UserError for an unknown operation or implementation, and for one that cannot run here.
     """
@@ -90,6 +91,7 @@ def choose_kernels(
         partial_tasks=partial_tasks,
         states_read=states_read,
         windows=windows,
+        score_biases=score_biases,
         layer_norm=requested.get("layer_norm", "auto"),
     )
     chosen, lines = {}, {}
@@ -195,10 +197,6 @@ def _apex_unavailable(environment: Environment) -> str | None:
     return None
 
 
-def _cpu_only(environment: Environment) -> str | None:
-    return None if environment.device.type == "cpu" else "for CPUs only"
-
-
 def _slower_on_gpus(environment: Environment) -> str | None:
     return None if environment.device.type == "cpu" else "slower than the GPU's own; on request"
 
@@ -234,7 +232,7 @@ def _compile_not_preferred(environment: Environment) -> str | None:
 
 IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
     "attention": (
-        Implementation("tiles", _cpu_only),
+        Implementation("tiles", attention_choice.tiles_unavailable),
         *(
             Implementation(
                 name,

@@ -127,7 +127,8 @@ class LoraDropout(nn.Module):
         self._layers = (layer,)  # in a tuple, or it would become a submodule
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rate = self.rate if self.training else 0.0
+        whole = getattr(self._layers[0], "reads_distances", False)
+        rate = self.rate if self.training and not whole else 0.0
         keys_at = getattr(self._layers[0], "keys_at", None)
         return dropout(x, rate, keys_at(self._site, x) if rate and keys_at else None)
 

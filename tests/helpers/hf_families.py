@@ -74,6 +74,11 @@ SIZES: Mapping[str, Any] = {
     "max_position_embeddings": 520,
     "pad_token_id": 0,
 }
+BASE: Mapping[str, Any] = {
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+}
 ELECTRA = HfFamily(
     name="Electra",
     values={"embedding_size": 20},
@@ -85,12 +90,7 @@ ELECTRA = HfFamily(
             "num_attention_heads": 4,
             "intermediate_size": 1024,
         },
-        {
-            "hidden_size": 768,
-            "embedding_size": 768,
-            "num_attention_heads": 12,
-            "intermediate_size": 3072,
-        },
+        {**BASE, "embedding_size": 768},
     ),
     segments=True,
 )
@@ -110,4 +110,11 @@ DISTILBERT = HfFamily(
     query="attention.q_lin",
     contract="ffn.lin2",
 )
-HF_FAMILIES = {x.name: x for x in (ELECTRA, DISTILBERT)}
+MPNET = HfFamily(
+    name="MPNet",
+    values={"pad_token_id": 1},
+    shapes=(BASE,),
+    query="attention.attn.q",
+    forms=("plain", "sdpa"),
+)
+HF_FAMILIES = {x.name: x for x in (ELECTRA, DISTILBERT, MPNET)}

@@ -16,6 +16,9 @@
 Texts whose tokens do not all attend to one another (palm_ds/model/inputs/visibility.py) go through
 `triton`, `tiles`, `sdpa` and `plain`; `choose_kernels` leaves out the others.
 
+Relative positions that add to the scores (palm_ds/model/encoder/relative.py) go through `sdpa` and
+`plain` alone.
+
 A `window` is how many tokens a token attends to on each side. `efficient` has none.
 """
 
@@ -34,6 +37,7 @@ from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.inputs.visibility import visible
 from palm_ds.model.ops.dropout import DropoutKeys
 
+NO_BIAS = "adds nothing to the scores, as this encoder's relative positions do"
 _DENSE = {"plain": plain_attention, "sdpa": sdpa}
 
 
@@ -62,6 +66,15 @@ def attend(
         raise UserError(
             "windows of attention: a generation task has texts whose tokens stand far from what "
             "they attend to; use an encoder without windows"
+        )
+    if plan.bias is not None and plan.partial:
+        raise UserError(
+            "relative positions: a generation task has texts whose tokens do not stand where their "
+            "positions say; use an encoder without them"
+        )
+    if plan.bias is not None and plan.kernel not in _DENSE:
+        raise UserError(
+            f'kernels: attention: "{plan.kernel}" {NO_BIAS}; use "sdpa", "plain" or "auto"'
         )
     return plan.compute(qkv, plan, num_heads, dropout, window)
 

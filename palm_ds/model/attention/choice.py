@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.nn import attention as flash
 
-from palm_ds.model.attention.attention import attend, plan_attention
+from palm_ds.model.attention.attention import NO_BIAS, attend, plan_attention
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.inputs.visibility import multi_flow
 from palm_ds.model.ops.dropout import dropout_keys
@@ -29,10 +29,18 @@ _MAX_FLASH_HEAD_SIZE = 256
 _MAX_TRITON_HEAD_SIZE = 128  # a block of larger heads does not fit the registers
 
 
+def tiles_unavailable(environment: Environment) -> str | None:
+    if environment.device.type != "cpu":
+        return "for CPUs only"
+    return NO_BIAS if environment.score_biases else None
+
+
 def unavailable(name: str, environment: Environment) -> str | None:
     """Reason why an implementation for GPUs cannot run. It is run once, if nothing else objects."""
     if environment.device.type != "cuda":
         return "needs CUDA"
+    if environment.score_biases:
+        return NO_BIAS
     if reason := FOR_GPUS[name](environment):
         return reason
     from palm_ds.model.attention.choice import attention_failure

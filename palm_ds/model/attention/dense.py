@@ -16,6 +16,8 @@ def plain_attention(
 ) -> torch.Tensor:
     query, key, value = (part.transpose(1, 2) for part in split_heads(qkv, num_heads))
     scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
+    if plan.bias is not None:
+        scores = scores + plan.bias
     weights = softmax(scores.masked_fill(~_mask(plan, window), -torch.inf))
     if dropout:
         weights = _dropped(weights, plan.keys, dropout)
@@ -28,6 +30,8 @@ def sdpa(
     assert not dropout or plan.keys is None, "it draws its own masks"
     query, key, value = (part.transpose(1, 2) for part in split_heads(qkv, num_heads))
     mask = _mask(plan, window)
+    if plan.bias is not None:
+        mask = plan.bias.to(query.dtype).masked_fill(~mask, -torch.inf)
     out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
     return out.transpose(1, 2).flatten(2)
 

@@ -52,6 +52,11 @@ class AttentionPlan:
     positions: torch.Tensor | None = None
     """(rows, length): the position of each token in its sequence, for layers that turn queries and
     keys by it; None: no layer does."""
+    bias: torch.Tensor | None = None
+    """(rows or 1, heads, length, length): what is added to the scores; None: nothing."""
+    distances: tuple[torch.Tensor, torch.Tensor] | None = None
+    """The vectors of distances (1, 2 span, hidden), and which of them an offset has (2, 2 length),
+    for layers with disentangled attention."""
     keys: DropoutKeys | None = None
     """What dropout masks are computed from; None: torch draws them."""
 

@@ -81,6 +81,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "electra-base": dict(kind="electra"),
     "electra-large": dict(kind="electra", **_LARGE),
     "distilbert-base": dict(kind="distilbert"),
+    "mpnet-base": dict(kind="mpnet"),
     # ModernBERT's architecture in sizes for a CPU, with ERNIE 2.0's task embedding.
     "modern-tiny": _modern(128, 2, 2, 192, max_positions=1024, task_types=16),
     "modern-small": _modern(256, 4, 4, 384, max_positions=1024, task_types=16),

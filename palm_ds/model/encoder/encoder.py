@@ -219,6 +219,11 @@ class Encoder(nn.Module, ABC):
         """Whether tokens of some layers attend to their neighbours alone."""
         return any(window is not None for window in cls.flops(config).pairs)
 
+    @classmethod
+    def adds_to_scores(cls, config: EncoderConfig) -> bool:
+        """Whether relative positions add to the scores of attention."""
+        return False
+
     # ---- what is in it ----
 
     @classmethod

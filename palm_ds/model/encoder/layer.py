@@ -8,7 +8,7 @@ A LayerSpec is what differs; its defaults are BERT's. Sizes, rates and eps are t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -17,6 +17,7 @@ from torch import nn
 from palm_ds.model.attention.attention import AttentionPlan, attend
 from palm_ds.model.config.config import ACTIVATIONS, EncoderConfig
 from palm_ds.model.encoder.encoder import gather_positions
+from palm_ds.model.encoder.relative import Disentangled, disentangled_bias
 from palm_ds.model.encoder.rotary import Rotary
 from palm_ds.model.kernels import Kernels, layer_norm
 from palm_ds.model.ops.compiled import CompiledRegion
@@ -48,6 +49,8 @@ class LayerSpec:
     """Queries and keys are turned by their positions (rotary.py); None: they are not."""
     rotary_neighbours: bool = False
     """Rotary: turns dimension 2i with 2i + 1 (NeoBERT), instead of i with i + half."""
+    disentangled: Disentangled | None = None
+    """Vectors of distances take part in the scores (relative.py); None: they do not."""
     window: int | None = None
     """Tokens that a token attends to on each side; None: all of its text."""
 
@@ -55,6 +58,11 @@ class LayerSpec:
         """Weights that a token is multiplied with, without biases."""
         size, inner = config.hidden_size, config.feed_forward_size
         return 4 * size**2 + (3 if self.gated else 2) * size * inner
+
+    def distance_weights(self, config: EncoderConfig) -> int:
+        """Values of the vectors of distances that a token is compared with."""
+        each = self.disentangled
+        return each.terms * 2 * each.span * config.hidden_size if each else 0
 
 
 def build_norm(kind: NormKind, size: int, eps: float, kernels: Kernels) -> nn.Module:
@@ -77,6 +85,7 @@ class EncoderLayer(nn.Module):
         self._keys: DropoutKeys | None = None
         self._at: torch.Tensor | None = None
         self._dropouts = 0
+        self.reads_distances = False
         self.register_forward_pre_hook(_begin_layer, with_kwargs=True)
         self.qkv = nn.Linear(size, 3 * size, bias=spec.qkv_bias)
         self.rotary: Rotary | None = None
@@ -133,10 +142,34 @@ class EncoderLayer(nn.Module):
     def attention(self, x: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
         """Multi-head attention before the output projection, (rows, length, hidden)."""
         rate = self.attention_rate if self.training else 0.0
+        table = self._distances(plan)
         qkv = self.qkv(x)
+        if table is not None:
+            qkv, plan = self._with_distances(qkv, table, plan)
         if self.rotary is not None:
             qkv = self.rotary(qkv, plan.positions)
         return attend(qkv, plan, num_heads=self.num_heads, dropout=rate, window=self.spec.window)
+
+    def _distances(self, plan: AttentionPlan) -> torch.Tensor | None:
+        """(2 span, 3 hidden): the vectors of distances through the layer's map of tokens. LoRA's
+        dropout, whose masks belong to tokens, leaves them whole."""
+        if plan.distances is None:
+            return None
+        self.reads_distances = True
+        table = self.qkv(plan.distances[0])[0]
+        self.reads_distances = False
+        return table
+
+    def _with_distances(
+        self, qkv: torch.Tensor, table: torch.Tensor, plan: AttentionPlan
+    ) -> tuple[torch.Tensor, AttentionPlan]:
+        """Queries that are scaled for a sum of several terms, and the terms of distances."""
+        assert plan.distances is not None and self.spec.disentangled is not None
+        values, places = self.spec.disentangled, plan.distances[1]
+        bias = disentangled_bias(qkv, table, places, self.num_heads, values)
+        query, rest = qkv.tensor_split([qkv.shape[-1] // 3], -1)
+        scaled = query * (1 + values.terms) ** -0.5
+        return torch.cat([scaled, rest], -1), replace(plan, bias=bias)
 
     def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
         """The feed-forward network, (..., hidden) -> (..., hidden)."""

@@ -36,6 +36,7 @@ from palm_ds.model.encoder.encoder import (
     init_weights,
 )
 from palm_ds.model.encoder.layer import EncoderLayer, LayerSpec, NormKind, build_norm
+from palm_ds.model.encoder.relative import Disentangled, mpnet_buckets, offsets, skewed
 from palm_ds.model.encoder.rotary import Rotary
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
@@ -65,10 +66,19 @@ class TransformerSpec:
     """Of masked-LM heads."""
     head_bias: bool = True
     """Whether the linear map of masked-LM heads has a bias; their output always has."""
+    relative_buckets: int = 0
+    """Buckets of distances, each of which adds a number to the scores of a head (MPNet)."""
+    distance_norm: bool = True
+    """Disentangled attention: whether the table of distances has a norm."""
     scaled_output_init: bool = False
     """Whether the matrices that add to the residual stream start smaller by sqrt(2 num_layers)."""
     pooler_activation: str = "tanh"
     """Of the linear map in front of heads that read whole texts."""
+
+    @property
+    def disentangled(self) -> Disentangled | None:
+        """That of the layers, which share one table of distances."""
+        return self.layers[0].disentangled
 
     def width(self, config: EncoderConfig) -> int:
         """Width of the embeddings."""
@@ -102,6 +112,12 @@ class TransformerEncoder(Encoder):
         self.norm = self._norm(size) if spec.embedding_norm else nn.Identity()
         if size != config.hidden_size:
             self.widen = nn.Linear(size, config.hidden_size)
+        if spec.relative_buckets:
+            self.relative_bias = nn.Embedding(spec.relative_buckets, config.num_heads)
+        if spec.disentangled:
+            self.distance = nn.Embedding(2 * spec.disentangled.span, config.hidden_size)
+            norm = spec.distance_norm
+            self.distance_norm = self._norm(config.hidden_size) if norm else nn.Identity()
         self.layers = nn.ModuleList(self.layer(number) for number in range(config.num_layers))
         if spec.final_norm:
             self.final_norm = self._norm(config.hidden_size)
@@ -156,7 +172,7 @@ class TransformerEncoder(Encoder):
         x = self._embed(batch, keys)
         compiled = self.kernels.compile == "on"
         plan = plan_attention(batch, self.kernels.attention, compiled=compiled, keys=keys)
-        plan = self._with_positions(plan, batch)
+        plan = self._with_distances(self._with_positions(plan, batch), batch)
         rows = at if at is None or not compiled else padded_positions(at, batch.input_ids.numel())
         for number, layer in enumerate(self.layers, 1):
             arguments = () if rows is None or number < len(self.layers) else (rows,)
@@ -178,6 +194,18 @@ class TransformerEncoder(Encoder):
         """The plan with the positions of tokens, if a layer turns queries and keys by them."""
         turns = any(layer.rotary_base is not None for layer in self.structure.layers)
         return replace(plan, positions=batch.position_ids) if turns else plan
+
+    def _with_distances(self, plan: AttentionPlan, batch: Batch) -> AttentionPlan:
+        """The plan with what relative positions add to scores, or are compared with."""
+        spec, length, device = self.structure, batch.input_ids.shape[1], batch.input_ids.device
+        if spec.disentangled:
+            table = self.distance_norm(self.distance.weight)[None]
+            return replace(plan, distances=(table, spec.disentangled.places(length, device)))
+        if not spec.relative_buckets:
+            return plan
+        bucket = mpnet_buckets(offsets(length, device), spec.relative_buckets)
+        each = self.relative_bias(bucket).T[None, :, None]  # (1, heads, 1, offsets)
+        return replace(plan, bias=skewed(each.expand(-1, -1, length, -1)))
 
     def _embed(self, batch: Batch, keys: DropoutKeys | None) -> torch.Tensor:
         parts = [self.word(batch.input_ids)]
@@ -209,7 +237,8 @@ class TransformerEncoder(Encoder):
         spec = cls.spec(config)
         windows = Counter(layer.window for layer in spec.layers)
         return EncoderFlops(
-            token=6.0 * cls._weights(config, spec),
+            token=6.0
+            * (cls._weights(config, spec) + sum(x.distance_weights(config) for x in spec.layers)),
             pairs={window: 12.0 * n * config.hidden_size for window, n in windows.items()},
         )
 
@@ -267,6 +296,11 @@ class TransformerEncoder(Encoder):
         return cls.spec(config).learned_positions
 
     @classmethod
+    def adds_to_scores(cls, config: EncoderConfig) -> bool:
+        spec = cls.spec(config)
+        return bool(spec.relative_buckets or spec.disentangled)
+
+    @classmethod
     def fits_place(cls, source: EncoderConfig, layer: int, target: EncoderConfig, to: int) -> bool:
         return cls.spec(source).layers[layer] == cls.spec(target).layers[to]
 
@@ -300,9 +334,14 @@ class TransformerEncoder(Encoder):
 
     @property
     def generates(self) -> bool:
-        """Not with a forward pass of its own, nor with windows, which caches do not have."""
+        """Not with a forward pass of its own, nor with windows or relative positions, which caches
+        do not have."""
         whole = all(layer.window is None for layer in self.structure.layers)
-        return whole and type(self).forward is TransformerEncoder.forward
+        return (
+            whole
+            and not self.adds_to_scores(self.config)
+            and type(self).forward is TransformerEncoder.forward
+        )
 
 
 def _check(config: EncoderConfig, spec: TransformerSpec) -> None:

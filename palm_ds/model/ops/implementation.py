@@ -24,6 +24,8 @@ class Environment:
     """The tasks with texts whose tokens do not all attend to one another."""
     windows: bool = False
     """Whether layers attend within a window."""
+    score_biases: bool = False
+    """Whether layers add to the scores of attention."""
     states_read: bool = False
     """Whether what layers compute inside is recorded."""
     layer_norm: str = "auto"

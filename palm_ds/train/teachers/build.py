@@ -132,6 +132,7 @@ class _Builder:
             fixed_shapes=False,
             partial_tasks=[name for name, task in tasks.items() if task.attends_partially],
             windows=encoder_class(config).has_windows(config),
+            score_biases=encoder_class(config).adds_to_scores(config),
         )
         backbone = build_encoder(config, kernels)
         owners = {name: tasks[task].share or task for task, name in folder.head_of.items()}

@@ -14,7 +14,7 @@ from tests.helpers.word_encoders import KINDS
 
 
 def test_a_kind_is_a_file() -> None:
-    assert {"bert", "modernbert", "nomic_bert", "electra", "distilbert", *KINDS} <= set(
+    assert {"bert", "modernbert", "nomic_bert", "electra", "distilbert", "mpnet", *KINDS} <= set(
         known_kinds()
     )
     assert class_of_kind("cnn", Encoder) is CNN

@@ -237,6 +237,7 @@ def test_onnx_runtime_computes_the_same(tmp_path: Path, family: HfFamily) -> Non
         ("electra-small", 30_522, 13.5),
         ("electra-base", 30_522, 108.9),
         ("distilbert-base", 30_522, 66.4),
+        ("mpnet-base", 30_527, 108.9),
     ],
 )
 def test_presets_have_the_published_numbers_of_parameters(

@@ -1,0 +1,119 @@
+"""Relative positions in the scores of attention: what a distance adds to each score.
+
+    mpnet        a number of each head and bucket of distances (T5, Raffel et al. 2020)
+    disentangled q_i . K(R_ij) + k_j . Q(R_ij): vectors of distances, compared with what the tokens
+                 contain (DeBERTa, He et al. 2021, arXiv 2006.03654)
+
+Tokens of a text stand next to one another in a packed row, so the distance of two places is that of
+their positions, and scores between texts are masked anyway: distances are the same for all rows.
+Offsets of a row of n tokens are -(n - 1) ... n, of which a score has one. Only products and views
+are computed from them, so that gradients are added up in a fixed order.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+LONGEST = 128
+"""The distance from which on all are in MPNet's last bucket."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disentangled:
+    """Values of disentangled attention."""
+
+    content_to_position: bool = True
+    position_to_content: bool = True
+    buckets: int = 256
+    """Rows of the table for each direction; 0: one for each distance."""
+    longest: int = 512
+    """The largest distance."""
+
+    @property
+    def span(self) -> int:
+        """Rows of the table for each direction."""
+        return self.buckets or self.longest
+
+    @property
+    def terms(self) -> int:
+        """How many terms a score has beyond the usual one."""
+        return self.content_to_position + self.position_to_content
+
+    def places(self, length: int, device: torch.device) -> torch.Tensor:
+        """(2, 2 length): the row of the table for each offset of a key from a query, and of a query
+        from a key."""
+        offset = offsets(length, device)
+        distance = torch.stack([-offset, offset])  # the query's place minus the key's
+        if self.buckets:
+            distance = log_buckets(distance, self.buckets, self.longest)
+        return (distance + self.span).clamp(0, 2 * self.span - 1)
+
+
+def offsets(length: int, device: torch.device) -> torch.Tensor:
+    """-(length - 1) ... length"""
+    return torch.arange(2 * length, device=device) - (length - 1)
+
+
+def skewed(scores: torch.Tensor) -> torch.Tensor:
+    """(..., length, length): for each place i and j the score of i at the offset j - i, of scores
+    (..., length, 2 length)."""
+    length = scores.shape[-2]
+    flat = scores.flatten(-2)[..., length - 1 : 2 * length * length - 1]
+    return flat.unflatten(-1, (length, 2 * length - 1))[..., :length]
+
+
+def mpnet_buckets(offset: torch.Tensor, buckets: int) -> torch.Tensor:
+    """The bucket of each offset of a key from a query: half of them for keys behind it, of each
+    half one half for single distances and the others growing as a logarithm."""
+    half, exact = buckets // 2, buckets // 4
+    size = offset.abs()
+    steps = torch.log(size.float() / exact) / math.log(LONGEST / exact) * (half - exact)
+    far = (exact + steps.clamp(min=0).long()).clamp(max=half - 1)
+    return torch.where(size < exact, size, far) + (offset > 0) * half
+
+
+def log_buckets(distance: torch.Tensor, buckets: int, longest: int) -> torch.Tensor:
+    """The bucket of each distance, with its sign: single distances up to half of `buckets`, then as
+    a logarithm."""
+    middle = buckets // 2
+    size = distance.abs().clamp(min=middle - 1)
+    scale = torch.log(torch.tensor((longest - 1) / middle))
+    far = torch.ceil(torch.log(size / middle) / scale * (middle - 1)) + middle
+    return torch.where(size <= middle, distance, far.long() * distance.sign())
+
+
+def disentangled_bias(
+    qkv: torch.Tensor,
+    table: torch.Tensor,
+    places: torch.Tensor,
+    num_heads: int,
+    values: Disentangled,
+) -> torch.Tensor:
+    """What is added to the scores, (rows, heads, length, length). `qkv` (rows, length, 3 hidden) of
+    the tokens, `table` (2 span, 3 hidden) of the distances, through the same linear map; `places`:
+    `Disentangled.places`."""
+    query, key, _ = _heads(qkv, num_heads)
+    position_query, position_key, _ = table.chunk(3, -1)
+    total: list[torch.Tensor] = []
+    if values.content_to_position:
+        of_offsets = F.embedding(places[0], position_key)
+        total.append(skewed(query @ _per_head(of_offsets, num_heads)))
+    if values.position_to_content:
+        of_offsets = F.embedding(places[1], position_query)
+        total.append(skewed(key @ _per_head(of_offsets, num_heads)).transpose(-1, -2))
+    summed = total[0] if len(total) == 1 else total[0] + total[1]
+    return summed * ((1 + values.terms) * query.shape[-1]) ** -0.5
+
+
+def _heads(qkv: torch.Tensor, num_heads: int) -> list[torch.Tensor]:
+    """Query, key and value, each (rows, heads, length, head size)."""
+    return [x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in qkv.chunk(3, -1)]
+
+
+def _per_head(vectors: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """(heads, head size, n) of vectors (n, hidden)."""
+    return vectors.unflatten(-1, (num_heads, -1)).permute(1, 2, 0)

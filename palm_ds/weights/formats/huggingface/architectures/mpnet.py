@@ -1,0 +1,132 @@
+"""MPNet: BERT's names but for attention, RoBERTa's masked-LM head and positions.
+
+A text classifier has its own linear map in place of the pooler, as RoBERTa's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar
+
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.kinds.mpnet import MPNet
+from palm_ds.weights.formats.huggingface.architecture import (
+    CLASSIFIER,
+    HEAD_CLASSES,
+    MASKED_WORDS,
+    QUESTION_ANSWERING,
+    Architecture,
+    Entries,
+    Family,
+    Names,
+    both_ends,
+    usual_config_json,
+)
+from palm_ds.weights.formats.huggingface.bert_like import (
+    EMBEDDINGS,
+    LAYER,
+    RUN_KEYS,
+    body_names,
+    folded_task,
+    read_usual,
+)
+from palm_ds.weights.formats.huggingface.check_config import check_values, whole
+
+_QKV = ("attention.attn.q", "attention.attn.k", "attention.attn.v")
+_LAYER = {
+    **LAYER,
+    "project": "attention.attn.o",
+    "attention_norm": "attention.LayerNorm",
+}
+_MASKED_LM = {
+    "dense": "lm_head.dense",
+    "norm": "lm_head.layer_norm",
+    "bias": "lm_head.bias",
+    "decoder": "lm_head.decoder.weight",
+}
+_BUCKETS = "relative_attention_num_buckets"
+_OFFSET = 2
+"""The row of the first position; MPNet's code takes 1 for the id of padding everywhere."""
+_OWN_DENSE, _NO_POOLER = "own dense", "no pooler"
+_CLASS_DEFAULTS = {"vocab_size": 30_527, "max_position_embeddings": 512, "layer_norm_eps": 1e-12}
+
+
+class MPNetArchitecture(Architecture):
+    """The architecture of `kind: mpnet`."""
+
+    kind = "mpnet"
+    families: ClassVar[Mapping[str, Family]] = {
+        "mpnet": Family(class_prefix="MPNet", tensor_prefix="mpnet", masked_lm_activation="gelu")
+    }
+    words = EMBEDDINGS["word.weight"]
+    layer = "encoder.layer"
+    tied: ClassVar[Mapping[str, str]] = {
+        "lm_head.decoder.weight": words,
+        "lm_head.decoder.bias": "lm_head.bias",
+    }
+    heads = ("lm_head", "classifier", "qa_outputs")
+    masked_lm = ("lm_head.",)
+    classes = tuple(x for x in HEAD_CLASSES if x != "ForNextSentencePrediction")
+    buffers = ("embeddings.position_ids",)
+    run_keys: ClassVar[Mapping[str, type | None]] = {**RUN_KEYS, _BUCKETS: None}
+    lora_modules: ClassVar[Mapping[str, str]] = {
+        **dict(zip(("query", "key", "value"), _QKV, strict=True)),
+        "attention_output": "attention.attn.o",
+        "intermediate": "intermediate.dense",
+        "output": "output.dense",
+    }
+
+    def names(self, kind: str, layers: int, layout: str = "") -> Names:
+        tables = {x: y for x, y in EMBEDDINGS.items() if x not in ("segment.weight", "task.weight")}
+        stems = body_names(self.layer, layers, embeddings=tables, qkv=_QKV, parts=_LAYER)
+        stems["backbone.relative_bias.weight"] = ("encoder.relative_attention_bias.weight",)
+        own_dense = layout == _OWN_DENSE
+        if layout != _NO_POOLER:
+            stems["backbone.pooler.dense"] = ("classifier.dense" if own_dense else "pooler.dense",)
+        for ours, hf in _MASKED_LM.items():
+            stems[f"heads.{MASKED_WORDS}.{ours}"] = (hf,)
+        stems[f"heads.{CLASSIFIER}.out"] = ("classifier.out_proj" if own_dense else "classifier",)
+        stems[f"heads.{QUESTION_ANSWERING}.out"] = ("qa_outputs",)
+        return both_ends(stems)
+
+    def layout_of(self, kind: str, ending: str) -> str:
+        if ending == "ForSequenceClassification":
+            return _OWN_DENSE
+        return "" if ending in ("Model", "ForMultipleChoice") else _NO_POOLER
+
+    def layout_in(self, names: Collection[str], architecture: str) -> str:
+        return _OWN_DENSE if "classifier.out_proj.weight" in names else ""
+
+    def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
+        check_values(about, {_BUCKETS: whole(4, 65_536)}, where)
+        values = {**_CLASS_DEFAULTS, **about}
+        buckets = values.get(_BUCKETS, 32)
+        return read_usual(
+            values,
+            self.kind,
+            where,
+            masked_lm_activation="gelu",
+            position_offset=_OFFSET,
+            options={} if buckets == 32 else {"relative_buckets": buckets},
+        )
+
+    def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
+        buckets = MPNet.options_of(config).relative_buckets
+        usual = usual_config_json(config)
+        del usual["type_vocab_size"]
+        return {**usual, _BUCKETS: buckets}
+
+    def family_of(self, config: EncoderConfig) -> str:
+        """Also with a task embedding: a row of it is folded into the positions."""
+        return self.kind if (config.position_offset, config.pad) == (_OFFSET, 1) else ""
+
+    def no_family(self, config: EncoderConfig) -> str:
+        return (
+            f"Hugging Face's MPNet counts positions from {_OFFSET} and has padding 1, but this "
+            f"encoder has {config.position_offset} and {config.pad}"
+        )
+
+    def reshape(
+        self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
+    ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
+        return folded_task(kept, config, "position", task_id)
