@@ -117,4 +117,30 @@ MPNET = HfFamily(
     query="attention.attn.q",
     forms=("plain", "sdpa"),
 )
-HF_FAMILIES = {x.name: x for x in (ELECTRA, DISTILBERT, MPNET)}
+DEBERTA = HfFamily(
+    name="DebertaV2",
+    values={
+        "relative_attention": True,
+        "position_biased_input": False,
+        "pos_att_type": ["p2c", "c2p"],
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "position_buckets": 16,
+        "max_relative_positions": 32,
+        "legacy": False,
+    },
+    shapes=(
+        {**BASE, "position_buckets": 256, "max_relative_positions": -1},
+        {
+            "hidden_size": 384,
+            "num_attention_heads": 6,
+            "intermediate_size": 1536,
+            "position_buckets": 256,
+            "max_relative_positions": -1,
+        },
+        {"conv_kernel_size": 3, "conv_act": "gelu", "position_buckets": -1},
+    ),
+    query="attention.self.query_proj",
+    forms=("plain", "sdpa"),
+)
+HF_FAMILIES = {x.name: x for x in (ELECTRA, DISTILBERT, MPNET, DEBERTA)}

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.model.attention.attention import AttentionPlan, attend
 from palm_ds.model.config.config import ACTIVATIONS, EncoderConfig
@@ -23,6 +24,16 @@ from palm_ds.model.kernels import Kernels, layer_norm
 from palm_ds.model.ops.compiled import CompiledRegion
 from palm_ds.model.ops.dropout import DropoutKeys, add_dropout, dropout
 from palm_ds.model.ops.fused_norm import Drop, FusedLayerNorm
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution over the input of a layer, which is added to its output (DeBERTa v2)."""
+
+    tokens: int
+    """Tokens that it sees, an odd number."""
+    activation: str
+
 
 NormKind = Literal["layer_norm", "layer_norm_without_bias", "rms_norm"]
 
@@ -51,13 +62,16 @@ class LayerSpec:
     """Rotary: turns dimension 2i with 2i + 1 (NeoBERT), instead of i with i + half."""
     disentangled: Disentangled | None = None
     """Vectors of distances take part in the scores (relative.py); None: they do not."""
+    convolution: Convolution | None = None
+    """Only with disentangled attention, whose forms have a mask."""
     window: int | None = None
     """Tokens that a token attends to on each side; None: all of its text."""
 
     def weights(self, config: EncoderConfig) -> int:
         """Weights that a token is multiplied with, without biases."""
         size, inner = config.hidden_size, config.feed_forward_size
-        return 4 * size**2 + (3 if self.gated else 2) * size * inner
+        seen = self.convolution.tokens if self.convolution else 0
+        return (4 + seen) * size**2 + (3 if self.gated else 2) * size * inner
 
     def distance_weights(self, config: EncoderConfig) -> int:
         """Values of the vectors of distances that a token is compared with."""
@@ -99,6 +113,11 @@ class EncoderLayer(nn.Module):
         self.expand = nn.Linear(size, expanded, bias=spec.intermediate_bias)
         self.contract = nn.Linear(inner, size, bias=spec.output_bias)
         self.output_norm = self._norm(config, kernels)
+        if spec.convolution:
+            self.convolution = nn.Conv1d(size, size, spec.convolution.tokens)
+            nn.init.normal_(self.convolution.weight, std=config.init_range)
+            nn.init.zeros_(self.convolution.bias)  # type: ignore[arg-type]
+            self.convolution_norm = self._norm(config, kernels)
 
     def _norm(self, config: EncoderConfig, kernels: Kernels) -> nn.Module:
         return build_norm(self.spec.norm, config.hidden_size, config.layer_norm_eps, kernels)
@@ -109,7 +128,27 @@ class EncoderLayer(nn.Module):
         """Returns (rows, length, hidden), or (n, hidden) at the flat positions `at` (n,)."""
         pre = self.spec.norm_place == "pre"
         attended = self.attention(self.attention_norm(x) if pre else x, plan)
-        return self.after_attention(x, attended, at)
+        out = self.after_attention(x, attended, at)
+        return self._convolved(x, out, plan, at) if self.spec.convolution else out
+
+    def _convolved(
+        self, x: torch.Tensor, out: torch.Tensor, plan: AttentionPlan, at: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The output with the convolution of the layer's input x, in which tokens of other texts
+        count as zeros."""
+        assert plan.mask is not None and self.spec.convolution is not None
+        half = self.spec.convolution.tokens // 2
+        total = self.convolution.bias.expand_as(x)  # type: ignore[union-attr]
+        for offset in range(-half, half + 1):
+            near = x if not offset else F.pad(x, (0, 0, half, half))[:, half + offset :]
+            weight = self.convolution.weight[:, :, half + offset]
+            seen = near[:, : x.shape[1]] * _same_text(plan.mask, offset)
+            total = total + F.linear(seen, weight)
+        (total,) = gather_positions(at, total)
+        rate = self.dropout_rate if self.training else 0.0
+        dropped = dropout(total, rate, self._next_keys(total))
+        activation = ACTIVATIONS[self.spec.convolution.activation]
+        return self.convolution_norm(out + activation(dropped))
 
     def after_attention(
         self, x: torch.Tensor, attended: torch.Tensor, at: torch.Tensor | None
@@ -196,6 +235,12 @@ class EncoderLayer(nn.Module):
         if keys is not None and y.dim() == 2 and self._at is not None:
             keys = keys.select(self._at)
         return keys
+
+
+def _same_text(mask: torch.Tensor, offset: int) -> torch.Tensor:
+    """(rows, length, 1): whether a token and the one `offset` places behind it are of one text."""
+    same = mask[:, 0].diagonal(offset, 1, 2)
+    return F.pad(same, (max(-offset, 0), max(offset, 0)))[..., None]
 
 
 def _begin_layer(layer: EncoderLayer, positional: tuple[Any, ...], named: dict[str, Any]) -> None:

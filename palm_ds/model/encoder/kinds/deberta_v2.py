@@ -1,0 +1,91 @@
+"""DeBERTa v2 and v3 (He et al. 2021, arXiv 2006.03654 and 2111.09543): BERT's layers with
+disentangled attention, without token types and absolute positions.
+
+    word (+ task) embeddings -> LayerNorm -> dropout
+    score of i and j = (q_i . k_j + q_i . K(R_ij) + k_j . Q(R_ij)) / sqrt(3 head size)
+
+R is one table of distances for all layers; K and Q are each layer's maps of tokens. The largest
+models of v2 add a convolution over the embeddings to the first layer's output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from palm_ds.common.errors import UserError, suggest
+from palm_ds.model.config.config import ACTIVATIONS, EncoderConfig
+from palm_ds.model.encoder.layer import Convolution, LayerSpec
+from palm_ds.model.encoder.relative import Disentangled
+from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class DebertaV2Options:
+    """`backbone.options` of this encoder."""
+
+    content_to_position: bool = True
+    """Whether what a token contains is compared with where others are."""
+    position_to_content: bool = True
+    """Whether where a token is is compared with what others contain."""
+    buckets: int = 256
+    """Rows of the table of distances for each direction; 0: one for each distance."""
+    longest: int = 512
+    """The largest distance."""
+    distance_norm: bool = True
+    """Whether the table of distances has a LayerNorm."""
+    convolution: int = 0
+    """Tokens that the convolution beside the first layer sees, an odd number; 0: none."""
+    convolution_activation: str = "gelu"
+    """Activation of the convolution."""
+
+    def __post_init__(self) -> None:
+        if self.buckets < 0 or self.buckets % 2 or self.longest < max(self.buckets // 2 + 2, 1):
+            raise UserError(
+                "backbone.options: buckets must be an even number of at most 2 (longest - 2), got "
+                f"buckets {self.buckets} and longest {self.longest}"
+            )
+        if self.convolution < 0 or (self.convolution and not self.convolution % 2):
+            raise UserError(
+                f"backbone.options.convolution: must be 0 or odd, got {self.convolution}"
+            )
+        if self.convolution_activation not in ACTIVATIONS:
+            name = self.convolution_activation
+            near = suggest(name, ACTIVATIONS)
+            raise UserError(f'backbone.options.convolution_activation: no "{name}"{near}')
+
+
+class DebertaV2(TransformerEncoder):
+    """The encoder of DeBERTa v2, v3 and mDeBERTa."""
+
+    hf = "deberta_v2"
+    options_type: ClassVar[type | None] = DebertaV2Options
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "token_types": 1,
+        "task_types": 0,
+        "layer_norm_eps": 1e-7,
+    }
+
+    @classmethod
+    def spec(cls, config: EncoderConfig) -> TransformerSpec:
+        options: DebertaV2Options = cls.options_of(config)
+        layer = LayerSpec(
+            disentangled=Disentangled(
+                content_to_position=options.content_to_position,
+                position_to_content=options.position_to_content,
+                buckets=options.buckets,
+                longest=options.longest,
+            )
+        )
+        first = layer
+        if options.convolution:
+            made = Convolution(options.convolution, options.convolution_activation)
+            first = replace(layer, convolution=made)
+        return TransformerSpec(
+            layers=(first, *(layer,) * (config.num_layers - 1)),
+            learned_positions=False,
+            token_types=False,
+            distance_norm=options.distance_norm,
+            pooler_activation="gelu",
+        )

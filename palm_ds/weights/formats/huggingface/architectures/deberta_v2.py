@@ -1,0 +1,231 @@
+"""DeBERTa v2 and v3, and mDeBERTa: BERT's names but for attention.
+
+Masked-LM heads are read under Microsoft's names, `lm_predictions.lm_head`, and under those of
+transformers' older class, `cls.predictions`. They are written under Microsoft's, with `legacy:
+false`, without which transformers would build an untrained head instead. `mask_predictions`, the
+head that tells replaced tokens from others, belongs to no task here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict
+from typing import Any, ClassVar
+
+from palm_ds.common.config import shorten
+from palm_ds.common.errors import UserError
+from palm_ds.common.messages import printable
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.kinds.deberta_v2 import DebertaV2, DebertaV2Options
+from palm_ds.weights.formats.huggingface.architecture import (
+    CLASSIFIER,
+    HEAD_CLASSES,
+    MASKED_WORDS,
+    QUESTION_ANSWERING,
+    Architecture,
+    Entries,
+    Family,
+    Names,
+    both_ends,
+    usual_config_json,
+)
+from palm_ds.weights.formats.huggingface.bert_like import (
+    EMBEDDINGS,
+    LAYER,
+    RUN_KEYS,
+    body_names,
+    folded_task,
+    read_usual,
+)
+from palm_ds.weights.formats.huggingface.check_config import check_values, text, truth, whole
+
+_QKV = tuple(f"attention.self.{part}_proj" for part in ("query", "key", "value"))
+_MICROSOFTS = {
+    "dense": "lm_predictions.lm_head.dense",
+    "norm": "lm_predictions.lm_head.LayerNorm",
+    "bias": "lm_predictions.lm_head.bias",
+}
+_LEGACY_HEAD = {
+    "dense": "cls.predictions.transform.dense",
+    "norm": "cls.predictions.transform.LayerNorm",
+    "bias": "cls.predictions.bias",
+    "decoder": "cls.predictions.decoder.weight",
+}
+_LEGACY = "legacy"
+_TERMS = {"c2p": "content_to_position", "p2c": "position_to_content"}
+_CLASS_DEFAULTS = {
+    "vocab_size": 128_100,
+    "hidden_size": 1536,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 24,
+    "intermediate_size": 6144,
+    "max_position_embeddings": 512,
+    "layer_norm_eps": 1e-7,
+    "relative_attention": False,
+    "position_biased_input": True,
+    "type_vocab_size": 0,
+}
+_SIZE = whole(-1, 1_048_576)
+_CHECKS = {
+    "position_buckets": _SIZE,
+    "max_relative_positions": _SIZE,
+    "conv_kernel_size": _SIZE,
+    **dict.fromkeys(("conv_act", "norm_rel_ebd", "pooler_hidden_act"), text),
+    **dict.fromkeys(("relative_attention", "position_biased_input", "share_att_key"), truth),
+    "legacy": truth,
+}
+_ONLY: dict[str, Any] = {
+    "relative_attention": True,
+    "position_biased_input": False,
+    "share_att_key": True,
+    "type_vocab_size": 0,
+    "pooler_hidden_act": "gelu",
+    "conv_groups": 1,
+}
+"""Values that our encoder has, of keys that would change what it computes."""
+_LEFT_OUT = {**_ONLY, "share_att_key": False, "pooler_hidden_act": "gelu"}
+"""What these keys mean where they are left out, unless `_CLASS_DEFAULTS` says so."""
+
+
+class DebertaV2Architecture(Architecture):
+    """The architecture of `kind: deberta_v2`."""
+
+    kind = "deberta_v2"
+    families: ClassVar[Mapping[str, Family]] = {
+        "deberta-v2": Family(class_prefix="DebertaV2", tensor_prefix="deberta")
+    }
+    words = EMBEDDINGS["word.weight"]
+    layer = "encoder.layer"
+    tied: ClassVar[Mapping[str, str]] = {
+        "cls.predictions.decoder.weight": words,
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    }
+    heads = ("lm_predictions", "mask_predictions", "cls", "pooler", "classifier", "qa_outputs")
+    masked_lm = ("lm_predictions.", "cls.predictions.")
+    classes = tuple(x for x in HEAD_CLASSES if x != "ForNextSentencePrediction")
+    buffers = ("embeddings.position_ids", EMBEDDINGS["position.weight"])
+    run_keys: ClassVar[Mapping[str, type | None]] = {
+        **RUN_KEYS,
+        **dict.fromkeys(_CHECKS),
+        **dict.fromkeys(("relative_attention", "position_biased_input", "share_att_key"), bool),
+        "legacy": bool,
+        "pos_att_type": None,
+        "conv_groups": None,
+    }
+    lora_modules: ClassVar[Mapping[str, str]] = {
+        **dict(zip(("query", "key", "value"), _QKV, strict=True)),
+        "attention_output": "attention.output.dense",
+        "intermediate": "intermediate.dense",
+        "output": "output.dense",
+    }
+
+    def names(self, kind: str, layers: int, layout: str = "") -> Names:
+        tables = {x: EMBEDDINGS[x] for x in ("word.weight", "norm")}
+        stems = body_names(self.layer, layers, embeddings=tables, qkv=_QKV, parts=LAYER)
+        stems["backbone.distance.weight"] = ("encoder.rel_embeddings.weight",)
+        stems["backbone.distance_norm"] = ("encoder.LayerNorm",)
+        stems["backbone.layers.0.convolution"] = ("encoder.conv.conv",)
+        stems["backbone.layers.0.convolution_norm"] = ("encoder.conv.LayerNorm",)
+        if layout != _NO_POOLER:
+            stems["backbone.pooler.dense"] = ("pooler.dense",)
+        for ours, hf in (_LEGACY_HEAD if layout == _LEGACY else _MICROSOFTS).items():
+            stems[f"heads.{MASKED_WORDS}.{ours}"] = (hf,)
+        stems[f"heads.{CLASSIFIER}.out"] = ("classifier",)
+        stems[f"heads.{QUESTION_ANSWERING}.out"] = ("qa_outputs",)
+        return both_ends(stems)
+
+    def layout_of(self, kind: str, ending: str) -> str:
+        """Only the classes for whole texts have a place for the pooler."""
+        return "" if ending in ("ForSequenceClassification", "ForMultipleChoice") else _NO_POOLER
+
+    def layout_in(self, names: Collection[str], architecture: str) -> str:
+        return _LEGACY if "cls.predictions.bias" in names else ""
+
+    def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
+        check_values(about, _CHECKS, where)
+        values = {**_CLASS_DEFAULTS, **about}
+        _check(values, where)
+        options = {x: y for x, y in _options(values, where).items() if y != _DEFAULTS[x]}
+        del values["type_vocab_size"]
+        return read_usual(values, self.kind, where, token_types=1, options=options)
+
+    def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
+        options: DebertaV2Options = DebertaV2.options_of(config)
+        convolution = {
+            "conv_kernel_size": options.convolution,
+            "conv_act": options.convolution_activation,
+        }
+        return {
+            **usual_config_json(config),
+            **_ONLY,
+            "pos_att_type": [x for x, ours in _TERMS.items() if getattr(options, ours)],
+            "position_buckets": options.buckets or -1,
+            "max_relative_positions": options.longest,
+            "norm_rel_ebd": "layer_norm" if options.distance_norm else "none",
+            **(convolution if options.convolution else {}),
+            "legacy": False,
+        }
+
+    def family_of(self, config: EncoderConfig) -> str:
+        """Also with a task embedding: a row of it is folded into the token embeddings."""
+        return "deberta-v2" if config.tie_word_embeddings else ""
+
+    def no_family(self, config: EncoderConfig) -> str:
+        return (
+            "Hugging Face's DebertaV2 has no masked-LM head with its own output embeddings; leave "
+            "it out with untied_head: skip (--untied_head skip)"
+        )
+
+    def reshape(
+        self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
+    ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
+        """The embedding of a task is added to every token embedding. Scores of all tokens then rise
+        by the same number, which changes no probability."""
+        return folded_task(kept, config, "word", task_id)
+
+
+_NO_POOLER = "no pooler"
+_DEFAULTS = asdict(DebertaV2Options())
+
+
+def _check(values: Mapping[str, Any], where: str) -> None:
+    """Raises UserError for what our encoder does not compute."""
+    heads = values["num_attention_heads"]
+    size = values["hidden_size"] // max(heads, 1) if isinstance(heads, int) else 0
+    only = {
+        **_ONLY,
+        "embedding_size": values["hidden_size"],
+        "pooler_hidden_size": values["hidden_size"],
+        "attention_head_size": size,
+    }
+    for key, right in only.items():
+        given = values.get(key, _LEFT_OUT.get(key, right))
+        if given != right:
+            raise UserError(
+                f"{where}: {key}: must be {printable(shorten(right))} here, got "
+                f"{printable(shorten(given))}"
+            )
+
+
+def _options(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The values of DebertaV2Options."""
+    stated = values.get("pos_att_type") or []
+    named = stated.split("|") if isinstance(stated, str) else stated
+    terms = {x.strip() for x in named if isinstance(x, str)} if isinstance(named, list) else {""}
+    norm = values.get("norm_rel_ebd", "none")
+    if not terms <= _TERMS.keys() or norm not in ("none", "layer_norm"):
+        key = "pos_att_type" if norm in ("none", "layer_norm") else "norm_rel_ebd"
+        right = "c2p, p2c or both" if key == "pos_att_type" else "layer_norm or none"
+        shown = printable(shorten(values[key]))
+        raise UserError(f"{where}: {key}: must be {right}, got {shown}")
+    longest = values.get("max_relative_positions", -1)
+    convolution = max(values.get("conv_kernel_size", 0), 0)
+    activation = values.get("conv_act", "tanh") if convolution else "gelu"
+    return {
+        **{ours: x in terms for x, ours in _TERMS.items()},
+        "buckets": max(values.get("position_buckets", -1), 0),
+        "longest": longest if longest > 0 else values["max_position_embeddings"],
+        "distance_norm": norm == "layer_norm",
+        "convolution": convolution,
+        "convolution_activation": activation,
+    }
