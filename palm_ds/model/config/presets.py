@@ -82,6 +82,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     "electra-large": dict(kind="electra", **_LARGE),
     "distilbert-base": dict(kind="distilbert"),
     "mpnet-base": dict(kind="mpnet"),
+    "deberta-v3-xsmall": dict(kind="deberta_v2", hidden_size=384, num_heads=6),
+    "deberta-v3-small": dict(kind="deberta_v2", num_layers=6),
+    "deberta-v3-base": dict(kind="deberta_v2"),
+    "deberta-v3-large": dict(kind="deberta_v2", **_LARGE),
     # ModernBERT's architecture in sizes for a CPU, with ERNIE 2.0's task embedding.
     "modern-tiny": _modern(128, 2, 2, 192, max_positions=1024, task_types=16),
     "modern-small": _modern(256, 4, 4, 384, max_positions=1024, task_types=16),

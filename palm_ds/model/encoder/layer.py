@@ -239,8 +239,8 @@ class EncoderLayer(nn.Module):
 
 def _same_text(mask: torch.Tensor, offset: int) -> torch.Tensor:
     """(rows, length, 1): whether a token and the one `offset` places behind it are of one text."""
-    same = mask[:, 0].diagonal(offset, 1, 2)
-    return F.pad(same, (max(-offset, 0), max(offset, 0)))[..., None]
+    around = F.pad(mask[:, 0], (abs(offset), abs(offset)))
+    return around.diagonal(abs(offset) + offset, 1, 2)[..., None]
 
 
 def _begin_layer(layer: EncoderLayer, positional: tuple[Any, ...], named: dict[str, Any]) -> None:

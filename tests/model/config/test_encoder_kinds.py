@@ -14,9 +14,16 @@ from tests.helpers.word_encoders import KINDS
 
 
 def test_a_kind_is_a_file() -> None:
-    assert {"bert", "modernbert", "nomic_bert", "electra", "distilbert", "mpnet", *KINDS} <= set(
-        known_kinds()
-    )
+    assert {
+        "bert",
+        "modernbert",
+        "nomic_bert",
+        "electra",
+        "distilbert",
+        "mpnet",
+        "deberta_v2",
+        *KINDS,
+    } <= set(known_kinds())
     assert class_of_kind("cnn", Encoder) is CNN
     assert encoder_class(EncoderConfig.from_dict({"kind": "cnn"})) is CNN
     assert not is_custom("cnn") and not is_custom("bert") and is_custom("my_module.Encoder")

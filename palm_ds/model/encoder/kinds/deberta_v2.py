@@ -41,6 +41,11 @@ class DebertaV2Options:
     """Activation of the convolution."""
 
     def __post_init__(self) -> None:
+        if not (self.content_to_position or self.position_to_content):
+            raise UserError(
+                "backbone.options: content_to_position and position_to_content are both false; "
+                "set one of them"
+            )
         if self.buckets < 0 or self.buckets % 2 or self.longest < max(self.buckets // 2 + 2, 1):
             raise UserError(
                 "backbone.options: buckets must be an even number of at most 2 (longest - 2), got "

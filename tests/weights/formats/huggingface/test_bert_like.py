@@ -238,6 +238,10 @@ def test_onnx_runtime_computes_the_same(tmp_path: Path, family: HfFamily) -> Non
         ("electra-base", 30_522, 108.9),
         ("distilbert-base", 30_522, 66.4),
         ("mpnet-base", 30_527, 108.9),
+        ("deberta-v3-xsmall", 128_100, 21 + 49),
+        ("deberta-v3-small", 128_100, 42.5 + 98.4),
+        ("deberta-v3-base", 128_100, 85 + 98.4),
+        ("deberta-v3-large", 128_100, 302 + 131),
     ],
 )
 def test_presets_have_the_published_numbers_of_parameters(

@@ -213,7 +213,7 @@ def _options(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     named = stated.split("|") if isinstance(stated, str) else stated
     terms = {x.strip() for x in named if isinstance(x, str)} if isinstance(named, list) else {""}
     norm = values.get("norm_rel_ebd", "none")
-    if not terms <= _TERMS.keys() or norm not in ("none", "layer_norm"):
+    if not terms or not terms <= _TERMS.keys() or norm not in ("none", "layer_norm"):
         key = "pos_att_type" if norm in ("none", "layer_norm") else "norm_rel_ebd"
         right = "c2p, p2c or both" if key == "pos_att_type" else "layer_norm or none"
         shown = printable(shorten(values[key]))

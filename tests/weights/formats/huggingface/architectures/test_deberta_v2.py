@@ -1,0 +1,146 @@
+"""DeBERTa beyond what all families have: lengths in both kinds of buckets, Microsoft's names, the
+convolution in packed rows, and what shapes do not show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import DebertaV2ForMaskedLM
+
+from palm_ds.common.errors import UserError
+from palm_ds.model.inputs.batch import Batch
+from palm_ds.weights.convert.convert import convert
+from palm_ds.weights.convert.parity import compare, inputs_for
+from palm_ds.weights.formats.huggingface.read import open_contents
+from palm_ds.weights.formats.huggingface.run import in_transformers
+from palm_ds.weights.formats.runnable import in_palm_ds, load_encoder, load_masked_lm
+from tests.helpers.hf_families import BASE, DEBERTA
+from tests.model.encoder.test_transformer import texts, weighted
+
+REAL = {**BASE, "num_hidden_layers": 2, "position_buckets": 256, "max_relative_positions": -1}
+
+
+def changed(folder: Path, **values: Any) -> Path:
+    about = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(about | values))
+    return folder
+
+
+@pytest.mark.parametrize("length", [100, 300, 512])
+def test_single_and_logarithmic_buckets_are_those_of_transformers(
+    tmp_path: Path, length: int
+) -> None:
+    """Beside a shorter text with padding."""
+    model = DEBERTA.build(**REAL, max_position_embeddings=512)
+    model.save_pretrained(tmp_path)
+    encoder = load_encoder(open_contents(tmp_path))
+    rows = [[text] for text in texts((length, length // 3))]
+    batch = Batch.from_rows(rows, length=length, pad=0)
+    real = batch.sequence_ids >= 0
+    expected = model(input_ids=batch.input_ids, attention_mask=real.long()).last_hidden_state[real]
+    found = encoder(batch)[real]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    weighted(expected).backward()
+    weighted(found).backward()
+    mine, its = encoder.get_parameter("distance.weight").grad, model.encoder.rel_embeddings
+    scale = float(its.weight.grad.abs().max())
+    torch.testing.assert_close(mine, its.weight.grad, atol=1e-5 * scale, rtol=0)
+
+
+def test_microsofts_head_is_read_and_written_as_transformers_computes_it(tmp_path: Path) -> None:
+    """A published folder names no class, has the discriminator's head and a table of positions that
+    nothing reads, and its config.json does not say `legacy: false`."""
+    folder = DEBERTA.save(tmp_path / "in", "ForMaskedLM")
+    changed(folder, architectures=None, legacy=True, pos_att_type="p2c|c2p")
+    state = load_file(folder / "model.safetensors")
+    state["mask_predictions.dense.weight"] = torch.zeros(48, 48)
+    state["deberta.embeddings.position_embeddings.weight"] = torch.zeros(520, 48)
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    contents = open_contents(folder)
+    assert set(contents.heads) == {"masked_words"}
+    assert contents.skipped.keys() == {
+        "mask_predictions.dense.weight",
+        "deberta.embeddings.position_embeddings.weight",
+    }
+    convert(folder, tmp_path / "out", "huggingface")
+    model: Any = DebertaV2ForMaskedLM.from_pretrained(tmp_path / "out")
+    encoder, batch = load_encoder(contents), Batch.from_rows([texts((30,))], length=30, pad=0)
+    head = load_masked_lm(contents, "masked_words", encoder)
+    found = head.logits(encoder(batch))
+    torch.testing.assert_close(model.eval()(batch.input_ids).logits, found, atol=1e-5, rtol=1e-5)
+
+
+def test_the_head_of_transformers_older_class_is_the_same(tmp_path: Path) -> None:
+    folder = DEBERTA.save(tmp_path / "in", "ForMaskedLM", legacy=True)
+    contents = open_contents(folder)
+    assert set(contents.heads) == {"masked_words"}
+    inputs = inputs_for(contents, contents, None)
+    assert compare(in_transformers(contents), in_palm_ds(contents), inputs).passed
+    convert(folder, tmp_path / "out", "huggingface")
+    written = open_contents(tmp_path / "out")
+    assert any(x.startswith("lm_predictions.lm_head.") for x in load_names(tmp_path / "out"))
+    assert compare(in_transformers(contents), in_transformers(written), inputs).passed
+
+
+def load_names(folder: Path) -> list[str]:
+    return list(load_file(folder / "model.safetensors"))
+
+
+def test_a_convolution_sees_no_other_text(tmp_path: Path) -> None:
+    folder = DEBERTA.save(tmp_path, conv_kernel_size=5, conv_act="gelu", num_hidden_layers=1)
+    contents, several = open_contents(folder), texts((9, 1, 30))
+    assert contents.config.options["convolution"] == 5
+    encoder, start = load_encoder(contents), 0
+    batch = Batch.from_rows([several], length=44, pad=0)
+    packed, at = encoder(batch)[0], torch.tensor([0, 9, 20])
+    torch.testing.assert_close(encoder(batch, at), packed[at])
+    for text in several:
+        size = len(text.input_ids)
+        alone = encoder(Batch.from_rows([[text]], length=size, pad=0))[0]
+        torch.testing.assert_close(packed[start : start + size], alone, atol=1e-5, rtol=1e-5)
+        start += size
+
+
+@pytest.mark.parametrize("what", ["terms", "directions", "query and key", "norm"])
+def test_what_shapes_do_not_show_is_noticed(tmp_path: Path, what: str) -> None:
+    right, wrong = DEBERTA.save(tmp_path / "a"), DEBERTA.save(tmp_path / "b")
+    state = load_file(wrong / "model.safetensors")
+    if what == "terms":
+        changed(wrong, pos_att_type=["c2p"])
+    if what == "norm":
+        state["encoder.LayerNorm.weight"] += 0.1
+    if what == "directions":
+        name = "encoder.rel_embeddings.weight"
+        state[name] = state[name].flip(0).contiguous()
+    if what == "query and key":
+        names = [f"encoder.layer.1.attention.self.{x}_proj.weight" for x in ("query", "key")]
+        state |= {names[0]: state[names[1]].clone(), names[1]: state[names[0]].clone()}
+    save_file(state, wrong / "model.safetensors", {"format": "pt"})
+    a, b = open_contents(right), open_contents(wrong)
+    assert not compare(in_transformers(a), in_palm_ds(b), inputs_for(a, b, None)).passed
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"relative_attention": False}, "relative_attention: must be true here, got false"),
+        ({"share_att_key": False}, "share_att_key: must be true here"),
+        ({"type_vocab_size": 2}, "type_vocab_size: must be 0 here"),
+        ({"position_biased_input": True}, "position_biased_input: must be false here"),
+        ({"pos_att_type": ["p2p"]}, "pos_att_type: must be c2p, p2c or both"),
+        ({"pos_att_type": None}, "pos_att_type: must be c2p, p2c or both"),
+        ({"norm_rel_ebd": "group"}, "norm_rel_ebd: must be layer_norm or none"),
+        ({"position_buckets": "256"}, "position_buckets: expected a whole number"),
+        ({"embedding_size": 20}, "embedding_size: must be 48 here, got 20"),
+        ({"conv_kernel_size": 3}, 'convolution_activation: no "tanh"'),
+    ],
+)
+def test_another_model_is_refused(tmp_path: Path, values: dict[str, Any], message: str) -> None:
+    folder = changed(DEBERTA.save(tmp_path), **values)
+    with pytest.raises(UserError, match=message):
+        load_encoder(open_contents(folder))
