@@ -3,6 +3,7 @@
 spiece.model              ──> backend, ids as in the model
 spiece.model + vocab.txt  ──> backend, ids as in vocab.txt (ERNIE lists its pieces that way)
 sentencepiece.bpe.model   ──> backend, ids as XLM-RoBERTa or CamemBERT count them
+spm.model                 ──> backend, ids as in the model, DeBERTa's [MASK] after them
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from palm_ds.common.messages import printable
 from palm_ds.text.check_tokenizer_json import check_charsmap, library_errors
 
 WORD_START = "▁"
+DEBERTA = "deberta"
+"""The layout of a folder with spm.model."""
 UNLISTED = "unlisted_pieces"
 """The key of tokenizer_config.json for pieces that vocab.txt lacks, and their scores."""
 _UNIGRAM, _BPE = 1, 2  # kinds of model
@@ -80,9 +83,10 @@ def find_sentencepiece_model(vocabulary: Path) -> Path:
     )
 
 
-def compile_model(model: bytes, *, origin: str, single: str = "", fairseq: str = "") -> Backend:
-    """The tokenizer of a model, with the model's ids, or those of `fairseq_layout`. `single`:
-    characters that are a token each, in the syntax of a regular expression's [...]."""
+def compile_model(model: bytes, *, origin: str, single: str = "", layout: str = "") -> Backend:
+    """The tokenizer of a model, with the model's ids; as `layout`, those of `fairseq_layout`, or of
+    DEBERTA, which has a mask token after them. `single`: characters that are a token each, in the
+    syntax of a regular expression's [...]."""
     proto = _parse(model, origin)
     # Nine digits identify a float32 and survive a round trip through JSON.
     pieces = [(p.piece, float(f"{p.score:.9g}")) for p in proto.pieces]
@@ -91,9 +95,12 @@ def compile_model(model: bytes, *, origin: str, single: str = "", fairseq: str =
         raise UserError(f"tokenizer {origin}: the model has no unknown piece")
     special = [p.piece for p in proto.pieces if p.type in (_UNKNOWN, _CONTROL)]
     special += [p.piece for p in proto.pieces if p.piece in _MASKS and p.type != _CONTROL]
-    if not fairseq:
-        return _backend(proto, pieces, unknown, special, origin=origin, single=single)
-    front, replaced = _FAIRSEQ[fairseq]
+    if layout not in _FAIRSEQ:
+        backend = _backend(proto, pieces, unknown, special, origin=origin, single=single)
+        if layout == DEBERTA:
+            backend.add_special_tokens([AddedToken(_MASKS[0], special=True, normalized=False)])
+        return backend
+    front, replaced = _FAIRSEQ[layout]
     pieces = [*((token, 0.0) for token in front), *pieces[replaced:], ("<mask>", 0.0)]
     special = [*front, *(token for token in special if token not in front)]
     return _as_roberta(_backend(proto, pieces, "<unk>", special, origin=origin))

@@ -35,6 +35,7 @@ from palm_ds.text.check_tokenizer_json import (
     without_panics,
 )
 from palm_ds.text.sentencepiece_model import (
+    DEBERTA,
     UNLISTED,
     compile_listed,
     compile_model,
@@ -81,7 +82,7 @@ _PROBE = "A b, \u00e9\u4e00\U0001f600  aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!
 """A text that a tokenizer must be able to split: unknown characters are in it."""
 TOKENIZER_FILES = (
     *("tokenizer.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
-    VOCABULARY,
+    *("spm.model", VOCABULARY),
 )
 """Files of a tokenizer's folder; the first that is there is read."""
 
@@ -279,7 +280,8 @@ def load_tokenizer(path: str | Path, *, lower: bool | None = None) -> Tokenizer:
         raise UserError(f"tokenizer {path}: no such file or folder")
     file = _find_file(path) if path.is_dir() else path
     if file.suffix == ".model":
-        return sentencepiece(read_bytes(file), origin=str(file), fairseq=fairseq_layout(file))
+        layout = DEBERTA if file.name == "spm.model" else fairseq_layout(file)
+        return sentencepiece(read_bytes(file), origin=str(file), layout=layout)
     settings = read_settings(path) if path.is_dir() else TokenizerSettings()
     if file.suffix == ".json":
         return _load_json(file, settings)
@@ -386,13 +388,13 @@ def _wordpiece(tokens: Sequence[str], settings: TokenizerSettings, origin: str) 
 
 
 def sentencepiece(
-    model: bytes, *, origin: str, chinese: bool = False, fairseq: str = ""
+    model: bytes, *, origin: str, chinese: bool = False, layout: str = ""
 ) -> Tokenizer:
     """The tokenizer of a SentencePiece unigram or BPE model.
 
-    `chinese` makes every Chinese character a separate token, as in models trained here. `fairseq`:
-    see `fairseq_layout`.
+    `chinese` makes every Chinese character a separate token, as in models trained here. `layout`:
+    see `compile_model`.
     """
     single = CHINESE if chinese else ""
-    backend = compile_model(model, origin=origin, single=single, fairseq=fairseq)
+    backend = compile_model(model, origin=origin, single=single, layout=layout)
     return Tokenizer(backend, origin=origin)

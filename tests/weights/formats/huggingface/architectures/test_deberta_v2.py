@@ -3,6 +3,7 @@ convolution in packed rows, and what shapes do not show."""
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import DebertaV2ForMaskedLM
+from transformers import AutoTokenizer, DebertaV2ForMaskedLM
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.inputs.batch import Batch
+from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.convert.convert import convert
 from palm_ds.weights.convert.parity import compare, inputs_for
 from palm_ds.weights.formats.huggingface.read import open_contents
@@ -22,6 +24,16 @@ from palm_ds.weights.formats.runnable import in_palm_ds, load_encoder, load_mask
 from tests.helpers.hf_families import BASE, DEBERTA
 from tests.model.encoder.test_transformer import texts, weighted
 
+NASTY = [
+    "  two  spaces ",
+    "naïve café",
+    "日本語 text",
+    "🙂🙃",
+    "tab\tnew\nline",
+    "Don't @x.y 3.14",
+]
+COMPATIBLE = "ﬁ ① ＡＢ"
+"""What SentencePiece's own normalisation makes other characters of."""
 REAL = {**BASE, "num_hidden_layers": 2, "position_buckets": 256, "max_relative_positions": -1}
 
 
@@ -144,3 +156,48 @@ def test_another_model_is_refused(tmp_path: Path, values: dict[str, Any], messag
     folder = changed(DEBERTA.save(tmp_path), **values)
     with pytest.raises(UserError, match=message):
         load_encoder(open_contents(folder))
+
+
+def spm_model() -> bytes:
+    """A model with the first tokens of Microsoft's."""
+    import sentencepiece
+
+    made: Any = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(  # type: ignore[attr-defined]
+        sentence_iterator=iter(["fi 1 AB river night 3.14", "naive café 日本語", *NASTY] * 9),
+        model_writer=made,
+        vocab_size=200,
+        hard_vocab_limit=False,
+        character_coverage=1.0,
+        minloglevel=2,
+        **{f"{x}_id": i for i, x in enumerate(("pad", "bos", "eos", "unk"))},
+        **{f"{x}_piece": f"[{y}]" for x, y in zip(("pad", "bos", "eos", "unk"), ENDS, strict=True)},
+    )
+    return made.getvalue()
+
+
+ENDS = ("PAD", "CLS", "SEP", "UNK")
+
+
+def test_its_tokenizer_has_the_ids_of_transformers_and_of_sentencepiece(tmp_path: Path) -> None:
+    """Alone, `spm.model` is read with its own normalisation, which transformers 5 leaves out; a
+    tokenizer.json is read as it is."""
+    import sentencepiece
+
+    folder, model = DEBERTA.save(tmp_path / "in"), spm_model()
+    (folder / "spm.model").write_bytes(model)
+    about = {"do_lower_case": False, "vocab_type": "spm"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    its = AutoTokenizer.from_pretrained(folder)
+    its.save_pretrained(tmp_path / "json")
+    assert (tmp_path / "json" / "tokenizer.json").is_file()
+    for place, sentences in ((folder, NASTY), (tmp_path / "json", [*NASTY, COMPATIBLE])):
+        mine = load_tokenizer(place)
+        known = mine.vocabulary
+        assert (known.pad, known.cls, known.sep, known.unk) == (0, 1, 2, 3)
+        assert known.mask == its.mask_token_id == len(its) - 1
+        for text, (ids, _) in zip(sentences, mine.encode_texts(sentences), strict=True):
+            assert list(ids) == its(text, add_special_tokens=False)["input_ids"], text
+    own: Any = sentencepiece.SentencePieceProcessor(model_proto=model)
+    ((ids, _),) = load_tokenizer(folder).encode_texts([COMPATIBLE])
+    assert list(ids) == own.encode(COMPATIBLE) and 3 not in ids
