@@ -21,10 +21,10 @@ def expand_embeddings(
     """The config, tables and notes of an encoder that gets a task embedding or more token types.
     What it makes of a text is the same at first, whatever the task: rows of the task embedding are
     zeros, new token types are like the last one."""
-    tables, notes = {}, []
-    known = encoder_class(target).is_specified()  # where its embeddings are
+    tables, notes, kind = {}, [], encoder_class(target)
+    known, width = kind.is_specified(), kind.embedding_width(target)  # else unknown
     if known and target.task_types and not source.task_types:
-        tables[_TASKS] = torch.zeros(target.task_types, target.hidden_size)
+        tables[_TASKS] = torch.zeros(target.task_types, width)
         source = replace(source, task_types=target.task_types)
         notes.append(
             f"task embedding: {folder} has none; {target.task_types} rows of zeros are added (if "

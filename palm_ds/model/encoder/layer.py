@@ -73,10 +73,11 @@ class LayerSpec:
         seen = self.convolution.tokens if self.convolution else 0
         return (4 + seen) * size**2 + (3 if self.gated else 2) * size * inner
 
-    def distance_weights(self, config: EncoderConfig) -> int:
-        """Values of the vectors of distances that a token is compared with."""
-        each = self.disentangled
-        return each.terms * 2 * each.span * config.hidden_size if each else 0
+    def products(self, config: EncoderConfig) -> int:
+        """Weights and values that a pair of tokens is multiplied with: query and key, weight and
+        value, and a term of distances with both offsets of the pair."""
+        terms = self.disentangled.terms if self.disentangled else 0
+        return (2 + 2 * terms) * config.hidden_size
 
 
 def build_norm(kind: NormKind, size: int, eps: float, kernels: Kernels) -> nn.Module:

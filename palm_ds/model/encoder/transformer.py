@@ -235,11 +235,11 @@ class TransformerEncoder(Encoder):
     def flops(cls, config: EncoderConfig) -> EncoderFlops:
         """Those of `spec`, also for a subclass with layers of its own."""
         spec = cls.spec(config)
-        windows = Counter(layer.window for layer in spec.layers)
+        pairs: Counter[int | None] = Counter()
+        for layer in spec.layers:
+            pairs[layer.window] += 6 * layer.products(config)
         return EncoderFlops(
-            token=6.0
-            * (cls._weights(config, spec) + sum(x.distance_weights(config) for x in spec.layers)),
-            pairs={window: 12.0 * n * config.hidden_size for window, n in windows.items()},
+            token=6.0 * cls._weights(config, spec), pairs={x: float(y) for x, y in pairs.items()}
         )
 
     @classmethod
