@@ -15,12 +15,13 @@ import transformers
 from safetensors.torch import load_file
 from torch.utils.flop_counter import FlopCounterMode
 
+import palm_ds as palm
 from palm_ds.cli.main import main
 from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.encoder.flops import training_flops
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.formats.huggingface.read import open_contents
-from tests.end_to_end.test_modernbert import curve, documents, pretrain
+from tests.end_to_end.test_modernbert import WORDS, curve, documents, finetune, pretrain
 from tests.helpers.hf_families import HF_FAMILIES, HfFamily
 from tests.train.plan.test_memory import make_batch
 
@@ -80,6 +81,27 @@ def test_a_run_is_that_family_again(texts: Path, family: HfFamily, tmp_path: Pat
     assert before.keys() == after.keys()
     layer = next(x for x in after if x.endswith(f"{family.query}.weight"))
     assert not torch.equal(before[layer], after[layer])
+
+
+@EVERY
+def test_a_classifier_with_lora_is_one_in_transformers(
+    texts: Path, family: HfFamily, tmp_path: Path
+) -> None:
+    """With dropout in LoRA's matrices, and layers that learn at rates of their own."""
+    place = place_of(texts, family, tmp_path)
+    for name in ("train", "dev"):
+        rows = [f"{'no' if n % 2 else 'yes'}\tthe {WORDS[n % 2]} {WORDS[n % 7]}" for n in range(40)]
+        (place / f"{name}.tsv").write_text("\n".join(["label\ttext_a", *rows]) + "\n")
+    lora = {"rank": 2, "targets": "all", "dropout": 0.1}
+    recipe = {"lora": lora, "optimizer": {"layer_decay": 0.9}}
+    finetune(place, place / "base", place / "run", recipe=recipe, epochs=1).train()
+    asked = ["the river group", "the night group"]
+    mine = palm.load(place / "run")(asked)
+    its = transformers.pipeline("text-classification", str(place / "run" / "hf"), device="cpu")
+    for one, other in zip(mine, its(asked), strict=True):
+        assert one["label"] == other["label"]
+        assert max(one["probs"]) == pytest.approx(other["score"], abs=1e-5)
+    assert (place / "run" / "adapter" / "adapter_config.json").is_file()
 
 
 @EVERY
