@@ -101,9 +101,9 @@ class Architecture(ABC):
     run_keys: ClassVar[Mapping[str, type | None]]
     """{key of config.json that is passed to transformers: the type it needs there, if Python's JSON
     may give another}."""
-    lora_modules: ClassVar[Mapping[str, str]] = {}
-    """{matrix of a layer, as recipes name it: its module in a layer of transformers}; empty: peft's
-    adapters cannot have them."""
+    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
+    """{matrix of a layer, as recipes name it: its module in a layer of transformers, or those that
+    have equal parts of its rows}; empty: peft's adapters cannot have them."""
     layer: ClassVar[str]
     """The name of a layer in a file, `encoder.layer` or `layers`."""
 
@@ -206,6 +206,19 @@ def fold_task(table: TensorEntry, task: TensorEntry, row: int) -> TensorEntry:
         read=lambda: table.read().float() + task.read()[row].float(),
         transform=f"row {row} of {task.shape[0]} of the task embedding folded in",
     )
+
+
+def fold_task_into_words(
+    kept: Entries, config: EncoderConfig, task_id: int
+) -> tuple[Entries, EncoderConfig, dict[str, str]]:
+    """`Architecture.reshape` of an encoder without token types: the embedding of a task is added to
+    every token embedding. Scores of all tokens with tied output embeddings then rise by the same
+    number, which changes no probability."""
+    if not config.task_types:
+        return dict(kept), config, {}
+    name = "backbone.word.weight"
+    result = {x: entry for x, entry in kept.items() if x != TASKS}
+    return result | {name: fold_task(kept[name], kept[TASKS], task_id)}, without_tasks(config), {}
 
 
 def without_tasks(config: EncoderConfig) -> EncoderConfig:

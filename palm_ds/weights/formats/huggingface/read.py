@@ -49,6 +49,7 @@ from palm_ds.weights.formats.tensor_files import (
 )
 
 CONFIG = "config.json"
+_PADDLE_QUERY = r"(^|\.)encoder\.layers\.\d+\.self_attn\.q_proj\."
 
 KEPT_KEYS = (
     "bos_token_id",
@@ -82,7 +83,7 @@ def recognises(path: Path) -> bool:
 def _has_paddle_names(path: Path) -> bool:
     """PaddleNLP writes folders that look the same, but with transposed matrices."""
     try:
-        return any(".self_attn.q_proj." in name for name in open_safetensors(path))
+        return any(re.search(_PADDLE_QUERY, name) for name in open_safetensors(path))
     except UserError:
         return False
 

@@ -155,7 +155,7 @@ class BertArchitecture(Architecture):
             )
         ),
     }
-    lora_modules: ClassVar[Mapping[str, str]] = {
+    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
         **{name: f"attention.self.{name}" for name in _QKV},
         "attention_output": "attention.output.dense",
         "intermediate": "intermediate.dense",

@@ -36,6 +36,7 @@ from palm_ds.weights.formats.huggingface.check_config import (
     truth,
     whole,
 )
+from palm_ds.weights.formats.huggingface.rotary import rotary_base
 
 _HUB = {
     "qkv.weight": ("attn.Wqkv.weight",),
@@ -167,8 +168,8 @@ class NomicBertArchitecture(Architecture):
             for key in reversed(keys)
             if about.get(key) is not None
         }
-        base = _base(about, where)
-        options = {} if base == NomicBertOptions().rotary_base else {"rotary_base": base}
+        base = rotary_base(about, where, "rotary_emb_base")
+        options = {} if base in (None, NomicBertOptions().rotary_base) else {"rotary_base": base}
         values = {**NomicBert.defaults, **_DEFAULTS, "max_positions": _positions(about), **own}
         return EncoderConfig.from_dict({**values, "kind": self.kind, "options": options}, where)
 
@@ -201,22 +202,3 @@ def _positions(about: Mapping[str, Any]) -> int:
     and keys by other angles."""
     stated = [about[key] for key in _POSITIONS if about.get(key) is not None]
     return min(stated, default=NomicBert.defaults["max_positions"])
-
-
-def _base(about: Mapping[str, Any], where: str) -> float:
-    """The rotary base, under either name."""
-    found, key = about.get("rotary_emb_base"), "rotary_emb_base"
-    parameters = about.get("rope_parameters")
-    if isinstance(parameters, Mapping):
-        if (kind := parameters.get("rope_type", "default")) != "default":
-            raise UserError(
-                f"{where}: rope_parameters.rope_type: must be default here, got "
-                f"{printable(shorten(kind))}"
-            )
-        found, key = parameters.get("rope_theta", found), "rope_parameters.rope_theta"
-    if found is None:
-        return NomicBertOptions().rotary_base
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 1 < found < 1e12:
-        shown = printable(shorten(found))
-        raise UserError(f"{where}: {key}: expected a number above 1, got {shown}")
-    return float(found)

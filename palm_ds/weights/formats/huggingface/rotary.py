@@ -1,0 +1,36 @@
+"""Rotary positions in config.json: their base, under the keys of transformers 5 or earlier ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from palm_ds.common.config import shorten
+from palm_ds.common.errors import UserError
+from palm_ds.common.messages import printable
+
+
+def rotary_base(
+    about: Mapping[str, Any], where: str, key: str = "rope_theta", *, layers: str = ""
+) -> float | None:
+    """The base in `rope_parameters`, there under `layers` if each kind of layer has its own, else
+    that under `key`; None if none is stated. Raises UserError, starting with `where`, for a scaled
+    one."""
+    found, inside = about.get(key), "rope_parameters"
+    stated = about.get(inside)
+    if layers and isinstance(stated, Mapping):
+        stated, inside = stated.get(layers), f"{inside}.{layers}"
+    if isinstance(stated, Mapping):
+        if (kind := stated.get("rope_type", "default")) != "default":
+            given = printable(shorten(kind))
+            raise UserError(f"{where}: {inside}.rope_type: must be default here, got {given}")
+        found, key = stated.get("rope_theta", found), f"{inside}.rope_theta"
+    if about.get("rope_scaling") is not None:
+        scaling = printable(shorten(about["rope_scaling"]))
+        raise UserError(f"{where}: rope_scaling: must be null here, got {scaling}")
+    if found is None:
+        return None
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 1 < found < 1e12:
+        shown = printable(shorten(found))
+        raise UserError(f"{where}: {key}: expected a number above 1, got {shown}")
+    return float(found)
