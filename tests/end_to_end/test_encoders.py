@@ -37,6 +37,13 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return folder
 
 
+def in_transformers(folder: Path) -> bool:
+    """Whether transformers has the class of a folder."""
+    return hasattr(
+        transformers, json.loads((folder / "config.json").read_text())["architectures"][0]
+    )
+
+
 @pytest.fixture(scope="module")
 def pretrained(place: Path) -> Path:
     """With Muon, layer decay and a task embedding."""
@@ -71,7 +78,11 @@ def test_a_pretrained_run_is_that_family_again(place: Path, pretrained: Path) ->
         json.loads((x / "config.json").read_text()) for x in (place / "base", pretrained / "hf")
     )
     same = ("model_type", "architectures", "rope_parameters", "vocab_size", "hidden_act")
-    assert [before[x] for x in same] == [after[x] for x in same]
+    assert [before.get(x) for x in same] == [after.get(x) for x in same]
+    names = [load_file(x / "model.safetensors").keys() for x in (place / "base", pretrained / "hf")]
+    assert names[0] == names[1]
+    if not in_transformers(pretrained / "hf"):
+        return
     opened: Any = transformers.AutoModelForMaskedLM
     _, loading = opened.from_pretrained(pretrained / "hf", output_loading_info=True)
     assert not any(loading.values())
@@ -81,8 +92,9 @@ def test_a_classifier_is_one_in_transformers_and_onnx_runtime(classifier: Path) 
     texts = ["the river group", "the night group"]
     labels = [row["label"] for row in palm.load(classifier)(texts)]
     assert labels == ["yes", "no"]
-    its = transformers.pipeline("text-classification", str(classifier / "hf"), device="cpu")
-    assert [row["label"] for row in its(texts)] == labels
+    if in_transformers(classifier / "hf"):
+        its = transformers.pipeline("text-classification", str(classifier / "hf"), device="cpu")
+        assert [row["label"] for row in its(texts)] == labels
     assert [row["label"] for row in palm.load(classifier / "hf")(texts)] == labels
     words = [str(classifier / "hf"), str(classifier / "onnx"), "--to", "onnx"]
     assert main(["convert", *words]) == 0  # compares their outputs
@@ -96,9 +108,10 @@ def test_lora_is_an_adapter_of_peft(place: Path, classifier: Path) -> None:
     finetune(place, classifier / "hf", place / "lora", recipe={"lora": lora}, epochs=2).train()
     read: Any = transformers.AutoModelForSequenceClassification.from_pretrained
     ids = torch.arange(12).view(2, 6) + 20
-    merged = read(place / "lora/hf").eval()(ids).logits
-    assert not torch.allclose(read(classifier / "hf").eval()(ids).logits, merged, atol=1e-3)
-    if (place / "lora/adapter").is_dir():
+    assert (place / "lora/adapter").is_dir() == in_transformers(place / "lora/hf")
+    if in_transformers(place / "lora/hf"):
+        merged = read(place / "lora/hf").eval()(ids).logits
+        assert not torch.allclose(read(classifier / "hf").eval()(ids).logits, merged, atol=1e-3)
         opened = peft.PeftModel.from_pretrained(read(classifier / "hf"), place / "lora/adapter")
         torch.testing.assert_close(opened.eval()(ids).logits, merged, atol=1e-5, rtol=0)
     before, after = (

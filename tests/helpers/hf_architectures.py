@@ -10,10 +10,13 @@ from typing import Any
 import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers.implementations import BertWordPieceTokenizer
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 from torch import nn
-from transformers import PreTrainedTokenizerFast
+from transformers import BertTokenizerFast, PreTrainedTokenizerFast
+
+from tests.helpers.neobert import NeoBERT
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -128,13 +131,23 @@ def llama_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     )
 
 
+def wordpiece_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
+    """BERT's."""
+    made = BertWordPieceTokenizer()
+    made.train_from_iterator(texts, vocab_size=400, show_progress=False)
+    return BertTokenizerFast(tokenizer_object=made._tokenizer)
+
+
 def folder_with_tokenizer(kind: str, folder: Path, texts: list[str], **values: Any) -> Path:
     """A masked-LM folder with a tokenizer for these texts; the table has rows beyond it."""
     words = TOKENIZERS[kind](texts)
     ids = {"vocab_size": -(-len(words) // 64) * 64, "pad_token_id": words.pad_token_id}
-    model_of(kind, "ForMaskedLM", **ids, **values).save_pretrained(folder)
+    if kind == "neobert":  # no class of transformers
+        NeoBERT(**ids, **values).save(folder)
+    else:
+        model_of(kind, "ForMaskedLM", **ids, **values).save_pretrained(folder)
     words.save_pretrained(folder)
     return folder
 
 
-TOKENIZERS = {"eurobert": llama_tokenizer}
+TOKENIZERS = {"eurobert": llama_tokenizer, "neobert": wordpiece_tokenizer}

@@ -6,6 +6,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from palm_ds.common.errors import UserError
+
+
+def check_base(base: float, key: str = "rotary_base") -> None:
+    """Raises UserError, naming the key of `backbone.options`, for a base that turns nothing."""
+    if not 1 < base < float("inf"):
+        raise UserError(f"backbone.options.{key}: must be above 1, got {base}")
+
 
 class Rotary(nn.Module):
     """Turns pairs of dimensions: i and i + half, or with `neighbours` 2i and 2i + 1. A module

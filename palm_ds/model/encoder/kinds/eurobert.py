@@ -18,9 +18,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.layer import LayerSpec
+from palm_ds.model.encoder.rotary import check_base
 from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpec
 
 
@@ -37,10 +37,7 @@ class EuroBertOptions:
     first token's vector or the mean of all."""
 
     def __post_init__(self) -> None:
-        if not 1 < self.rotary_base < float("inf"):
-            raise UserError(
-                f"backbone.options.rotary_base: must be above 1, got {self.rotary_base}"
-            )
+        check_base(self.rotary_base)
 
 
 class TextTransform(nn.Module):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from palm_ds.model.config.config import EncoderConfig
@@ -60,12 +60,18 @@ class Family:
     next_sentence: bool = False
     """Whether its pretraining class has a next-sentence head."""
     task_embedding: bool = False
+    class_names: Mapping[str, str] = field(default_factory=dict)
+    """{ending: class} where the class has another name."""
     masked_lm_activation: str = ""
     """The activation that its masked-LM head always has; empty means the encoder's."""
     paddle_tokenizer: str = ""
     """PaddleNLP's tokenizer class that reads a vocab.txt; empty: not written for PaddleNLP."""
     paddle_eps: float | None = None
     """The LayerNorm eps that PaddleNLP hard-codes; None means that it follows the config."""
+
+    def class_name(self, ending: str) -> str:
+        """The name of a class (`ForMaskedLM`)."""
+        return self.class_names.get(ending, self.class_prefix + ending)
 
     def has_masked_lm(self, config: EncoderConfig) -> bool:
         """Whether its masked-LM head computes the same as palm_ds's with this config."""
@@ -128,6 +134,11 @@ class Architecture(ABC):
         """The entries of a file, with those of `shared`."""
         more = {ours: entries[its] for ours, its in self.shared.items() if its in entries}
         return {**more, **entries}
+
+    def arrange(self, entries: Entries, config: EncoderConfig) -> Entries:
+        """The entries of a file with the rows of each tensor in our order; `reshape` restores
+        theirs."""
+        return entries
 
     # ---- config.json ----
 

@@ -105,6 +105,7 @@ def open_contents(
         untied_head=untied_head,
         class_name=class_of(about),
     )
+    entries = architecture_of(about["model_type"]).arrange(entries, config)
     _check_tied(about, found, entries, path)
     skipped |= _what_is_not_read(entries, config)
     files, behind = find_modules(path, config.hidden_size)
@@ -199,7 +200,7 @@ def class_of(about: Mapping[str, Any]) -> str:
     named = about.get("architectures")
     if isinstance(named, list) and named and isinstance(named[0], str):
         return named[0]
-    return FAMILIES[about["model_type"]].class_prefix + "Model"
+    return FAMILIES[about["model_type"]].class_name("Model")
 
 
 def _what_is_not_read(entries: dict[str, TensorEntry], config: EncoderConfig) -> dict[str, str]:
