@@ -64,7 +64,7 @@ def write_adapter(
     described = peft_config(
         settings,
         **_patterns(settings, form),
-        target_modules=rf"(.*\.)?{re.escape(form.layer)}\.\d+\.({modules})",
+        target_modules=rf"(.*\.)?{re.escape(form.lora_layer or form.layer)}\.\d+\.({modules})",
         modules_to_save=sorted({_module(name, prefix) for name in saved}) or None,
         task_type=_TASK_TYPES.get(kind, None if kind else "FEATURE_EXTRACTION"),
         base_model_name_or_path=base,
@@ -120,7 +120,8 @@ def _hf_adapter(
             tensor = _stacked(part, of_roles, roles)
         parts = tensor.chunk(len(modules)) if part == "B" else (tensor,) * len(modules)
         for module, rows in zip(modules, parts, strict=True):
-            made[f"{prefix}{form.layer}.{layer}.{module}.lora_{part}.weight"] = rows.clone()
+            name = f"{form.lora_layer or form.layer}.{layer}.{module}"
+            made[f"{prefix}{name}.lora_{part}.weight"] = rows.clone()
     return made
 
 

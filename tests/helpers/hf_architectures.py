@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from tokenizers.implementations import BertWordPieceTokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
-from tokenizers.trainers import BpeTrainer
+from tokenizers.trainers import BpeTrainer, WordPieceTrainer
 from torch import nn
-from transformers import BertTokenizerFast, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from tests.helpers.neobert import NeoBERT
 
@@ -87,6 +86,35 @@ CASES = {
             ),
         ),
     ),
+    "gte": Case(
+        prefix="Gte",
+        published={"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
+        gate=("encoder.layer.1.mlp.up_gate_proj.weight",),
+        values={"pad_token_id": 0},
+        refused=(
+            ({"layer_norm_type": "rms_norm"}, "layer_norm_type: must be 'layer_norm' here, got"),
+            ({"logn_attention_scale": True}, "logn_attention_scale: must be False here, got true"),
+            ({"hidden_size": "48"}, "hidden_size: expected a whole number"),
+            (
+                {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1000.0}},
+                "rope_parameters.rope_type: must be default here",
+            ),
+            (
+                {"rope_parameters": {"rope_type": "linear", "factor": "x"}},
+                "rope_parameters.factor: expected a number of at least 1, got .x",
+            ),
+        ),
+    ),
+    "jina_embeddings_v3": Case(
+        prefix="JinaEmbeddingsV3",
+        published={"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096},
+        gate=(),
+        values={"pad_token_id": 0},
+        refused=(
+            ({"num_attention_heads": 0}, "num_attention_heads: expected a whole number from 1"),
+            ({"rope_scaling": {"factor": 2}}, "rope_scaling: must be null here"),
+        ),
+    ),
 }
 
 
@@ -132,10 +160,20 @@ def llama_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 
 
 def wordpiece_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """BERT's."""
-    made = BertWordPieceTokenizer()
-    made.train_from_iterator(texts, vocab_size=400, show_progress=False)
-    return BertTokenizerFast(tokenizer_object=made._tokenizer)
+    """A tokenizer as BERT has it."""
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    made.train_from_iterator(texts, WordPieceTrainer(vocab_size=400, special_tokens=specials))
+    made.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    return PreTrainedTokenizerFast(tokenizer_object=made, **dict(zip(names, specials, strict=True)))
 
 
 def folder_with_tokenizer(kind: str, folder: Path, texts: list[str], **values: Any) -> Path:
@@ -150,4 +188,8 @@ def folder_with_tokenizer(kind: str, folder: Path, texts: list[str], **values: A
     return folder
 
 
-TOKENIZERS = {"eurobert": llama_tokenizer, "neobert": wordpiece_tokenizer}
+TOKENIZERS = {
+    "eurobert": llama_tokenizer,
+    "neobert": wordpiece_tokenizer,
+    "gte": wordpiece_tokenizer,
+}

@@ -86,6 +86,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "eurobert-610m": _euro(1152, 26, 18, 4096, 6),
     "eurobert-2.1b": _euro(2304, 32, 18, 6144, 6),
     "neobert": dict(kind="neobert", hidden_size=768, num_layers=28, intermediate_size=2048),
+    "gte-multilingual-base": dict(kind="gte", pad=1),
+    "gte-base-en-v1.5": dict(kind="gte", options={"token_types": False}),
+    "jina-embeddings-v3": dict(kind="jina_embeddings_v3", **_LARGE),
     "nomic-bert-2048": dict(kind="nomic_bert", hidden_size=768, num_layers=12, num_heads=12),
     # ModernBERT's architecture in sizes for a CPU, with ERNIE 2.0's task embedding.
     "modern-tiny": _modern(128, 2, 2, 192, max_positions=1024, task_types=16),

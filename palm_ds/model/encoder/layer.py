@@ -46,6 +46,8 @@ class LayerSpec:
     """Empty: the configuration's."""
     rotary_base: float | None = None
     """Queries and keys are turned by their positions (rotary.py); None: they are not."""
+    rotary_factor: float = 1.0
+    """Rotary: positions are divided by it."""
     rotary_neighbours: bool = False
     """Rotary: turns dimension 2i with 2i + 1 (NeoBERT), instead of i with i + half."""
     kv_heads: int | None = None
@@ -110,7 +112,11 @@ class EncoderLayer(nn.Module):
         self.rotary: Rotary | None = None
         if spec.rotary_base is not None:
             self.rotary = Rotary(
-                spec.rotary_base, config.num_heads, kv_heads, neighbours=spec.rotary_neighbours
+                spec.rotary_base,
+                config.num_heads,
+                kv_heads,
+                neighbours=spec.rotary_neighbours,
+                factor=spec.rotary_factor,
             )
         self.repeated: RepeatedHeads | None = None
         if kv_heads != config.num_heads:

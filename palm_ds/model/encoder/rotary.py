@@ -20,11 +20,18 @@ class Rotary(nn.Module):
     without parameters, so that what it returns can be recorded."""
 
     def __init__(
-        self, base: float, num_heads: int, kv_heads: int | None = None, *, neighbours: bool = False
+        self,
+        base: float,
+        num_heads: int,
+        kv_heads: int | None = None,
+        *,
+        neighbours: bool = False,
+        factor: float = 1.0,
     ):
-        """`kv_heads`: the heads of keys and of values; None: as many as of queries."""
+        """`kv_heads`: the heads of keys and of values; None: as many as of queries. `factor`:
+        positions are divided by it."""
         super().__init__()
-        self.base, self.neighbours = base, neighbours
+        self.base, self.neighbours, self.factor = base, neighbours, factor
         self.heads = num_heads, kv_heads or num_heads
 
     def forward(self, qkv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -38,7 +45,7 @@ class Rotary(nn.Module):
     def _turned(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         half = x.shape[-1] // 2
         steps = torch.arange(half, dtype=torch.float32, device=x.device)
-        angles = positions[..., None].float() * self.base ** (-steps / half)
+        angles = positions[..., None].float() * (self.base ** (-steps / half) / self.factor)
         # (rows, length, 1, half), computed in fp32 whatever the model's type
         cos, sin = (f(angles)[:, :, None].to(x.dtype) for f in (torch.cos, torch.sin))
         if self.neighbours:

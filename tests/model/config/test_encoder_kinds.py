@@ -14,7 +14,16 @@ from tests.helpers.word_encoders import KINDS
 
 
 def test_a_kind_is_a_file() -> None:
-    assert set(known_kinds()) == {"bert", "modernbert", "nomic_bert", "eurobert", "neobert", *KINDS}
+    assert set(known_kinds()) == {
+        "bert",
+        "modernbert",
+        "nomic_bert",
+        "eurobert",
+        "neobert",
+        "gte",
+        "jina_embeddings_v3",
+        *KINDS,
+    }
     assert class_of_kind("cnn", Encoder) is CNN
     assert encoder_class(EncoderConfig.from_dict({"kind": "cnn"})) is CNN
     assert not is_custom("cnn") and not is_custom("bert") and is_custom("my_module.Encoder")

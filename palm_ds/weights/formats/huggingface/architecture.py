@@ -25,6 +25,7 @@ MASKED_WORDS, NEXT_SENTENCE, CLASSIFIER = "masked_words", "next_sentence", "clas
 QUESTION_ANSWERING = "qa_outputs"
 COUNTS = {2: "two", 3: "three"}
 """How many tensors of a file are one of ours, in reports."""
+WORDS = "backbone.word.weight"
 TASKS = "backbone.task.weight"
 """The task embedding, which a family without one folds into another table."""
 
@@ -110,6 +111,8 @@ class Architecture(ABC):
     lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
     """{matrix of a layer, as recipes name it: its module in a layer of transformers, or those that
     have equal parts of its rows}; empty: peft's adapters cannot have them."""
+    lora_layer: ClassVar[str] = ""
+    """The name of a layer in transformers, if it is not that in a file."""
     layer: ClassVar[str]
     """The name of a layer in a file, `encoder.layer` or `layers`."""
 
@@ -219,17 +222,17 @@ def fold_task(table: TensorEntry, task: TensorEntry, row: int) -> TensorEntry:
     )
 
 
-def fold_task_into_words(
-    kept: Entries, config: EncoderConfig, task_id: int
+def fold_task_into(
+    kept: Entries, config: EncoderConfig, task_id: int, table: str
 ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
-    """`Architecture.reshape` of an encoder without token types: the embedding of a task is added to
-    every token embedding. Scores of all tokens with tied output embeddings then rise by the same
-    number, which changes no probability."""
+    """`Architecture.reshape` of a family without a task embedding: that of a task is added to every
+    row of a table, the token types or the token embeddings. In these, scores of all tokens with
+    tied output embeddings rise by the same number, which changes no probability."""
     if not config.task_types:
         return dict(kept), config, {}
-    name = "backbone.word.weight"
     result = {x: entry for x, entry in kept.items() if x != TASKS}
-    return result | {name: fold_task(kept[name], kept[TASKS], task_id)}, without_tasks(config), {}
+    result[table] = fold_task(kept[table], kept[TASKS], task_id)
+    return result, without_tasks(config), {}
 
 
 def without_tasks(config: EncoderConfig) -> EncoderConfig:

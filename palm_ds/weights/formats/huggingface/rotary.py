@@ -1,4 +1,5 @@
-"""Rotary positions in config.json: their base, under the keys of transformers 5 or earlier ones."""
+"""Rotary positions in config.json: their base and its scaling, under the keys of transformers 5 or
+earlier ones."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from typing import Any
 from palm_ds.common.config import shorten
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import printable
+
+_SCALED = ("rope_parameters", "rope_scaling")
 
 
 def rotary_base(
@@ -34,3 +37,28 @@ def rotary_base(
         shown = printable(shorten(found))
         raise UserError(f"{where}: {key}: expected a number above 1, got {shown}")
     return float(found)
+
+
+def scaled_rotary(
+    about: Mapping[str, Any], where: str, head_size: int
+) -> tuple[float | None, float]:
+    """(base, None if none is stated; factor that positions are divided by). Raises UserError,
+    starting with `where`, unless it is scaled by `linear` (positions alone) or `ntk` (as the hub's
+    GTE and vLLM compute it: a larger base, and positions)."""
+    key = next((x for x in _SCALED if isinstance(about.get(x), Mapping)), "")
+    stated = about[key] if key else {}
+    kind = stated.get("rope_type", stated.get("type", "default"))
+    if kind not in ("linear", "ntk"):
+        return rotary_base(about, where), 1.0
+    factor, mixed = stated.get("factor"), stated.get("mixed_b")
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor < 1e6:
+        given = printable(shorten(factor))
+        raise UserError(f"{where}: {key}.factor: expected a number of at least 1, got {given}")
+    if mixed is not None:
+        given = printable(shorten(mixed))
+        raise UserError(f"{where}: {key}.mixed_b: must be null here, got {given}")
+    plain = {"rope_theta": stated.get("rope_theta", about.get("rope_theta"))}
+    base = rotary_base(plain, where)
+    if kind == "linear":
+        return base, float(factor)
+    return (base or 10_000.0) * factor, float(factor) ** (2 / head_size)

@@ -18,12 +18,13 @@ from palm_ds.model.encoder.kinds.eurobert import EuroBert, EuroBertOptions
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
     MASKED_WORDS,
+    WORDS,
     Architecture,
     Entries,
     Family,
     Names,
     both_ends,
-    fold_task_into_words,
+    fold_task_into,
 )
 from palm_ds.weights.formats.huggingface.check_config import (
     above_0,
@@ -179,7 +180,7 @@ class EuroBertArchitecture(Architecture):
     def reshape(
         self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
     ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
-        return fold_task_into_words(kept, config, task_id)
+        return fold_task_into(kept, config, task_id, WORDS)
 
 
 def _options(about: Mapping[str, Any], num_heads: int, where: str) -> dict[str, Any]:

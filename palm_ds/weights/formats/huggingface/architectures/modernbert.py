@@ -25,11 +25,12 @@ from palm_ds.weights.formats.huggingface.architecture import (
     HEAD_CLASSES,
     MASKED_WORDS,
     QUESTION_ANSWERING,
+    WORDS,
     Architecture,
     Entries,
     Family,
     Names,
-    fold_task_into_words,
+    fold_task_into,
 )
 from palm_ds.weights.formats.huggingface.check_config import (
     above_0,
@@ -218,7 +219,7 @@ class ModernBertArchitecture(Architecture):
     def reshape(
         self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
     ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
-        return fold_task_into_words(kept, config, task_id)
+        return fold_task_into(kept, config, task_id, WORDS)
 
 
 def _default(key: str) -> Any:

@@ -20,12 +20,13 @@ from palm_ds.weights.formats.contents import TensorEntry
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
     MASKED_WORDS,
+    WORDS,
     Architecture,
     Entries,
     Family,
     Names,
     both_ends,
-    fold_task_into_words,
+    fold_task_into,
 )
 from palm_ds.weights.formats.huggingface.check_config import (
     above_0,
@@ -183,7 +184,8 @@ class NeoBertArchitecture(Architecture):
         self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
     ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
         shape = (3, config.num_heads, -1)
-        return fold_task_into_words(_with_rows(kept, shape, "rows by head"), config, task_id)
+        by_head = _with_rows(kept, shape, "rows by head")
+        return fold_task_into(by_head, config, task_id, WORDS)
 
 
 def _with_rows(entries: Entries, shape: tuple[int, int, int], how: str) -> Entries:

@@ -18,15 +18,13 @@ from palm_ds.model.encoder.kinds.nomic_bert import NomicBert, NomicBertOptions
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
     MASKED_WORDS,
-    TASKS,
     Architecture,
     Entries,
     Family,
     Names,
     both_ends,
-    fold_task,
+    fold_task_into,
     usual_config_json,
-    without_tasks,
 )
 from palm_ds.weights.formats.huggingface.check_config import (
     above_0,
@@ -135,6 +133,16 @@ class NomicBertArchitecture(Architecture):
         "rope_parameters": None,
     }
 
+    lora_layer = "layers"
+    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
+        "query": "self_attn.q_proj",
+        "key": "self_attn.k_proj",
+        "value": "self_attn.v_proj",
+        "attention_output": "self_attn.o_proj",
+        "intermediate": ("mlp.gate_proj", "mlp.up_proj"),
+        "output": "mlp.down_proj",
+    }
+
     def names(self, kind: str, layers: int, layout: str = "") -> Names:
         native = layout == "native"
         norm = "embeddings.LayerNorm" if native else "emb_ln"
@@ -188,13 +196,7 @@ class NomicBertArchitecture(Architecture):
     def reshape(
         self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
     ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
-        """The embedding of a task is added to every token type embedding."""
-        if not config.task_types:
-            return dict(kept), config, {}
-        name = "backbone.segment.weight"
-        result = {x: entry for x, entry in kept.items() if x != TASKS}
-        result[name] = fold_task(kept[name], kept[TASKS], task_id)
-        return result, without_tasks(config), {}
+        return fold_task_into(kept, config, task_id, "backbone.segment.weight")
 
 
 def _positions(about: Mapping[str, Any]) -> int:
