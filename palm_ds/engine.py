@@ -346,7 +346,7 @@ def _encoder_names(model: nn.Module) -> EncoderNames:
     if not isinstance(encoder, Encoder):
         return USUAL_NAMES
     matrices = encoder.matrices(encoder.config)
-    stacked = {matrix.path: matrix.stacked for matrix in matrices if matrix.stacked > 1}
+    stacked = {matrix.path: matrix.stacked for matrix in matrices if len(matrix.stacked) > 1}
     return EncoderNames(above=encoder.above_layers, stacked=stacked)
 
 

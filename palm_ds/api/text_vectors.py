@@ -75,7 +75,7 @@ def _is_text(row: object) -> bool:
 
 
 def _checked_ids(row: object, where: str, embedder: Embedder) -> np.ndarray:
-    pad, size = embedder.tokenizer.vocabulary.pad, embedder.encoder.config.vocab_size or 0
+    known, size = embedder.tokenizer.vocabulary, embedder.encoder.config.vocab_size or 0
     longest = embedder.encoder.config.max_length
     wanted = f"{where}: expected 1 to {longest} ids from 0 to {size - 1}"
     try:
@@ -84,7 +84,8 @@ def _checked_ids(row: object, where: str, embedder: Embedder) -> np.ndarray:
         raise UserError(f"{wanted}, got {row!r:.60}") from None
     if given.ndim != 1 or (given.dtype.kind not in "iu" and given.size):
         raise UserError(f"{wanted}, got {row!r:.60}")
-    ids = given[: int(np.flatnonzero(given != pad).max(initial=-1)) + 1]
+    end = int(np.flatnonzero(given != known.pad).max(initial=-1)) + 1
+    ids = given[: end + (known.pad == known.sep)]  # the first of such padding ends the text
     if not 0 < len(ids) <= longest or ids.min() < 0 or ids.max() >= size:
         raise UserError(wanted)
     return ids.astype(np.int64)

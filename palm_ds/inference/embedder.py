@@ -216,8 +216,10 @@ class Embedder:
         averaged = pooling == "pooler" and self.encoder.averages_texts
         if averaged or pooling in OF_ALL_TOKENS or self.settings.layers != (-1,):
             how = "mean" if averaged else str(pooling)
-            found = pool(self._layers(batch), batch.sequence_lengths, how).index_select(0, wanted)
-            return self.encoder.pooler(found) if averaged else found
+            tokens, early = self._layers(batch), averaged and self.encoder.pools_each_token
+            tokens = self.encoder.pooler(tokens) if early else tokens
+            found = pool(tokens, batch.sequence_lengths, how).index_select(0, wanted)
+            return self.encoder.pooler(found) if averaged and not early else found
         at = batch.cu_seqlens[:-1].long()[wanted]
         first = self.encoder(batch, at)  # most of the last layer is computed for [CLS] alone
         return self.encoder.pooler(first) if pooling == "pooler" else first

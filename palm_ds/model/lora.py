@@ -13,7 +13,7 @@ not on the process that computes it, nor on what was drawn before.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -99,15 +99,17 @@ def peft_config(settings: LoraSettings, **more: Any) -> LoraConfig:
 
 
 class SplitLinear(nn.Module):
-    """The linear map of query, key and value as three, (..., hidden) -> (..., 3 hidden)."""
+    """The linear map of query, key and value as three, (..., hidden) -> (..., all of them).
+    `shares`: of the rows that each has."""
 
-    def __init__(self, joined: nn.Linear):
+    def __init__(self, joined: nn.Linear, shares: Sequence[int]):
         super().__init__()
-        biased, size = joined.bias is not None, joined.out_features // len(_PARTS)
-        for number, name in enumerate(_PARTS):
-            rows = slice(number * size, (number + 1) * size)
+        biased, unit = joined.bias is not None, joined.out_features // sum(shares)
+        start = 0
+        for name, share in zip(_PARTS, shares, strict=True):
+            rows = slice(start, start := start + unit * share)
             with on_meta():
-                part = nn.Linear(joined.in_features, size, bias=biased)
+                part = nn.Linear(joined.in_features, unit * share, bias=biased)
             part.weight = nn.Parameter(joined.weight[rows].detach().clone())
             if biased:
                 part.bias = nn.Parameter(joined.bias[rows].detach().clone())
@@ -190,7 +192,7 @@ def _targets(encoder: Encoder, settings: LoraSettings) -> dict[str, str]:
                     f"{matrix.path}; its `matrices` says so"
                 )
             if len(matrix.roles) > 1:
-                layer.set_submodule(matrix.path, SplitLinear(joined))
+                layer.set_submodule(matrix.path, SplitLinear(joined, matrix.stacked))
     return {x: y for x, y in lora_modules(matrices).items() if x in settings.target_names}
 
 

@@ -7,7 +7,7 @@ steps run different modules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -111,7 +111,7 @@ class Model(nn.Module):
         for task, rows, each in zip(names, pieces, labels, strict=True):
             # A head without labels reads zeros: its scores are finite whatever the encoder returns,
             # and finite times 0 is 0.
-            head, rows = self._head(task), self._pool(task, rows * each.real)
+            head, rows = self._head(task), self._pool(task, rows * each.real, each)
             rows = self._dropout(task, rows, batch, each.positions)
             if task in self._task_of and batch.teacher:
                 outputs[task] = self._soft_output(task, rows, each, batch.teacher)
@@ -160,7 +160,7 @@ class Model(nn.Module):
             return {}
         pieces = self._read(batch, labels, list(labels.values()), unique=True)
         return {
-            task: self._head(task).logits(self._pool(task, piece), *each.groups)
+            task: self._head(task).logits(self._pool(task, piece, each), *each.groups)
             for (task, each), piece in zip(labels.items(), pieces, strict=True)
         }
 
@@ -172,7 +172,7 @@ class Model(nn.Module):
         labels = [self._labels(batch, task) for task in tasks]
         pieces = self._read(batch, tasks, labels) if tasks else [self.backbone(batch)]
         for task, rows, each in zip(tasks, pieces, labels, strict=False):
-            yield task, self._pool(task, rows), each
+            yield task, self._pool(task, rows, each), each
 
     def _labels(self, batch: Batch, task: str) -> TaskLabels:
         """The task's labels; if there are none, a dummy one at position 0."""
@@ -189,25 +189,30 @@ class Model(nn.Module):
     def _read(
         self,
         batch: Batch,
-        tasks: Iterable[str],
+        tasks: Collection[str],
         labels: Sequence[TaskLabels],
         unique: bool = False,
     ) -> list[torch.Tensor]:
-        """Per task the rows (its labels, hidden) that its head reads, before pooling.
+        """Per task the rows (its labels, hidden) that its head reads, before pooling, or after it
+        where the pooler reads each token.
 
         `unique`: remove repeated positions, which synchronises with the device."""
         averaged = [
             self._averaged(task) and each.real for task, each in zip(tasks, labels, strict=True)
         ]
         if any(averaged):
-            encoded = self.backbone(batch)
-            flat = encoded.flatten(0, 1)
-            means = pool(flat, batch.sequence_lengths, "mean")
+            flat = self.backbone(batch).flatten(0, 1)
+            early = [self._pools_each_token(task) for task in tasks]
+            wanted = {x for x, mean in zip(early, averaged, strict=True) if mean}
+            means = {
+                x: pool(self.backbone.pooler(flat) if x else flat, batch.sequence_lengths, "mean")
+                for x in sorted(wanted)
+            }
             return [
-                means.index_select(0, batch.sequence_of(each.positions))
+                means[x].index_select(0, batch.sequence_of(each.positions))
                 if mean
                 else flat.index_select(0, each.positions)
-                for mean, each in zip(averaged, labels, strict=True)
+                for x, mean, each in zip(early, averaged, labels, strict=True)
             ]
         at = torch.cat([each.positions for each in labels])
         if unique:
@@ -223,6 +228,10 @@ class Model(nn.Module):
         texts = getattr(head, "pooled", False) and self.backbone.averages_texts
         return texts or getattr(head, "averaged", False)
 
+    def _pools_each_token(self, task: str) -> bool:
+        """Whether the task's head reads means over what the pooler makes of tokens."""
+        return getattr(self._head(task), "pooled", False) and self.backbone.pools_each_token
+
     def _encode(self, batch: Batch, at: torch.Tensor) -> torch.Tensor:
         """The vectors (n, hidden) at the flat positions `at` (n,), which may repeat. If these are
         few, the last layer is computed for them only. Repeats are not removed, since counting the
@@ -235,12 +244,13 @@ class Model(nn.Module):
     def _head(self, task: str) -> Any:
         return self.heads[self.head_of[self._task_of.get(task, task)]]
 
-    def _pool(self, task: str, rows: torch.Tensor) -> torch.Tensor:
-        """Input of the task's head."""
+    def _pool(self, task: str, rows: torch.Tensor, labels: TaskLabels) -> torch.Tensor:
+        """Input of the task's head, of the rows that `_read` returns."""
         if not self.backbone.pools(self._head(task)):
             return rows
         rows = rows.to(_dtype(self.backbone.pooler)) if self._averaged(task) else rows
-        return self.backbone.pooler(rows)
+        pooled = labels.real and self._pools_each_token(task)
+        return rows if pooled else self.backbone.pooler(rows)
 
     def _dropout(
         self, task: str, rows: torch.Tensor, batch: Batch, positions: torch.Tensor

@@ -33,6 +33,7 @@ ROLE_TOKENS = {
     "mask": ("[MASK]", "<mask>"),
 }
 ROLES = tuple(ROLE_TOKENS)
+_BOUNDS = ("bos", "eos")
 _FILE = "tokenizer_config.json"
 _BERT = (
     *("Bert", "Electra", "DistilBert", "MobileBert", "ConvBert", "SqueezeBert", "LayoutLM"),
@@ -101,6 +102,8 @@ class TokenizerSettings:
     """{role: token} of the named special tokens."""
     usual: Mapping[str, str] = field(default_factory=dict)
     """{role: token} that the class uses by default."""
+    bounds: Mapping[str, str] = field(default_factory=dict)
+    """The tokens named `bos` and `eos`."""
     tokens: Mapping[str, AddedToken] = field(default_factory=dict)
     """Tokens matched in a text before it is split, with their matching options."""
     ids: Mapping[str, int] = field(default_factory=dict)
@@ -126,6 +129,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
         chinese=_flag(folder, values, "tokenize_chinese_chars", True) is not False,
         add_prefix_space=_flag(folder, values, "add_prefix_space", False) is True,
         roles={x: _text(values[f"{x}_token"]) for x in ROLES if values.get(f"{x}_token")},
+        bounds={x: _text(values[f"{x}_token"]) for x in _BOUNDS if values.get(f"{x}_token")},
         usual=_USUAL["roberta" if name in _LIKE_ROBERTA else "bert"] if named else {},
         tokens=tokens,
         ids=ids,
@@ -240,9 +244,19 @@ def bert_normalizer(settings: TokenizerSettings, lower: bool) -> normalizers.Ber
 
 
 def roles_in(settings: TokenizerSettings, known: Mapping[str, int]) -> dict[str, str]:
-    """{role: token}: the named tokens, else the class's defaults if the vocabulary has them."""
+    """{role: token}: the named tokens, else the class's defaults if the vocabulary has them, else
+    what bounds a text in a decoder's tokenizer. One that splits into bytes needs no unknown token;
+    padding then has its role."""
     usual = {role: token for role, token in settings.usual.items() if token in known}
-    return {**usual, **settings.roles}
+    bounds = {"cls": settings.bounds.get("bos", ""), "sep": settings.bounds.get("eos", "")}
+    if settings.bounds:
+        bounds["unk"] = settings.roles.get("pad", "")
+    named = {
+        role: token
+        for role, token in bounds.items()
+        if token in known and not any(usual in known for usual in ROLE_TOKENS[role])
+    }
+    return {**named, **usual, **settings.roles}
 
 
 def apply_settings(backend: Backend, settings: TokenizerSettings) -> None:

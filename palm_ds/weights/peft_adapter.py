@@ -59,12 +59,12 @@ def write_adapter(
     kind = next((each for each in HEAD_CLASSES if config["architectures"][0].endswith(each)), "")
     saved = _saved(hf, prefix, with_head=bool(kind))
     tensors = _hf_adapter(adapter, prefix, form) | saved
-    names = dict.fromkeys(form.lora_modules[name] for name in settings.target_names)
+    names = dict.fromkeys(x for role in settings.target_names for x in _modules(form, role))
     modules = "|".join(map(re.escape, names))
     described = peft_config(
         settings,
         **_patterns(settings, form),
-        target_modules=rf"(.*\.)?{re.escape(form.layer)}\.\d+\.({modules})",
+        target_modules=rf"(.*\.)?{re.escape(form.lora_layer or form.layer)}\.\d+\.({modules})",
         modules_to_save=sorted({_module(name, prefix) for name in saved}) or None,
         task_type=_TASK_TYPES.get(kind, None if kind else "FEATURE_EXTRACTION"),
         base_model_name_or_path=base,
@@ -78,6 +78,12 @@ def write_adapter(
         follow_umask(part / WEIGHTS)
 
     write_folder_atomically(folder, write)
+
+
+def _modules(form: Architecture, role: str) -> tuple[str, ...]:
+    """The modules of a layer of transformers that a target is."""
+    found = form.lora_modules[role]
+    return (found,) if isinstance(found, str) else found
 
 
 def _saved(hf: Path, prefix: str, *, with_head: bool) -> dict[str, torch.Tensor]:
@@ -94,24 +100,28 @@ def _hf_adapter(
     adapter: Mapping[str, torch.Tensor], prefix: str, form: Architecture
 ) -> dict[str, torch.Tensor]:
     """The A and B under their names in transformers. Those of matrices that are stacked there are
-    one: A below A, and a B whose parts change their own rows."""
+    one: A below A, and a B whose parts change their own rows. Where a matrix is several there, each
+    has the same A and its rows of B."""
     config = EncoderConfig(kind=form.kind)
     matrices = encoder_class(config).matrices(config)
     role_of = {module: role for role, module in lora_modules(matrices).items()}
     roles_of = {role: matrix.roles for matrix in matrices for role in matrix.roles}
-    found: dict[tuple[str, str, str], dict[str, torch.Tensor]] = {}
+    found: dict[tuple[str, tuple[str, ...], str], dict[str, torch.Tensor]] = {}
     for name, tensor in adapter.items():
         match = _ADAPTER.fullmatch(name)
         assert match is not None
         role = role_of[match[2]]
-        found.setdefault((match[1], form.lora_modules[role], match[3]), {})[role] = tensor
+        found.setdefault((match[1], _modules(form, role), match[3]), {})[role] = tensor
     made = {}
-    for (layer, module, part), of_roles in found.items():
+    for (layer, modules, part), of_roles in found.items():
         first, tensor = next(iter(of_roles.items()))
         roles = roles_of[first]
         if len({form.lora_modules[role] for role in roles}) < len(roles):
             tensor = _stacked(part, of_roles, roles)
-        made[f"{prefix}{form.layer}.{layer}.{module}.lora_{part}.weight"] = tensor
+        parts = tensor.chunk(len(modules)) if part == "B" else (tensor,) * len(modules)
+        for module, rows in zip(modules, parts, strict=True):
+            name = f"{form.lora_layer or form.layer}.{layer}.{module}"
+            made[f"{prefix}{name}.lora_{part}.weight"] = rows.clone()
     return made
 
 
@@ -132,7 +142,7 @@ def _stacked(part: str, of_roles: Mapping[str, torch.Tensor], roles: Sequence[st
 def _patterns(settings: LoraSettings, form: Architecture) -> dict[str, dict[str, Any]]:
     """peft's ranks and alphas of modules that several targets are stacked in: the factor of their
     B A stays."""
-    counts = Counter(form.lora_modules[name] for name in settings.target_names)
+    counts = Counter(x for role in settings.target_names for x in _modules(form, role))
     several = {module: count for module, count in counts.items() if count > 1}
     factor = {x: n**0.5 if settings.rank_stabilized else n for x, n in several.items()}
     ranks = {x: settings.rank * n for x, n in several.items()}

@@ -29,6 +29,18 @@ def _modern(
     )
 
 
+def _euro(hidden_size: int, num_layers: int, num_heads: int, inner: int, kv: int) -> dict[str, Any]:
+    """Sizes of a EuroBERT."""
+    return dict(
+        kind="eurobert",
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        intermediate_size=inner,
+        **({} if kv == num_heads else {"options": {"kv_heads": kv}}),
+    )
+
+
 _MODERN_BASE = _modern(768, 22, 12, 1152)
 _MODERN_LARGE = _modern(1024, 28, 16, 2624)
 _ALL_160K = {"local_rotary_base": 160_000.0}
@@ -70,6 +82,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     "ettin-1b": _modern(1792, 28, 28, 3840, max_positions=7999, options=_ALL_160K),
     "mmbert-small": _modern(384, 22, 6, 1152, options=_ALL_160K),
     "mmbert-base": dict(**_MODERN_BASE, options=_ALL_160K),
+    "eurobert-210m": _euro(768, 12, 12, 3072, 12),
+    "eurobert-610m": _euro(1152, 26, 18, 4096, 6),
+    "eurobert-2.1b": _euro(2304, 32, 18, 6144, 6),
+    "neobert": dict(kind="neobert", hidden_size=768, num_layers=28, intermediate_size=2048),
+    "gte-multilingual-base": dict(kind="gte", pad=1),
+    "gte-base-en-v1.5": dict(kind="gte", options={"token_types": False}),
+    "jina-embeddings-v3": dict(kind="jina_embeddings_v3", **_LARGE),
     "nomic-bert-2048": dict(kind="nomic_bert", hidden_size=768, num_layers=12, num_heads=12),
     "electra-small": dict(
         kind="electra",

@@ -56,7 +56,7 @@ def soft_loss(
     how: Any = {"measure": settings.loss, "temperature": settings.temperature}
     if isinstance(head, MaskedLMHead):
         assert not isinstance(teacher, torch.Tensor)
-        words = head.transform(rows), head.output_embeddings, head.bias
+        words = head.transform(rows), head.output_embeddings, head.output_bias
         return HeadOutput(*soft_vocabulary_loss(*words, teacher or _dummy(rows), **how))
     scores, kind = scores_of(head, rows, groups), soft_kind(head)
     wanted = scores.detach() if teacher is None else cast(torch.Tensor, teacher)
@@ -75,5 +75,5 @@ def _dummy(rows: torch.Tensor) -> VocabularyScores:
 def word_scores(head: MaskedLMHead, rows: torch.Tensor) -> TokenProjection:
     """A teacher's scores of the vocabulary for rows (n, hidden)."""
     return TokenProjection(
-        head.transform(rows), head.output_embeddings.detach(), head.bias.detach()
+        head.transform(rows), head.output_embeddings.detach(), head.output_bias.detach()
     )

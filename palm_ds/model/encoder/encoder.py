@@ -57,9 +57,10 @@ class Matrix:
     path: str
     """Of the module, in its layer."""
     roles: tuple[str, ...]
-    """Some of ROLES; several are stacked in equal parts."""
-    stacked: int = 1
-    """How many matrices are stacked by rows in its weight."""
+    """Some of ROLES; several are stacked."""
+    stacked: tuple[int, ...] = (1,)
+    """The shares of the rows of its weight that the matrices stacked in it have: (1, 1) for two of
+    one height."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +161,18 @@ class Encoder(nn.Module, ABC):
             self.pools_tokens and getattr(head, "classifies", False)
         )
 
+    @property
+    def pools_each_token(self) -> bool:
+        """Whether that mean is of what the pooler makes of each token, instead of its input."""
+        return False
+
+    def pooled_texts(self, vectors: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+        """The input of heads of whole texts (texts, hidden), of the vectors (texts, length, hidden)
+        of one text each, whose tokens are `real` (texts, length)."""
+        if self.pools_each_token:
+            return self.text_rows(self.pooler(vectors), real)
+        return self.pooler(self.text_rows(vectors, real))
+
     def text_rows(self, vectors: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         """What the pooler reads (texts, hidden) of the vectors (texts, length, hidden) of one text
         each, whose tokens are `real` (texts, length)."""
@@ -168,13 +181,23 @@ class Encoder(nn.Module, ABC):
         kept = torch.where(real.unsqueeze(-1), vectors, 0.0)
         return kept.sum(1) / real.sum(1, keepdim=True).clamp(min=1)
 
-    def masked_lm_transform(self) -> tuple[nn.Linear, nn.Module]:
+    def masked_lm_transform(self) -> tuple[nn.Linear, nn.Module] | None:
         """The linear map and the norm of masked-LM heads, whose output has the width of the token
-        embeddings."""
+        embeddings; None: heads read vectors as they are."""
         width, kernel = self.word.embedding_dim, self.kernels.layer_norm
         return nn.Linear(self.hidden_size, width), layer_norm(
             width, self.config.layer_norm_eps, kernel
         )
+
+    @property
+    def masked_lm_bias(self) -> bool:
+        """Whether the output of masked-LM heads has a bias."""
+        return True
+
+    @classmethod
+    def ties_words(cls, config: EncoderConfig) -> bool:
+        """Whether the output embeddings of masked-LM heads can be the token embeddings."""
+        return True
 
     # ---- what it costs ----
 
@@ -187,6 +210,12 @@ class Encoder(nn.Module, ABC):
     @abstractmethod
     def activations(cls, config: EncoderConfig) -> Activations:
         """Activations that a layer keeps."""
+
+    @classmethod
+    def masked_lm_weights(cls, config: EncoderConfig) -> int:
+        """Weights of a masked-LM head that a label's vector is multiplied with."""
+        width = cls.embedding_width(config)
+        return width * (config.hidden_size + (config.vocab_size or 0))
 
     @classmethod
     def least_parameters(cls, config: EncoderConfig, vocabulary: int) -> int:

@@ -63,5 +63,4 @@ def attention_flops(config: EncoderConfig) -> float:
 
 def head_flops(config: EncoderConfig) -> float:
     """FLOPs of the masked-LM head for each label."""
-    width = encoder_class(config).embedding_width(config)
-    return 6.0 * width * (config.hidden_size + (config.vocab_size or 0))
+    return 6.0 * encoder_class(config).masked_lm_weights(config)

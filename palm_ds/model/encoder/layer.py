@@ -58,12 +58,17 @@ class LayerSpec:
     """Empty: the configuration's."""
     rotary_base: float | None = None
     """Queries and keys are turned by their positions (rotary.py); None: they are not."""
+    rotary_factor: float = 1.0
+    """Rotary: positions are divided by it."""
     rotary_neighbours: bool = False
     """Rotary: turns dimension 2i with 2i + 1 (NeoBERT), instead of i with i + half."""
     disentangled: Disentangled | None = None
     """Vectors of distances take part in the scores (relative.py); None: they do not."""
     convolution: Convolution | None = None
     """Only with disentangled attention, whose forms have a mask."""
+    kv_heads: int | None = None
+    """Heads of keys and values, each for as many consecutive heads of queries (Ainslie et al. 2023,
+    arXiv 2305.13245); None: one for each."""
     window: int | None = None
     """Tokens that a token attends to on each side; None: all of its text."""
 
@@ -71,7 +76,14 @@ class LayerSpec:
         """Weights that a token is multiplied with, without biases."""
         size, inner = config.hidden_size, config.feed_forward_size
         seen = self.convolution.tokens if self.convolution else 0
-        return (4 + seen) * size**2 + (3 if self.gated else 2) * size * inner
+        attention = sum(self.qkv_sizes(config)) + size
+        return size * (attention + seen * size + (3 if self.gated else 2) * inner)
+
+    def qkv_sizes(self, config: EncoderConfig) -> tuple[int, int, int]:
+        """The widths of queries, keys and values."""
+        heads = self.kv_heads or config.num_heads
+        narrow = config.hidden_size // config.num_heads * heads
+        return config.hidden_size, narrow, narrow
 
     def products(self, config: EncoderConfig) -> int:
         """Weights and values that a pair of tokens is multiplied with: query and key, weight and
@@ -85,6 +97,23 @@ def build_norm(kind: NormKind, size: int, eps: float, kernels: Kernels) -> nn.Mo
     if kind == "layer_norm":
         return layer_norm(size, eps, kernels.layer_norm)
     return nn.RMSNorm(size, eps=eps) if kind == "rms_norm" else nn.LayerNorm(size, eps, bias=False)
+
+
+class RepeatedHeads(nn.Module):
+    """Repeats the heads of keys and values for the heads of queries that share them. A module
+    without parameters, so that what it returns can be recorded."""
+
+    def __init__(self, num_heads: int, kv_heads: int):
+        super().__init__()
+        self.num_heads, self.kv_heads = num_heads, kv_heads
+
+    def forward(self, qkv: torch.Tensor) -> torch.Tensor:
+        """(rows, length, hidden of all heads) -> (rows, length, 3 hidden)"""
+        heads = qkv.unflatten(-1, (self.num_heads + 2 * self.kv_heads, -1))
+        query, narrow = heads.split((self.num_heads, 2 * self.kv_heads), -2)
+        each = self.num_heads // self.kv_heads
+        repeated = narrow.unsqueeze(-2).expand(*narrow.shape[:-1], each, narrow.shape[-1])
+        return torch.cat([query, repeated.flatten(-3, -2)], -2).flatten(-2)
 
 
 class EncoderLayer(nn.Module):
@@ -102,12 +131,20 @@ class EncoderLayer(nn.Module):
         self._dropouts = 0
         self.reads_distances = False
         self.register_forward_pre_hook(_begin_layer, with_kwargs=True)
-        self.qkv = nn.Linear(size, 3 * size, bias=spec.qkv_bias)
+        self.qkv = nn.Linear(size, sum(spec.qkv_sizes(config)), bias=spec.qkv_bias)
+        kv_heads = spec.kv_heads or config.num_heads
         self.rotary: Rotary | None = None
         if spec.rotary_base is not None:
             self.rotary = Rotary(
-                spec.rotary_base, config.num_heads, neighbours=spec.rotary_neighbours
+                spec.rotary_base,
+                config.num_heads,
+                kv_heads,
+                neighbours=spec.rotary_neighbours,
+                factor=spec.rotary_factor,
             )
+        self.repeated: RepeatedHeads | None = None
+        if kv_heads != config.num_heads:
+            self.repeated = RepeatedHeads(config.num_heads, kv_heads)
         self.project = nn.Linear(size, size, bias=spec.attention_output_bias)
         self.attention_norm = self._norm(config, kernels) if spec.attention_norm else nn.Identity()
         expanded = (2 if spec.gated else 1) * inner
@@ -188,6 +225,8 @@ class EncoderLayer(nn.Module):
             qkv, plan = self._with_distances(qkv, table, plan)
         if self.rotary is not None:
             qkv = self.rotary(qkv, plan.positions)
+        if self.repeated is not None:
+            qkv = self.repeated(qkv)
         return attend(qkv, plan, num_heads=self.num_heads, dropout=rate, window=self.spec.window)
 
     def _distances(self, plan: AttentionPlan) -> torch.Tensor | None:

@@ -65,7 +65,13 @@ class TransformerSpec:
     head_norm: NormKind = "layer_norm"
     """Of masked-LM heads."""
     head_bias: bool = True
-    """Whether the linear map of masked-LM heads has a bias; their output always has."""
+    """Whether the linear map of masked-LM heads has a bias."""
+    head_transform: bool = True
+    """Whether masked-LM heads have a linear map, an activation and a norm before their output."""
+    head_output_bias: bool = True
+    """Whether the output of masked-LM heads has a bias."""
+    tied_output: bool = True
+    """Whether output embeddings can be the token embeddings."""
     relative_buckets: int = 0
     """Buckets of distances, each of which adds a number to the scores of a head (MPNet)."""
     distance_norm: bool = True
@@ -142,10 +148,20 @@ class TransformerEncoder(Encoder):
         """Builds the module that makes the input of heads of whole texts."""
         return Pooler(self.hidden_size, self.structure.pooler_activation)
 
-    def masked_lm_transform(self) -> tuple[nn.Linear, nn.Module]:
+    def masked_lm_transform(self) -> tuple[nn.Linear, nn.Module] | None:
         spec, width = self.structure, self.word.embedding_dim
+        if not spec.head_transform:
+            return None
         norm = build_norm(spec.head_norm, width, self.config.layer_norm_eps, self.kernels)
         return nn.Linear(self.hidden_size, width, bias=spec.head_bias), norm
+
+    @property
+    def masked_lm_bias(self) -> bool:
+        return self.structure.head_output_bias
+
+    @classmethod
+    def ties_words(cls, config: EncoderConfig) -> bool:
+        return cls.spec(config).tied_output
 
     @torch.no_grad()
     def _scale_outputs(self) -> None:
@@ -259,6 +275,12 @@ class TransformerEncoder(Encoder):
         )
 
     @classmethod
+    def masked_lm_weights(cls, config: EncoderConfig) -> int:
+        spec, size = cls.spec(config), config.hidden_size
+        made = (size if spec.head_transform else 0) + (config.vocab_size or 0)
+        return spec.width(config) * made
+
+    @classmethod
     def least_parameters(cls, config: EncoderConfig, vocabulary: int) -> int:
         if not cls.is_specified():
             return 0
@@ -307,11 +329,11 @@ class TransformerEncoder(Encoder):
     @classmethod
     def matrices(cls, config: EncoderConfig) -> tuple[Matrix, ...]:
         """Those of EncoderLayer; a subclass whose layers have others says so itself."""
-        gated = any(layer.gated for layer in cls.spec(config).layers)
+        layer = cls.spec(config).layers[0]
         return (
-            Matrix(path="qkv", roles=("query", "key", "value"), stacked=3),
+            Matrix(path="qkv", roles=("query", "key", "value"), stacked=layer.qkv_sizes(config)),
             Matrix(path="project", roles=("attention_output",)),
-            Matrix(path="expand", roles=("intermediate",), stacked=2 if gated else 1),
+            Matrix(path="expand", roles=("intermediate",), stacked=(1, 1) if layer.gated else (1,)),
             Matrix(path="contract", roles=("output",)),
         )
 
@@ -330,7 +352,7 @@ class TransformerEncoder(Encoder):
         layer = self.layers[number - 1]
         if not isinstance(layer, EncoderLayer):
             return None
-        return layer.qkv if layer.rotary is None else layer.rotary
+        return layer.repeated or layer.rotary or layer.qkv
 
     @property
     def generates(self) -> bool:
@@ -356,6 +378,17 @@ def _check(config: EncoderConfig, spec: TransformerSpec) -> None:
             f"backbone.position_offset: {config.position_offset}, but {config.kind} has no "
             "position embedding; set 0"
         )
+    if config.tie_word_embeddings and not spec.tied_output:
+        raise UserError(
+            f"backbone.tie_word_embeddings: true, but masked-LM heads of {config.kind} have output "
+            "embeddings of their own; set false"
+        )
+    for kv_heads in {layer.kv_heads for layer in spec.layers}:
+        if kv_heads is not None and (kv_heads < 1 or config.num_heads % kv_heads):
+            raise UserError(
+                f"backbone.options.kv_heads: {kv_heads} does not divide num_heads, "
+                f"{config.num_heads}"
+            )
     if any(layer.rotary_base is not None for layer in spec.layers) and (
         config.hidden_size // config.num_heads % 2
     ):

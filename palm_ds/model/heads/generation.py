@@ -34,7 +34,7 @@ class GenerationHead(MaskedLMHead):
         loss = smoothed_lm_loss(
             self.transform(rows),
             self.output_embeddings,
-            self.bias,
+            self.output_bias,
             targets,
             self.loss_kernel,
             smoothing=self.smoothing,

@@ -143,7 +143,7 @@ class ClassHead(Head):
 
 class MaskedLMHead(Head):
     """Predicts masked tokens: dense, activation, LayerNorm, then a product with the output
-    embeddings.
+    embeddings; in some architectures that product alone.
 
     These are the encoder's token embeddings, `tied_words`, registered here too so that ZeRO 3
     gathers them for this module; a state_dict has them once, under the encoder's name. Without
@@ -163,10 +163,10 @@ class MaskedLMHead(Head):
             self.compiled = CompiledRegion("masked-LM loss").wrap(smoothed_cross_entropy)
         self.classes = backbone.word.num_embeddings
         width = backbone.word.embedding_dim
-        self.dense, self.norm = backbone.masked_lm_transform()
-        self.bias = nn.Parameter(torch.zeros(self.classes))
+        self.dense, self.norm = backbone.masked_lm_transform() or (None, None)
+        self.bias = nn.Parameter(torch.zeros(self.classes)) if backbone.masked_lm_bias else None
         init_weights(self, config.init_range)
-        self.tied = config.tie_word_embeddings
+        self.tied = config.tie_word_embeddings and backbone.ties_words(config)
         if self.tied:
             self.tied_words = backbone.word.weight
             save_tied_words_once(self)
@@ -180,9 +180,14 @@ class MaskedLMHead(Head):
         """(vocabulary, width of the token embeddings)"""
         return self.tied_words if self.tied else self.decoder
 
+    @property
+    def output_bias(self) -> torch.Tensor:
+        """(vocabulary,); zeros in an architecture without it."""
+        return self.output_embeddings.new_zeros(self.classes) if self.bias is None else self.bias
+
     def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
         rows = self.transform(rows)
-        embeddings, bias = self.output_embeddings, self.bias
+        embeddings, bias = self.output_embeddings, self.output_bias
         loss = masked_lm_loss(rows, embeddings, bias, targets, self.loss_kernel, self.compiled)
         return HeadOutput(*loss)
 
@@ -190,6 +195,8 @@ class MaskedLMHead(Head):
         return F.linear(self.transform(rows), self.output_embeddings, self.bias)  # (n, vocabulary)
 
     def transform(self, rows: torch.Tensor) -> torch.Tensor:
+        if self.dense is None or self.norm is None:
+            return rows
         return self.norm(self.activation(self.dense(rows)))
 
 

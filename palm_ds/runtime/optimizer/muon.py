@@ -54,9 +54,9 @@ class Muon(NeedsLayouts):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
         options: MuonOptions = MuonOptions(),
-        stacked: Mapping[str, int] = USUAL_NAMES.stacked,
+        stacked: Mapping[str, tuple[int, ...]] = USUAL_NAMES.stacked,
     ):
-        """`stacked`: {module of a layer: matrices that are stacked in its weight}."""
+        """`stacked`: {module of a layer: shares of the matrices stacked in its weight}."""
         super().__init__(groups, dict(lr=lr, betas=betas, eps=eps, weight_decay=0.0, fused=True))
         self.options, self.stacked = options, stacked
         self._cut: Mapping[torch.Tensor, frozenset[int]] = {}
@@ -127,15 +127,17 @@ class Muon(NeedsLayouts):
 
     def _orthogonalized(self, matrix: torch.Tensor, param: Param) -> torch.Tensor:
         """The update of a parameter, relative to the learning rate."""
-        parts = matrix.chunk(stacked_matrices(param.name, self.stacked))
-        scale = _SCALES[self.options.adjust_lr](*parts[0].shape)
-        updates = [orthogonalize(part, self.options.ns_steps) for part in parts]
-        return torch.cat(updates).to(matrix.dtype).mul_(scale)
+        scale, updates = _SCALES[self.options.adjust_lr], []
+        for part in matrix.split(stacked_rows(param.name, len(matrix), self.stacked)):
+            update = orthogonalize(part, self.options.ns_steps).to(matrix.dtype)
+            updates.append(update.mul_(scale(*part.shape)))
+        return torch.cat(updates)
 
 
-def stacked_matrices(name: str, stacked: Mapping[str, int]) -> int:
-    """Number of matrices that a parameter stacks: 3 for queries, keys and values."""
-    return next((count for path, count in stacked.items() if f".{path}." in f".{name}."), 1)
+def stacked_rows(name: str, rows: int, stacked: Mapping[str, tuple[int, ...]]) -> list[int]:
+    """The rows of each matrix that a parameter stacks: queries, keys and values are three."""
+    shares = next((x for path, x in stacked.items() if f".{path}." in f".{name}."), (1,))
+    return [rows * share // sum(shares) for share in shares]
 
 
 def orthogonalize(matrix: torch.Tensor, steps: int) -> torch.Tensor:

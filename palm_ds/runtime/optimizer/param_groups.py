@@ -63,8 +63,8 @@ class EncoderNames(NamedTuple):
 
     above: tuple[str, ...] = ("pooler",)
     """Modules that come after the last layer."""
-    stacked: Mapping[str, int] = MappingProxyType({"qkv": 3})
-    """{module of a layer: matrices that are stacked by rows in its weight}"""
+    stacked: Mapping[str, tuple[int, ...]] = MappingProxyType({"qkv": (1, 1, 1)})
+    """{module of a layer: shares of the matrices that are stacked by rows in its weight}"""
 
 
 USUAL_NAMES = EncoderNames()

@@ -68,6 +68,8 @@ _WEIGHTS_OF_RUN = ("weights", "best")
 _MASKED = {"dense.weight", "norm.weight", "bias"}
 _MAY_BE_MASKED = {"dense.bias", "norm.bias", "decoder"}
 """Parts of a masked-LM head, and those that some have."""
+_BARE_MASKED = ({"decoder"}, {"decoder", "bias"})
+"""Parts of one that is its output alone."""
 _CLASSES = ("out.weight", "out.bias")
 
 
@@ -302,7 +304,7 @@ def heads_of(
             parts.setdefault(head, set()).add(part)
     found: dict[str, HeadInfo] = {}
     for head, names in parts.items():
-        if names >= _MASKED and names <= _MASKED | _MAY_BE_MASKED:
+        if (names >= _MASKED and names <= _MASKED | _MAY_BE_MASKED) or names in _BARE_MASKED:
             found[head] = HeadInfo(kind="masked_words", pooled=False)
         elif names in (set(_CLASSES), {*_CLASSES, TRANSITIONS}):
             crf = TRANSITIONS in names

@@ -82,7 +82,7 @@ class _InPalmDs:
         found = {} if states.embeddings is None else {"embeddings": states.embeddings}
         found |= {f"layer {number}": x for number, x in states.hidden.items()}
         outputs = {name: x.flatten(0, 1)[real] for name, x in found.items()}
-        pooled = self._pooled(self.backbone.text_rows(last, texts.real))
+        pooled = self.backbone.pooled_texts(last, texts.real) if self.pooler else None
         if pooled is not None:
             outputs["pooled"] = pooled
         flat = last.flatten(0, 1)
@@ -93,14 +93,11 @@ class _InPalmDs:
             elif not head.pooled or pooled is not None:
                 rows = flat[real]
                 if self.backbone.pools_tokens or head.pooled:
-                    rows = pooled if head.pooled else self._pooled(rows)
+                    rows = pooled if head.pooled else self.backbone.pooler(rows)
                 assert rows is not None
                 weight, bias = (read_values(self.contents, f"heads.{name}.out.{x}") for x in _ENDS)
                 outputs[f"head {name}"] = as_elsewhere(F.linear(rows, weight, bias), head.outputs)
         return outputs
-
-    def _pooled(self, rows: torch.Tensor) -> torch.Tensor | None:
-        return self.backbone.pooler(rows) if self.pooler else None
 
     def _words(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         """(positions, vocabulary): the scores of a masked-LM head."""

@@ -20,6 +20,7 @@ from torch import nn
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import ACTIVATIONS, EncoderConfig
 from palm_ds.model.encoder.layer import LayerSpec, build_norm
+from palm_ds.model.encoder.rotary import check_base
 from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpec
 from palm_ds.model.kernels import Kernels
 
@@ -46,10 +47,7 @@ class ModernBertOptions:
                     f"backbone.options.{name}: must be at least 1, got {getattr(self, name)}"
                 )
         for name in ("global_rotary_base", "local_rotary_base"):
-            if not 1 < getattr(self, name) < float("inf"):
-                raise UserError(
-                    f"backbone.options.{name}: must be above 1, got {getattr(self, name)}"
-                )
+            check_base(getattr(self, name), name)
 
 
 class PredictionHead(nn.Module):

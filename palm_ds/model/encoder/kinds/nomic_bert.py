@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.layer import LayerSpec
+from palm_ds.model.encoder.rotary import check_base
 from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpec
 
 
@@ -21,10 +21,7 @@ class NomicBertOptions:
     """Base of the rotary positions."""
 
     def __post_init__(self) -> None:
-        if not 1 < self.rotary_base < float("inf"):
-            raise UserError(
-                f"backbone.options.rotary_base: must be above 1, got {self.rotary_base}"
-            )
+        check_base(self.rotary_base)
 
 
 class NomicBert(TransformerEncoder):

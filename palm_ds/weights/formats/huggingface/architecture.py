@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from palm_ds.model.config.config import EncoderConfig
@@ -25,6 +25,7 @@ MASKED_WORDS, NEXT_SENTENCE, CLASSIFIER = "masked_words", "next_sentence", "clas
 QUESTION_ANSWERING = "qa_outputs"
 COUNTS = {2: "two", 3: "three"}
 """How many tensors of a file are one of ours, in reports."""
+WORDS = "backbone.word.weight"
 TASKS = "backbone.task.weight"
 """The task embedding, which a family without one folds into another table."""
 
@@ -60,12 +61,18 @@ class Family:
     next_sentence: bool = False
     """Whether its pretraining class has a next-sentence head."""
     task_embedding: bool = False
+    class_names: Mapping[str, str] = field(default_factory=dict)
+    """{ending: class} where the class has another name."""
     masked_lm_activation: str = ""
     """The activation that its masked-LM head always has; empty means the encoder's."""
     paddle_tokenizer: str = ""
     """PaddleNLP's tokenizer class that reads a vocab.txt; empty: not written for PaddleNLP."""
     paddle_eps: float | None = None
     """The LayerNorm eps that PaddleNLP hard-codes; None means that it follows the config."""
+
+    def class_name(self, ending: str) -> str:
+        """The name of a class (`ForMaskedLM`)."""
+        return self.class_names.get(ending, self.class_prefix + ending)
 
     def has_masked_lm(self, config: EncoderConfig) -> bool:
         """Whether its masked-LM head computes the same as palm_ds's with this config."""
@@ -101,9 +108,11 @@ class Architecture(ABC):
     run_keys: ClassVar[Mapping[str, type | None]]
     """{key of config.json that is passed to transformers: the type it needs there, if Python's JSON
     may give another}."""
-    lora_modules: ClassVar[Mapping[str, str]] = {}
-    """{matrix of a layer, as recipes name it: its module in a layer of transformers}; empty: peft's
-    adapters cannot have them."""
+    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
+    """{matrix of a layer, as recipes name it: its module in a layer of transformers, or those that
+    have equal parts of its rows}; empty: peft's adapters cannot have them."""
+    lora_layer: ClassVar[str] = ""
+    """The name of a layer in transformers, if it is not that in a file."""
     layer: ClassVar[str]
     """The name of a layer in a file, `encoder.layer` or `layers`."""
 
@@ -128,6 +137,11 @@ class Architecture(ABC):
         """The entries of a file, with those of `shared`."""
         more = {ours: entries[its] for ours, its in self.shared.items() if its in entries}
         return {**more, **entries}
+
+    def arrange(self, entries: Entries, config: EncoderConfig) -> Entries:
+        """The entries of a file with the rows of each tensor in our order; `reshape` restores
+        theirs."""
+        return entries
 
     # ---- config.json ----
 
@@ -206,6 +220,19 @@ def fold_task(table: TensorEntry, task: TensorEntry, row: int) -> TensorEntry:
         read=lambda: table.read().float() + task.read()[row].float(),
         transform=f"row {row} of {task.shape[0]} of the task embedding folded in",
     )
+
+
+def fold_task_into(
+    kept: Entries, config: EncoderConfig, task_id: int, table: str
+) -> tuple[Entries, EncoderConfig, dict[str, str]]:
+    """`Architecture.reshape` of a family without a task embedding: that of a task is added to every
+    row of a table, the token types or the token embeddings. In these, scores of all tokens with
+    tied output embeddings rise by the same number, which changes no probability."""
+    if not config.task_types:
+        return dict(kept), config, {}
+    result = {x: entry for x, entry in kept.items() if x != TASKS}
+    result[table] = fold_task(kept[table], kept[TASKS], task_id)
+    return result, without_tasks(config), {}
 
 
 def without_tasks(config: EncoderConfig) -> EncoderConfig:

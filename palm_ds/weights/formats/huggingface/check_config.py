@@ -136,3 +136,22 @@ _CHECKS: dict[str, Check] = {
     **dict.fromkeys(_TEXTS, text),
     **_SHARED_CHECKS,
 }
+
+USUAL_KEYS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "intermediate_size",
+    "hidden_act": "activation",
+    "hidden_dropout_prob": "dropout",
+    "attention_probs_dropout_prob": "attention_dropout",
+    "max_position_embeddings": "max_positions",
+    "type_vocab_size": "token_types",
+    "initializer_range": "init_range",
+    "layer_norm_eps": "layer_norm_eps",
+    "pad_token_id": "pad",
+    "tie_word_embeddings": "tie_word_embeddings",
+}
+"""{BERT's key in config.json, as many families have it: ours}"""
+USUAL_CHECKS = {key: _CHECKS[key] for key in USUAL_KEYS}

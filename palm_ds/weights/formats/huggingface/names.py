@@ -14,6 +14,7 @@ import torch
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.weights.formats.contents import BUFFER, COPY, HeadInfo, TensorEntry
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
@@ -48,7 +49,7 @@ def prefixed(name: str, kind: str) -> str:
 def heads_in(entries: Mapping[str, TensorEntry], *, pooled: Collection[str]) -> dict[str, HeadInfo]:
     """The heads with the names above. `pooled`: classification heads that read the pooled text."""
     heads = {}
-    if f"heads.{MASKED_WORDS}.bias" in entries:
+    if {f"heads.{MASKED_WORDS}.{part}" for part in ("bias", "decoder")} & entries.keys():
         heads[MASKED_WORDS] = HeadInfo(kind="masked_words", pooled=False)
     for name in (NEXT_SENTENCE, CLASSIFIER, QUESTION_ANSWERING):
         if out := entries.get(f"heads.{name}.out.weight"):
@@ -200,7 +201,8 @@ def _drop_tied(
 
 def untied_config(config: EncoderConfig, entries: Collection[str]) -> EncoderConfig:
     """The config of a file, whose masked-LM head may have its own output embeddings."""
-    tied = f"heads.{MASKED_WORDS}.decoder" not in entries
+    ties = encoder_class(config).ties_words(config)
+    tied = ties and f"heads.{MASKED_WORDS}.decoder" not in entries
     return replace(config, tie_word_embeddings=tied)
 
 

@@ -7,15 +7,16 @@ types of Bert and Roberta, which leaves the token embeddings and their tied deco
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.pooling import TextPooling
 from palm_ds.weights.formats.contents import (
@@ -119,9 +120,12 @@ def plan(
     kept |= _as_predicted(kept, heads, chosen)
     kept, new, created = chosen.form.reshape(kept, config, chosen.kind, target.task_id)
     untied = [name for name in kept if name.endswith(".decoder")]
-    new = replace(new, tie_word_embeddings=not untied)
-    groups = tuple(_group(entry, names[ours]) for ours, entry in kept.items())
-    groups += tuple(x for decoder in untied for x in _decoder_bias(kept, names, decoder))
+    ties = encoder_class(new).ties_words(new)
+    new = replace(new, tie_word_embeddings=ties and not untied)
+    groups = tuple(
+        x for ours, entry in kept.items() for x in _groups(ours, entry, names[ours], new)
+    )
+    groups += tuple(x for decoder in untied for x in _decoder_bias(kept, names, decoder, new))
     dtype = _dtype(kept, target)
     return ExportPlan(
         config_json={
@@ -194,25 +198,42 @@ def _copies(
     return found
 
 
-def _group(entry: TensorEntry, hf_name: tuple[str, ...]) -> TensorGroup:
-    rows, *rest = entry.shape
-    return TensorGroup(
-        names=hf_name,
-        shape=(rows // len(hf_name), *rest),
-        make=lambda: entry.read().chunk(len(hf_name)),
-        source_names=entry.source_names,
-        transform=entry.transform if len(hf_name) == 1 else f"one of {COUNTS[len(hf_name)]}",
-    )
+def _groups(
+    ours: str, entry: TensorEntry, hf_name: tuple[str, ...], config: EncoderConfig
+) -> Iterator[TensorGroup]:
+    """The tensors of a file that one of ours is split into, a group for those of one shape."""
+    stacked = {x.path: x.stacked for x in encoder_class(config).matrices(config)}
+    shares = stacked.get(".".join(ours.split(".")[3:-1]), (1,))
+    shares = shares if len(shares) == len(hf_name) else (1,) * len(hf_name)
+    rows = [entry.shape[0] * share // sum(shares) for share in shares]
+    for size in dict.fromkeys(rows):
+        places = [place for place, x in enumerate(rows) if x == size]
+        yield TensorGroup(
+            names=tuple(hf_name[place] for place in places),
+            shape=(size, *entry.shape[1:]),
+            make=partial(_parts, entry, rows, places),
+            source_names=entry.source_names,
+            transform=entry.transform if len(hf_name) == 1 else f"one of {COUNTS[len(hf_name)]}",
+        )
+
+
+def _parts(entry: TensorEntry, rows: Sequence[int], places: Sequence[int]) -> list[torch.Tensor]:
+    parts = entry.read().split(list(rows))
+    return [parts[place] for place in places]
 
 
 def _decoder_bias(
-    kept: Mapping[str, TensorEntry], names: Names, decoder: str
+    kept: Mapping[str, TensorEntry], names: Names, decoder: str, config: EncoderConfig
 ) -> tuple[TensorGroup, ...]:
     """The head's bias once more, if it has another name: transformers computes with an untied
     decoder's own."""
     bias = decoder.removesuffix("decoder") + "bias"
+    if bias not in names:
+        return ()
     name = names[decoder][0].removesuffix("weight") + "bias"
-    return () if names[bias] == (name,) else (_group(kept[bias], (name,)),)
+    if names[bias] == (name,):
+        return ()
+    return tuple(_groups(bias, kept[bias], (name,), config))
 
 
 def _dtype(kept: Mapping[str, TensorEntry], target: ExportOptions) -> torch.dtype:

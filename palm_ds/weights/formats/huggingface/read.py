@@ -49,6 +49,7 @@ from palm_ds.weights.formats.tensor_files import (
 )
 
 CONFIG = "config.json"
+_PADDLE_QUERY = r"(^|\.)encoder\.layers\.\d+\.self_attn\.q_proj\."
 
 KEPT_KEYS = (
     "bos_token_id",
@@ -82,7 +83,7 @@ def recognises(path: Path) -> bool:
 def _has_paddle_names(path: Path) -> bool:
     """PaddleNLP writes folders that look the same, but with transposed matrices."""
     try:
-        return any(".self_attn.q_proj." in name for name in open_safetensors(path))
+        return any(re.search(_PADDLE_QUERY, name) for name in open_safetensors(path))
     except UserError:
         return False
 
@@ -104,6 +105,7 @@ def open_contents(
         untied_head=untied_head,
         class_name=class_of(about),
     )
+    entries = architecture_of(about["model_type"]).arrange(entries, config)
     _check_tied(about, found, entries, path)
     skipped |= _what_is_not_read(entries, config)
     files, behind = find_modules(path, config.hidden_size)
@@ -179,6 +181,7 @@ def _check_tied(
     decoders = tuple(x for x in architecture_of(about["model_type"]).tied if x.endswith(".weight"))
     if (
         untied
+        and decoders
         and f"heads.{MASKED_WORDS}.bias" in entries
         and not any(name.endswith(decoders) for name in found)
     ):
@@ -198,7 +201,7 @@ def class_of(about: Mapping[str, Any]) -> str:
     named = about.get("architectures")
     if isinstance(named, list) and named and isinstance(named[0], str):
         return named[0]
-    return FAMILIES[about["model_type"]].class_prefix + "Model"
+    return FAMILIES[about["model_type"]].class_name("Model")
 
 
 def _what_is_not_read(entries: dict[str, TensorEntry], config: EncoderConfig) -> dict[str, str]:

@@ -108,7 +108,7 @@ class _Transformers:
         names = [x for x in self.contents.entries if x.startswith(start)]
         state = {x.removeprefix(start): read_values(self.contents, x) for x in names}
         encoder.pooler.load_state_dict(state, assign=True)
-        return encoder.pooler(encoder.text_rows(last, real))
+        return encoder.pooled_texts(last, real)
 
     def _scores(self, out: Any, texts: Texts) -> Outputs:
         found: Outputs = {}

@@ -89,7 +89,7 @@ class ResolvedExport:
     @property
     def architecture(self) -> str:
         """The name of the class."""
-        return self.family.class_prefix + self.ending
+        return self.family.class_name(self.ending)
 
     @property
     def embeds(self) -> bool:

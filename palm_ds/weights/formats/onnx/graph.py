@@ -195,7 +195,7 @@ class PaddedModel(nn.Module):
         real = values["attention_mask"] > 0  # (batch, length)
         last = self.encoder(self._batch(values, real))
         outputs = [last]
-        pooled = self.encoder.pooler(self.encoder.text_rows(last, real)) if self.pools else None
+        pooled = self.encoder.pooled_texts(last, real) if self.pools else None
         if pooled is not None:
             outputs.append(pooled)
         if how := self.about.embedding:

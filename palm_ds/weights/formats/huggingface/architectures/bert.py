@@ -141,7 +141,7 @@ class BertArchitecture(Architecture):
             )
         ),
     }
-    lora_modules: ClassVar[Mapping[str, str]] = LORA_MODULES
+    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = LORA_MODULES
 
     def names(self, kind: str, layers: int, layout: str = "") -> Names:
         own_dense = layout == _OWN_DENSE

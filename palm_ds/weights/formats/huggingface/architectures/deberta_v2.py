@@ -112,7 +112,7 @@ class DebertaV2Architecture(Architecture):
         "pos_att_type": None,
         "conv_groups": None,
     }
-    lora_modules: ClassVar[Mapping[str, str]] = {
+    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
         **dict(zip(("query", "key", "value"), _QKV, strict=True)),
         "attention_output": "attention.output.dense",
         "intermediate": "intermediate.dense",

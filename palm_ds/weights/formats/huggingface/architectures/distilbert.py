@@ -98,7 +98,7 @@ class DistilBertArchitecture(Architecture):
         **dict.fromkeys(("dropout", "attention_dropout", "initializer_range"), float),
         "tie_word_embeddings": bool,
     }
-    lora_modules: ClassVar[Mapping[str, str]] = {
+    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
         **dict(zip(("query", "key", "value"), _QKV, strict=True)),
         "attention_output": "attention.out_lin",
         "intermediate": "ffn.lin1",

@@ -80,7 +80,7 @@ class ElectraArchitecture(Architecture):
         "summary_activation": None,
         "summary_use_proj": bool,
     }
-    lora_modules: ClassVar[Mapping[str, str]] = LORA_MODULES
+    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = LORA_MODULES
 
     def names(self, kind: str, layers: int, layout: str = "") -> Names:
         stems = body_names(self.layer, layers)

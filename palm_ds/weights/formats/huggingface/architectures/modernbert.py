@@ -25,13 +25,12 @@ from palm_ds.weights.formats.huggingface.architecture import (
     HEAD_CLASSES,
     MASKED_WORDS,
     QUESTION_ANSWERING,
-    TASKS,
+    WORDS,
     Architecture,
     Entries,
     Family,
     Names,
-    fold_task,
-    without_tasks,
+    fold_task_into,
 )
 from palm_ds.weights.formats.huggingface.check_config import (
     above_0,
@@ -41,6 +40,7 @@ from palm_ds.weights.formats.huggingface.check_config import (
     truth,
     whole,
 )
+from palm_ds.weights.formats.huggingface.rotary import rotary_base
 
 _LAYER = {
     "attention_norm": "attn_norm",
@@ -131,7 +131,7 @@ class ModernBertArchitecture(Architecture):
         **dict.fromkeys(("layer_types", "rope_parameters")),
     }
 
-    lora_modules: ClassVar[Mapping[str, str]] = {
+    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
         **dict.fromkeys(("query", "key", "value"), "attn.Wqkv"),
         "attention_output": "attn.Wo",
         "intermediate": "mlp.Wi",
@@ -219,14 +219,7 @@ class ModernBertArchitecture(Architecture):
     def reshape(
         self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
     ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
-        """The embedding of a task is added to every token embedding. Scores of all tokens with tied
-        output embeddings then rise by the same number, which changes no probability."""
-        if not config.task_types:
-            return dict(kept), config, {}
-        name = "backbone.word.weight"
-        task = kept[TASKS]
-        result = {x: entry for x, entry in kept.items() if x != TASKS}
-        return result | {name: fold_task(kept[name], task, task_id)}, without_tasks(config), {}
+        return fold_task_into(kept, config, task_id, WORDS)
 
 
 def _default(key: str) -> Any:
@@ -240,8 +233,8 @@ def _options(about: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise UserError(f"{where}: classifier_pooling: must be cls or mean, got {pooling!r}")
     window = about.get("local_attention", 2 * _DEFAULTS.window)
     bases = {
-        "global_rotary_base": _base(about, _WHOLE, "global_rope_theta", where),
-        "local_rotary_base": _base(about, _LOCAL, "local_rope_theta", where),
+        "global_rotary_base": rotary_base(about, where, "global_rope_theta", layers=_WHOLE),
+        "local_rotary_base": rotary_base(about, where, "local_rope_theta", layers=_LOCAL),
     }
     return {
         "global_every": _global_every(about, where),
@@ -265,26 +258,3 @@ def _global_every(about: Mapping[str, Any], where: str) -> int:
         f"{where}: layer_types: must be {_WHOLE} for the first layer of each period and "
         f"{_LOCAL} for the others, {layers} in all, got {printable(shorten(kinds))}"
     )
-
-
-def _base(about: Mapping[str, Any], layers: str, old_key: str, where: str) -> float | None:
-    """The rotary base of a kind of layer, under either name; None if none is stated."""
-    found, key = about.get(old_key), old_key
-    parameters = about.get("rope_parameters")
-    if isinstance(parameters, Mapping) and isinstance(parameters.get(layers), Mapping):
-        one = parameters[layers]
-        if one.get("rope_type", "default") != "default":
-            kind = printable(shorten(one["rope_type"]))
-            raise UserError(
-                f"{where}: rope_parameters.{layers}.rope_type: must be default here, got {kind}"
-            )
-        found, key = one.get("rope_theta", found), f"rope_parameters.{layers}.rope_theta"
-    if about.get("rope_scaling") is not None:
-        scaling = printable(shorten(about["rope_scaling"]))
-        raise UserError(f"{where}: rope_scaling: must be null here, got {scaling}")
-    if found is None:
-        return None
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 1 < found < 1e12:
-        shown = printable(shorten(found))
-        raise UserError(f"{where}: {key}: expected a number above 1, got {shown}")
-    return float(found)

@@ -69,7 +69,7 @@ class MPNetArchitecture(Architecture):
     classes = tuple(x for x in HEAD_CLASSES if x != "ForNextSentencePrediction")
     buffers = ("embeddings.position_ids",)
     run_keys: ClassVar[Mapping[str, type | None]] = {**RUN_KEYS, _BUCKETS: None}
-    lora_modules: ClassVar[Mapping[str, str]] = {
+    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
         **dict(zip(("query", "key", "value"), _QKV, strict=True)),
         "attention_output": "attention.attn.o",
         "intermediate": "intermediate.dense",

@@ -18,15 +18,13 @@ from palm_ds.model.encoder.kinds.nomic_bert import NomicBert, NomicBertOptions
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
     MASKED_WORDS,
-    TASKS,
     Architecture,
     Entries,
     Family,
     Names,
     both_ends,
-    fold_task,
+    fold_task_into,
     usual_config_json,
-    without_tasks,
 )
 from palm_ds.weights.formats.huggingface.check_config import (
     above_0,
@@ -36,6 +34,7 @@ from palm_ds.weights.formats.huggingface.check_config import (
     truth,
     whole,
 )
+from palm_ds.weights.formats.huggingface.rotary import rotary_base
 
 _HUB = {
     "qkv.weight": ("attn.Wqkv.weight",),
@@ -134,6 +133,16 @@ class NomicBertArchitecture(Architecture):
         "rope_parameters": None,
     }
 
+    lora_layer = "layers"
+    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
+        "query": "self_attn.q_proj",
+        "key": "self_attn.k_proj",
+        "value": "self_attn.v_proj",
+        "attention_output": "self_attn.o_proj",
+        "intermediate": ("mlp.gate_proj", "mlp.up_proj"),
+        "output": "mlp.down_proj",
+    }
+
     def names(self, kind: str, layers: int, layout: str = "") -> Names:
         native = layout == "native"
         norm = "embeddings.LayerNorm" if native else "emb_ln"
@@ -167,8 +176,8 @@ class NomicBertArchitecture(Architecture):
             for key in reversed(keys)
             if about.get(key) is not None
         }
-        base = _base(about, where)
-        options = {} if base == NomicBertOptions().rotary_base else {"rotary_base": base}
+        base = rotary_base(about, where, "rotary_emb_base")
+        options = {} if base in (None, NomicBertOptions().rotary_base) else {"rotary_base": base}
         values = {**NomicBert.defaults, **_DEFAULTS, "max_positions": _positions(about), **own}
         return EncoderConfig.from_dict({**values, "kind": self.kind, "options": options}, where)
 
@@ -187,13 +196,7 @@ class NomicBertArchitecture(Architecture):
     def reshape(
         self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
     ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
-        """The embedding of a task is added to every token type embedding."""
-        if not config.task_types:
-            return dict(kept), config, {}
-        name = "backbone.segment.weight"
-        result = {x: entry for x, entry in kept.items() if x != TASKS}
-        result[name] = fold_task(kept[name], kept[TASKS], task_id)
-        return result, without_tasks(config), {}
+        return fold_task_into(kept, config, task_id, "backbone.segment.weight")
 
 
 def _positions(about: Mapping[str, Any]) -> int:
@@ -201,22 +204,3 @@ def _positions(about: Mapping[str, Any]) -> int:
     and keys by other angles."""
     stated = [about[key] for key in _POSITIONS if about.get(key) is not None]
     return min(stated, default=NomicBert.defaults["max_positions"])
-
-
-def _base(about: Mapping[str, Any], where: str) -> float:
-    """The rotary base, under either name."""
-    found, key = about.get("rotary_emb_base"), "rotary_emb_base"
-    parameters = about.get("rope_parameters")
-    if isinstance(parameters, Mapping):
-        if (kind := parameters.get("rope_type", "default")) != "default":
-            raise UserError(
-                f"{where}: rope_parameters.rope_type: must be default here, got "
-                f"{printable(shorten(kind))}"
-            )
-        found, key = parameters.get("rope_theta", found), "rope_parameters.rope_theta"
-    if found is None:
-        return NomicBertOptions().rotary_base
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 1 < found < 1e12:
-        shown = printable(shorten(found))
-        raise UserError(f"{where}: {key}: expected a number above 1, got {shown}")
-    return float(found)

@@ -1,0 +1,70 @@
+"""NeoBERT (Le Breton et al. 2025, arXiv 2502.19587): norms before each half, rotary positions that
+turn neighbouring dimensions, gated feed-forward networks, no biases in its layers.
+
+    word (+ task) embeddings -> dropout -> layers -> norm
+
+Masked-LM heads are output embeddings of their own with a bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.layer import LayerSpec
+from palm_ds.model.encoder.rotary import check_base
+from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeoBertOptions:
+    """`backbone.options` of this encoder."""
+
+    rotary_base: float = 10_000.0
+    """Base of the rotary positions."""
+
+    def __post_init__(self) -> None:
+        check_base(self.rotary_base)
+
+
+class NeoBert(TransformerEncoder):
+    """The encoder of NeoBERT."""
+
+    hf = "neobert"
+    options_type: ClassVar[type | None] = NeoBertOptions
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "activation": "silu",
+        "max_positions": 4096,
+        "token_types": 1,
+        "task_types": 0,
+        "layer_norm_eps": 1e-5,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": False,
+    }
+
+    @classmethod
+    def spec(cls, config: EncoderConfig) -> TransformerSpec:
+        layer = LayerSpec(
+            norm_place="pre",
+            norm="rms_norm",
+            qkv_bias=False,
+            attention_output_bias=False,
+            intermediate_bias=False,
+            output_bias=False,
+            gated=True,
+            rotary_base=cls.options_of(config).rotary_base,
+            rotary_neighbours=True,
+        )
+        return TransformerSpec(
+            layers=(layer,) * config.num_layers,
+            learned_positions=False,
+            token_types=False,
+            norm="rms_norm",
+            embedding_norm=False,
+            final_norm=True,
+            head_transform=False,
+            tied_output=False,
+        )

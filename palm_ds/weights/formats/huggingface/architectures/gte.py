@@ -1,0 +1,193 @@
+"""GTE's folders: `gte` of transformers, and `new`, which the hub's own code calls it.
+
+Files of both have the names of the hub, which transformers writes too: query, key and value in one
+matrix, and the halves of a gated layer in one, the multiplier first. The names of transformers'
+modules are read as well. The pooler belongs to the class that classifies texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, replace
+from typing import Any, ClassVar
+
+from palm_ds.common.config import shorten
+from palm_ds.common.errors import UserError
+from palm_ds.common.messages import printable
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.kinds.gte import Gte, GteOptions
+from palm_ds.weights.formats.contents import TensorEntry
+from palm_ds.weights.formats.huggingface.architecture import (
+    CLASSIFIER,
+    MASKED_WORDS,
+    Architecture,
+    Entries,
+    Family,
+    Names,
+    both_ends,
+    fold_task_into,
+    usual_config_json,
+)
+from palm_ds.weights.formats.huggingface.check_config import (
+    USUAL_CHECKS,
+    USUAL_KEYS,
+    check_values,
+    whole,
+)
+from palm_ds.weights.formats.huggingface.rotary import scaled_rotary
+
+_HUB = {
+    "qkv": ("attention.qkv_proj",),
+    "project": ("attention.o_proj",),
+    "attention_norm": ("attn_ln",),
+    "expand.weight": ("mlp.up_gate_proj.weight",),  # multiplier, activated
+    "contract": ("mlp.down_proj",),
+    "output_norm": ("mlp_ln",),
+}
+_NATIVE = {
+    "qkv": tuple(f"self_attn.{x}_proj" for x in "qkv"),
+    "project": ("self_attn.o_proj",),
+    "attention_norm": ("post_attention_layernorm",),
+    "expand.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),  # activated, multiplier
+    "contract": ("mlp.down_proj",),
+    "output_norm": ("post_mlp_layernorm",),
+}
+_STACKED_GATE = ".up_gate_proj."
+_NATIVE_NAMES, _NO_POOLER = "native", "no pooler"
+"""Layouts."""
+_CHECKS = {**USUAL_CHECKS, "type_vocab_size": whole(0, 65_536)}
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "position_embedding_type": ("rope",),
+    "layer_norm_type": ("layer_norm",),
+    "pack_qkv": (True,),
+    "logn_attention_scale": (False,),
+    "logn_attention_clip1": (False,),
+}
+"""Values that our encoder has, of keys that would change what the hub's code computes."""
+_DEFAULTS = {"vocab_size": 250_048, "pad": 1}
+
+
+class GteArchitecture(Architecture):
+    """The architecture of `kind: gte`."""
+
+    kind = "gte"
+    families: ClassVar[Mapping[str, Family]] = {
+        "gte": Family(class_prefix="Gte", tensor_prefix="gte", masked_lm_activation="gelu"),
+        "new": Family(class_prefix="New", tensor_prefix="new", masked_lm_activation="gelu"),
+    }
+    words = "embeddings.word_embeddings.weight"
+    layer = "encoder.layer"
+    other_prefixes = ("new.", "gte.")
+    tied: ClassVar[Mapping[str, str]] = {"lm_head.decoder.weight": words}
+    heads = ("lm_head", "classifier")
+    masked_lm = ("lm_head.",)
+    inputs = ("input_ids", "attention_mask", "token_type_ids")
+    classes = ("ForSequenceClassification", "ForTokenClassification")
+    run_keys: ClassVar[Mapping[str, type | None]] = {
+        **dict.fromkeys(_CHECKS),
+        **dict.fromkeys(("layer_norm_eps", "initializer_range"), float),
+        **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), float),
+        "tie_word_embeddings": bool,
+        "rope_parameters": None,
+    }
+
+    lora_layer = "layers"
+    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
+        "query": "self_attn.q_proj",
+        "key": "self_attn.k_proj",
+        "value": "self_attn.v_proj",
+        "attention_output": "self_attn.o_proj",
+        "intermediate": ("mlp.gate_proj", "mlp.up_proj"),
+        "output": "mlp.down_proj",
+    }
+
+    def names(self, kind: str, layers: int, layout: str = "") -> Names:
+        native = layout == _NATIVE_NAMES
+        stems: Names = {
+            "backbone.word.weight": (self.words,),
+            "backbone.segment.weight": ("embeddings.token_type_embeddings.weight",),
+            "backbone.norm": ("embeddings.LayerNorm",),
+        }
+        prefix = "layers" if native else self.layer
+        for i in range(layers):
+            for ours, hf in (_NATIVE if native else _HUB).items():
+                stems[f"backbone.layers.{i}.{ours}"] = tuple(f"{prefix}.{i}.{x}" for x in hf)
+        if layout != _NO_POOLER:
+            stems["backbone.pooler.dense"] = ("pooler.dense",)
+        norm = "layer_norm" if native else "norm"
+        for ours, hf in (("dense", "dense"), ("norm", norm)):
+            stems[f"heads.{MASKED_WORDS}.{ours}"] = (f"lm_head.{hf}",)
+        stems[f"heads.{MASKED_WORDS}.bias"] = ("lm_head.decoder.bias",)
+        stems[f"heads.{MASKED_WORDS}.decoder"] = ("lm_head.decoder.weight",)
+        stems[f"heads.{CLASSIFIER}.out"] = ("classifier",)
+        return both_ends(stems)
+
+    def layout_of(self, kind: str, ending: str) -> str:
+        return "" if ending == "ForSequenceClassification" else _NO_POOLER
+
+    def layout_in(self, names: Collection[str], architecture: str) -> str:
+        return _NATIVE_NAMES if any(name.startswith("layers.") for name in names) else ""
+
+    def arrange(self, entries: Entries, config: EncoderConfig) -> Entries:
+        return {
+            ours: _swapped(entry) if _STACKED_GATE in entry.source_names[0] else entry
+            for ours, entry in entries.items()
+        }
+
+    def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
+        check_values(about, _CHECKS, where)
+        for key, right in _ONLY.items():
+            if key in about and about[key] not in right:
+                given = printable(shorten(about[key]))
+                raise UserError(f"{where}: {key}: must be {right[0]!r} here, got {given}")
+        own = {ours: about[key] for key, ours in USUAL_KEYS.items() if about.get(key) is not None}
+        types = own.get("token_types", 1)
+        values = {**Gte.defaults, **_DEFAULTS, **own, "kind": self.kind}
+        values["token_types"] = max(types, 1)
+        if own.get("activation", "gelu") != "gelu":
+            values["head_activation"] = "gelu"
+        config = EncoderConfig.from_dict(values, where)
+        base, factor = scaled_rotary(about, where, config.hidden_size // config.num_heads)
+        stated = {
+            "rotary_base": base or (10_000.0 if about["model_type"] == "new" else None),
+            "rotary_factor": factor,
+            "token_types": types > 0,
+        }
+        usual = asdict(GteOptions())
+        options = {x: y for x, y in stated.items() if y not in (None, usual[x])}
+        return EncoderConfig.from_dict({**values, "options": options}, where)
+
+    def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
+        options: GteOptions = Gte.options_of(config)
+        rotary: dict[str, Any] = {"rope_type": "default", "rope_theta": float(options.rotary_base)}
+        if options.rotary_factor != 1:
+            rotary |= {"rope_type": "linear", "factor": float(options.rotary_factor)}
+        types = config.token_types if options.token_types else 0
+        return {**usual_config_json(config), "type_vocab_size": types, "rope_parameters": rotary}
+
+    def check_family(self, kind: str) -> str:
+        if kind == "new":
+            return "family: new is read, and written as gte, which transformers opens"
+        return super().check_family(kind)
+
+    def family_of(self, config: EncoderConfig) -> str:
+        """Also with a task embedding: a row of it is folded into the token types, or into the token
+        embeddings if there are none."""
+        return self.kind
+
+    def reshape(
+        self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
+    ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
+        swapped = {x: _swapped(y) if ".expand." in x else y for x, y in kept.items()}
+        table = "segment" if Gte.has_token_types(config) else "word"
+        return fold_task_into(swapped, config, task_id, f"backbone.{table}.weight")
+
+
+def _swapped(entry: TensorEntry) -> TensorEntry:
+    """With the halves of its rows swapped."""
+
+    def read() -> Any:
+        values = entry.read()
+        return values.roll(len(values) // 2, 0)
+
+    return replace(entry, read=read, transform="halves swapped")

@@ -1,0 +1,202 @@
+"""NeoBERT's folders, under the names of its published checkpoint.
+
+transformers has no such class: the hub's folder comes with code of its own, which is not needed
+here. Query, key and value are one matrix there with the rows of one head after another, and
+`intermediate_size` of config.json is three halves of the inner size, to a multiple of 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from palm_ds.common.config import shorten
+from palm_ds.common.errors import UserError
+from palm_ds.common.messages import printable
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.kinds.neobert import NeoBert, NeoBertOptions
+from palm_ds.weights.formats.contents import TensorEntry
+from palm_ds.weights.formats.huggingface.architecture import (
+    CLASSIFIER,
+    MASKED_WORDS,
+    WORDS,
+    Architecture,
+    Entries,
+    Family,
+    Names,
+    both_ends,
+    fold_task_into,
+)
+from palm_ds.weights.formats.huggingface.check_config import (
+    above_0,
+    check_values,
+    rate,
+    truth,
+    whole,
+)
+
+_LAYER = {
+    "attention_norm": ("attention_norm",),
+    "qkv": ("qkv",),
+    "project": ("wo",),
+    "output_norm": ("ffn_norm",),
+    "expand": ("ffn.w12",),
+    "contract": ("ffn.w3",),
+}
+_UNPACKED = "unpacked"
+"""The layout of files whose gated matrix is two."""
+_MASKED_LM = "masked LM"
+"""The layout of a class that has no pooler."""
+_KEYS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "max_length": "max_positions",
+    "norm_eps": "layer_norm_eps",
+    "decoder_init_range": "init_range",
+    "dropout": "dropout",
+    "pad_token_id": "pad",
+}
+"""{key of config.json: ours}"""
+_CHECKS = {
+    "vocab_size": whole(1, 10_000_000),
+    "hidden_size": whole(1, 65_536),
+    "num_hidden_layers": whole(1, 1_000),
+    "num_attention_heads": whole(1, 1_024),
+    "intermediate_size": whole(1, 1_048_576),
+    "max_length": whole(1, 1_048_576),
+    "pad_token_id": whole(0, 10_000_000),
+    **dict.fromkeys(("norm_eps", "decoder_init_range", "embedding_init_range"), above_0),
+    "dropout": rate,
+    **dict.fromkeys(("rms_norm", "rope", "ngpt"), truth),
+}
+_CLASS_DEFAULTS = {
+    "vocab_size": 30_522,
+    "num_layers": 28,
+    "max_positions": 1024,
+    "layer_norm_eps": 1e-6,
+}
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "rms_norm": (True,),
+    "rope": (True,),
+    "ngpt": (False,),
+    "hidden_act": ("swiglu", "SwiGLU"),
+}
+"""Values that our encoder has."""
+_MULTIPLE = 8
+
+
+class NeoBertArchitecture(Architecture):
+    """The architecture of `kind: neobert`."""
+
+    kind = "neobert"
+    families: ClassVar[Mapping[str, Family]] = {
+        "neobert": Family(
+            class_prefix="NeoBERT",
+            tensor_prefix="model",
+            class_names={"Model": "NeoBERT", "ForMaskedLM": "NeoBERTLMHead"},
+        )
+    }
+    words = "encoder.weight"
+    layer = "transformer_encoder"
+    tied: ClassVar[Mapping[str, str]] = {}
+    heads = ("decoder", "dense", "classifier")
+    masked_lm = ("decoder.",)
+    buffers = ("freqs_cis",)
+    classes = ("ForSequenceClassification",)
+    run_keys: ClassVar[Mapping[str, type | None]] = {}
+
+    def names(self, kind: str, layers: int, layout: str = "") -> Names:
+        names: Names = {"backbone.word.weight": (self.words,)}
+        for i in range(layers):
+            for ours, hf in _LAYER.items():
+                if ours == "expand" and layout == _UNPACKED:
+                    hf = ("ffn.w1", "ffn.w2")
+                stems = tuple(f"{self.layer}.{i}.{x}.weight" for x in hf)
+                names[f"backbone.layers.{i}.{ours}.weight"] = stems
+        names["backbone.final_norm.weight"] = ("layer_norm.weight",)
+        names[f"heads.{MASKED_WORDS}.decoder"] = ("decoder.weight",)
+        names[f"heads.{MASKED_WORDS}.bias"] = ("decoder.bias",)
+        heads: Names = {f"heads.{CLASSIFIER}.out": ("classifier",)}
+        if layout != _MASKED_LM:
+            heads["backbone.pooler.dense"] = ("dense",)
+        return names | both_ends(heads)
+
+    def layout_of(self, kind: str, ending: str) -> str:
+        return "" if ending == "ForSequenceClassification" else _MASKED_LM
+
+    def layout_in(self, names: Collection[str], architecture: str) -> str:
+        return _UNPACKED if any(name.endswith("ffn.w1.weight") for name in names) else ""
+
+    def arrange(self, entries: Entries, config: EncoderConfig) -> Entries:
+        return _with_rows(entries, (config.num_heads, 3, -1), "rows by query, key and value")
+
+    def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
+        check_values(about, _CHECKS, where)
+        for key, right in _ONLY.items():
+            if key in about and about[key] not in right:
+                given = printable(shorten(about[key]))
+                raise UserError(f"{where}: {key}: must be {right[0]!r} here, got {given}")
+        own = {ours: about[key] for key, ours in _KEYS.items() if about.get(key) is not None}
+        inner = 2 * about.get("intermediate_size", 3072) // 3
+        own["intermediate_size"] = _MULTIPLE * -(-inner // _MULTIPLE)
+        values = {**NeoBert.defaults, **_CLASS_DEFAULTS, **own, "kind": self.kind}
+        return EncoderConfig.from_dict(values, where)
+
+    def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
+        return {
+            "vocab_size": config.vocab_size,
+            "hidden_size": config.hidden_size,
+            "num_hidden_layers": config.num_layers,
+            "num_attention_heads": config.num_heads,
+            "dim_head": config.hidden_size // config.num_heads,
+            "intermediate_size": -(-3 * config.feed_forward_size // 2),
+            "max_length": config.max_positions,
+            "embedding_init_range": float(config.init_range),
+            "decoder_init_range": float(config.init_range),
+            "classifier_init_range": float(config.init_range),
+            "norm_eps": float(config.layer_norm_eps),
+            "dropout": float(config.dropout),
+            "pad_token_id": config.pad,
+            "tie_word_embeddings": False,
+        }
+
+    def family_of(self, config: EncoderConfig) -> str:
+        """Also with a task embedding: a row of it is folded into the token embeddings."""
+        return "" if self.no_family(config) else self.kind
+
+    def no_family(self, config: EncoderConfig) -> str:
+        options: NeoBertOptions = NeoBert.options_of(config)
+        if config.activation != "silu":
+            return f"the published NeoBERT has silu, but this encoder has {config.activation}"
+        if options.rotary_base != NeoBertOptions().rotary_base:
+            return f"the published NeoBERT has the rotary base 10000, not {options.rotary_base:g}"
+        if config.feed_forward_size % _MULTIPLE:
+            return (
+                f"the published NeoBERT has inner sizes that are multiples of {_MULTIPLE}, "
+                f"not {config.feed_forward_size}"
+            )
+        return ""
+
+    def reshape(
+        self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
+    ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
+        shape = (3, config.num_heads, -1)
+        by_head = _with_rows(kept, shape, "rows by head")
+        return fold_task_into(by_head, config, task_id, WORDS)
+
+
+def _with_rows(entries: Entries, shape: tuple[int, int, int], how: str) -> Entries:
+    """The entries with the rows of each `qkv`, seen in `shape`, in the order of its second part
+    first."""
+
+    def swapped(entry: TensorEntry) -> TensorEntry:
+        def read() -> Any:
+            values = entry.read()
+            return values.unflatten(0, shape).transpose(0, 1).reshape(values.shape)
+
+        return replace(entry, read=read, transform=how)
+
+    return {x: swapped(y) if x.endswith(".qkv.weight") else y for x, y in entries.items()}

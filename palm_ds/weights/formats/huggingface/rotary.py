@@ -1,0 +1,64 @@
+"""Rotary positions in config.json: their base and its scaling, under the keys of transformers 5 or
+earlier ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from palm_ds.common.config import shorten
+from palm_ds.common.errors import UserError
+from palm_ds.common.messages import printable
+
+_SCALED = ("rope_parameters", "rope_scaling")
+
+
+def rotary_base(
+    about: Mapping[str, Any], where: str, key: str = "rope_theta", *, layers: str = ""
+) -> float | None:
+    """The base in `rope_parameters`, there under `layers` if each kind of layer has its own, else
+    that under `key`; None if none is stated. Raises UserError, starting with `where`, for a scaled
+    one."""
+    found, inside = about.get(key), "rope_parameters"
+    stated = about.get(inside)
+    if layers and isinstance(stated, Mapping):
+        stated, inside = stated.get(layers), f"{inside}.{layers}"
+    if isinstance(stated, Mapping):
+        if (kind := stated.get("rope_type", "default")) != "default":
+            given = printable(shorten(kind))
+            raise UserError(f"{where}: {inside}.rope_type: must be default here, got {given}")
+        found, key = stated.get("rope_theta", found), f"{inside}.rope_theta"
+    if about.get("rope_scaling") is not None:
+        scaling = printable(shorten(about["rope_scaling"]))
+        raise UserError(f"{where}: rope_scaling: must be null here, got {scaling}")
+    if found is None:
+        return None
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 1 < found < 1e12:
+        shown = printable(shorten(found))
+        raise UserError(f"{where}: {key}: expected a number above 1, got {shown}")
+    return float(found)
+
+
+def scaled_rotary(
+    about: Mapping[str, Any], where: str, head_size: int
+) -> tuple[float | None, float]:
+    """(base, None if none is stated; factor that positions are divided by). Raises UserError,
+    starting with `where`, unless it is scaled by `linear` (positions alone) or `ntk` (as the hub's
+    GTE and vLLM compute it: a larger base, and positions)."""
+    key = next((x for x in _SCALED if isinstance(about.get(x), Mapping)), "")
+    stated = about[key] if key else {}
+    kind = stated.get("rope_type", stated.get("type", "default"))
+    if kind not in ("linear", "ntk"):
+        return rotary_base(about, where), 1.0
+    factor, mixed = stated.get("factor"), stated.get("mixed_b")
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor < 1e6:
+        given = printable(shorten(factor))
+        raise UserError(f"{where}: {key}.factor: expected a number of at least 1, got {given}")
+    if mixed is not None:
+        given = printable(shorten(mixed))
+        raise UserError(f"{where}: {key}.mixed_b: must be null here, got {given}")
+    plain = {"rope_theta": stated.get("rope_theta", about.get("rope_theta"))}
+    base = rotary_base(plain, where)
+    if kind == "linear":
+        return base, float(factor)
+    return (base or 10_000.0) * factor, float(factor) ** (2 / head_size)
