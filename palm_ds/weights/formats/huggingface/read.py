@@ -179,6 +179,7 @@ def _check_tied(
     decoders = tuple(x for x in architecture_of(about["model_type"]).tied if x.endswith(".weight"))
     if (
         untied
+        and decoders
         and f"heads.{MASKED_WORDS}.bias" in entries
         and not any(name.endswith(decoders) for name in found)
     ):
