@@ -76,6 +76,14 @@ def test_the_tokenizer_has_the_ids_of_transformers(place: Path, pretrained: Path
         assert (known.pad, known.mask) == (its.pad_token_id, its.mask_token_id)
 
 
+def test_padding_ends_ids_also_where_it_is_the_end_of_a_text(place: Path) -> None:
+    its = transformers.AutoTokenizer.from_pretrained(place / "base")
+    ids = its("the river")["input_ids"]
+    backbone: Any = palm.Backbone.from_pretrained(place / "base")
+    found = backbone([ids, [*ids, *[its.pad_token_id] * 3]])
+    torch.testing.assert_close(found, backbone(["the river", "the river"]), atol=1e-5, rtol=1e-5)
+
+
 def test_a_pretrained_run_is_that_family_again(place: Path, pretrained: Path) -> None:
     assert np.isfinite(curve(place / "first")).all()
     before, after = (

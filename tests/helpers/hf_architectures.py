@@ -192,4 +192,5 @@ TOKENIZERS = {
     "eurobert": llama_tokenizer,
     "neobert": wordpiece_tokenizer,
     "gte": wordpiece_tokenizer,
+    "jina_embeddings_v3": wordpiece_tokenizer,
 }
