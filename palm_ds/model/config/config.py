@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.config import check_keys, parse
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.settings import Rate, Settings, one_of
 from palm_ds.model.config.encoder_kinds import defaults_of_kind, known_kinds
 from palm_ds.model.config.presets import PRESETS, preset_values
 
@@ -24,44 +25,44 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderConfig:
+class EncoderConfig(Settings):
     """Encoder hyperparameters."""
 
-    vocab_size: int | None = None
+    vocab_size: PositiveInt | None = None
     """Rows of the token embedding; None means as many as the tokenizer has tokens."""
-    hidden_size: int = 768
+    hidden_size: PositiveInt = 768
     """Hidden size."""
-    num_layers: int = 12
+    num_layers: PositiveInt = 12
     """Number of encoder layers."""
-    num_heads: int = 12
+    num_heads: PositiveInt = 12
     """Attention heads per layer; must divide the hidden size."""
-    intermediate_size: int | None = None
+    intermediate_size: PositiveInt | None = None
     """Inner size of the feed-forward network; None means 4 times the hidden size."""
-    max_positions: int = 512
+    max_positions: PositiveInt = 512
     """Rows of the position embedding; without one, tokens of the longest text."""
-    token_types: int = 4
+    token_types: PositiveInt = 4
     """Rows of the token type (segment) embedding: the number of texts in an example."""
-    task_types: int = 16
+    task_types: NonNegativeInt = 16
     """Rows of the task embedding (ERNIE 2.0); 0 means no task embedding."""
-    activation: str = "gelu"
+    activation: Annotated[str, one_of(ACTIVATIONS)] = "gelu"
     """Activation of the feed-forward network and the masked-LM head: gelu, relu, silu or
     gelu_new."""
-    head_activation: str = ""
+    head_activation: Annotated[str, one_of(ACTIVATIONS, "")] = ""
     """Activation of the masked-LM head, if another than `activation` (RoBERTa: always gelu)."""
-    layer_norm_eps: float = 1e-12
+    layer_norm_eps: PositiveFloat = 1e-12
     """Epsilon of LayerNorm. ERNIE was trained with 1e-5."""
-    dropout: float = 0.1
+    dropout: Rate = 0.1
     """Dropout rate after the embeddings, the attention and the feed-forward network."""
-    attention_dropout: float = 0.1
+    attention_dropout: Rate = 0.1
     """Dropout rate of the attention weights."""
-    init_range: float = 0.02
+    init_range: PositiveFloat = 0.02
     """Standard deviation of the initial weights, truncated at two standard deviations."""
     tie_word_embeddings: bool = True
     """Whether masked-LM heads use the token embeddings as output embeddings; `false`: each has a
     matrix of its own (as in some checkpoints)."""
-    position_offset: int = 0
+    position_offset: NonNegativeInt = 0
     """First row of the position embedding that is used (RoBERTa: 2)."""
-    pad: int = 0
+    pad: NonNegativeInt = 0
     """Id of the padding token."""
     kind: str = "bert"
     """The architecture: `bert` (also ERNIE and RoBERTa), `modernbert` (also Ettin and mmBERT),
@@ -71,27 +72,12 @@ class EncoderConfig:
     """The values of an architecture that others do not have."""
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "num_layers", "num_heads", "max_positions", "token_types"):
-            _check(name, getattr(self, name), 1, None)
-        for name in ("task_types", "position_offset", "pad"):
-            _check(name, getattr(self, name), 0, None)
-        for name in ("vocab_size", "intermediate_size"):
-            if getattr(self, name) is not None:
-                _check(name, getattr(self, name), 1, None)
-        for name in ("dropout", "attention_dropout"):
-            _check(name, getattr(self, name), 0, 1)
-        for name in ("layer_norm_eps", "init_range"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UserError(f"{name}: must be above 0, got {getattr(self, name)}")
+        super().__post_init__()
         if self.hidden_size % self.num_heads:
             raise UserError(
                 f"num_heads: {self.num_heads} does not divide the hidden_size {self.hidden_size}; "
                 f"use a divisor of {self.hidden_size}"
             )
-        for name in ("activation", "head_activation"):
-            value = getattr(self, name)
-            if value not in ACTIVATIONS and (value or name == "activation"):
-                raise UserError(f'{name}: no "{value}"{suggest(value, ACTIVATIONS)}')
         if self.position_offset >= self.max_positions:
             raise UserError(
                 f"position_offset: {self.position_offset} must be below max_positions, "
@@ -147,12 +133,6 @@ class EncoderConfig:
             )
         _check_agreement(own, given, where)
         return parse(cls, {**defaults, **given, **own}, where, strict=strict)
-
-
-def _check(name: str, value: float, least: int, below: int | None) -> None:
-    if not value >= least or (below is not None and value >= below):
-        limit = f"at least {least}" + ("" if below is None else f" and below {below}")
-        raise UserError(f"{name}: must be {limit}, got {value}")
 
 
 _ALIASES = {

@@ -184,11 +184,11 @@ def phase(**values: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"stages": phase(lr=0)}, r"stages.1: lr: must be above 0, got 0"),
+        ({"stages": phase(lr=0)}, r"stages.1: lr: expected a number above 0, got 0"),
         ({"stages": phase(lr="fast")}, r"stages.1: lr"),
         ({"stages": phase(rate=1.5)}, r"stages.1: rate: expected a share between 0 and 1"),
         ({"stages": phase(rate=[0.1, 0.2, 0.3])}, r"or \[from, to\], got \[0.1, 0.2, 0.3\]"),
-        ({"stages": phase(weight_decay=-1)}, r"stages.1: weight_decay: must not be negative"),
+        ({"stages": phase(weight_decay=-1)}, r"stages.1: weight_decay: expected 0 or more, got -1"),
         ({"stages": phase(schedule={"kind": "sine"})}, r"stages.1: schedule.kind"),
         (
             {"stages": phase(schedule={"warmup": 2, "restart": "stage"})},

@@ -5,26 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from palm_ds.common.errors import UserError
+from pydantic import Field
+
+from palm_ds.common.settings import Settings
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.layer import LayerSpec
 from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class NomicBertOptions:
+class NomicBertOptions(Settings):
     """`backbone.options` of this encoder."""
 
-    rotary_base: float = 1000.0
+    rotary_base: Annotated[float, Field(gt=1)] = 1000.0
     """Base of the rotary positions."""
-
-    def __post_init__(self) -> None:
-        if not 1 < self.rotary_base < float("inf"):
-            raise UserError(
-                f"backbone.options.rotary_base: must be above 1, got {self.rotary_base}"
-            )
 
 
 class NomicBert(TransformerEncoder):
