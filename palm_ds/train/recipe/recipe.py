@@ -49,6 +49,7 @@ from palm_ds.train.recipe.sections import (
 )
 from palm_ds.train.recipe.stage_settings import StageSettings
 from palm_ds.train.report.tracker_clients import TrackSettings
+from palm_ds.weights.formats.foreign_config import read_encoder_config
 from palm_ds.weights.model_folder import encoder_config
 
 _RATES = {"dropout", "attention_dropout", "init_range"}
@@ -323,7 +324,7 @@ class Recipe(Settings):
     @cached_property
     def backbone_config(self) -> EncoderConfig:
         """The encoder's hyperparameters; `vocab_size` is open if the corpus determines it."""
-        config = EncoderConfig.from_dict(self.backbone)
+        config = read_encoder_config(self.backbone)
         for name, task in self.built_tasks.items():
             if (longest := task.longest_text(self.longest)) > config.max_length:
                 what = f"length: rows of {longest} tokens"
