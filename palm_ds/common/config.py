@@ -296,18 +296,23 @@ def one_line(error: ValidationError, where: str) -> str:
     elif kind == "finite_number":
         message = "expected a finite number"
     elif kind == "greater_than_equal":
-        message = f"expected {context['ge']:g} or more"
+        message = f"expected {_plain(context['ge'])} or more"
     elif kind == "greater_than":
-        message = f"expected a number above {context['gt']:g}"
+        message = f"expected a number above {_plain(context['gt'])}"
     elif kind == "less_than":
-        message = f"expected a number below {context['lt']:g}"
+        message = f"expected a number below {_plain(context['lt'])}"
     elif kind == "less_than_equal":
-        message = f"expected at most {context['le']:g}"
+        message = f"expected at most {_plain(context['le'])}"
     elif kind == "too_short":
         message = f"expected {context['min_length']} or more values"
     elif kind == "too_long":
         message = f"expected {context['max_length']} values"
     return f"{path}: {message}, got {shorten(first.get('input'))}"
+
+
+def _plain(bound: float) -> str:
+    """0 of 0.0, and 10,000,000."""
+    return f"{int(bound):,}" if bound == int(bound) else f"{bound:g}"
 
 
 def shorten(value: object) -> str:
