@@ -202,7 +202,7 @@ def phase(**values: Any) -> list[dict[str, Any]]:
             {"stages": phase(weight_decay=0.1), "optimizer": {"weight_decay": 0.0}},
             r"stages.1.weight_decay: optimizer.weight_decay is 0; give it a value",
         ),
-        ({"stages": phase(length=4)}, r"stages.1: length: rows of 4 tokens; expected at least 8"),
+        ({"stages": phase(length=4)}, r"stages.1: length: expected 8 or more, got 4"),
         ({"stages": phase(length=128)}, r"length: rows of 128 tokens, but backbone.max_positions"),
         ({"stages": phase(batch="100 tokens")}, r"stages.1: batch: 100 tokens is not a multiple"),
         ({"stages": phase(batch="8 examples")}, r"stages.1: batch: '8 examples': a stage's own"),
