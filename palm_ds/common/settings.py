@@ -1,4 +1,4 @@
-"""Settings that check themselves: what a value may be stands in the type of its field.
+"""Settings that check themselves: the type of a field says what its values may be.
 
     @dataclass(frozen=True, kw_only=True)
     class OptimizerConfig(Settings):
