@@ -16,7 +16,7 @@ import math
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, SupportsFloat, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
@@ -53,7 +53,7 @@ class StoredPrediction:
         has = ", ".join(map(str, self.values))
         raise UserError(f"{self.place}: no {' or '.join(names)}; it has {has}")
 
-    def number(self, name: str, value: SupportsFloat | str) -> float:
+    def number(self, name: str, value: Any) -> float:
         """A finite number. Raises UserError with `name`."""
         try:
             number = float(value)
