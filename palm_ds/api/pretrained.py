@@ -30,6 +30,7 @@ from palm_ds.runtime.processes.processes import device_named
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.download import downloader
 from palm_ds.weights.formats.contents import CheckpointContents
+from palm_ds.weights.formats.foreign_config import read_encoder_config
 from palm_ds.weights.model_folder import encoder_config
 
 
@@ -82,7 +83,7 @@ class Backbone(Summary):
         `backbone` (`kind` may be a user-defined class), or ERNIE's, PALM's or Hugging Face's
         names for them, or a JSON file with them."""
         given = config if isinstance(config, Mapping) else read_json(config)
-        numbers = EncoderConfig.from_dict(classes_to_names(given))
+        numbers = read_encoder_config(classes_to_names(given))
         return cls(config=asdict(numbers), tokenizer=str(tokenizer))
 
     @property

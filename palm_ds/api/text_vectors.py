@@ -52,7 +52,7 @@ def _settings(given: Mapping[str, Any]) -> EmbeddingSettings:
     return EmbeddingSettings(**{**given, "layers": layers})
 
 
-def _encoded(texts: Any, embedder: Embedder) -> list[PackedText]:
+def _encoded(texts: object, embedder: Embedder) -> list[PackedText]:
     """Texts and pairs encoded, or the given ids without padding at the end, checked."""
     if not isinstance(texts, Iterable) or isinstance(texts, Mapping | bytes):
         raise UserError(f"texts: expected a text or a list of texts, got {texts!r:.60}")

@@ -8,8 +8,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import PositiveFloat, PositiveInt
+
 from palm_ds.common.config import parse, shorten
 from palm_ds.common.errors import UserError
+from palm_ds.common.settings import Settings
 from palm_ds.runtime.deepspeed.ds_config import DSConfig, make_ds_config, read_ds_config
 from palm_ds.runtime.processes.processes import accelerator
 
@@ -65,12 +68,12 @@ TRANSFORMERS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings:
+class TrainSettings(Settings):
     """Keywords of Trainer and MultiHeadTrainer."""
 
-    batch: int = 32
+    batch: PositiveInt = 32
     """Examples per step."""
-    epochs: float = 3
+    epochs: PositiveFloat = 3
     """Passes over the training rows; with several tasks, over those of the reference task."""
     lr: float = 5e-5
     """Peak learning rate."""
@@ -107,11 +110,6 @@ class TrainSettings:
     no ZeRO, fp32)."""
     recipe: dict[str, Any] = field(default_factory=dict)
     """Any other recipe keys (docs/recipe.md), such as {"optimizer": {"ema": 0.999}}."""
-
-    def __post_init__(self) -> None:
-        if self.batch < 1 or self.epochs <= 0:
-            name = "batch" if self.batch < 1 else "epochs"
-            raise UserError(f"{name}: expected a number above 0, got {getattr(self, name)}")
 
     def values(self, max_length: int) -> dict[str, Any]:
         """The recipe keys other than backbone, sources, tasks and stages. `max_length`: the longest

@@ -78,7 +78,7 @@ def add_fields(
         parser.add_argument(flag, dest=name, default=None, help=text, **more)
 
 
-def _type_of(hint: Any) -> dict[str, Any]:
+def _type_of(hint: object) -> dict[str, Any]:
     """`int` of int and of int | None; several values of a tuple."""
     if get_origin(hint) is tuple:
         return {"action": "append"}

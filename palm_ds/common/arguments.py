@@ -144,7 +144,7 @@ def _named(signature: inspect.Signature) -> str:
     return f"give others by name: {names[0]}=..." if names else ""
 
 
-def _in_words(hint: Any) -> str:
+def _in_words(hint: object) -> str:
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(dict.fromkeys(_in_words(each) for each in get_args(hint)))
     if get_origin(hint) is Literal:

@@ -182,6 +182,9 @@ def _shown(value: object) -> str:
 
 # ---- dataclasses ----
 
+CHECKS = ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True, allow_inf_nan=False)
+"""pydantic's behaviour for all settings."""
+
 
 def parse(cls: type[T], values: object, where: str, *, strict: bool = False) -> T:
     """Builds a dataclass from nested mappings; `where` is the key they belong to, for errors.
@@ -192,18 +195,15 @@ def parse(cls: type[T], values: object, where: str, *, strict: bool = False) -> 
     >>> parse(Schedule, {"kind": "noam", "warmup": 4000}, "schedule")
     """
     mapping = _check_keys(cls, values, where)
-    config = ConfigDict(
-        arbitrary_types_allowed=True, coerce_numbers_to_str=True, allow_inf_nan=False
-    )
     if not hasattr(cls, "__pydantic_config__"):  # of both modes: `strict` coerces nothing
-        with_config(config)(cls)
+        with_config(CHECKS)(cls)
     adapter = TypeAdapter(cls)
     try:
         if strict:
             return adapter.validate_json(json.dumps(mapping, default=str), strict=True)
         return adapter.validate_python(dict(mapping))
     except ValidationError as error:
-        raise UserError(_one_line(error, where)) from None
+        raise UserError(one_line(error, where)) from None
     except UserError as error:
         raise UserError(f"{where}: {error}" if where not in str(error) else str(error)) from None
 
@@ -264,6 +264,7 @@ def _check_sections(hints: Mapping[str, Any], values: object, where: str) -> Non
             raise UserError(f'{wrong}: unknown key; did you mean "{right}"?')
 
 
+_FILES = (".json", ".yaml", ".yml")
 _EXPECTED = {
     "bool": "true or false",
     "int": "a whole number",
@@ -277,9 +278,12 @@ _EXPECTED = {
 """The expected type in words, by the first word of pydantic's error type."""
 
 
-def _one_line(error: ValidationError, where: str) -> str:
+def one_line(error: ValidationError, where: str) -> str:
+    """The first of pydantic's errors, for the key `where`: what was wrong and what is right."""
     first = error.errors()[0]
-    path = ".".join([where, *(str(part) for part in first["loc"])]).strip(".")
+    keys = [str(part) for part in first["loc"] if "[" not in str(part)]  # "dict[...]": of a union
+    where = f"{where}: " if keys and where.endswith(_FILES) else f"{where}."
+    path = (where + ".".join(keys)).strip(".")
     kind, context = first["type"], first.get("ctx") or {}
     if kind in ("missing", "missing_argument", "missing_keyword_only_argument"):
         return f"{path}: missing; it must be given"
@@ -292,10 +296,23 @@ def _one_line(error: ValidationError, where: str) -> str:
     elif kind == "finite_number":
         message = "expected a finite number"
     elif kind == "greater_than_equal":
-        message = f"expected {context['ge']} or more"
+        message = f"expected {_plain(context['ge'])} or more"
+    elif kind == "greater_than":
+        message = f"expected a number above {_plain(context['gt'])}"
+    elif kind == "less_than":
+        message = f"expected a number below {_plain(context['lt'])}"
+    elif kind == "less_than_equal":
+        message = f"expected at most {_plain(context['le'])}"
+    elif kind == "too_short":
+        message = f"expected {context['min_length']} or more values"
     elif kind == "too_long":
         message = f"expected {context['max_length']} values"
     return f"{path}: {message}, got {shorten(first.get('input'))}"
+
+
+def _plain(bound: float) -> str:
+    """0 of 0.0, and 10,000,000."""
+    return f"{int(bound):,}" if bound == int(bound) else f"{bound:g}"
 
 
 def shorten(value: object) -> str:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from palm_ds.common.errors import UserError, suggest
+from pydantic import Field, PositiveInt
+
+from palm_ds.common.errors import UserError
+from palm_ds.common.settings import Settings, one_of
 
 LANGUAGES = ("en", "zh", "mixed")
 NEWLINES = ("auto", "space", "break")
@@ -12,17 +16,17 @@ _NEAR = 0.8  # least similarity of near copies
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextOptions:
+class TextOptions(Settings, option="--"):
     """Settings for turning text into tokens and annotations."""
 
-    language: str = "mixed"
+    language: Annotated[str, one_of(LANGUAGES)] = "mixed"
     """en, zh or mixed. en: no Chinese words; zh: no English phrases or names."""
     lower: bool = False
     """Lower-case the text; the annotation `capital` keeps the capitals. Of use before a tokenizer
     that keeps them."""
     simplify: bool = False
     """Convert traditional to simplified Chinese."""
-    newline: str = "auto"
+    newline: Annotated[str, one_of(NEWLINES)] = "auto"
     """A line end is a break, a space, or what the text suggests. auto: a break unless lines are
     wrapped."""
     segmenter: str | None = None
@@ -33,22 +37,10 @@ class TextOptions:
     """A list of entities, one per line."""
     collocations: bool = True
     """Mine phrases from the text."""
-    collocation_count: int = 8
+    collocation_count: PositiveInt = 8
     """Minimum count of a pair."""
-    collocation_npmi: float = 0.35
+    collocation_npmi: Annotated[float, Field(ge=-1, le=1)] = 0.35
     """Minimum normalized PMI of a pair. It is from -1 to 1."""
-
-    def __post_init__(self) -> None:
-        for key, value, known in (
-            ("language", self.language, LANGUAGES),
-            ("newline", self.newline, NEWLINES),
-        ):
-            if value not in known:
-                raise UserError(f"--{key} {value!r}: unknown{suggest(value, known)}")
-        if self.collocation_count < 1:
-            raise UserError(f"--collocation_count {self.collocation_count}: must be at least 1")
-        if not -1 <= self.collocation_npmi <= 1:
-            raise UserError(f"--collocation_npmi {self.collocation_npmi}: must be from -1 to 1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,12 +18,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import PositiveFloat, PositiveInt
 from rich.console import Console
 
 from palm_ds.common.atomic import check_new_folder, move_into_place
 from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
 from palm_ds.common.remote_files import RemoteFolder, is_url
+from palm_ds.common.settings import Settings
 from palm_ds.corpus.annotations import DEFAULT_ANNOTATIONS, INPUT_ANNOTATIONS, find_annotation
 from palm_ds.corpus.collect_labels import collect_labels
 from palm_ds.corpus.corpus_folder import open_folder
@@ -69,7 +70,7 @@ million tokens of English, 130 million of Chinese)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareOptions:
+class PrepareOptions(Settings, option="--"):
     """The options of `prepare`."""
 
     text: TextOptions = field(default_factory=TextOptions)
@@ -81,19 +82,15 @@ class PrepareOptions:
     screen: ScreenOptions = field(default_factory=ScreenOptions)
     not_in: tuple[str, ...] = ()  # inputs of which the corpus must have no copies
     strict: bool = False
-    shard_mb: float | None = None  # of input; None: a 256th of it, from 4 to 384
-    sample_mb: float = 64.0  # of text, for training and mining
-    workers: int = 1
+    shard_mb: PositiveFloat | None = None  # of input; None: a 256th of it, from 4 to 384
+    sample_mb: PositiveFloat = 64.0  # of text, for training and mining
+    workers: PositiveInt = 1
     mpi: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.tokenizer is None) == (self.train is None):
             raise UserError("give either --tokenizer PATH or --train wordpiece|sentencepiece")
-        if self.workers < 1:
-            raise UserError(f"--workers {self.workers}: must be at least 1")
-        for option, size in (("--shard_mb", self.shard_mb), ("--sample_mb", self.sample_mb)):
-            if size is not None and not 0 < size < math.inf:  # NaN neither
-                raise UserError(f"{option} {size}: must be a number above 0")
         if self.train is not None:
             check_training(self.train, self.vocab_size)
         if self.not_in and self.screen.dedup is None:

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import PositiveInt
 
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_generator
+from palm_ds.common.settings import Settings, Share
 from palm_ds.data.reader import Table
 from palm_ds.inference.fill_mask import MASK, Filler, Hidden, named
 from palm_ds.text.word_tags import tagged_words, words_by_class
@@ -37,31 +39,27 @@ Guesser = Callable[[Sequence[str]], Sequence[Sequence[tuple[str, float]]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AugmentSettings:
+class AugmentSettings(Settings, option="--"):
     """Settings for augmenting rows."""
 
-    copies: int = 10
+    copies: PositiveInt = 10
     """Rows made of each row."""
-    unknown: float = 0.1
+    unknown: Share = 0.1
     """Probability of a word to become unknown."""
-    same_class: float = 0.1
+    same_class: Share = 0.1
     """Probability of a word to become another one of its class, from the same table."""
-    guess: float = 0.0
+    guess: Share = 0.0
     """Probability of a word to become a guess of the model."""
-    piece: float = 0.25
+    piece: Share = 0.25
     """Share of the copies that are a piece of the text, of any number of words."""
     seed: int = 1
     keep_labels: bool = False
     """Give copies the label of their row, too. Otherwise only a teacher labels them."""
 
     def __post_init__(self) -> None:
-        for name in ("unknown", "same_class", "guess", "piece"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"--{name}: {getattr(self, name)} is not from 0 to 1")
+        super().__post_init__()
         if self.unknown + self.same_class + self.guess > 1:
             raise UserError("--unknown, --same_class, --guess: add up to more than 1")
-        if self.copies < 1:
-            raise UserError(f"--copies: {self.copies}; expected at least 1")
 
 
 def guesser_of(filler: Filler) -> Guesser:

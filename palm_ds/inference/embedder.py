@@ -13,19 +13,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from pydantic import NonNegativeInt
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.settings import Settings, one_of
 from palm_ds.data.stream.packing import even_parts, pack, row_capacity
 from palm_ds.data.tasks.example import build_input
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.encoder.states import WantedStates, recorded
 from palm_ds.model.inputs.batch import Batch, PackedText
-from palm_ds.model.pooling import OF_ALL_TOKENS, POOLINGS, check_pooling, pool
+from palm_ds.model.pooling import OF_ALL_TOKENS, POOLINGS, pool
 from palm_ds.tasks.shared.text_task import level
 from palm_ds.text.exported_tokenizer import normalizing_tokenizer
 from palm_ds.text.tokenizer import Tokenizer
@@ -44,11 +46,11 @@ CHUNK = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbeddingSettings:
+class EmbeddingSettings(Settings):
     """Settings for turning a text into a vector. Those that are None are as the model's folder says
     (its files of sentence-transformers), or else as stated here."""
 
-    pooling: str | None = None
+    pooling: Annotated[str, one_of((*POOLINGS, "pooler"))] | None = None
     """`mean`, over all tokens with [CLS] and [SEP]; `cls`; `max`; or `pooler`, the trained layer
     over [CLS]. Default: mean."""
     layers: tuple[int, ...] = (-1,)
@@ -57,7 +59,7 @@ class EmbeddingSettings:
     """One vector for each token, special ones included, instead of one for the text."""
     normalize: bool | None = None
     """Scale vectors to length 1. Default: no."""
-    dimensions: int = 0
+    dimensions: NonNegativeInt = 0
     """Keep only the first ones (Matryoshka), before normalizing. Default: all."""
     max_length: int | None = None
     """The most tokens of a text, special ones included; longer texts are truncated. Default: what
@@ -69,16 +71,13 @@ class EmbeddingSettings:
     model's."""
 
     def __post_init__(self) -> None:
-        if self.pooling is not None:
-            check_pooling(self.pooling, (*POOLINGS, "pooler"))
+        super().__post_init__()
         if self.tokens and self.pooling is not None:
             raise UserError("pooling: vectors of tokens are not pooled; leave out one of the two")
         if self.pooling == "pooler" and self.layers != (-1,):
             raise UserError("layers: the pooler reads the last layer; choose another pooling")
         if not self.layers:
             raise UserError("layers: empty; -1 is the last layer")
-        if self.dimensions < 0:
-            raise UserError(f"dimensions: {self.dimensions}; expected at least 1, or 0 for all")
 
 
 class _TextBatch(NamedTuple):

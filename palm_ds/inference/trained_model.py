@@ -16,11 +16,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import NonNegativeInt
 
 from palm_ds.common.config import read_yaml
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.settings import Settings, one_of
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.stream.packing import batch_tokens_for
@@ -53,23 +56,16 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedModel:
+class TrainedModel(Settings):
     """An opened model."""
 
     contents: CheckpointContents
     device: torch.device = torch.device("cpu")
-    precision: str = "fp32"
-    batch_tokens: int = 0
+    precision: Annotated[str, one_of(DTYPES)] = "fp32"
+    batch_tokens: NonNegativeInt = 0
     """Approximate tokens of a batch; 0 chooses for the device."""
     given_tokenizer: Tokenizer | None = None
     """Instead of the model's own."""
-
-    def __post_init__(self) -> None:
-        if self.precision not in DTYPES:
-            raise UserError(f"precision: {self.precision!r}{suggest(self.precision, DTYPES)}")
-        if self.batch_tokens < 0:
-            what = "expected at least 1, or 0 to choose one"
-            raise UserError(f"batch_tokens: {self.batch_tokens}; {what}")
 
     @classmethod
     def open(

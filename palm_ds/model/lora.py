@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from pydantic import PositiveFloat, PositiveInt
 from torch import nn
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.rng import derive_key
+from palm_ds.common.settings import Rate, Settings
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.config.meta import on_meta
 from palm_ds.model.encoder.encoder import ROLES, Encoder, Matrix
@@ -38,14 +40,14 @@ _ADAPTER = re.compile(r"(.+)\.lora_([AB])\.default\.weight")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoraSettings:
+class LoraSettings(Settings):
     """Settings for LoRA: the matrices that get a low-rank change, and its size."""
 
-    rank: int = 8
+    rank: PositiveInt = 8
     """Rank of the changes."""
-    alpha: float = 16.0
+    alpha: PositiveFloat = 16.0
     """The change is scaled by alpha / rank."""
-    dropout: float = 0.0
+    dropout: Rate = 0.0
     """Dropout of the input of the change."""
     targets: tuple[str, ...] | str = ("query", "value")
     """The matrices of every layer that it changes: some of query, key, value, attention_output,
@@ -54,12 +56,7 @@ class LoraSettings:
     """Scale by alpha / sqrt(rank) instead (rsLoRA, Kalajdzievski 2023)."""
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise UserError(f"lora.rank: {self.rank} is not a positive number")
-        if self.alpha <= 0:
-            raise UserError(f"lora.alpha: {self.alpha:g} is not a positive number")
-        if not 0 <= self.dropout < 1:
-            raise UserError(f"lora.dropout: {self.dropout} is not from 0 to below 1")
+        super().__post_init__()
         if not self.target_names:
             raise UserError(f"lora.targets: empty; name some of {', '.join(ROLES)}, or `all`")
         for name in self.target_names:

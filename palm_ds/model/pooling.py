@@ -6,13 +6,14 @@ pool_padded(vectors, real, how)           a padded row for each text, as in expo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.settings import Settings, one_of
 
 POOLINGS = ("mean", "cls", "max")
 OF_ALL_TOKENS = ("mean", "max")
@@ -20,18 +21,15 @@ OF_ALL_TOKENS = ("mean", "max")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pooling:
+class Pooling(Settings):
     """The vector of a text, made from those of its tokens, special ones included."""
 
-    pooling: str = "mean"
+    pooling: Annotated[str, one_of(POOLINGS)] = "mean"
     """mean, cls or max over the tokens of a text."""
     normalize: bool = False
     """Scale vectors to length 1."""
     max_length: int = 0
     """Tokens after which texts are truncated; 0: what the encoder reads."""
-
-    def __post_init__(self) -> None:
-        check_pooling(self.pooling)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +42,6 @@ class TextPooling(Pooling):
     """{name: what is put before a text}, such as `query` and `document`."""
     trained: bool = False
     """Whether the model was trained to give such vectors."""
-
-
-def check_pooling(pooling: str, known: Collection[str] = POOLINGS) -> None:
-    """Raises UserError for an unknown name."""
-    if pooling not in known:
-        raise UserError(f"pooling: {pooling!r}{suggest(pooling, known)}")
 
 
 def pool(vectors: torch.Tensor, lengths: torch.Tensor, pooling: str) -> torch.Tensor:

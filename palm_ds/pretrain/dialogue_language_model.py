@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
+from pydantic import Field, PositiveInt
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.corpus import CorpusSource
@@ -32,19 +33,14 @@ FAKE, REAL = range(2)
 
 @dataclass(frozen=True, kw_only=True)
 class DialogueLanguageModel(CorpusTask):
-    turns: int = 3
+    turns: Annotated[int, Field(ge=2)] = 3
     """Number of consecutive turns; a shorter dialogue of at least two is used whole."""
-    roles: int = 2
+    roles: PositiveInt = 2
     """Number of distinct roles (the backbone needs as many token types); further speakers of a
     dialogue get the last role."""
 
     labels: ClassVar[Sequence[str]] = ("fake", "real")
     num_uniforms: ClassVar[int] = 3
-
-    def __post_init__(self) -> None:
-        for key, value, least in (("turns", self.turns, 2), ("roles", self.roles, 1)):
-            if value < least:
-                raise UserError(f"{self.where}.{key}: {value} is less than {least}")
 
     def annotations(self) -> tuple[str, ...]:
         return ("role",)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from pydantic import PositiveInt
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key
@@ -42,15 +43,15 @@ class DiscourseRelation(sentence_pairs.PairTask):
     ready-made pairs also `labels`: the corpus's label numbers are the classes."""
     classes: int = 0
     """With `markers: labels`, the number of classes of the head."""
-    least: int = 100
+    least: PositiveInt = 100
     """A class is used if the whole corpus has at least this many pairs of it, and the training (or
     held-out) documents at least half of their share of that. In a large corpus, which is read in
     windows, a sample must have its share of that, and at least 10."""
     unmarked: bool = False
     """Adds a class of adjacent sentences whose second starts with no marker."""
-    shortest: int = 5
+    shortest: PositiveInt = 5
     """Sentences of fewer tokens (without the marker) are skipped."""
-    repeat: int = 10
+    repeat: PositiveInt = 10
     """Every class has the same number of pairs per epoch: that of the most common class, but no
     pair of the rarest occurs more than this many times."""
 
@@ -58,10 +59,8 @@ class DiscourseRelation(sentence_pairs.PairTask):
     head_settings: ClassVar[Sequence[str]] = ("markers", "classes", "unmarked")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         where = self.where
-        for key in ("least", "shortest", "repeat"):
-            if getattr(self, key) < 1:
-                raise UserError(f"{where}.{key}: {getattr(self, key)} is less than 1")
         if self.markers == "labels":
             if self.classes < 2:
                 raise UserError(f"{where}.classes: `markers: labels` needs a number of at least 2")

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from pydantic import PositiveInt
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, permutation_at
+from palm_ds.common.settings import PositiveShare
 from palm_ds.corpus.store import Corpus
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import layouts
@@ -38,21 +40,15 @@ class IrRelevance(sentence_pairs.PairTask):
     group: bool = False
     """Without logs: documents whose ids are equal up to the last `/` (chapters of a book, modules
     of a textbook) are the sections of one document, with their titles as headings."""
-    shortest: float = 0.2
+    shortest: PositiveShare = 0.2
     """Without logs: a passage has a random length between this share and all of the row, or of its
     section if that is shorter."""
-    repeat: int = 10
+    repeat: PositiveInt = 10
     """With logs: every class has the same number of pairs per epoch, but no pair of the rarest
     class occurs more than this many times."""
 
     labels: ClassVar[Sequence[str]] = NAMES
     num_uniforms: ClassVar[int] = 3
-
-    def __post_init__(self) -> None:
-        if not 0 < self.shortest <= 1:
-            raise UserError(f"{self.where}.shortest: {self.shortest} is not in (0, 1]")
-        if self.repeat < 1:
-            raise UserError(f"{self.where}.repeat: {self.repeat} is less than 1")
 
     def check(self, source: CorpusSource, max_length: int) -> None:
         if sentence_pairs.is_ready_made(source):

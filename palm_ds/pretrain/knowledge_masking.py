@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.settings import InnerShare, Share
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.masking import choose_units, shown
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class KnowledgeMasking(CorpusTask):
     rate_varies: ClassVar[bool] = True
-    rate: float = 0.15
+    rate: InnerShare = 0.15
     """Share of an example's tokens to predict, special tokens excluded. A stage's own `rate`
     replaces it."""
     units: tuple[Unit, ...] = ("word", "phrase", "entity")
@@ -51,21 +52,20 @@ class KnowledgeMasking(CorpusTask):
     files)."""
     corrupt: Literal["token", "unit"] = "token"
     """Whether 80/10/10 is drawn per token (BERT, ERNIE) or once per unit."""
-    mask_rate: float = 0.8
+    mask_rate: Share = 0.8
     """Share of the predicted tokens shown as [MASK]."""
-    random_rate: float = 0.1
+    random_rate: Share = 0.1
     """Share of the predicted tokens shown as a random token; the rest is shown unchanged."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate < 1:
-            raise UserError(f"{self.where}.rate: {self.rate} is not between 0 and 1")
+        super().__post_init__()
         if not self.units:
             raise UserError(f"{self.where}.units: empty; name token, word, phrase or entity")
         if not isinstance(self.whole, str) and not 0 <= self.whole <= 1:
             raise UserError(
                 f"{self.where}.whole: {self.whole} is not a share from 0 to 1 (or an annotation)"
             )
-        if min(self.mask_rate, self.random_rate) < 0 or self.mask_rate + self.random_rate > 1:
+        if self.mask_rate + self.random_rate > 1:
             raise UserError(
                 f"{self.where}: mask_rate {self.mask_rate} and random_rate "
                 f"{self.random_rate} must not be negative or add up to more than 1"

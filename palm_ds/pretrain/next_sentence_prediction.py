@@ -16,6 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.settings import PositiveShare
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import layouts
 from palm_ds.data.tasks.masking import class_prior_baseline
@@ -28,16 +29,12 @@ RANDOM, NEXT = range(2)
 
 @dataclass(frozen=True, kw_only=True)
 class NextSentencePrediction(sentence_pairs.PairTask):
-    shortest: float = 0.2
+    shortest: PositiveShare = 0.2
     """The two texts together have a random length between this share of a row and a whole row
     (ready-made pairs are not affected)."""
 
     labels: ClassVar[Sequence[str]] = ("another text", "the next")
     num_uniforms: ClassVar[int] = 4
-
-    def __post_init__(self) -> None:
-        if not 0 < self.shortest <= 1:
-            raise UserError(f"{self.where}.shortest: {self.shortest} is not in (0, 1]")
 
     def check(self, source: CorpusSource, max_length: int) -> None:
         if sentence_pairs.is_ready_made(source) and self._makes_negatives(source):

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.settings import PositiveShare
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.task import CorpusTask
@@ -42,13 +42,9 @@ NUM_SETS = 63  # the bits of an int64 without its sign
 class Retromae(CorpusTask):
     """Trains the [CLS] vectors of texts without labels."""
 
-    rate: float = 0.5
+    rate: PositiveShare = 0.5
     """Share of the other tokens that the decoder does not see at a position; 0.5 to 0.7 in the
     paper."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1:
-            raise UserError(f"{self.where}.rate: {self.rate} is not above 0 and at most 1")
 
     def text_pooling(self) -> TextPooling:
         return TextPooling(pooling="cls", normalize=True, trained=True)

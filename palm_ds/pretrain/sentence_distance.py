@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.settings import PositiveShare
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example, layouts
 from palm_ds.pretrain.shared.sentence_pairs import PairTask, anchors, arrange_pair
@@ -20,15 +21,11 @@ ADJACENT, SAME_DOCUMENT, OTHER_DOCUMENT = range(3)
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceDistance(PairTask):
-    shortest: float = 0.2
+    shortest: PositiveShare = 0.2
     """The two texts together have a random length between this share of a row and a whole row."""
 
     labels: ClassVar[Sequence[str]] = ("adjacent", "same document", "other document")
     num_uniforms: ClassVar[int] = 6
-
-    def __post_init__(self) -> None:
-        if not 0 < self.shortest <= 1:
-            raise UserError(f"{self.where}.shortest: {self.shortest} is not in (0, 1]")
 
     def check(self, source: CorpusSource, max_length: int) -> None:
         if len(source.documents) < 2:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.settings import PositiveShare
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example, build_input
 from palm_ds.data.tasks.task import CorpusTask
@@ -28,17 +28,13 @@ SWAPPED, IN_ORDER = range(2)
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceOrder(CorpusTask):
-    shortest: float = 0.2
+    shortest: PositiveShare = 0.2
     """Paragraphs longer than half a row are cut to a random length between this share of a row and
     a whole row."""
 
     segments: ClassVar[int] = 2
     labels: ClassVar[Sequence[str]] = ("swapped", "in order")
     num_uniforms: ClassVar[int] = 1
-
-    def __post_init__(self) -> None:
-        if not 0 < self.shortest <= 1:
-            raise UserError(f"{self.where}.shortest: {self.shortest} is not in (0, 1]")
 
     def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """(texts, 4): at least two whole sentences, and their paragraph."""

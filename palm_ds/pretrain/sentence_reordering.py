@@ -12,11 +12,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
+from pydantic import Field
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.settings import PositiveShare
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example, build_input
 from palm_ds.data.tasks.task import CorpusTask
@@ -30,20 +31,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceReordering(CorpusTask):
-    most: int = 3
+    most: Annotated[int, Field(ge=2, le=6)] = 3
     """Maximum number of segments; the backbone needs as many token types."""
-    shortest: float = 0.2
+    shortest: PositiveShare = 0.2
     """Paragraphs longer than half a row are cut to a random length between this share of a row and
     a whole row."""
 
     num_uniforms: ClassVar[int] = 1
     head_settings: ClassVar[Sequence[str]] = ("most",)
-
-    def __post_init__(self) -> None:
-        if not 2 <= self.most <= 6:
-            raise UserError(f"{self.where}.most: {self.most} is not from 2 to 6")
-        if not 0 < self.shortest <= 1:
-            raise UserError(f"{self.where}.shortest: {self.shortest} is not in (0, 1]")
 
     @cached_property
     def orders(self) -> list[tuple[int, ...]]:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from pydantic import PositiveFloat, PositiveInt
 
-from palm_ds.common.errors import UserError
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example, build_input, join, layouts, text_numbers
 from palm_ds.data.tasks.task import CorpusTask
@@ -34,16 +34,10 @@ class Simcse(CorpusTask):
 
     pooling: Literal["mean", "cls"] = "cls"
     """A sentence's vector: that of [CLS], or the mean over its tokens."""
-    temperature: float = 0.05
+    temperature: PositiveFloat = 0.05
     """Cosines are divided by it."""
-    shortest: int = 4
+    shortest: PositiveInt = 4
     """Sentences of fewer tokens are left out."""
-
-    def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise UserError(f"{self.where}.temperature: {self.temperature}; it must be above 0")
-        if self.shortest < 1:
-            raise UserError(f"{self.where}.shortest: {self.shortest}; it must be 1 or more")
 
     @classmethod
     def labels_others(cls) -> bool:

@@ -27,6 +27,7 @@ from typing import ClassVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.settings import InnerShare, Share
 from palm_ds.data.sources.corpus import CorpusSource, passages
 from palm_ds.data.tasks.example import Example, build_input, layouts, select_tokens
 from palm_ds.data.tasks.generation_flows import FlowOptions, same_head, unigram_baseline
@@ -40,21 +41,21 @@ _SPECIALS = 4  # [CLS] source [SEP] [CLS] target [SEP]
 
 @dataclass(frozen=True, kw_only=True)
 class SpanGeneration(FlowOptions, CorpusTask):
-    rate: float = 0.25
+    rate: InnerShare = 0.25
     """Share of a passage that is its target."""
     shortest: tuple[int, ...] = (1, 4)
     """Tokens of the shortest fragment of each distribution of lengths."""
     longest: tuple[int, ...] = (4, 32)
     """Tokens of the longest fragment of each distribution; lengths in between are equally
     likely."""
-    chosen: tuple[float, ...] = (0.4, 0.6)
+    chosen: tuple[Share, ...] = (0.4, 0.6)
     """Probability of each distribution."""
     units: tuple[Unit, ...] = ("word", "phrase", "entity")
     """What a span may be: a token belongs to the largest unit listed here that covers it, or is a
     span by itself."""
-    noise_rate: float = 0.05
+    noise_rate: Share = 0.05
     """Share of the target tokens in the context that are replaced."""
-    word_weight: float = 0.5
+    word_weight: Share = 0.5
     """Weight of the word-by-word flow in the loss; the span-by-span flow has the rest."""
 
     attends_partially: ClassVar[bool] = True
@@ -62,16 +63,14 @@ class SpanGeneration(FlowOptions, CorpusTask):
     num_uniforms: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         where = self.where
-        self.check_options(where)
-        if not 0 < self.rate < 1:
-            raise UserError(f"{where}.rate: {self.rate} is not between 0 and 1")
         if not len(self.shortest) == len(self.longest) == len(self.chosen) > 0:
             raise UserError(f"{where}: give shortest, longest and chosen for each distribution")
         for low, high in zip(self.shortest, self.longest, strict=True):
             if not 1 <= low <= high:
                 raise UserError(f"{where}: no fragment has {low} to {high} tokens")
-        if min(self.chosen) < 0 or not np.isclose(sum(self.chosen), 1):
+        if not np.isclose(sum(self.chosen), 1):
             raise UserError(f"{where}.chosen: {self.chosen} are no probabilities; their sum is 1")
 
     def annotations(self) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_generator, permutation_at
+from palm_ds.common.settings import PositiveShare
 from palm_ds.data.sources.corpus import CorpusSource, passages, split_corpus
 from palm_ds.data.tasks.example import Example, build_input
 from palm_ds.data.tasks.masking import class_prior_baseline
@@ -39,19 +40,18 @@ class TokenDocumentRelation(CorpusTask):
     """Tokens of the document that are searched before and after a text."""
     least: int = 128
     """A text is labelled only if at least this many tokens of its document are searched."""
-    frequent: float = 0.001
+    frequent: PositiveShare = 0.001
     """Tokens above this share of the corpus are stop words and get no label."""
 
     labels: ClassVar[Sequence[str]] = ("nowhere else", "elsewhere too")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.least <= self.reach:
             raise UserError(
                 f"{self.where}: least {self.least} and reach {self.reach} must be positive, "
                 f"and least must not exceed reach"
             )
-        if not 0 < self.frequent <= 1:
-            raise UserError(f"{self.where}.frequent: {self.frequent} is not in (0, 1]")
 
     def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """The default passages, if enough of their document is outside."""

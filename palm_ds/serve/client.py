@@ -81,7 +81,7 @@ class ServingClient:
         answers = self._in_batches(path, "inputs", inputs, {"model": model})
         return [each for answer in answers for each in answer["predictions"]]
 
-    def embed(self, texts: Sequence[Any], *, model: str = "", **settings: Any) -> np.ndarray:
+    def embed(self, texts: Sequence[Any], *, model: str = "", **settings: object) -> np.ndarray:
         """(texts, size) float32, of texts and pairs; `settings`: pooling, normalize, dimensions,
         prompt."""
         answers = self._in_batches("/embed", "texts", texts, {"model": model, **settings})

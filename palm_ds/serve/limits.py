@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+
+from pydantic import PositiveFloat, PositiveInt
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.settings import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServingLimits:
+class ServingLimits(Settings, option="--"):
     """Bounds on requests. More of anything is refused with a status of its own."""
 
-    max_texts: int = 256
+    max_texts: PositiveInt = 256
     """Texts (rows, candidates) of a request. More: 413."""
-    max_characters: int = 100_000
+    max_characters: PositiveInt = 100_000
     """Characters of a text. More: 413. The model itself reads its first tokens only."""
-    max_bytes: int = 4 << 20
+    max_bytes: PositiveInt = 4 << 20
     """Bytes of a request. More: 413."""
-    max_queue: int = 1024
+    max_queue: PositiveInt = 1024
     """Texts of all clients, waiting or in work. More: 429."""
-    timeout: float = 60.0
+    timeout: PositiveFloat = 60.0
     """Seconds for a request, unless its client asks for less. Then: 504."""
-    read_timeout: float = 15.0
+    read_timeout: PositiveFloat = 15.0
     """Seconds for a client to send its request. Then: 408."""
-    drain_timeout: float = 30.0
+    drain_timeout: PositiveFloat = 30.0
     """Seconds to finish accepted requests after SIGTERM."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if not 0 < getattr(self, field.name) < math.inf:  # NaN neither
-                raise UserError(f"--{field.name}: {getattr(self, field.name)}; expected above 0")
+        super().__post_init__()
         if self.max_texts > self.max_queue:
             raise UserError(
                 f"--max_texts: {self.max_texts} do not fit into a queue of {self.max_queue} texts "

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import NonNegativeFloat
 
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.settings import Rate
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.interfaces import ImportedHead, StoredPrediction
@@ -31,13 +33,15 @@ from palm_ds.tasks.shared.text_task import ClassesTask, confusion_table
 class Classification(ClassesTask):
     """Predicts one of several classes."""
 
-    dropout: float = 0.1
+    dropout: Rate = 0.1
     """Dropout on the input of the head during training."""
-    smoothing: float = 0.0
+    smoothing: Rate = 0.0
     """Label smoothing: share of the target probability spread over all classes."""
     positive: str = ""
     """Class for which F1 is reported; by default the second of two classes."""
-    class_weights: dict[str | int, float] | Literal["balanced"] = field(default_factory=dict)
+    class_weights: dict[str | int, NonNegativeFloat] | Literal["balanced"] = field(
+        default_factory=dict
+    )
     """{class: weight of its loss during training}, by default 1; `balanced`: inverse class
     frequencies, so that all classes have the same total weight in the training rows."""
 
@@ -46,6 +50,7 @@ class Classification(ClassesTask):
     imports: ClassVar[ImportedHead | None] = "class"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.check_label_names()
         if len(self.labels) == 1:
             raise UserError(
@@ -54,16 +59,12 @@ class Classification(ClassesTask):
         named = [self.positive] if self.positive else []
         if isinstance(self.class_weights, dict):
             named += map(str, self.class_weights)
-            if not all(0 <= weight < np.inf for weight in self.class_weights.values()):
-                raise UserError(f"{self.where}.class_weights: a weight is negative or not a number")
         for name in named if self.labels else []:
             if name not in self.labels:
                 key = "positive" if name == self.positive else "class_weights"
                 raise UserError(
                     f"{self.where}.{key}: {name!r} is not a label{suggest(name, self.labels)}"
                 )
-        if not 0 <= self.smoothing < 1:
-            raise UserError(f"{self.where}.smoothing: {self.smoothing} is not in 0..1, below 1")
 
     def resolved(self, source: TableSource) -> Classification:
         """With the labels and, if `balanced`, the class weights of the training rows."""

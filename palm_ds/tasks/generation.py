@@ -21,12 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
+from palm_ds.common.settings import Rate
 from palm_ds.data.sources.source import unigram_frequencies
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, layouts
@@ -48,13 +50,6 @@ from palm_ds.tasks.shared.text_task import SHORTEST, TextTask
 from palm_ds.text.tokens import SpecialTokens
 
 SOURCES = ("source", "source_b", "source_c")
-_MINIMUMS = {
-    "max_target": 3,
-    "longest_span": 1,
-    "max_turns": 0,
-    "evaluate_rows": 0,
-    "evaluate_beams": 1,
-}
 _EXAMPLES, _WIDTH = 8, 80  # texts in the report, characters of a source there
 
 
@@ -62,19 +57,19 @@ _EXAMPLES, _WIDTH = 8, 80  # texts in the report, characters of a source there
 class Generation(FlowOptions, TextTask, TextGenerator):
     """Writes texts."""
 
-    max_source: int = 0
+    max_source: NonNegativeInt = 0
     """Maximum tokens of the source, with [CLS] and [SEP]; 0: what the target leaves of a row."""
-    max_target: int = 64
+    max_target: Annotated[int, Field(ge=3)] = 64
     """Maximum tokens of the target, with [CLS] and [SEP]."""
-    longest_span: int = 3
+    longest_span: PositiveInt = 3
     """Tokens of the longest span of the span-by-span flow, whose spans are random; the paper has
     this flow in pretraining only."""
-    max_turns: int = 0
+    max_turns: NonNegativeInt = 0
     """Turns of a dialogue that are read, the last ones: column `turns`, after the sources, which
     may be missing. 0: no dialogue. The backbone needs max_turns + 2 token types."""
     label_column: str = "target"
     """The column of the targets."""
-    smoothing: float = 0.1
+    smoothing: Rate = 0.1
     """Label smoothing: share of the target probability spread over the vocabulary."""
     generate: DecodingSettings = field(default_factory=DecodingSettings)
     """How predictions are written: `max_tokens`, `beams`, `length_penalty`, `no_repeat_ngram`,
@@ -82,29 +77,26 @@ class Generation(FlowOptions, TextTask, TextGenerator):
     score: Literal["rouge", "rouge_stemmed", "bleu", "dialogue", "answers"] = "rouge"
     """rouge: ROUGE-L, 1 and 2, BLEU-4; rouge_stemmed: of stems. bleu: the same, BLEU-4 first.
     dialogue: BLEU-1 and 2, distinct words and pairs. answers: F1 and exact match as in SQuAD."""
-    evaluate_rows: int = 256
+    evaluate_rows: NonNegativeInt = 256
     """Texts are written for the first N rows of an evaluation during training; 0: for none."""
-    evaluate_beams: int = 1
+    evaluate_beams: PositiveInt = 1
     """Beams of these evaluations; 1: greedy."""
 
     attends_partially: ClassVar[bool] = True
     prediction_key: ClassVar[str] = "text"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.generate, DecodingSettings):
             raise UserError(
                 f"{self.where}.generate: expected palm.DecodingSettings(beams=4, ...), got "
                 f"{self.generate!r:.60}"
             )
-        self.check_options(self.where)
         check_rules(self.score, self.where)
-        if self.max_source < 0 or 0 < self.max_source < SHORTEST:
+        if 0 < self.max_source < SHORTEST:
             raise UserError(
                 f"{self.where}.max_source: {self.max_source}; it must be 0 or at least {SHORTEST}"
             )
-        for key, least in _MINIMUMS.items():
-            if (value := getattr(self, key)) < least:
-                raise UserError(f"{self.where}.{key}: {value} is less than {least}")
         most = self.generate.max_tokens or self.max_target - 1
         if self.generate.min_tokens >= most:
             raise UserError(

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.settings import InnerShare, Share
 from palm_ds.data.sources.source import unigram_frequencies
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example
@@ -33,22 +34,21 @@ _TEXTS = ("text_a", "text_b", "question", "context")
 class MaskedWords(TextTask):
     """Predicts masked words."""
 
-    rate: float = 0.15
+    rate: InnerShare = 0.15
     """Share of the tokens to predict, without special tokens; at least one word."""
     whole_words: bool = True
     """Mask whole words; otherwise single tokens."""
-    mask_rate: float = 0.8
+    mask_rate: Share = 0.8
     """Share of the predicted tokens replaced by [MASK]."""
-    random_rate: float = 0.1
+    random_rate: Share = 0.1
     """Share of the predicted tokens replaced by a random token; the rest stays unchanged."""
 
     edits_text: ClassVar[bool] = True
     prediction_key: ClassVar[str] = "words"
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate < 1:
-            raise UserError(f"{self.where}.rate: {self.rate} is not between 0 and 1")
-        if min(self.mask_rate, self.random_rate) < 0 or self.mask_rate + self.random_rate > 1:
+        super().__post_init__()
+        if self.mask_rate + self.random_rate > 1:
             raise UserError(
                 f"{self.where}: mask_rate {self.mask_rate} and random_rate {self.random_rate} must "
                 "not be negative nor add up to more than 1"

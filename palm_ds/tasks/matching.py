@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.settings import PositiveShare, Rate
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, build_input, join, layouts
 from palm_ds.data.tasks.interfaces import PAIR, StoredPrediction
@@ -41,9 +42,9 @@ class Matching(ClassesTask):
 
     strategy: Literal["pointwise", "pairwise"] = "pointwise"
     """Train on labelled pairs, or on a better and a worse text_b for the same text_a."""
-    margin: float = 0.5
+    margin: PositiveShare = 0.5
     """Pairwise: required difference between the probabilities of the better and the worse text."""
-    dropout: float = 0.1
+    dropout: Rate = 0.1
     """Dropout on the input of the head during training."""
 
     prediction_key: ClassVar[str] = "label"
@@ -51,14 +52,13 @@ class Matching(ClassesTask):
     rerank_priority: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         most = 3 if self.pairwise else 2
         if self.texts and not 2 <= len(self.texts) <= most:
             raise UserError(
                 f"{self.where}.texts: {len(self.texts)} columns; {self.strategy} matching reads "
                 f"{', '.join(_COLUMNS[:most])}, or columns in their place"
             )
-        if not 0 < self.margin <= 1:
-            raise UserError(f"{self.where}.margin: {self.margin} must be above 0 and at most 1")
         if self.labels and self.pairwise:
             raise UserError(f"{self.where}.labels: pairwise matching has no labels; remove this")
         if self.labels and len(set(self.labels)) != 2:

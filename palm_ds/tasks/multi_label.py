@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.settings import InnerShare, Rate
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.interfaces import ImportedHead, StoredPrediction
@@ -33,13 +34,13 @@ _SEPARATORS = (",", ";", "|")
 class MultiLabel(ClassesTask):
     """Predicts any number of classes."""
 
-    threshold: float = 0.5
+    threshold: InnerShare = 0.5
     """Minimum probability at which a class is predicted."""
     separator: str = ","
     """Separator between the classes in a text cell."""
     nothing: str = "none"
     """Cell value for a row without classes (in list cells: an empty list)."""
-    dropout: float = 0.1
+    dropout: Rate = 0.1
     """Dropout on the input of the head during training."""
 
     prediction_key: ClassVar[str] = "labels"
@@ -47,8 +48,7 @@ class MultiLabel(ClassesTask):
     imports: ClassVar[ImportedHead | None] = "labels"
 
     def __post_init__(self) -> None:
-        if not 0 < self.threshold < 1:
-            raise UserError(f"{self.where}.threshold: {self.threshold} is not between 0 and 1")
+        super().__post_init__()
         if not self.separator:
             raise UserError(f"{self.where}.separator is empty; give the text between two classes")
         self.check_label_names()

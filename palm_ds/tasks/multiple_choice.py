@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.settings import Rate
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, build_input, join, layouts
 from palm_ds.data.tasks.interfaces import (
@@ -45,7 +46,7 @@ class MultipleChoice(TextTask):
     detected in the training rows."""
     count_from: int = -1
     """Number of the first choice; by default 0 or 1, as detected in the training rows."""
-    dropout: float = 0.1
+    dropout: Rate = 0.1
     """Dropout on the input of the head during training."""
 
     prediction_key: ClassVar[str] = "label"

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from pydantic import PositiveFloat, PositiveInt
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.settings import Rate
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.interfaces import PAIR, StoredPrediction
@@ -33,13 +35,13 @@ from palm_ds.tasks.shared.text_task import TextTask, missing
 class Ranking(TextTask):
     """Ranks candidates within groups."""
 
-    relevant_from: float = 1.0
+    relevant_from: PositiveFloat = 1.0
     """Minimum grade of a relevant candidate."""
     group: str = ""
     """Column that identifies the group of a row; by default qid, else text_a."""
-    k: int = 10
+    k: PositiveInt = 10
     """Number of top candidates that nDCG evaluates."""
-    dropout: float = 0.1
+    dropout: Rate = 0.1
     """Dropout on the input of the head during training."""
 
     prediction_key: ClassVar[str] = "score"
@@ -47,13 +49,7 @@ class Ranking(TextTask):
     rerank_priority: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise UserError(f"{self.where}.k: {self.k}; it must be 1 or more")
-        if not self.relevant_from > 0:
-            raise UserError(
-                f"{self.where}.relevant_from: {self.relevant_from}; it must be above 0, which "
-                "means irrelevant"
-            )
+        super().__post_init__()
         if self.texts and len(self.texts) < 2:
             raise UserError(f"{self.where}.texts: name two columns, the question and the candidate")
 

@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
+from pydantic import FiniteFloat, NonNegativeFloat
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.settings import Rate
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.interfaces import ImportedHead, StoredPrediction
@@ -38,11 +40,11 @@ class Regression(TextTask):
     """Maximum; higher predictions are clipped to it."""
     scale: bool = True
     """Learn standardised targets: minus their mean, divided by their standard deviation."""
-    mean: float = 0.0
+    mean: FiniteFloat = 0.0
     """With `scale`: mean of the targets, computed from the training rows."""
-    deviation: float = 0.0
+    deviation: NonNegativeFloat = 0.0
     """With `scale`: standard deviation of the targets; 0: compute both from the training rows."""
-    dropout: float = 0.1
+    dropout: Rate = 0.1
     """Dropout on the input of the head during training."""
 
     prediction_key: ClassVar[str] = "value"
@@ -52,13 +54,9 @@ class Regression(TextTask):
     imports: ClassVar[ImportedHead | None] = "number"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.low is not None and self.high is not None and not self.low < self.high:
             raise UserError(f"{self.where}: low {self.low} is not below high {self.high}")
-        if self.deviation < 0 or not math.isfinite(self.deviation + self.mean):
-            raise UserError(
-                f"{self.where}: mean {self.mean} and deviation {self.deviation} must be numbers, "
-                "the deviation not negative"
-            )
 
     def with_head_of(self, origin: Task) -> Regression:
         """With the scaling of the task that owns the shared head."""

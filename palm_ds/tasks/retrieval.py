@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import PositiveFloat, PositiveInt
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.settings import Share
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, text_numbers
 from palm_ds.data.tasks.interfaces import StoredPrediction
@@ -42,16 +44,16 @@ class Retrieval(EmbeddingTask):
     negatives: Literal["auto", "need", "ignore"] = "auto"
     """The column `negatives`, texts that are not what the query asks for: use it if there is one;
     need it; or ignore it."""
-    temperature: float = 0.05
+    temperature: PositiveFloat = 0.05
     """Similarities are divided by it: the smaller, the more the hardest negatives count."""
     margin: float = 0.0
     """By how much a positive should be more similar than a negative (Yang et al. 2019)."""
     distillation: Literal["", "kl", "margin_mse"] = ""
     """Learn the column `teacher_scores`, a teacher's score of the positive and of each negative:
     their softmax (Kullback-Leibler divergence), or their differences (Hofstätter et al. 2020)."""
-    distillation_share: float = 1.0
+    distillation_share: Share = 1.0
     """Share of the distillation in the loss; the rest is InfoNCE."""
-    k: int = 10
+    k: PositiveInt = 10
     """Number of top texts that nDCG and recall evaluate."""
 
     prediction_key: ClassVar[str] = "score"
@@ -61,15 +63,6 @@ class Retrieval(EmbeddingTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.k < 1:
-            raise UserError(f"{self.where}.k: {self.k}; it must be 1 or more")
-        if not self.temperature > 0:
-            raise UserError(f"{self.where}.temperature: {self.temperature}; it must be above 0")
-        if not 0 <= self.distillation_share <= 1:
-            raise UserError(
-                f"{self.where}.distillation_share: {self.distillation_share}; it must be from 0 to "
-                "1"
-            )
         if self.distillation and self.negatives == "ignore":
             raise UserError(
                 f"{self.where}.distillation: compares a positive with its negatives, but "

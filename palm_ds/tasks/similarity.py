@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from pydantic import PositiveFloat
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
@@ -32,7 +33,7 @@ class Similarity(EmbeddingTask):
     loss: Literal["cosent", "cosine"] = "cosent"
     """The order of all pairs of a step (CoSENT, Su 2022), or the squared difference of similarity
     and label, which is scaled to be from 0 to 1."""
-    temperature: float = 0.05
+    temperature: PositiveFloat = 0.05
     """CoSENT divides similarities by it."""
     low: float | None = None
     """The label of texts that have nothing in common; default: the lowest of the training rows."""
@@ -45,8 +46,6 @@ class Similarity(EmbeddingTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.temperature > 0:
-            raise UserError(f"{self.where}.temperature: {self.temperature}; it must be above 0")
         if self.low is not None and self.high is not None and not self.low < self.high:
             raise UserError(f"{self.where}: low {self.low} is not below high {self.high}")
 

@@ -18,8 +18,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import NonNegativeInt
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.settings import Rate
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, build_input, layouts
 from palm_ds.data.tasks.interfaces import Form, ImportedHead, text_field
@@ -51,17 +53,12 @@ class Tagging(TagScoring):
     """Score the tags of a sentence jointly with a CRF."""
     constrain: bool = False
     """Predict only sequences of tags that the scheme allows."""
-    overlap: int = 0
+    overlap: NonNegativeInt = 0
     """Minimum overlap of the windows of a long sentence, in tokens; 0: a quarter of a window."""
-    dropout: float = 0.1
+    dropout: Rate = 0.1
     """Dropout on the input of the head during training."""
 
     imports: ClassVar[ImportedHead | None] = "tokens"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.overlap < 0:
-            raise UserError(f"{self.where}.overlap: {self.overlap} is negative")
 
     def with_head_of(self, origin: Task) -> Tagging:
         task = super().with_head_of(origin)

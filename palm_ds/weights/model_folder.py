@@ -133,7 +133,7 @@ def _progress(run: Path) -> str:
     if not steps:
         return "no step logged"
     try:
-        recipe: Any = read_yaml(run / _RECIPE)
+        recipe = read_yaml(run / _RECIPE)
         counts = [
             steps
             for stage in recipe["stages"]

@@ -281,7 +281,7 @@ def test_mistakes_are_one_line(model, run: Path, tables: Path, tmp_path: Path) -
         r"not a checkpoint of a known format": lambda: palm.load(tables),
         r"no task 'moood'; did you mean \"mood\"\?": lambda: model(TEXTS, task="moood"),
         r"no task 'x'": lambda: palm.load(run, tasks=["x"]),
-        r"precision: 'fp8'": lambda: palm.load(run, precision="fp8"),
+        r"precision: no .fp8.; known: bf16, fp16, fp32": lambda: palm.load(run, precision="fp8"),
         r"task: choose one of mood, stars": lambda: model(TEXTS),
         r"rows: no file 'w1 w2'; put a text into a list: \['w1 w2'\]": lambda: model.predict(
             "w1 w2"

@@ -119,8 +119,8 @@ def test_help_needs_no_torch() -> None:
         ),
         ("pretrain x --deepspeed_config y --run_dir=", "argument --run_dir: empty; name a place"),
         ("suite x --deepspeed_config y --out hf://b/x", "argument --out: hf://b/x: is a URL"),
-        ("run --restarts -1 -- true", "--restarts -1: expected a number from 0 (never)"),
-        ("run --silence nan -- true", "--silence nan: expected a number of seconds above 0"),
+        ("run --restarts -1 -- true", "--restarts: expected 0 or more, got -1"),
+        ("run --silence nan -- true", "--silence: expected a finite number, got NaN"),
     ],
 )
 def test_mistakes_are_one_line(

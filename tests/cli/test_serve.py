@@ -49,9 +49,13 @@ def test_mistakes_in_one_line(
     assert "--max_texts: 9 do not fit" in error_of(
         capsys, model, "--max_texts", "9", "--max_queue", "8"
     )
-    assert "--timeout: 0.0; expected above 0" in error_of(capsys, model, "--timeout", "0")
-    assert "--timeout: nan; expected above 0" in error_of(capsys, model, "--timeout", "nan")
-    assert "precision: 'fp31'" in error_of(capsys, model, "--precision", "fp31", "--port", "0")
+    assert "error: --timeout: expected a number above 0, got 0.0" in error_of(
+        capsys, model, "--timeout", "0"
+    )
+    assert "--timeout: expected a finite number, got NaN" in error_of(
+        capsys, model, "--timeout", "nan"
+    )
+    assert 'precision: no "fp31"' in error_of(capsys, model, "--precision", "fp31", "--port", "0")
     token = tmp_path / "token"
     assert "No such file" in error_of(capsys, model, "--token_file", str(token))
     token.write_text("two words")

@@ -323,7 +323,7 @@ def test_invalid_options() -> None:
     for change, message in (
         ({"train": None}, "either --tokenizer"),
         ({"tokenizer": "x"}, "either --tokenizer"),
-        ({"workers": 0}, "--workers 0"),
+        ({"workers": 0}, "--workers: expected a number above 0, got 0"),
         ({"shard_mb": 0.0}, "--shard_mb"),
         ({"sample_mb": -1.0}, "--sample_mb"),
     ):

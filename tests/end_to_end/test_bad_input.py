@@ -124,11 +124,17 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "unknown kind": (words(*OUT, "--train", "bpe"), "invalid choice: 'bpe'"),
     "unknown option": (words(*OUT, *TRAIN, "--lowercase"), "--lowercase"),
     "language": (words(*OUT, *TRAIN, "--language", "de"), "invalid choice: 'de'"),
-    "workers": (words(*OUT, *TRAIN, "--workers", "0"), "--workers 0: must be at least 1"),
+    "workers": (words(*OUT, *TRAIN, "--workers", "0"), "--workers: expected a number above 0"),
     "no number": (words(*OUT, *TRAIN, "--workers", "many"), "invalid int value: 'many'"),
     "a vast vocabulary": (words(*OUT, "--train", "wordpiece", "--vocab_size", "9" * 11), "at most"),
-    "no size of shards": (words(*OUT, *TRAIN, "--shard_mb", "nan"), "--shard_mb nan: must be a"),
-    "endless samples": (words(*OUT, *TRAIN, "--sample_mb", "inf"), "--sample_mb inf: must be a"),
+    "no size of shards": (
+        words(*OUT, *TRAIN, "--shard_mb", "nan"),
+        "--shard_mb: expected a finite number",
+    ),
+    "endless samples": (
+        words(*OUT, *TRAIN, "--sample_mb", "inf"),
+        "--sample_mb: expected a finite number",
+    ),
     "an empty input": (words("{}/out", "", *TRAIN), "input: an empty name; give files"),
     "an empty output": (words("", "{}/a.jsonl", *TRAIN), "OUT: empty; name a new folder"),
     "a failing mark": (

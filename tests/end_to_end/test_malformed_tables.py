@@ -517,9 +517,9 @@ def test_a_completely_wrong_file(
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"format": "tvs"}, "format 'tvs': unknown; did you mean \"tsv\""),
-        ({"bad_rows": "drop"}, "bad_rows 'drop': unknown; "),
-        ({"lost_answers": "kept"}, "lost_answers 'kept': unknown; did you mean \"keep\""),
+        ({"format": "tvs"}, 'format: no .tvs.; did you mean "tsv"'),
+        ({"bad_rows": "drop"}, "bad_rows: no .drop.; known: skip, stop"),
+        ({"lost_answers": "kept"}, 'lost_answers: no .kept.; did you mean "keep"'),
         ({"columns": {"texta": "x"}}, 'columns.texta: unknown role; did you mean "text_a"'),
         ({"columns": {"label": ["a", "b"]}}, r"columns.label: \['a', 'b'\]: give one column"),
         ({"columns": {"choices": ["a"]}}, r"columns.choices: \['a'\]: give one column; two or"),

@@ -176,8 +176,8 @@ def test_building_an_example_twice_gives_the_same(source):
 @pytest.mark.parametrize(
     ("kind", "values", "message"),
     [
-        ("sentence_reordering", {"most": 1}, "most: 1"),
-        ("sentence_reordering", {"most": 9}, "most: 9"),
+        ("sentence_reordering", {"most": 1}, "tasks.task.most: expected 2 or more, got 1"),
+        ("sentence_reordering", {"most": 9}, "tasks.task.most: expected at most 6, got 9"),
         ("sentence_reordering", {"shortest": 0}, "shortest"),
         ("sentence_distance", {"shortest": 2}, "shortest"),
         ("sentence_distance", {"shortst": 0.5}, 'did you mean "shortest"'),

@@ -127,9 +127,9 @@ def test_the_unknown_letter_is_unknown() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"unknown": 1.5}, "--unknown: 1.5 is not from 0 to 1"),
+        ({"unknown": 1.5}, "--unknown: expected at most 1, got 1.5"),
         ({"unknown": 0.6, "same_class": 0.6}, "add up to more than 1"),
-        ({"copies": 0}, "--copies: 0; expected at least 1"),
+        ({"copies": 0}, "--copies: expected a number above 0, got 0"),
     ],
 )
 def test_wrong_settings(settings, message) -> None:

@@ -279,7 +279,7 @@ def test_a_pooling_of_another_kind_is_refused(sentence_folder) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"pooling": "means"}, "pooling: 'means'; did you mean .mean."),
+        ({"pooling": "means"}, "pooling: no .means.; did you mean .mean."),
         ({"pooling": "mean", "tokens": True}, "tokens are not pooled"),
         ({"pooling": "pooler", "layers": (1,)}, "the pooler reads the last layer"),
         ({"layers": ()}, "layers: empty"),
@@ -288,7 +288,7 @@ def test_a_pooling_of_another_kind_is_refused(sentence_folder) -> None:
         ({"max_length": 2}, "max_length: 2: .* from 3 to 150"),
         ({"max_length": 151}, "max_length: 151: .* from 3 to 150"),
         ({"dimensions": 17}, "dimensions: 17: .* have 16"),
-        ({"dimensions": -1}, "dimensions: -1"),
+        ({"dimensions": -1}, "dimensions: expected 0 or more, got -1"),
         ({"task": "c"}, "task: 'c': no such task"),
     ],
 )

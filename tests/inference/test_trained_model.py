@@ -359,8 +359,8 @@ def test_vectors_of_an_unfinished_run_are_pooled_as_it_trains_them(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"precision": "fp64"}, "precision: 'fp64'"),
-        ({"batch_tokens": -1}, "batch_tokens: -1; expected at least 1, or 0"),
+        ({"precision": "fp64"}, "precision: no .fp64.; did you mean .fp16."),
+        ({"batch_tokens": -1}, "batch_tokens: expected 0 or more, got -1"),
     ],
 )
 def test_settings_are_checked_for_every_use(

@@ -172,9 +172,9 @@ def test_each_matrix_has_its_own_masks_at_its_rate() -> None:
 @pytest.mark.parametrize(
     ("values", "error"),
     (
-        ({"rank": 0}, "lora.rank: 0 is not a positive number"),
-        ({"alpha": -1}, "lora.alpha: -1 is not a positive number"),
-        ({"dropout": 1}, "lora.dropout: 1.0 is not from 0 to below 1"),
+        ({"rank": 0}, "lora.rank: expected a number above 0, got 0"),
+        ({"alpha": -1}, "lora.alpha: expected a number above 0, got -1"),
+        ({"dropout": 1}, "lora.dropout: expected a number below 1, got 1"),
         ({"targets": []}, "lora.targets: empty; name some of query, key"),
         ({"targets": ["querry"]}, "lora.targets: no 'querry'; did you mean 'query'?"),
         ({"targets": "al"}, "lora.targets: no 'al'; did you mean 'all'?"),

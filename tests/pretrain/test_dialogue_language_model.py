@@ -230,5 +230,5 @@ def test_too_few_dialogues_and_too_short_rows_are_refused(tmp_path, source):
 
 @pytest.mark.parametrize(("key", "value"), [("turns", 1), ("roles", 0)])
 def test_wrong_settings_are_refused(key, value):
-    with pytest.raises(UserError, match=f"tasks.{NAME}.{key}: {value}"):
+    with pytest.raises(UserError, match=f"tasks.{NAME}.{key}: expected .*, got {value}"):
         DialogueLanguageModel(name=NAME, source="text", **{key: value})

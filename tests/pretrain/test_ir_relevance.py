@@ -283,8 +283,8 @@ def refused(source: CorpusSource | None = None, **values) -> str:
 
 
 def test_mistakes_are_one_clear_line(corpus, tmp_path):
-    assert "shortest: 0" in refused(shortest=0)
-    assert "repeat: 0" in refused(repeat=0)
+    assert "tasks.ir_relevance.shortest: expected a number above 0, got 0" in refused(shortest=0)
+    assert ".repeat: expected a number above 0, got 0" in refused(repeat=0)
     tokenizer = tokenizer_of(*(text for _, pair in LOGS for text in pair))
     wrong = write_sentences(tmp_path / "wrong", LOGS, tokenizer, ["good", "1"], [0, 1, 1, 0])
     assert "(good)" in refused(whole(wrong))

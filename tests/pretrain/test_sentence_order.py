@@ -102,5 +102,5 @@ def test_the_baseline_is_one_half(source):
 
 
 def test_wrong_settings_are_refused():
-    with pytest.raises(UserError, match="tasks.order.shortest: 0.0"):
+    with pytest.raises(UserError, match="tasks.order.shortest: expected a number above 0, got 0.0"):
         SentenceOrder(name="order", source="text", shortest=0.0)

@@ -81,7 +81,7 @@ def test_dropout_is_all_that_differs(source: CorpusSource, pooling: Any) -> None
 
 
 def test_refused() -> None:
-    with pytest.raises(UserError, match="temperature: 0; it must be above 0"):
+    with pytest.raises(UserError, match="temperature: expected a number above 0, got 0"):
         task_of(temperature=0)
-    with pytest.raises(UserError, match="shortest: 0; it must be 1 or more"):
+    with pytest.raises(UserError, match="shortest: expected a number above 0, got 0"):
         task_of(shortest=0)

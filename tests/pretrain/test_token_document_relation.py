@@ -172,7 +172,7 @@ def test_the_baseline_is_the_frequency_of_the_labels(source):
     [
         ({"reach": 100}, "least 128 and reach 100"),
         ({"least": 0}, "least 0"),
-        ({"frequent": 0.0}, "frequent: 0.0"),
+        ({"frequent": 0.0}, "tasks.relation.frequent: expected a number above 0, got 0.0"),
         ({"frequnt": 0.1}, 'did you mean "frequent"'),
     ],
 )

@@ -187,9 +187,11 @@ def test_settings_of_decoding() -> None:
     assert (drawn.temperature, drawn.max_tokens, drawn.length_penalty) == (0.9, 3, 0.6)
     with pytest.raises(UserError, match='generate.beam: unknown key; did you mean "beams"'):
         task.with_decoding({"beam": 3})
-    with pytest.raises(UserError, match="tasks.titles.generate: beams: must be at least 1"):
+    with pytest.raises(
+        UserError, match="tasks.titles.generate.beams: expected a number above 0, got 0"
+    ):
         task_of(generate={"beams": 0})
-    with pytest.raises(UserError, match="evaluate_rows: -1 is less than 0"):
+    with pytest.raises(UserError, match="evaluate_rows: expected 0 or more, got -1"):
         task_of(evaluate_rows=-1)
 
 

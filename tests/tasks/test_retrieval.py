@@ -152,9 +152,12 @@ def test_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="teacher_scores is 'high', not a list of numbers"):
         source_of(tmp_path, [ROWS[0] | {"teacher_scores": "high"}])
     for values, message in (
-        ({"temperature": -1}, "temperature: -1.0; it must be above 0"),
-        ({"k": 0}, "k: 0; it must be 1 or more"),
-        ({"distillation": "kl", "distillation_share": 2}, "it must be from 0 to 1"),
+        ({"temperature": -1}, "temperature: expected a number above 0, got -1"),
+        ({"k": 0}, "k: expected a number above 0, got 0"),
+        (
+            {"distillation": "kl", "distillation_share": 2},
+            "distillation_share: expected at most 1, got 2",
+        ),
         ({"distillation": "kl", "negatives": "ignore"}, "but `negatives` is ignore"),
     ):
         with pytest.raises(UserError, match=re.escape(message)):

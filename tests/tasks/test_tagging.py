@@ -500,10 +500,10 @@ def test_unknown_tags_are_named_but_do_not_prevent_predictions(
     [
         ({"scheme": "BIEO"}, "tasks.slots.scheme: unknown tagging scheme"),
         ({"trained_scheme": "x"}, "tasks.slots.trained_scheme: unknown tagging scheme"),
-        ({"units": "letters"}, "tasks.slots.units: 'letters'; one of words, characters"),
+        ({"units": "letters"}, "tasks.slots.units: no .letters.; known: characters, words"),
         ({"texts": ("a", "b")}, "tagging reads one"),
         ({"labels": ("O", "O")}, "duplicate tag"),
-        ({"overlap": -1}, "overlap: -1 is negative"),
+        ({"overlap": -1}, "tasks.slots.overlap: expected 0 or more, got -1"),
     ],
 )
 def test_invalid_keys_are_named(keys: dict[str, Any], message: str) -> None:

@@ -184,7 +184,7 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
     "a huge seed": (
         "edit",
         ["{0}/source", "{0}/out", "--multiple=8", f"--seed={2**70}"],
-        "seed: must be from 0",
+        "seed: expected a number below 4,611,686",
     ),
     "a name too long": ("show", ["{0}/" + "x" * 300], f"{'x' * 300}: "),  # too long, or absent
     "show nothing": ("show", ["{0}/none"], "no such file or folder"),

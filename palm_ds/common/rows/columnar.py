@@ -66,7 +66,7 @@ def renamed_rows(
         yield values
 
 
-def _rename(feature: Any) -> Rename | None:
+def _rename(feature: object) -> Rename | None:
     """A function from class numbers to names within a value; None if it has no classes."""
     if names := getattr(feature, "names", None):
         return lambda value: names[value] if value is not None and value >= 0 else None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.errors import UserError
+from palm_ds.common.settings import Settings, one_of
 
 STRUCTURES = ("pairs", "dialogues", "ernie")  # formats of records rather than of files
 FORMATS = ("auto", "jsonl", "text", "parquet", "arrow", *STRUCTURES)
@@ -14,10 +15,10 @@ DOCUMENTS = ("blank_line", "file", "line")
 
 
 @dataclass(frozen=True, kw_only=True)
-class InputOptions:
+class InputOptions(Settings, option="--"):
     """Settings for reading files as documents."""
 
-    format: str = "auto"
+    format: Annotated[str, one_of(FORMATS)] = "auto"
     """auto, jsonl, text, parquet, arrow, pairs, dialogues or ernie. auto: each file by its name."""
     text_field: str = "text"
     """Field with the text. Of jsonl, parquet and Arrow rows."""
@@ -29,16 +30,11 @@ class InputOptions:
     """Fields of a pair. Two names: no label."""
     turns_field: str | None = None
     """Field with the turns of a dialogue (turns, else messages)."""
-    text_documents: str = "blank_line"
+    text_documents: Annotated[str, one_of(DOCUMENTS)] = "blank_line"
     """In text files: a document per blank_line, line or file."""
 
     def __post_init__(self) -> None:
-        for key, value, known in (
-            ("format", self.format, FORMATS),
-            ("text_documents", self.text_documents, DOCUMENTS),
-        ):
-            if value not in known:
-                raise UserError(f"--{key} {value!r}: unknown{suggest(value, known)}")
+        super().__post_init__()
         given = " ".join(self.pair_fields)
         if len(self.pair_fields) not in (2, 3):
             raise UserError(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.settings import Settings, one_of
 
 ROLES = {
     "text_a": "the first or only text",
@@ -36,12 +38,6 @@ FORMATS = ("auto", "tsv", "csv", "jsonl", "json", "text", "conll", "smart", "par
 FURTHER_LABEL = "label_"
 """Prefix of roles for further labels, of other tasks on the same texts."""
 TAG_DELIMITER = "\x02"
-_CHOICES = {
-    "format": FORMATS,
-    "bad_rows": ("stop", "skip"),
-    "lost_answers": ("stop", "keep", "drop"),
-    "missing_labels": ("stop", "keep"),
-}
 _JOINED = (
     *("choices", "text_a", "text_b", "text_b_neg", "negatives", "teacher_scores"),
     *("source", "source_b", "source_c"),
@@ -53,10 +49,10 @@ _SCALARS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableSettings:
+class TableSettings(Settings):
     """Settings for reading files as rows."""
 
-    format: str = "auto"
+    format: Annotated[str, one_of(FORMATS)] = "auto"
     """`auto` uses the file's suffix; or tsv, csv, jsonl, json, text (a text on each line), conll,
     smart, parquet or arrow."""
     columns: Mapping[str, str | int | list[str | int]] = field(default_factory=dict)
@@ -75,22 +71,18 @@ class TableSettings:
     ones, one for one: places in the text stay right."""
     drop: Mapping[str, list[str | int | float | bool | None]] = field(default_factory=dict)
     """{role: values} of rows to skip; they are counted."""
-    bad_rows: str = "stop"
+    bad_rows: Annotated[str, one_of(("stop", "skip"))] = "stop"
     """`stop` at a bad row, or `skip` bad rows and report how many."""
-    lost_answers: str = "stop"
+    lost_answers: Annotated[str, one_of(("stop", "keep", "drop"))] = "stop"
     """Answers that are not in their context: stop, keep (for scoring) or drop them."""
-    missing_labels: str = "stop"
+    missing_labels: Annotated[str, one_of(("stop", "keep"))] = "stop"
     """Rows whose label (a class, a number, tags, spans) is empty or null: stop, or keep them, for a
     teacher to label (docs/distillation.md)."""
     split: str = ""
     """The split of a Hugging Face DatasetDict folder."""
 
     def __post_init__(self) -> None:
-        for key, known in _CHOICES.items():
-            if getattr(self, key) not in known:
-                raise UserError(
-                    f"{key} {getattr(self, key)!r}: unknown{suggest(getattr(self, key), known)}"
-                )
+        super().__post_init__()
         for key, roles in (("columns", tuple(ROLES)), ("drop", _SCALARS)):
             for role in getattr(self, key):
                 if role not in roles and not role.startswith(FURTHER_LABEL):

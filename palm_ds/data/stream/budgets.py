@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, SupportsFloat, TypeAlias
 
 from palm_ds.common.errors import UserError, suggest
 
@@ -269,7 +269,7 @@ def of_task_groups(
     return found
 
 
-def _positive(value: Any, where: str) -> float:
+def _positive(value: SupportsFloat | str, where: str) -> float:
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):

@@ -25,8 +25,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from pydantic import NonNegativeInt
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.settings import Rate, Settings, Share
 from palm_ds.data.tasks.example import Example
 from palm_ds.model.inputs.visibility import multi_flow
 from palm_ds.text.tokens import SpecialTokens
@@ -40,33 +42,25 @@ WORD, SPAN = range(2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FlowOptions:
+class FlowOptions(Settings):
     """The settings that all tasks with such examples have."""
 
-    noise_rate: float = 0.5
+    noise_rate: Share = 0.5
     """Share of the target tokens in the context that are replaced during training."""
     noise: Literal["random", "token"] = "random"
     """random: by a random token. token: by [NOISE], which the vocabulary must have."""
-    word_weight: float = 1.0
+    word_weight: Share = 1.0
     """Weight of the word-by-word flow in the loss, from 0 to 1; the span-by-span flow has the rest
     (the paper's lambda). A flow without weight has no queries."""
     query: Literal["auto", "attn", "mask"] = "auto"
     """The token of the queries: [ATTN], or [MASK] where the vocabulary has none."""
-    target_segment: int = 3
+    target_segment: NonNegativeInt = 3
     """Segment of the target and its queries; the last of the encoder if that has fewer."""
     positions: Literal["continuous", "restart"] = "continuous"
     """Position embeddings: one sequence over source and target, or from 0 again at the target and
     from 1 at each further source."""
-    smoothing: float = 0.0
+    smoothing: Rate = 0.0
     """Label smoothing: share of the target probability spread over the vocabulary."""
-
-    def check_options(self, where: str) -> None:
-        """Raises UserError for a setting out of range."""
-        for key, highest in (("noise_rate", 1.0), ("word_weight", 1.0), ("smoothing", 0.99)):
-            if not 0 <= (value := getattr(self, key)) <= highest:
-                raise UserError(f"{where}.{key}: {value} is not from 0 to {highest:g}")
-        if self.target_segment < 0:
-            raise UserError(f"{where}.target_segment: {self.target_segment} is negative")
 
     def check_vocabulary(self, vocabulary: SpecialTokens, where: str) -> None:
         """Raises UserError if the vocabulary lacks a token that the settings name."""

@@ -18,9 +18,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
+from pydantic import Field, NonNegativeFloat
 from torch import nn
 
 from palm_ds.common.arguments import checks_arguments, instance_or_class
@@ -28,6 +29,7 @@ from palm_ds.common.config import Several, check_keys, parse
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.keywords import default_of
 from palm_ds.common.plugins import import_class, name_of
+from palm_ds.common.settings import Settings
 from palm_ds.data.sources.corpus import CorpusSource, passages
 from palm_ds.data.sources.row_inputs import COLUMNS, TUPLE_ROLES, Rows, Splits, train_and_dev
 from palm_ds.data.sources.table import TableSource
@@ -38,6 +40,8 @@ from palm_ds.data.tasks.task_with_data import TaskWithData
 if TYPE_CHECKING:
     from palm_ds.model.encoder.encoder import Encoder
 
+MOST_EXAMPLES = 10**7
+"""Of a step: more than any machine can hold."""
 SourceT = TypeVar("SourceT", bound=CorpusSource | TableSource)
 
 _PACKAGES = ("palm_ds.pretrain", "palm_ds.tasks")
@@ -53,7 +57,7 @@ _NOT_INPUT = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task(Exports, ABC, Generic[SourceT]):
+class Task(Settings, Exports, ABC, Generic[SourceT]):
     """Turns items of a source into examples, labels them, and owns a head.
 
     The n-th example of a task is a pure function of the seed, the task and n: `layout` gets its
@@ -64,22 +68,22 @@ class Task(Exports, ABC, Generic[SourceT]):
     """Its key in the recipe's `tasks`, the name of its head and its scores."""
     source: str = ""
     """The entry of the recipe's `sources` that the task reads."""
-    weight: float = 1.0
+    weight: NonNegativeFloat = 1.0
     """Weight of the task's loss in the total loss."""
     share: str = ""
     """Use the head and the task embedding of this other task, for example the same masked words
     chosen by another strategy in another stage, or one head for the data of two domains."""
-    task_id: int = -1
+    task_id: Annotated[int, Field(ge=-1)] = -1
     """Row of the task embedding for its texts. -1: corpus tasks get one each, in the recipe's
     order; table tasks get the row of `init_from`'s `export_task`, or 0."""
-    head_lr: float = 0.0
+    head_lr: NonNegativeFloat = 0.0
     """Peak learning rate of its head; 0: the optimizer's `lr`."""
     freeze: Several[str] = ()
     """Patterns of parameters that this task's steps do not update (`backbone.layers.0.*`); its
     stages need `mix: step`."""
     new_head: bool = False
     """Initialise its head newly even if `init_from` has one with its name."""
-    batch: int = 0
+    batch: Annotated[int, Field(ge=0, le=MOST_EXAMPLES)] = 0
     """Examples per step, where the recipe's `batch` counts examples; 0: the recipe's number."""
     auxiliary: bool = False
     """Only supports the other tasks: its scores do not select the final weights."""
@@ -113,6 +117,9 @@ class Task(Exports, ABC, Generic[SourceT]):
     def where(self) -> str:
         """The path of the task in the recipe, for messages; without a name that of its class."""
         return f"tasks.{self.name}" if self.name else type(self).__name__
+
+    def path_of(self, name: str) -> str:
+        return f"{self.where}.{name}"
 
     # ---- examples ----
 

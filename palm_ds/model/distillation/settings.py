@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.settings import Settings
 from palm_ds.model.distillation.losses import SoftMeasure
 
 RELATIONS = {"q": 0, "k": 1, "v": 2}
@@ -15,44 +18,38 @@ _MAX_TEMPERATURE = 100  # beyond it, divergences in fp32 are rounding errors
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogitsSettings:
+class LogitsSettings(Settings):
     """Scores of heads: soft labels of texts, words, or masked tokens over the vocabulary."""
 
-    weight: float = 1.0
+    weight: NonNegativeFloat = 1.0
     """Weight of the loss of each task; that of its labels is the task's own `weight`, and 0 if only
     the teacher counts."""
-    tasks: dict[str, float] = field(default_factory=dict)
+    tasks: dict[str, NonNegativeFloat] = field(default_factory=dict)
     """{task: weight}, instead of `weight`, for these tasks only. Empty: all tasks that the teacher
     has a head for."""
-    temperature: float = 1.0
+    temperature: Annotated[float, Field(gt=0, le=_MAX_TEMPERATURE)] = 1.0
     """Divides the scores of both, so that classes the teacher finds unlikely count more. The loss
     is multiplied by its square."""
     loss: SoftMeasure = "kl"
     """kl: Kullback-Leibler divergence; mse: squared error of the scores; hard: cross-entropy with
     the teacher's best class, as if it were the label."""
-    top_k: int = 0
+    top_k: NonNegativeInt = 0
     """For masked words: only the teacher's k most likely tokens, with their probabilities scaled to
     add up to 1; 0: all."""
 
     def __post_init__(self) -> None:
-        _check_weights(weight=self.weight, **self.tasks)
-        if not 0 < self.temperature <= _MAX_TEMPERATURE:
-            raise UserError(
-                f"temperature: {self.temperature} is not above 0 and at most {_MAX_TEMPERATURE}"
-            )
+        super().__post_init__()
         if self.loss == "hard" and self.temperature != 1:
             raise UserError("temperature: has no effect with `loss: hard`; leave it out")
-        if self.top_k < 0:
-            raise UserError(f"top_k: {self.top_k} is negative")
         if self.top_k and self.loss == "mse":
             raise UserError("top_k: needs `loss: kl`, since the other tokens have no scores")
 
 
 @dataclass(frozen=True, kw_only=True)
-class HiddenStatesSettings:
+class HiddenStatesSettings(Settings):
     """Vectors of all tokens after some layers (TinyBERT's L_hidn)."""
 
-    weight: float = 1.0
+    weight: NonNegativeFloat = 1.0
     """Weight of the loss, the mean over the layers."""
     layers: dict[int, int] = field(default_factory=dict)
     """{layer of the student: layer of the teacher}, counted from 1. Empty: all of the student's,
@@ -61,41 +58,33 @@ class HiddenStatesSettings:
     """mse: mean squared difference; cosine: 1 - cosine. If the widths differ, a linear map of the
     student's vectors is trained too."""
 
-    def __post_init__(self) -> None:
-        _check_weights(weight=self.weight)
-
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionSettings:
+class AttentionSettings(Settings):
     """Attention scores before the softmax (TinyBERT's L_attn)."""
 
-    weight: float = 1.0
+    weight: NonNegativeFloat = 1.0
     """Weight of the loss, the mean over layers and heads."""
     layers: dict[int, int] = field(default_factory=dict)
     """As in `hidden_states`."""
 
-    def __post_init__(self) -> None:
-        _check_weights(weight=self.weight)
-
 
 @dataclass(frozen=True, kw_only=True)
-class RelationsSettings:
+class RelationsSettings(Settings):
     """Relations among the queries, keys or values of a text (MiniLM, MiniLMv2), for any widths."""
 
-    weight: float = 1.0
+    weight: NonNegativeFloat = 1.0
     """Weight of the loss, the sum over `pairs` of the mean over layers and heads."""
     layers: dict[int, int] = field(default_factory=dict)
     """As in `hidden_states`. Empty: the last one to the last one."""
     pairs: tuple[str, ...] = ("qq", "kk", "vv")
     """MiniLMv2: qq, kk and vv; MiniLM: qk (attention) and vv."""
-    heads: int = 0
+    heads: NonNegativeInt = 0
     """Number of relation heads; both widths must be multiples of it. 0: the teacher's number of
     attention heads."""
 
     def __post_init__(self) -> None:
-        _check_weights(weight=self.weight)
-        if self.heads < 0:
-            raise UserError(f"heads: {self.heads} is negative")
+        super().__post_init__()
         for pair in self.pairs:
             if len(pair) != 2 or not set(pair) <= set(RELATIONS):
                 raise UserError(f"pairs: {pair!r}; expected two letters of q, k and v, such as qq")
@@ -104,38 +93,31 @@ class RelationsSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbeddingsSettings:
+class EmbeddingsSettings(Settings):
     """The embeddings that enter the first layer (TinyBERT's L_embd)."""
 
-    weight: float = 1.0
+    weight: NonNegativeFloat = 1.0
     """Weight of the loss."""
     loss: Literal["mse", "cosine"] = "mse"
     """As in `hidden_states`."""
 
-    def __post_init__(self) -> None:
-        _check_weights(weight=self.weight)
-
 
 @dataclass(frozen=True, kw_only=True)
-class TeacherModelSettings:
+class TeacherModelSettings(Settings):
     """One of several teachers."""
 
     path: str
     """A run, or a folder of weights in any format."""
-    weight: float = 1.0
+    weight: PositiveFloat = 1.0
     """Its share of the mean over the teachers of a task."""
     tasks: tuple[str, ...] = ()
     """The tasks it teaches. Empty: all it has a head for."""
     heads: dict[str, str] = field(default_factory=dict)
     """{task: its head}, where the names differ."""
 
-    def __post_init__(self) -> None:
-        if not self.weight > 0:
-            raise UserError(f"weight: {self.weight} is not above 0")
-
 
 @dataclass(frozen=True, kw_only=True)
-class TeacherSettings:
+class TeacherSettings(Settings):
     """Distillation: train with what larger models make of the same texts. Without any of the
     sections below, `logits`."""
 
@@ -166,6 +148,7 @@ class TeacherSettings:
     """Learn its embeddings."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.path and self.models:
             raise UserError("gives path and models; give one of the two")
         if not (self.path or self.models or self.file):
@@ -195,9 +178,3 @@ class TeacherSettings:
 
 
 STATE_SECTIONS = ("hidden_states", "attention", "relations", "embeddings")
-
-
-def _check_weights(**weights: float) -> None:
-    for name, value in weights.items():
-        if value < 0:
-            raise UserError(f"{name}: {value} is negative")

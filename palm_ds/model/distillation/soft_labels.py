@@ -53,14 +53,27 @@ def soft_loss(
     """The summed loss of a head's rows (n, hidden), and how often student and teacher agree on the
     best class (NaN where there is none). Without a teacher, as in a batch without labels, it
     computes the same and means nothing."""
-    how: Any = {"measure": settings.loss, "temperature": settings.temperature}
     if isinstance(head, MaskedLMHead):
         assert not isinstance(teacher, torch.Tensor)
         words = head.transform(rows), head.output_embeddings, head.output_bias
-        return HeadOutput(*soft_vocabulary_loss(*words, teacher or _dummy(rows), **how))
+        return HeadOutput(
+            *soft_vocabulary_loss(
+                *words,
+                teacher or _dummy(rows),
+                measure=settings.loss,
+                temperature=settings.temperature,
+            )
+        )
     scores, kind = scores_of(head, rows, groups), soft_kind(head)
     wanted = scores.detach() if teacher is None else cast(torch.Tensor, teacher)
-    loss = soft_label_loss(kind, scores, wanted, groups[0] if groups else None, **how)
+    loss = soft_label_loss(
+        kind,
+        scores,
+        wanted,
+        groups[0] if groups else None,
+        measure=settings.loss,
+        temperature=settings.temperature,
+    )
     if kind != "classes" or groups:  # where it would be words, the loss counts sentences
         return HeadOutput(loss, torch.full_like(loss.detach(), torch.nan))
     return HeadOutput(loss, (scores.detach().argmax(-1) == wanted.argmax(-1)).sum())

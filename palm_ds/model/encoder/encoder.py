@@ -104,7 +104,8 @@ class Encoder(nn.Module, ABC):
     """The dataclass of `backbone.options`; None: they are keywords of the constructor."""
     hf: ClassVar[str] = ""
     """The file of palm_ds/weights/formats/huggingface/architectures that says what Hugging Face
-    calls its tensors, its values and the classes of its heads; empty: it has no such encoder."""
+    calls its tensors, its values and the classes of its heads, or a class as `module.Class`;
+    empty: it has no such encoder."""
     head_options: ClassVar[tuple[str, ...]] = ()
     """Options that say what heads read: a run may start from weights with others."""
     takes_layers: ClassVar[bool] = False

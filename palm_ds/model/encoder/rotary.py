@@ -3,16 +3,14 @@ et al. 2021, arXiv 2104.09864), so that their product depends on the distance al
 
 from __future__ import annotations
 
+from typing import Annotated, TypeAlias
+
 import torch
+from pydantic import Field
 from torch import nn
 
-from palm_ds.common.errors import UserError
-
-
-def check_base(base: float, key: str = "rotary_base") -> None:
-    """Raises UserError, naming the key of `backbone.options`, for a base that turns nothing."""
-    if not 1 < base < float("inf"):
-        raise UserError(f"backbone.options.{key}: must be above 1, got {base}")
+RotaryBase: TypeAlias = Annotated[float, Field(gt=1)]
+"""The base of a setting."""
 
 
 class Rotary(nn.Module):

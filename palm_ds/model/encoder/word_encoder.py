@@ -14,13 +14,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from pydantic import NonNegativeInt
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.errors import UserError
+from palm_ds.common.settings import Settings, one_of
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import (
     PLAIN,
@@ -38,23 +40,13 @@ from palm_ds.model.ops.dropout import DropoutKeys, dropout
 
 
 @dataclass(frozen=True, kw_only=True)
-class WordOptions:
+class WordOptions(Settings):
     """`backbone.options` of every such encoder."""
 
-    embedding_size: int = 0
+    embedding_size: NonNegativeInt = 0
     """Width of the word embeddings; 0 means the hidden size."""
-    pooling: str = "softsign_sum"
+    pooling: Annotated[str, one_of(WORD_POOLINGS)] = "softsign_sum"
     """How vectors of tokens become that of their text."""
-
-    def __post_init__(self) -> None:
-        if self.embedding_size < 0:
-            raise UserError(
-                f"backbone.options.embedding_size: {self.embedding_size} is not a width; expected "
-                "a number from 1, or 0 for the hidden size"
-            )
-        if self.pooling not in WORD_POOLINGS:
-            near = suggest(self.pooling, WORD_POOLINGS)
-            raise UserError(f"backbone.options.pooling: no {self.pooling!r}{near}")
 
 
 class WordEncoder(Encoder):

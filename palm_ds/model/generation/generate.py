@@ -20,50 +20,43 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_uniform
+from palm_ds.common.settings import PositiveShare, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodingSettings:
+class DecodingSettings(Settings):
     """Settings for generating texts."""
 
-    max_tokens: int = 0
+    max_tokens: NonNegativeInt = 0
     """Maximum tokens of a text, the end token included; 0: as many as the task's targets have."""
-    min_tokens: int = 0
+    min_tokens: NonNegativeInt = 0
     """Minimum tokens of a text, the end token not included."""
-    beams: int = 1
+    beams: PositiveInt = 1
     """Hypotheses of beam search; 1: greedy."""
     length_penalty: float = 1.0
     """Exponent of ((5 + tokens) / 6), by which the log-probability of a hypothesis is divided; 0
     prefers short texts."""
-    no_repeat_ngram: int = 0
+    no_repeat_ngram: NonNegativeInt = 0
     """No n tokens occur twice in a text; 0: they may."""
-    temperature: float = 0.0
+    temperature: NonNegativeFloat = 0.0
     """Above 0: draw tokens, from probabilities to the power of 1 / temperature. 0: search."""
-    top_k: int = 0
+    top_k: NonNegativeInt = 0
     """When drawing: only from the k most probable tokens; 0: from all."""
-    top_p: float = 1.0
+    top_p: PositiveShare = 1.0
     """When drawing: only from the fewest tokens that have this probability together."""
     seed: int = 0
     """What the drawn tokens follow from."""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            *(("max_tokens", 0), ("min_tokens", 0), ("beams", 1)),
-            *(("no_repeat_ngram", 0), ("top_k", 0)),
-        ):
-            if getattr(self, name) < least:
-                raise UserError(f"{name}: must be at least {least}, got {getattr(self, name)}")
+        super().__post_init__()
         if 0 < self.max_tokens <= self.min_tokens:
             raise UserError(
                 f"min_tokens: {self.min_tokens} must be below max_tokens, {self.max_tokens}"
             )
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p: must be above 0 and at most 1, got {self.top_p}")
-        if self.temperature < 0:
-            raise UserError(f"temperature: must not be negative, got {self.temperature}")
         if self.temperature and self.beams > 1:
             raise UserError(
                 f"beams: {self.beams} with a temperature of {self.temperature}; tokens are either "

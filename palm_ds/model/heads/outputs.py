@@ -2,43 +2,40 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from palm_ds.common.errors import UserError, suggest
+from pydantic import FiniteFloat
+
+from palm_ds.common.errors import UserError
+from palm_ds.common.settings import Settings, one_of
 
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 """transformers' `problem_type`, which selects the function that its pipelines apply to scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadOutputs:
+class HeadOutputs(Settings):
     """The meaning of a classification head's scores."""
 
     labels: tuple[str, ...] = ()
     """Class names, if known."""
-    problem_type: str = ""
+    problem_type: Annotated[str, one_of(PROBLEM_TYPES, "")] = ""
     """One of PROBLEM_TYPES; empty: transformers infers it from the number of classes."""
     head_class: str = ""
     """The ending of the equivalent transformers class (`ForMultipleChoice`); empty: chosen by its
     shape."""
-    mean: float = 0.0
-    deviation: float = 1.0
+    mean: FiniteFloat = 0.0
+    deviation: FiniteFloat = 1.0
     """A predicted number is `score * deviation + mean`."""
     relevance: bool = False
     """Whether only the second of two scores minus the first counts. Other programs get this one
     number; its sigmoid is the second class's probability."""
 
     def __post_init__(self) -> None:
-        if self.problem_type and self.problem_type not in PROBLEM_TYPES:
-            near = suggest(self.problem_type, PROBLEM_TYPES)
-            raise UserError(f'problem_type: no "{self.problem_type}"{near}')
-        if not (math.isfinite(self.mean) and math.isfinite(self.deviation) and self.deviation):
-            raise UserError(
-                f"mean {self.mean}, deviation {self.deviation}: both must be finite numbers, the "
-                "deviation not 0"
-            )
+        super().__post_init__()
+        if not self.deviation:
+            raise UserError("deviation: must not be 0")
 
     @property
     def scaled(self) -> bool:

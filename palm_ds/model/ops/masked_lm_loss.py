@@ -110,7 +110,7 @@ def _padded(rows, embeddings, bias, targets, cross_entropy):
 
 
 def _token_loss(rows, embeddings, bias, targets, cross_entropy, chunk=0):
-    def score(logits: torch.Tensor, inside: slice, *more: Any) -> tuple[torch.Tensor, ...]:
+    def score(logits: torch.Tensor, inside: slice, *more: object) -> tuple[torch.Tensor, ...]:
         return cross_entropy(logits, targets[inside].view(len(logits), -1), *more)
 
     return chunked_loss(rows, embeddings, bias, score, chunk=chunk)

@@ -94,7 +94,8 @@ class CheckpointWriter:
     ) -> bool:
         """Write a checkpoint of the shards as they are now, with `background` in a thread. Returns
         whether it is being written in the background; if not, it is written. Raises SaveError."""
-        assert not self.busy, "finish the last checkpoint first"
+        if self.busy:
+            raise RuntimeError("finish the last checkpoint first")
         self.wait_for_deletion()
         checkpoint.begin(request, self._group)
         self._write = write = _Write(_frozen(request), self._group.rank)

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from pydantic import PositiveInt
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.settings import Rate, Settings
 from palm_ds.runtime.optimizer.param_groups import USUAL_NAMES
 from palm_ds.runtime.optimizer.scaled_adam import adamw_, count_update
 from palm_ds.runtime.optimizer.state import AllReduce, FlatLayout, NeedsLayouts, Param
@@ -28,19 +29,13 @@ _EPS = 1e-7
 
 
 @dataclass(frozen=True, kw_only=True)
-class MuonOptions:
+class MuonOptions(Settings):
     """`optimizer.options` of `kind: muon`."""
 
-    momentum: float = 0.95
+    momentum: Rate = 0.95
     nesterov: bool = True
-    ns_steps: int = 5
+    ns_steps: PositiveInt = 5
     adjust_lr: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise UserError(f"optimizer.options.momentum: must be in [0, 1), got {self.momentum}")
-        if self.ns_steps < 1:
-            raise UserError(f"optimizer.options.ns_steps: must be 1 or more, got {self.ns_steps}")
 
 
 class Muon(NeedsLayouts):

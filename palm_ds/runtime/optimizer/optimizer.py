@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from pydantic import NonNegativeFloat, PositiveFloat
 from torch import nn
 
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.settings import PositiveShare, Rate, Settings
 from palm_ds.runtime.optimizer.check_custom_optimizer import checked_optimizer_class
 from palm_ds.runtime.optimizer.muon import Muon, MuonOptions
 from palm_ds.runtime.optimizer.param_groups import (
@@ -45,55 +47,43 @@ SAME_STATE = ("adamw", "lamb", "stable_adamw")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(Settings):
     """The optimizer and its hyperparameters."""
 
     kind: str = "adamw"
     """`adamw`; `lamb`, for very large batches; `stable_adamw`, which scales large updates down;
     `muon`, for the matrices of the layers (ZeRO 0, 1 and 2); or `module.Class`, a custom
     torch.optim.Optimizer (docs/engine.md)."""
-    lr: float = 1e-4
+    lr: PositiveFloat = 1e-4
     """Peak learning rate; the schedule scales it."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Rate, Rate] = (0.9, 0.999)
     """Built-in kinds: decay rates of the running means of gradients and of their squares."""
-    eps: float = 1e-6
+    eps: NonNegativeFloat = 1e-6
     """Built-in kinds: added to the root of the mean square."""
     options: dict[str, Any] = field(default_factory=dict)
     """`module.Class`: more keyword arguments of its constructor, besides `lr` and `weight_decay`.
     `muon`: `momentum` (0.95), `nesterov` (true), `ns_steps` (5), and `adjust_lr`, how the learning
     rate depends on a matrix's shape: `match_rms_adamw`, which takes AdamW's rates, or `original`
     (docs/engine.md)."""
-    weight_decay: float = 0.01
+    weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay of the backbone's matrices; biases, LayerNorm and heads have none."""
-    clip: float = 1.0
+    clip: NonNegativeFloat = 1.0
     """Maximum global gradient norm; 0 disables clipping."""
-    layer_decay: float = 1.0
+    layer_decay: PositiveShare = 1.0
     """Ratio of each layer's learning rate to that of the layer above it; 1: the same rate for
     all."""
     freeze: tuple[str, ...] = ()
     """Parameters that are never updated: patterns over their names, as "backbone.layers.0.*"."""
-    ema: float = 0.0
+    ema: Rate = 0.0
     """Decay of the running averages of the weights, which replace them in evaluation and export; 0:
     no averages."""
-    fgm: float = 0.0
+    fgm: NonNegativeFloat = 0.0
     """Norm of an adversarial perturbation of each text's token embeddings, on which the model
     trains as well; 0: none."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._check_kind()
-        if self.lr <= 0:
-            raise UserError(f"optimizer.lr: must be above 0, got {self.lr}")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise UserError(f"optimizer.betas: each must be in [0, 1), got {list(self.betas)}")
-        if not 0 < self.layer_decay <= 1:
-            raise UserError(f"optimizer.layer_decay: must be in (0, 1], got {self.layer_decay}")
-        if not 0 <= self.ema < 1:
-            raise UserError(f"optimizer.ema: must be in [0, 1), got {self.ema}")
-        for name in ("eps", "weight_decay", "clip", "fgm"):
-            if getattr(self, name) < 0:
-                raise UserError(
-                    f"optimizer.{name}: must not be negative, got {getattr(self, name)}"
-                )
 
     def _check_kind(self) -> None:
         if self.kind == "muon":

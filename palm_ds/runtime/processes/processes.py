@@ -264,7 +264,7 @@ def _find_mpi_ranks() -> None:
             f"mpirun: mpi4py cannot load MPI's library ({why}); install this mpirun's libmpi.so, "
             "or use torchrun or deepspeed"
         ) from None
-    mpi: Any = sys.modules.get("mpi4py.MPI")
+    mpi = sys.modules.get("mpi4py.MPI")
     if mpi and not used_before:
         mpi.Finalize()
     launch_env.check_mpi_agrees(expected)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import signal
@@ -15,10 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
+
 from palm_ds.common import errors
 from palm_ds.common.errors import UserError
 from palm_ds.common.files import hash_of_text, locked
 from palm_ds.common.messages import printable
+from palm_ds.common.settings import Settings
 from palm_ds.runtime.supervisor.attempt import Attempt, Outcome
 from palm_ds.runtime.supervisor.command_line import RunCommand, understand
 from palm_ds.runtime.supervisor.messages import TimeLimits
@@ -29,23 +31,15 @@ _REPEAT_SECONDS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Supervision:
+class Supervision(Settings, option="--"):
     """Settings for starting a run again: how often and where."""
 
-    restarts: int = 5
+    restarts: NonNegativeInt = 5
     """In a row without a new checkpoint; one that is made resets the count. 0: never."""
-    min_hosts: int = 1
-    silence: float = TimeLimits().silence
+    min_hosts: PositiveInt = 1
+    silence: PositiveFloat = TimeLimits().silence
     """Seconds without a sign of life after which a host is lost."""
     ssh: str = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=10"
-
-    def __post_init__(self) -> None:
-        if self.restarts < 0:
-            raise UserError(f"--restarts {self.restarts}: expected a number from 0 (never)")
-        if self.min_hosts < 1:
-            raise UserError(f"--min_hosts {self.min_hosts}: expected at least 1")
-        if not 0 < self.silence < math.inf:
-            raise UserError(f"--silence {self.silence}: expected a number of seconds above 0")
 
 
 @dataclass

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
+from pydantic import PositiveInt
 
 from palm_ds.common.config import Several
 from palm_ds.common.errors import UserError
@@ -40,7 +41,7 @@ class EmbeddingTask(TextTask):
     """A text's vector: the mean over its tokens, or that of [CLS]."""
     similarity: Literal["cosine", "dot"] = "cosine"
     """How two vectors are compared."""
-    matryoshka: Several[int] = ()
+    matryoshka: Several[PositiveInt] = ()
     """Train the first numbers of vectors too, as in [64, 128]: they can then be truncated to 64
     or 128 (Kusupati et al. 2022)."""
     matryoshka_weights: Several[float] = ()
@@ -49,11 +50,10 @@ class EmbeddingTask(TextTask):
     eval_only: ClassVar[Sequence[str]] = ("vectors",)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         sizes, weights = self.matryoshka, self.matryoshka_weights
-        if any(size < 1 for size in sizes) or len(set(sizes)) < len(sizes):
-            raise UserError(
-                f"{self.where}.matryoshka: {list(sizes)}: expected different numbers from 1"
-            )
+        if len(set(sizes)) < len(sizes):
+            raise UserError(f"{self.where}.matryoshka: {list(sizes)}: expected different numbers")
         if weights and len(weights) != len(sizes):
             raise UserError(
                 f"{self.where}.matryoshka_weights: {len(weights)}, for {len(sizes)} sizes in "

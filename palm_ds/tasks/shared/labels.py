@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 
@@ -142,7 +142,7 @@ def _column(task: TextTask, source: TableSource, strict: bool) -> list[Any]:
     return source.column(task.label_column)
 
 
-def _number(value: Any) -> float:
+def _number(value: SupportsFloat | str) -> float:
     """The value as a number; NaN if it is not a finite number."""
     try:
         number = float(value)

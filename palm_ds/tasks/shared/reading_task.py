@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
+from pydantic import NonNegativeInt, PositiveInt
 
 from palm_ds.common.config import Several
 from palm_ds.common.errors import UserError
@@ -29,14 +30,14 @@ class ReadingTask(TextTask):
     """Columns of the question and of the context."""
     label_column: str = "answers"
     """Column of the answers."""
-    stride: int = 128
+    stride: PositiveInt = 128
     """Tokens between the starts of consecutive windows of a context."""
-    max_query: int = 64
+    max_query: PositiveInt = 64
     """Maximum tokens of a question; longer ones are truncated."""
-    max_answer: int = 0
+    max_answer: NonNegativeInt = 0
     """Maximum tokens of a predicted answer; 0: 30, or 100 if the training contexts are mostly
     Chinese."""
-    n_best: int = 20
+    n_best: PositiveInt = 20
     """Number of distinct answers to list, with their probabilities relative to each other."""
     unanswerable: bool | None = None
     """Whether questions may have no answer. If true, windows without the answer are trained as
@@ -54,13 +55,9 @@ class ReadingTask(TextTask):
     prediction_key: ClassVar[str] = "text"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if len(self.texts) != 2:
             raise UserError(f"{self.where}.texts: expected two columns, question and context")
-        for name in ("stride", "max_query", "n_best"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{self.where}.{name}: {getattr(self, name)} is not positive")
-        if self.max_answer < 0:
-            raise UserError(f"{self.where}.max_answer: {self.max_answer} is negative")
 
     def resolved(self: AnyReading, source: TableSource) -> AnyReading:
         self.columns_of(source)

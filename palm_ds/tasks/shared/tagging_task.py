@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 
 from palm_ds.common.config import Several
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.settings import one_of
 from palm_ds.data.sources.table import UNITS, TableSource, TokenizedWords, chinese_share
 from palm_ds.data.tasks.task import Task
 from palm_ds.tasks.metrics.chunks import Chunk, check_scheme, chunks, convert, tags_of
@@ -42,19 +43,18 @@ class TagsTask(TextTask):
     `none` for tags that are not chunks; by default detected."""
     trained_scheme: str = ""
     """Scheme used for training; by default `scheme`."""
-    units: str = ""
+    units: Annotated[str, one_of(UNITS, "")] = ""
     """How to split a text without `tokens`: words or characters; by default characters if the
     training texts are mostly Chinese."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for key in ("scheme", "trained_scheme"):
             if value := getattr(self, key):
                 try:
                     tag_schemes.named(value)
                 except UserError as error:
                     raise UserError(f"{self.where}.{key}: {error}") from None
-        if self.units and self.units not in UNITS:
-            raise UserError(f"{self.where}.units: {self.units!r}; one of {', '.join(UNITS)}")
         if len(self.texts) > 1:
             raise UserError(f"{self.where}.texts: {len(self.texts)} columns; tagging reads one")
         if len(set(self.labels)) < len(self.labels):

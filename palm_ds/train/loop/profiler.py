@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
+from pydantic import Field
 from torch.profiler import ProfilerActivity
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.settings import Settings
 from palm_ds.train.loop.loop import EventHandler, Loop
 
 _WARM_UP = 3
@@ -31,18 +32,17 @@ _ROWS, _NAME = 15, 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileSettings:
+class ProfileSettings(Settings):
     """Settings for tracing steps. Raises UserError."""
 
-    steps: int
+    steps: Annotated[int, Field(ge=1, le=_MAX_STEPS)]
     memory: bool = False
     """Every allocation too."""
     all_ranks: bool = False
     """A trace of each process, not of rank 0 alone."""
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.steps <= _MAX_STEPS:
-            raise UserError(f"--profile: {self.steps} steps: expected 1 to {_MAX_STEPS}")
+    def path_of(self, name: str) -> str:
+        return "--profile"
 
 
 class DeviceKind(Protocol):

@@ -16,7 +16,7 @@ from palm_ds.data.tasks.task import Task
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.lora import LoraSettings, check_targets
-from palm_ds.train.recipe.sections import MOST_EXAMPLES, BatchSize, SourceSettings
+from palm_ds.train.recipe.sections import BatchSize, SourceSettings
 from palm_ds.train.recipe.stage_settings import StageSettings
 
 
@@ -38,7 +38,6 @@ class TaskChecks:
             self._check_task(name, task)
 
     def _check_task(self, name: str, task: Task) -> None:
-        _check_ranges(name, task)
         self._check_references(name, task)
         if task.batch and self.batch.unit != "examples":
             raise UserError(f"tasks.{name}.batch: needs the recipe's `batch` in examples as well")
@@ -113,11 +112,9 @@ class TaskChecks:
             known = self.sources[name].weights
             if self.sources[name].table or len(known) < 2:
                 raise UserError(f"{where}.{name}: sources.{name} is no `mix` of corpora")
-            for corpus, weight in weights.items():
+            for corpus in weights:
                 if corpus not in known:
                     raise UserError(f"{where}.{name}: no corpus {corpus!r}{suggest(corpus, known)}")
-                if weight < 0:
-                    raise UserError(f"{where}.{name}.{corpus}: the weight {weight} is negative")
             if not sum(weights.values()):
                 raise UserError(f"{where}.{name}: has no weight above 0")
 
@@ -166,23 +163,6 @@ def idle_tasks(
     idle = {name: "it is in no stage" for name in tasks if name not in trained | owners}
     idle |= {name: "its weight is 0" for name in trained - {*taught} if not tasks[name].weight}
     return [f"note: tasks.{name} is not trained: {why}" for name, why in sorted(idle.items())]
-
-
-def _check_ranges(name: str, task: Task) -> None:
-    """The numbers that every task has, and the dropout that many have."""
-    for key in ("weight", "head_lr"):
-        if getattr(task, key) < 0:
-            raise UserError(f"tasks.{name}.{key}: {getattr(task, key)} is negative")
-    if task.task_id < -1:
-        raise UserError(f"tasks.{name}.task_id: {task.task_id}; expected a row, or -1 for any")
-    if not 0 <= task.batch <= MOST_EXAMPLES:
-        raise UserError(
-            f"tasks.{name}.batch: {task.batch:,} examples; expected 0 (the recipe's number) to "
-            f"{MOST_EXAMPLES:,}"
-        )
-    dropout = getattr(task, "dropout", 0.0)
-    if not 0 <= dropout < 1:
-        raise UserError(f"tasks.{name}.dropout: {dropout} is not from 0 to below 1")
 
 
 def check_export_task(name: str, tasks: Collection[str], encoder: EncoderConfig) -> None:

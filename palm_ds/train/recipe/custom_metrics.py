@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, SupportsFloat, TypeAlias
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.plugins import import_function
@@ -98,7 +98,7 @@ def _name(metric: Callable[..., Any]) -> str:
     return getattr(metric, "__name__", type(metric).__name__)
 
 
-def _number(value: Any, where: str) -> float:
+def _number(value: SupportsFloat | str, where: str) -> float:
     try:
         return float(value)  # NumPy's and torch's numbers too; NaN where there is no score
     except (TypeError, ValueError):

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.settings import Settings, Share
 from palm_ds.data.stream.stages import Curriculum, StepInfo
 from palm_ds.data.stream.step_size import StepSize
 
@@ -24,7 +25,7 @@ def _as_number(value: object) -> object:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LRSchedule:
+class LRSchedule(Settings):
     """The learning rate of each step, as a multiplier of the optimizer's `lr`."""
 
     kind: Literal["noam", "linear", "cosine", "wsd", "constant"] = "linear"
@@ -39,16 +40,15 @@ class LRSchedule:
     shape: Literal["linear", "1-sqrt", "cosine"] = "linear"
     """wsd: the form of the decay. 1-sqrt falls with the square root of the steps that are done
     (ModernBERT)."""
-    end: float = 0.0
+    end: Share = 0.0
     """linear, cosine and wsd: the multiplier at the end."""
     restart: Literal["never", "stage"] = "never"
     """`stage`: every stage has its own warm-up and decay (ERNIE 2.0, section 5.1)."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("warmup", "decay"):
             _check_span(name, getattr(self, name))
-        if not 0 <= self.end <= 1:
-            raise UserError(f"schedule.end: {self.end} is not between 0 and 1")
         if self.kind == "noam" and not self.warmup:
             raise UserError("schedule.warmup: noam needs a warm-up, which ends at the peak")
         if self.decay and self.kind != "wsd":

@@ -11,11 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeInt
 
 from palm_ds.common.config import override, parse, parse_override, read_yaml
 from palm_ds.common.errors import UserError
 from palm_ds.common.files import fingerprint
+from palm_ds.common.settings import Rate, Settings
 from palm_ds.data.stream.budgets import DatasetSizes
 from palm_ds.data.stream.curriculum_spec import CurriculumSpec, parse_stages
 from palm_ds.data.stream.stages import Curriculum, MaskRates, StepInfo, tasks_of
@@ -46,6 +49,7 @@ from palm_ds.train.recipe.sections import (
 )
 from palm_ds.train.recipe.stage_settings import StageSettings
 from palm_ds.train.report.tracker_clients import TrackSettings
+from palm_ds.weights.formats.foreign_config import read_encoder_config
 from palm_ds.weights.model_folder import encoder_config
 
 _RATES = {"dropout", "attention_dropout", "init_range"}
@@ -59,7 +63,7 @@ CHANGEABLE = ("optimizer.lr", "optimizer.clip", "nonfinite", "loss_spike", "fail
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Settings):
     """Everything that decides what is learned. How it is computed (ZeRO, precision, micro-batches)
     is in a DeepSpeed file; no setting is in both."""
 
@@ -68,7 +72,7 @@ class Recipe:
     backbone: dict[str, Any] = field(default_factory=dict)
     """The encoder: `preset: NAME` and any hyperparameters (the keys of `backbone`, below). Empty:
     that of `init_from`, which `task_types`, `token_types` and dropout alone change."""
-    length: int = 512
+    length: Annotated[int, Field(ge=8)] = 512
     """Tokens of a packed row."""
     batch: str
     """Size of a step over all processes: `393216 tokens` or `768 rows`; or `32 examples` of each
@@ -82,7 +86,7 @@ class Recipe:
     """How the learning rate changes over the run."""
     sources: dict[str, SourceSettings]
     """{name: {corpus: FOLDER} or {table: FILE}}: the texts, by the names that tasks refer to."""
-    held_out: float = 0.01
+    held_out: Rate = 0.01
     """Fraction of every corpus's documents, and every table's rows, that is held out from training
     for evaluation."""
     tasks: dict[str, dict[str, Any]]
@@ -97,7 +101,7 @@ class Recipe:
     steps since then."""
     loss_spike: SpikeSettings = SpikeSettings()
     """What to do when a loss jumps."""
-    failure_limit: int = 5
+    failure_limit: NonNegativeInt = 5
     """The run stops after more than this many non-finite steps (`nonfinite: skip`) or rollbacks in
     a row."""
     teacher: TeacherSettings | None = None
@@ -139,12 +143,7 @@ class Recipe:
     `{trackio: {project: mine}}`."""
 
     def __post_init__(self) -> None:
-        if self.length < 8:
-            raise UserError(f"length: rows of {self.length} tokens; expected at least 8")
-        if not 0 <= self.held_out < 1:
-            raise UserError(f"held_out: {self.held_out} is not a fraction from 0 to below 1")
-        if self.failure_limit < 0:
-            raise UserError(f"failure_limit: {self.failure_limit} is negative")
+        super().__post_init__()
         if not self.tasks:
             raise UserError("tasks: empty; name at least one")
         if self.init_layers is not None and not self.init_from:
@@ -325,7 +324,7 @@ class Recipe:
     @cached_property
     def backbone_config(self) -> EncoderConfig:
         """The encoder's hyperparameters; `vocab_size` is open if the corpus determines it."""
-        config = EncoderConfig.from_dict(self.backbone)
+        config = read_encoder_config(self.backbone)
         for name, task in self.built_tasks.items():
             if (longest := task.longest_text(self.longest)) > config.max_length:
                 what = f"length: rows of {longest} tokens"

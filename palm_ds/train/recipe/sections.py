@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.settings import Settings
 from palm_ds.data.reader import TableSettings
+from palm_ds.data.tasks.task import MOST_EXAMPLES
 
-MOST_EXAMPLES = 10**7
-"""Of a step: more than any machine can hold."""
 SPIKE_MARGIN = 10
 """Steps between a checkpoint and a spike that it is free of: weights are bad before the loss."""
 
@@ -27,13 +28,13 @@ class EvaluationSet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceSettings:
+class SourceSettings(Settings):
     """Origin of a source's text: one prepared corpus, a mixture of corpora, ERNIE 1.0's own data
     files, or a table of rows."""
 
     corpus: str = ""
     """Folder of a corpus made by palm-ds prepare, or its URL (s3://, gs://, hf://, https://)."""
-    mix: dict[str, float] = field(default_factory=dict)
+    mix: dict[str, PositiveFloat] = field(default_factory=dict)
     """{folder or URL: weight}: several corpora, sampled by weight in tokens."""
     ernie: str = ""
     """A list of ERNIE 1.0's pretraining files. They are converted to a corpus next to the list,
@@ -54,6 +55,7 @@ class SourceSettings:
     reported separately, as `task (name)`; only `validation` decides which weights are best."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if sum(map(bool, (self.corpus, self.mix, self.ernie, self.table))) != 1:
             raise UserError(
                 "give one of `corpus: FOLDER`, `mix: {FOLDER: weight, ...}`, `ernie: FILELIST` and "
@@ -65,9 +67,6 @@ class SourceSettings:
             raise UserError(
                 "evaluation_sets: tables in addition to `validation`; give `table` and `validation`"
             )
-        for folder, weight in self.mix.items():
-            if weight <= 0:
-                raise UserError(f"mix.{folder}: the weight {weight} is not positive")
 
     @property
     def weights(self) -> dict[str, float]:
@@ -88,18 +87,18 @@ class SourceSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateSettings:
+class EvaluateSettings(Settings):
     """Evaluation on held-out data: loss, perplexity and accuracy of every task."""
 
-    every: int = 0
+    every: NonNegativeInt = 0
     """Steps between evaluations; 0: only at the end of each stage."""
-    examples: int | None = None
+    examples: NonNegativeInt | None = None
     """Held-out examples of each task group over a corpus (default: 1,000), and at most that many
     rows of each table (default: all), a sample of them that is always the same."""
     best: str = ""
     """Metric that selects the final weights: `task.metric`, or `mean` over the first metric of each
     non-auxiliary task. Empty: use the last step. For `loss`, lower is better."""
-    patience: int = 0
+    patience: NonNegativeInt = 0
     """With `best`: stop after this many evaluations without improvement; 0: never."""
 
     metrics: dict[str, list[str]] = field(default_factory=dict)
@@ -108,8 +107,7 @@ class EvaluateSettings:
     number}."""
 
     def __post_init__(self) -> None:
-        _check_not_negative("evaluate", every=self.every, examples=self.of_corpus)
-        _check_not_negative("evaluate", patience=self.patience)
+        super().__post_init__()
         if self.patience and not self.best:
             raise UserError("evaluate.patience: needs `best`, the metric to improve")
 
@@ -120,36 +118,27 @@ class EvaluateSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaveSettings:
+class SaveSettings(Settings):
     """Checkpoints."""
 
-    every: int = 1000
+    every: NonNegativeInt = 1000
     """Steps between checkpoints; 0: only at the end."""
-    keep: int = 3
+    keep: PositiveInt = 3
     """Number of most recent checkpoints to keep. Those less than 10 steps older than the newest do
     not count. While a loss spike lasts, nothing from before it is deleted."""
-    keep_every: int = 10000
+    keep_every: NonNegativeInt = 10000
     """Keep the first checkpoint of each such number of steps for good; 0: none."""
     background: bool = True
     """Write checkpoints while training continues, from a copy in host memory. Where there is too
     little memory for it, training waits, as with false."""
 
-    def __post_init__(self) -> None:
-        _check_not_negative("save", every=self.every, keep=self.keep, keep_every=self.keep_every)
-        if self.keep < 1:
-            raise UserError("save.keep: must be at least 1")
-
 
 @dataclass(frozen=True, kw_only=True)
-class LogSettings:
+class LogSettings(Settings):
     """Settings for showing and recording training."""
 
-    every: int = 10
+    every: PositiveInt = 10
     """Steps between log lines, which average the steps in between."""
-
-    def __post_init__(self) -> None:
-        if self.every < 1:
-            raise UserError(f"log.every: {self.every} is not a positive number of steps")
 
 
 @dataclass(frozen=True)
@@ -182,28 +171,16 @@ class BatchSize:
         return cls(number, "examples" if unit == "examples" else "rows")
 
 
-def _check_not_negative(section: str, **values: int) -> None:
-    for name, value in values.items():
-        if value < 0:
-            raise UserError(f"{section}.{name}: {value} is negative")
-
-
 @dataclass(frozen=True, kw_only=True)
-class SpikeSettings:
+class SpikeSettings(Settings):
     """Settings for jumps of a task's loss."""
 
     action: Literal["warn", "stop", "rollback"] = "warn"
     """Log it, stop the run, or return to the last checkpoint from before it and leave out the steps
     since then. Whatever it is, weights that are ruined at the end, or when a spike has lasted for
     `window` steps, end the run with exit code 3 (or a rollback)."""
-    zscore: float = 20.0
+    zscore: NonNegativeFloat = 20.0
     """Robust z-score (distance from the median, in median absolute deviations as standard
     deviations) above which a loss is a spike; 0: none is."""
-    window: int = 100
+    window: Annotated[int, Field(ge=2)] = 100
     """Steps of the same stage that a loss is compared with."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.zscore < math.inf:
-            raise UserError(f"loss_spike.zscore: must be at least 0, got {self.zscore}")
-        if self.window < 2:
-            raise UserError(f"loss_spike.window: must be at least 2 steps, got {self.window}")

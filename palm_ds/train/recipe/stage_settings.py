@@ -12,10 +12,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
+from palm_ds.common.settings import Settings
 from palm_ds.data.stream.stages import StepInfo
 from palm_ds.data.stream.step_size import StepSize
 from palm_ds.train.recipe.lr_schedule import LRSchedule
@@ -55,25 +58,25 @@ def _rows(text: str, length: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageSettings:
+class StageSettings(Settings):
     """What a stage has of its own."""
 
-    length: int | None = None
+    length: Annotated[int, Field(ge=8)] | None = None
     """Tokens of a row. Held-out rows have the recipe's length."""
     batch: str | BatchGrowth | None = None
     """`64 rows` or `16384 tokens`; or {start, end, over}: a batch that grows."""
-    mixture: dict[str, dict[str, float]] | None = None
+    mixture: dict[str, dict[str, NonNegativeFloat]] | None = None
     """{source: {corpus: weight}}, instead of the weights of its `mix`; a corpus that is left out is
     not read."""
-    rope_base: float | None = None
+    rope_base: Annotated[float, Field(gt=1)] | None = None
     """Base of the rotary positions in layers that attend to whole texts. The last stage has that of
     `backbone`."""
-    lr: float | None = None
+    lr: PositiveFloat | None = None
     """Instead of `optimizer.lr`; other rates that follow it (`head_lr`, `layer_decay`) keep their
     ratio to it."""
     schedule: LRSchedule | None = None
     """Of this stage alone, from its first to its last step."""
-    weight_decay: float | None = None
+    weight_decay: NonNegativeFloat | None = None
     """Instead of `optimizer.weight_decay`."""
     rate: float | list[float] | None = None
     """Share of the tokens that masking tasks predict: a number, or [from, to] for a linear change
@@ -82,14 +85,7 @@ class StageSettings:
     """Parameters that this stage does not update, as patterns: [backbone.word.*]."""
 
     def __post_init__(self) -> None:
-        if self.lr is not None and self.lr <= 0:
-            raise UserError(f"lr: must be above 0, got {self.lr}")
-        if self.length is not None and self.length < 8:
-            raise UserError(f"length: rows of {self.length} tokens; expected at least 8")
-        if self.rope_base is not None and self.rope_base <= 1:
-            raise UserError(f"rope_base: must be above 1, got {self.rope_base}")
-        if self.weight_decay is not None and self.weight_decay < 0:
-            raise UserError(f"weight_decay: must not be negative, got {self.weight_decay}")
+        super().__post_init__()
         if self.schedule and self.schedule.restart == "stage":
             raise UserError("schedule.restart: a stage's own schedule always does; remove it")
         rates = self.rates or (0.5,)

@@ -333,7 +333,7 @@ def trained_on_warnings(recipe: Recipe, data: Data) -> list[str]:
     return [f"{line}: its scores say nothing about new texts" for line in lines]
 
 
-def _overlap(held: Any, training: Any) -> bool:
+def _overlap(held: object, training: object) -> bool:
     """Whether some of the texts of a source to evaluate on are those of one to train on."""
     if isinstance(held, TableSource) and isinstance(training, TableSource):
         same, own = held.table.fingerprint == training.table.fingerprint, held.numbers

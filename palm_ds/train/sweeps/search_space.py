@@ -17,8 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import PositiveInt
+
 from palm_ds.common.config import check_keys, override, parse, read_yaml, shorten
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.settings import Settings
 from palm_ds.train.recipe.recipe import Recipe, make_recipe, read_values
 
 _RANGE = ("low", "high", "log", "step")
@@ -26,7 +29,7 @@ _LESS_IS_BETTER = ("loss", "mse", "perplexity")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sweep:
+class Sweep(Settings):
     """A sweep file."""
 
     recipe: str
@@ -38,7 +41,7 @@ class Sweep:
     """Empty: minimize for a loss, an MSE or a perplexity, else maximize."""
     space: dict[str, Any]
     """{recipe key: values}: a list of choices, or `{low, high}` with `log: true` or `step`."""
-    trials: int = 20
+    trials: PositiveInt = 20
     """Number of trials; raise it and call the command again for more."""
     seed: int = 1
     """Determines the parameters of the trials."""
@@ -51,10 +54,9 @@ class Sweep:
     """a.b=c, for all trials."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.space:
             raise UserError("space: empty; name at least one key of the recipe")
-        if self.trials < 1:
-            raise UserError(f"trials: {self.trials} is not a positive number")
 
     @property
     def minimizes(self) -> bool:

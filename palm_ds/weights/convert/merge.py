@@ -22,9 +22,11 @@ from typing import Literal
 
 import torch
 import yaml
+from pydantic import NonNegativeFloat
 
 from palm_ds.common.atomic import check_new_folder, write_new_folder
 from palm_ds.common.errors import UserError
+from palm_ds.common.settings import PositiveShare, Rate, Settings
 from palm_ds.common.version import __version__
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.text.tokenizer import load_tokenizer
@@ -41,30 +43,27 @@ _PARALLEL = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergeOptions:
+class MergeOptions(Settings):
     """Settings for merging checkpoints."""
 
     method: Method = "mean"
     """mean, ema, slerp or ties."""
-    weights: tuple[float, ...] = ()
+    weights: tuple[NonNegativeFloat, ...] = ()
     """mean, ties: the weight of each source, relative to their sum (equal ones). slerp: the
     distances from 0 to 1 of the result from the second and the first source."""
-    decay: float = 0.9
+    decay: Rate = 0.9
     """ema: weight of what was merged before, when the next source is added."""
     base: Path | None = None
     """ties: the checkpoint that all sources were trained from."""
-    density: float = 0.2
+    density: PositiveShare = 0.2
     """ties: part of each difference that is kept, its largest values."""
     scale: float = 1.0
     """ties: factor of the merged difference when it is added to the base."""
 
     def __post_init__(self) -> None:
-        if any(weight < 0 for weight in self.weights) or (self.weights and not sum(self.weights)):
-            raise UserError("weights: expected numbers from 0 on that are not all 0")
-        if not 0 <= self.decay < 1:
-            raise UserError(f"decay: expected a number from 0 to below 1, got {self.decay}")
-        if not 0 < self.density <= 1:
-            raise UserError(f"density: expected a number above 0, at most 1, got {self.density}")
+        super().__post_init__()
+        if self.weights and not sum(self.weights):
+            raise UserError("weights: are all 0")
         if (self.method == "ties") != (self.base is not None):
             raise UserError(
                 "base: ties needs the checkpoint that all sources were trained from"

@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import Field
 
 from palm_ds.common.atomic import check_new_folder, write_new_folder
 from palm_ds.common.errors import UserError
+from palm_ds.common.settings import Settings
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.text.add_tokens import ExtendedTokenizer, add_tokens, initializing_ids, read_token_file
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
@@ -30,7 +33,7 @@ from palm_ds.weights.model_folder import open_model
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResizeOptions:
+class ResizeOptions(Settings):
     """Settings for resizing a checkpoint."""
 
     tokens: Path | None = None
@@ -45,11 +48,7 @@ class ResizeOptions:
     """How to fill new positions: tile or interpolate."""
     tokenizer: Path | None = None
     """The tokenizer, if the checkpoint does not contain it."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.seed < 1 << 62:
-            raise UserError(f"seed: must be from 0 to 2^62, got {self.seed}")
+    seed: Annotated[int, Field(ge=0, lt=1 << 62)] = 0
 
 
 def resize_checkpoint(source: Path, target: Path, wanted: ResizeOptions) -> list[str]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +33,11 @@ from palm_ds.model.encoder.flops import training_flops
 from palm_ds.train.plan.memory import activation_bytes
 from palm_ds.train.plan.work import size_of, work_of
 from palm_ds.weights.convert.to_onnx import convert_to_onnx
+from palm_ds.weights.formats.huggingface import families
+from palm_ds.weights.formats.huggingface.architecture import Architecture
+from palm_ds.weights.formats.huggingface.families import FAMILIES, architecture_for
 from tests.end_to_end.new_architecture.throwaway import Throwaway
+from tests.end_to_end.new_architecture.throwaway_hf import ThrowawayArchitecture
 from tests.helpers.serving import local, opened
 from tests.helpers.small_corpus import write_small_corpus
 from tests.helpers.small_tables import write_tables
@@ -55,9 +61,28 @@ CONFIG = EncoderConfig(**ENCODER, vocab_size=600, dropout=0.0, attention_dropout
 TEXTS = ["w1 w2 w3", "w30 w31", "w35"]
 
 
+class Mistaken(Throwaway):
+    """Names an architecture that is none."""
+
+
+class Taken(ThrowawayArchitecture):
+    families = {"bert": FAMILIES["bert"]}
+
+
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tables(tmp_path_factory.mktemp("tables"))
+
+
+@pytest.fixture(autouse=True)
+def shipped_families() -> Iterator[None]:
+    """Other tests compare all families with transformers, which has not this one."""
+    registries: Any = (families.ARCHITECTURES, families.FAMILIES, families._BY_FAMILY)
+    before = [dict(each) for each in registries]
+    yield
+    for registry, entries in zip(registries, before, strict=True):
+        registry.clear()
+        registry.update(entries)
 
 
 def trainer(tables: Path, start: Any = None, recipe: Any = None, **values: Any) -> Any:
@@ -91,6 +116,44 @@ def test_it_has_no_biases_and_no_positions(trained: Any) -> None:
     assert {name for name in names if name.endswith("bias")} == {"backbone.pooler.dense.bias"}
     assert "backbone.final_norm.weight" in names and "backbone.position.weight" not in names
     assert not (trained.folder / "hf").exists(), "Hugging Face has no such encoder"
+
+
+def test_its_class_can_name_an_architecture_of_hugging_face(tables: Path, tmp_path: Path) -> None:
+    """In a second file of one's own: hf/ is written and read, also by a program that knows no more
+    than the folder."""
+    encoder = {**ENCODER, "kind": KIND.replace("Throwaway", "Published")}
+    start = palm.Backbone.from_config(encoder, tokenizer=tables / "vocab.txt")
+    run = trainer(tables, start, folder=tmp_path / "run", epochs=1)
+    run.train()
+    about = json.loads((run.folder / "hf/config.json").read_text())
+    assert about["architectures"] == ["ThrowawayForSequenceClassification"]
+    written, own = load_file(run.folder / "hf/model.safetensors"), weights_of(run.folder)
+    query = own["backbone.layers.0.qkv.weight"].chunk(3)[0]
+    assert torch.equal(written["model.blocks.0.attn.q.weight"], query)
+    command = [sys.executable, "-m", "palm_ds", "convert", str(run.folder / "hf")]
+    subprocess.run([*command, str(tmp_path / "back")], check=True, capture_output=True)
+    back = load_file(tmp_path / "back/weights.safetensors")
+    shared = [name for name in own if name.startswith("backbone.")]
+    assert shared and all(torch.equal(back[name], own[name]) for name in shared)
+    again = palm.Backbone.from_pretrained(run.folder / "hf")
+    torch.testing.assert_close(again(TEXTS), palm.Backbone.from_pretrained(run.folder)(TEXTS))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nowhere.Mine", "Mistaken.hf: cannot import 'nowhere'"),
+        (f"{KIND}", "Mistaken.hf: .* is not a subclass of .*Architecture"),
+        (f"{Architecture.__module__}.Architecture", "does not define config_json, names, read_con"),
+        (f"{__name__}.Taken", "Taken: bert is a model type of BertArchitecture"),
+    ],
+)
+def test_a_mistake_in_that_name_is_one_line(
+    name: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Mistaken, "hf", name)
+    with pytest.raises(UserError, match=said):
+        architecture_for(replace(CONFIG, kind=f"{__name__}.Mistaken"))
 
 
 def test_the_contract_holds_also_for_tasks_that_hide_tokens() -> None:

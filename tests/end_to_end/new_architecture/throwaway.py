@@ -40,3 +40,9 @@ class Throwaway(palm.TransformerEncoder):
             norm="layer_norm_without_bias",
             final_norm=True,
         )
+
+
+class Published(Throwaway):
+    """The same, with names at Hugging Face (throwaway_hf.py)."""
+
+    hf = "tests.end_to_end.new_architecture.throwaway_hf.ThrowawayArchitecture"

@@ -121,8 +121,14 @@ def test_what_does_not_fit(sections, sizes, message) -> None:
         ({}, "names none; give `path: RUN`"),
         ({"path": "a", "models": {"b": {"path": "c"}}}, "gives path and models"),
         ({"path": "a", "relations": {"pairs": ["qx"]}}, "expected two letters of q, k and v"),
-        ({"path": "a", "logits": {"temperature": 0}}, "0.0 is not above 0 and at most 100"),
-        ({"path": "a", "logits": {"temperature": 1e6}}, "1000000.0 is not above 0 and at most 100"),
+        (
+            {"path": "a", "logits": {"temperature": 0}},
+            "teacher.logits.temperature: expected a number above 0, got 0",
+        ),
+        (
+            {"path": "a", "logits": {"temperature": 1e6}},
+            "teacher.logits.temperature: expected at most 100, got 1000000.0",
+        ),
         ({"path": "a", "logits": {"top_k": 5, "loss": "mse"}}, "top_k: needs `loss: kl`"),
         ({"path": "a", "logits": {"tempreature": 1}}, "did you mean"),
         ({"file": "a", "hidden_states": {}}, "hidden_states needs a model"),

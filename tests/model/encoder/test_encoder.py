@@ -25,6 +25,7 @@ from palm_ds.data.tasks.example import Example, collate
 from palm_ds.model.encoder.encoder import PRESETS, Encoder, EncoderConfig, build_encoder
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
+from palm_ds.weights.formats.foreign_config import read_encoder_config
 from palm_ds.weights.formats.huggingface.names import from_names
 
 WORDS, LENGTH = 97, 40
@@ -75,7 +76,7 @@ def hf_model(kind: str) -> torch.nn.Module:
 
 
 def same_backbone(model: torch.nn.Module, **kernels: str) -> Encoder:
-    config = EncoderConfig.from_dict(model.config.to_dict())
+    config = read_encoder_config(model.config.to_dict())
     state, left_over = from_names(model.state_dict(), model.config.model_type)
     assert left_over == []
     backbone = build_encoder(config, Kernels(**kernels)).eval()
@@ -328,7 +329,7 @@ def test_the_documented_presets_are_those_of_the_code(root: Path) -> None:
 @pytest.mark.parametrize("kind", list(HF))
 def test_config_reads_hugging_face(kind: str) -> None:
     hf = HF[kind]().config
-    config = EncoderConfig.from_dict(json.loads(hf.to_json_string()))
+    config = read_encoder_config(json.loads(hf.to_json_string()))
     assert (config.hidden_size, config.num_layers, config.num_heads, config.feed_forward_size) == (
         24,
         3,
@@ -351,21 +352,21 @@ def test_config_reads_ernie_and_palm() -> None:
         "num_hidden_layers": 2,
         "vocab_size": 18000,
     }
-    ernie1 = EncoderConfig.from_dict({**sizes, "type_vocab_size": 2})
+    ernie1 = read_encoder_config({**sizes, "type_vocab_size": 2})
     assert (ernie1.token_types, ernie1.task_types, ernie1.layer_norm_eps) == (2, 0, 1e-5)
     two = {"sent_type_vocab_size": 4, "type_vocab_size": 2, "task_type_vocab_size": 16}
-    ernie2 = EncoderConfig.from_dict({**sizes, **two, "use_task_id": True})
+    ernie2 = read_encoder_config({**sizes, **two, "use_task_id": True})
     assert (ernie2.token_types, ernie2.task_types, ernie2.vocab_size) == (4, 16, 18000)
-    palm = EncoderConfig.from_dict({**sizes, **two, "use_task_emb": True})
+    palm = read_encoder_config({**sizes, **two, "use_task_emb": True})
     assert (palm.task_types, palm.layer_norm_eps) == (16, 1e-6)
-    unsaid = EncoderConfig.from_dict({**sizes, **two})  # PALM's own files do not name the switch
+    unsaid = read_encoder_config({**sizes, **two})  # PALM's own files do not name the switch
     assert (unsaid.task_types, unsaid.layer_norm_eps) == (16, 1e-6)
-    without = EncoderConfig.from_dict({**sizes, **two, "use_task_emb": False})
+    without = read_encoder_config({**sizes, **two, "use_task_emb": False})
     assert (without.task_types, without.layer_norm_eps) == (0, 1e-6)
 
 
 def test_a_preset_accepts_foreign_keys_too() -> None:
-    config = EncoderConfig.from_dict({"preset": "ernie-2.0-base", "hidden_dropout_prob": 0.0})
+    config = read_encoder_config({"preset": "ernie-2.0-base", "hidden_dropout_prob": 0.0})
     assert (config.dropout, config.token_types, config.task_types) == (0.0, 4, 16)
 
 
@@ -399,7 +400,7 @@ def test_a_preset_accepts_foreign_keys_too() -> None:
 )
 def test_config_mistakes_are_one_clear_line(values: object, words: list[str]) -> None:
     with pytest.raises(UserError) as caught:
-        EncoderConfig.from_dict(values, "recipe.yaml: backbone")  # type: ignore[arg-type]
+        read_encoder_config(values, "recipe.yaml: backbone")  # type: ignore[arg-type]
     message = str(caught.value)
     assert "\n" not in message and message.startswith("recipe.yaml: backbone")
     assert all(word in message for word in words), message

@@ -79,8 +79,8 @@ def test_a_masked_lm_head_fits_embeddings_of_another_width(tied: bool) -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"pooling": "men"}, "options.pooling: no 'men'; did you mean \"mean\""),
-        ({"embedding_size": -1}, "options.embedding_size: -1 is not a width"),
+        ({"pooling": "men"}, "options.pooling: no .men.; did you mean .mean."),
+        ({"embedding_size": -1}, "backbone.options.embedding_size: expected 0 or more, got -1"),
         ({"task_types": 3}, "task_types: 3, but cnn has no task embedding; set 0"),
         ({"windws": [2]}, 'options.windws: unknown key; did you mean "windows"'),
     ],

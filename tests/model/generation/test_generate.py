@@ -267,11 +267,11 @@ def test_repetitions_are_those_of_transformers(n: int) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(max_tokens=-1), "max_tokens: must be at least 0, got -1"),
-        (dict(beams=0), "beams: must be at least 1"),
+        (dict(max_tokens=-1), "max_tokens: expected 0 or more, got -1"),
+        (dict(beams=0), "beams: expected a number above 0"),
         (dict(max_tokens=9, min_tokens=9), "min_tokens: 9 must be below max_tokens, 9"),
-        (dict(top_p=0.0, temperature=1.0), "top_p: must be above 0 and at most 1"),
-        (dict(temperature=-1.0), "temperature: must not be negative"),
+        (dict(top_p=0.0, temperature=1.0), "top_p: expected a number above 0"),
+        (dict(temperature=-1.0), "temperature: expected 0 or more"),
         (dict(temperature=1.0, beams=2), "beams: 2 with a temperature of 1.0"),
         (dict(top_k=3), "top_k and top_p: only with a temperature above 0"),
     ],

@@ -32,6 +32,7 @@ from palm_ds.model.heads.heads import (
 )
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
+from palm_ds.weights.formats.foreign_config import read_encoder_config
 from palm_ds.weights.formats.huggingface.architecture import MASKED_WORDS
 from palm_ds.weights.formats.huggingface.names import from_names
 from tests.helpers.waits import Waits
@@ -69,9 +70,7 @@ def test_masked_lm_scores_equal_hugging_face(kind: str, kernel: str) -> None:
             parameter.add_(torch.randn_like(parameter) * 0.1)
     state, skipped = from_names(hf.state_dict(), kind)
     assert skipped == []
-    body = build_encoder(
-        EncoderConfig.from_dict(hf.config.to_dict()), Kernels(masked_lm_loss=kernel)
-    )
+    body = build_encoder(read_encoder_config(hf.config.to_dict()), Kernels(masked_lm_loss=kernel))
     model = Model(body, {MASKED_WORDS: MaskedLMHead(body)}, {"t": MASKED_WORDS}).eval()
     missing = model.load_state_dict(state, strict=False).missing_keys
     assert missing == ["backbone.pooler.dense.weight", "backbone.pooler.dense.bias"]

@@ -127,7 +127,7 @@ def test_in_the_foreground_the_same_bytes(tmp_path: Path) -> None:
 def test_one_at_a_time(tmp_path: Path, disk: SlowDisk) -> None:
     mine = writer()
     mine.start(request(tmp_path, 1), [shard(1.0)], background=True)
-    with pytest.raises(AssertionError, match="finish the last checkpoint first"):
+    with pytest.raises(RuntimeError, match="finish the last checkpoint first"):
         mine.start(request(tmp_path, 2), [shard(1.0)], background=True)
     disk.go.set()
     mine.finish()

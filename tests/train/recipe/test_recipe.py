@@ -185,7 +185,7 @@ WRONG = {
     "batch a number": (changed("batch", to=64), "batch"),
     "batch no whole rows": (changed("batch", to="1000 tokens"), "use 1024 tokens"),
     "batch of nothing": (changed("batch", to="0 rows"), "smaller than one row of 128 tokens"),
-    "length too short": (changed("length", to=4), "length: rows of 4 tokens"),
+    "length too short": (changed("length", to=4), "length: expected 8 or more, got 4"),
     "length a word": (changed("length", to="long"), "length"),
     "length beyond positions": (
         changed("length", to=256),
@@ -199,7 +199,7 @@ WRONG = {
     "schedule": (changed("schedule", "kind", to="sine"), "schedule.kind"),
     "noam without warmup": (changed("schedule", "kind", to="noam"), "schedule.warmup"),
     "negative warmup": (changed("schedule", "warmup", to=-1), "schedule.warmup"),
-    "held out all": (changed("held_out", to=1.0), "held_out: 1.0"),
+    "held out all": (changed("held_out", to=1.0), "held_out: expected a number below 1, got 1.0"),
     "source unknown": (
         changed("tasks", "knowledge_masking", "source", to="texts"),
         "tasks.knowledge_masking.source: no 'texts' in `sources`; did you mean \"text\"",
@@ -240,7 +240,10 @@ WRONG = {
         changed("tasks", "knowledge_masking", "unit", to=["word"]),
         'tasks.knowledge_masking.unit: unknown key; did you mean "units"',
     ),
-    "task's value": (changed("tasks", "knowledge_masking", "rate", to=2), "rate: 2"),
+    "task's value": (
+        changed("tasks", "knowledge_masking", "rate", to=2),
+        "rate: expected a number below 1, got 2",
+    ),
     "task's unit": (
         changed("tasks", "knowledge_masking", "units", to=["letter"]),
         "tasks.knowledge_masking.units",
@@ -356,7 +359,10 @@ WRONG = {
         changed("tasks", "knowledge_masking", "weight", to=0),
         "stages: 'knowledge_masking' would train nothing: the `weight` of its tasks is 0",
     ),
-    "a weight below 0": (changed("tasks", "knowledge_masking", "weight", to=-1), "is negative"),
+    "a weight below 0": (
+        changed("tasks", "knowledge_masking", "weight", to=-1),
+        "weight: expected 0 or more, got -1",
+    ),
     "a length of yes": (changed("length", to=True), "length: expected a whole number, got true"),
     "three betas": (
         changed("optimizer", "betas", to=[0.9, 0.9, 0.9]),
@@ -365,7 +371,7 @@ WRONG = {
     "no sources": (changed("sources", to={}), "no 'text' in `sources`; known: none"),
     "a row before the first": (
         changed("tasks", "knowledge_masking", "task_id", to=-7),
-        "tasks.knowledge_masking.task_id: -7; expected a row, or -1 for any",
+        "tasks.knowledge_masking.task_id: expected -1 or more, got -7",
     ),
     "a data set that none can be": (
         changed("datasets", to=["my texts"]),

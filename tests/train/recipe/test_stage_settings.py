@@ -184,11 +184,11 @@ def phase(**values: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"stages": phase(lr=0)}, r"stages.1: lr: must be above 0, got 0"),
+        ({"stages": phase(lr=0)}, r"stages.1: lr: expected a number above 0, got 0"),
         ({"stages": phase(lr="fast")}, r"stages.1: lr"),
         ({"stages": phase(rate=1.5)}, r"stages.1: rate: expected a share between 0 and 1"),
         ({"stages": phase(rate=[0.1, 0.2, 0.3])}, r"or \[from, to\], got \[0.1, 0.2, 0.3\]"),
-        ({"stages": phase(weight_decay=-1)}, r"stages.1: weight_decay: must not be negative"),
+        ({"stages": phase(weight_decay=-1)}, r"stages.1: weight_decay: expected 0 or more, got -1"),
         ({"stages": phase(schedule={"kind": "sine"})}, r"stages.1: schedule.kind"),
         (
             {"stages": phase(schedule={"warmup": 2, "restart": "stage"})},
@@ -202,7 +202,7 @@ def phase(**values: Any) -> list[dict[str, Any]]:
             {"stages": phase(weight_decay=0.1), "optimizer": {"weight_decay": 0.0}},
             r"stages.1.weight_decay: optimizer.weight_decay is 0; give it a value",
         ),
-        ({"stages": phase(length=4)}, r"stages.1: length: rows of 4 tokens; expected at least 8"),
+        ({"stages": phase(length=4)}, r"stages.1: length: expected 8 or more, got 4"),
         ({"stages": phase(length=128)}, r"length: rows of 128 tokens, but backbone.max_positions"),
         ({"stages": phase(batch="100 tokens")}, r"stages.1: batch: 100 tokens is not a multiple"),
         ({"stages": phase(batch="8 examples")}, r"stages.1: batch: '8 examples': a stage's own"),

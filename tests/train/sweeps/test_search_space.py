@@ -69,7 +69,7 @@ def test_direction(tmp_path: Path, metric: Any, direction: Any, minimizes: bool)
 
 WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"space": {}}, "space: empty; name at least one key of the recipe"),
-    ({"trials": 0}, "trials: 0 is not a positive number"),
+    ({"trials": 0}, "trials: expected a number above 0, got 0"),
     ({"trails": 3}, 'trails: unknown key; did you mean "trials"?'),
     ({"sampler": "tpa"}, "sampler: "),
     ({"metric": "topik.f1"}, "metric: 'topik.f1': no task 'topik'; did you mean"),
@@ -90,7 +90,7 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ),
     ({"space": {"optimizer.lr": {"low": 1, "high": 2, "step": 3}}}, "step: 3 is not from above 0"),
     ({"space": {"optimizer.lr": {"lo": 1, "high": 2}}}, "space.optimizer.lr.lo: unknown key; did"),
-    ({"space": {"length": [64, 4]}}, "space.length: 4: length: rows of 4 tokens; expected at"),
+    ({"space": {"length": [64, 4]}}, "space.length: 4: length: expected 8 or more, got 4"),
 )
 
 

@@ -12,9 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from pydantic import Field, PositiveInt
 from torch import nn
 
 from palm_ds.common.errors import UserError
@@ -29,20 +30,10 @@ from palm_ds.model.kernels import Kernels
 class CNNOptions(WordOptions):
     """`backbone.options` of `kind: cnn`."""
 
-    windows: tuple[int, ...] = (3,)
+    windows: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (3,)
     """The words that each convolution sees."""
-    pool: int = 3
+    pool: PositiveInt = 3
     """Neighbours of the maximum; 1 means none."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.windows or min(self.windows) < 1:
-            raise UserError(
-                f"backbone.options.windows: {list(self.windows)}: expected a number of words, as "
-                "[2, 3, 4]"
-            )
-        if self.pool < 1:
-            raise UserError(f"backbone.options.pool: {self.pool}: expected a number of words, as 3")
 
 
 class CNN(WordEncoder):

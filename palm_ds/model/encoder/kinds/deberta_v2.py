@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from palm_ds.common.errors import UserError, suggest
+from pydantic import Field, NonNegativeInt
+
+from palm_ds.common.errors import UserError
+from palm_ds.common.settings import Settings, one_of
 from palm_ds.model.config.config import ACTIVATIONS, EncoderConfig
 from palm_ds.model.encoder.layer import Convolution, LayerSpec
 from palm_ds.model.encoder.relative import Disentangled
@@ -22,43 +25,40 @@ from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpe
 
 
 @dataclass(frozen=True, kw_only=True)
-class DebertaV2Options:
+class DebertaV2Options(Settings):
     """`backbone.options` of this encoder."""
 
     content_to_position: bool = True
     """Whether what a token contains is compared with where others are."""
     position_to_content: bool = True
     """Whether where a token is is compared with what others contain."""
-    buckets: int = 256
+    buckets: Annotated[int, Field(ge=0, multiple_of=2)] = 256
     """Rows of the table of distances for each direction; 0: one for each distance."""
     longest: int = 512
     """The largest distance."""
     distance_norm: bool = True
     """Whether the table of distances has a LayerNorm."""
-    convolution: int = 0
+    convolution: NonNegativeInt = 0
     """Tokens that the convolution beside the first layer sees, an odd number; 0: none."""
-    convolution_activation: str = "gelu"
+    convolution_activation: Annotated[str, one_of(ACTIVATIONS)] = "gelu"
     """Activation of the convolution."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not (self.content_to_position or self.position_to_content):
             raise UserError(
                 "backbone.options: content_to_position and position_to_content are both false; "
                 "set one of them"
             )
-        if self.buckets < 0 or self.buckets % 2 or self.longest < max(self.buckets // 2 + 2, 1):
+        if self.longest < max(self.buckets // 2 + 2, 1):
             raise UserError(
-                "backbone.options: buckets must be an even number of at most 2 (longest - 2), got "
+                "backbone.options: buckets must be at most 2 (longest - 2), got "
                 f"buckets {self.buckets} and longest {self.longest}"
             )
-        if self.convolution < 0 or (self.convolution and not self.convolution % 2):
+        if self.convolution and not self.convolution % 2:
             raise UserError(
                 f"backbone.options.convolution: must be 0 or odd, got {self.convolution}"
             )
-        if self.convolution_activation not in ACTIVATIONS:
-            name = self.convolution_activation
-            near = suggest(name, ACTIVATIONS)
-            raise UserError(f'backbone.options.convolution_activation: no "{name}"{near}')
 
 
 class DebertaV2(TransformerEncoder):

@@ -7,24 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from palm_ds.common.errors import UserError
+from pydantic import PositiveInt
+
+from palm_ds.common.settings import Settings
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.layer import LayerSpec
 from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class ElectraOptions:
+class ElectraOptions(Settings):
     """`backbone.options` of this encoder."""
 
-    embedding_size: int | None = None
+    embedding_size: PositiveInt | None = None
     """Width of the embeddings; None: the hidden size."""
-
-    def __post_init__(self) -> None:
-        if self.embedding_size is not None and self.embedding_size < 1:
-            raise UserError(
-                f"backbone.options.embedding_size: must be at least 1, got {self.embedding_size}"
-            )
 
 
 class Electra(TransformerEncoder):

@@ -15,29 +15,28 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import PositiveInt
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from palm_ds.common.settings import Settings
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.layer import LayerSpec
-from palm_ds.model.encoder.rotary import check_base
+from palm_ds.model.encoder.rotary import RotaryBase
 from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class EuroBertOptions:
+class EuroBertOptions(Settings):
     """`backbone.options` of this encoder."""
 
-    kv_heads: int | None = None
+    kv_heads: PositiveInt | None = None
     """Heads of keys and values, a divisor of `num_heads`; null: as many."""
-    rotary_base: float = 250_000.0
+    rotary_base: RotaryBase = 250_000.0
     """Base of the rotary positions."""
     text_pooling: Literal["late", "cls", "mean"] = "late"
     """What heads of whole texts read: what the pooler makes of every token, averaged, or of the
     first token's vector or the mean of all."""
-
-    def __post_init__(self) -> None:
-        check_base(self.rotary_base)
 
 
 class TextTransform(nn.Module):

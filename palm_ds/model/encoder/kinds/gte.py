@@ -5,32 +5,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from palm_ds.common.errors import UserError
+from pydantic import Field
+
+from palm_ds.common.settings import Settings
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.layer import LayerSpec
-from palm_ds.model.encoder.rotary import check_base
+from palm_ds.model.encoder.rotary import RotaryBase
 from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class GteOptions:
+class GteOptions(Settings):
     """`backbone.options` of this encoder."""
 
-    rotary_base: float = 160_000.0
+    rotary_base: RotaryBase = 160_000.0
     """Base of the rotary positions."""
-    rotary_factor: float = 1.0
+    rotary_factor: Annotated[float, Field(ge=1)] = 1.0
     """Positions are divided by it before they turn queries and keys."""
     token_types: bool = True
     """Whether there is a token type embedding."""
-
-    def __post_init__(self) -> None:
-        check_base(self.rotary_base)
-        if not 1 <= self.rotary_factor < float("inf"):
-            raise UserError(
-                f"backbone.options.rotary_factor: must be at least 1, got {self.rotary_factor}"
-            )
 
 
 class Gte(TransformerEncoder):

@@ -15,39 +15,31 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import PositiveInt
 from torch import nn
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.settings import Settings
 from palm_ds.model.config.config import ACTIVATIONS, EncoderConfig
 from palm_ds.model.encoder.layer import LayerSpec, build_norm
-from palm_ds.model.encoder.rotary import check_base
+from palm_ds.model.encoder.rotary import RotaryBase
 from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpec
 from palm_ds.model.kernels import Kernels
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModernBertOptions:
+class ModernBertOptions(Settings):
     """`backbone.options` of this encoder."""
 
-    global_every: int = 3
+    global_every: PositiveInt = 3
     """Layers of a period, of which the first attends to whole texts."""
-    window: int = 64
+    window: PositiveInt = 64
     """Tokens on each side that a token attends to in the other layers."""
-    global_rotary_base: float = 160_000.0
+    global_rotary_base: RotaryBase = 160_000.0
     """Base of the rotary positions in layers that attend to whole texts."""
-    local_rotary_base: float = 10_000.0
+    local_rotary_base: RotaryBase = 10_000.0
     """Base of the rotary positions in the other layers."""
     text_pooling: Literal["cls", "mean"] = "cls"
     """What heads of whole texts read: the vector of their first token or the mean of all."""
-
-    def __post_init__(self) -> None:
-        for name in ("global_every", "window"):
-            if getattr(self, name) < 1:
-                raise UserError(
-                    f"backbone.options.{name}: must be at least 1, got {getattr(self, name)}"
-                )
-        for name in ("global_rotary_base", "local_rotary_base"):
-            check_base(getattr(self, name), name)
 
 
 class PredictionHead(nn.Module):

@@ -5,27 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from palm_ds.common.errors import UserError
+from pydantic import Field
+
+from palm_ds.common.settings import Settings
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.layer import LayerSpec
 from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class MPNetOptions:
+class MPNetOptions(Settings):
     """`backbone.options` of this encoder."""
 
-    relative_buckets: int = 32
+    relative_buckets: Annotated[int, Field(ge=4, multiple_of=4)] = 32
     """Buckets of distances."""
-
-    def __post_init__(self) -> None:
-        if self.relative_buckets < 4 or self.relative_buckets % 4:
-            raise UserError(
-                "backbone.options.relative_buckets: must be a multiple of 4, got "
-                f"{self.relative_buckets}"
-            )
 
 
 class MPNet(TransformerEncoder):

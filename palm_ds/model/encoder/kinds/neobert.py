@@ -12,21 +12,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from palm_ds.common.settings import Settings
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.layer import LayerSpec
-from palm_ds.model.encoder.rotary import check_base
+from palm_ds.model.encoder.rotary import RotaryBase
 from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeoBertOptions:
+class NeoBertOptions(Settings):
     """`backbone.options` of this encoder."""
 
-    rotary_base: float = 10_000.0
+    rotary_base: RotaryBase = 10_000.0
     """Base of the rotary positions."""
-
-    def __post_init__(self) -> None:
-        check_base(self.rotary_base)
 
 
 class NeoBert(TransformerEncoder):

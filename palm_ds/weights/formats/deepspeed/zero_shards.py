@@ -378,7 +378,7 @@ _Places = dict[str, tuple[int, int, int]]
 """{name: (the line that has its fp32 weights, where they start in it, where they end)}"""
 
 
-def _masters(optimizer: Any) -> list[torch.Tensor]:
+def _masters(optimizer: object) -> list[torch.Tensor]:
     """Flat fp32 weights, in the order of the optimizer's parameters."""
     if not isinstance(optimizer, Mapping):
         return []

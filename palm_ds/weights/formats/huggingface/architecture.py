@@ -2,6 +2,7 @@
 
     class BertArchitecture(Architecture):    in the folder architectures, bert.py
     hf = "bert"                              in the encoder: the name of that file
+    hf = "my_architecture.MyArchitecture"    in an encoder of the user's
 
 Readers and writers ask these methods and know no architecture themselves. An architecture covers
 all model types whose encoders compute the same, its families.
@@ -164,12 +165,12 @@ class Architecture(ABC):
         """Why `family_of` returned none."""
         return f"Hugging Face's {config.kind} has no task embedding"
 
-    @abstractmethod
     def reshape(
         self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
     ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
         """(entries, config, {palm_ds name: what in it has no source}) of the model to write, whose
-        texts have the row `task_id` of the task embedding."""
+        texts have the row `task_id` of the task embedding, if there is one."""
+        return dict(kept), config, {}
 
     def check_family(self, kind: str) -> str:
         """Why an encoder of this architecture cannot be of this model type; empty if it can."""

@@ -1,7 +1,7 @@
 """Checks the values of another program's config.json, under its own names.
 
 Programs write these files: a number as text, NaN, null or an absurd size means that the file is
-damaged or hostile. Recipes, which users write in YAML, are read by `EncoderConfig.from_dict`.
+damaged or hostile. Recipes, which users write in YAML, are read by `read_encoder_config`.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.config.encoder_kinds import is_custom
 from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.pooling import TextPooling
@@ -34,7 +35,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     TASKS,
     Names,
 )
-from palm_ds.weights.formats.huggingface.families import architecture_for, other_masked_lm
+from palm_ds.weights.formats.huggingface.families import KIND, architecture_for, other_masked_lm
 from palm_ds.weights.formats.huggingface.names import prefixed
 from palm_ds.weights.formats.huggingface.read import KEPT_KEYS
 from palm_ds.weights.formats.huggingface.sentence_transformers import MODULES
@@ -254,6 +255,7 @@ def _config_json(
         "architectures": [chosen.architecture],
         "model_type": chosen.kind,
         **chosen.form.config_json(config, chosen.kind),
+        **({KIND: config.kind} if is_custom(config.kind) else {}),
     }
     for ours, hf_name in chosen.heads.items():
         if hf_name == CLASSIFIER and chosen.ending != "ForMultipleChoice":

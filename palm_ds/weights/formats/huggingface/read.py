@@ -32,7 +32,12 @@ from palm_ds.weights.formats.huggingface.architecture import (
     NEXT_SENTENCE,
 )
 from palm_ds.weights.formats.huggingface.check_config import check_labels
-from palm_ds.weights.formats.huggingface.families import FAMILIES, FAMILY_NAMES, architecture_of
+from palm_ds.weights.formats.huggingface.families import (
+    FAMILIES,
+    FAMILY_NAMES,
+    architecture_of,
+    knows_family,
+)
 from palm_ds.weights.formats.huggingface.names import (
     heads_in,
     prefixed,
@@ -140,7 +145,7 @@ def read_config(folder: Path) -> tuple[dict[str, Any], EncoderConfig]:
     path = folder / CONFIG
     about = read_json(path)
     kind = about.get("model_type")
-    if not isinstance(kind, str) or kind not in FAMILIES:
+    if not knows_family(about):
         raise UserError(
             f"{path}: model_type must be {FAMILY_NAMES}, got {printable(shorten(kind))} "
             "(docs/encoders.md: which are read, and why others are not)"
@@ -154,7 +159,7 @@ def read_config(folder: Path) -> tuple[dict[str, Any], EncoderConfig]:
         )
     check_labels(about, str(path))
     _check_class(about, str(path))
-    return about, architecture_of(kind).read_config(about, str(path))
+    return about, architecture_of(about["model_type"]).read_config(about, str(path))
 
 
 def _check_class(about: Mapping[str, Any], where: str) -> None:

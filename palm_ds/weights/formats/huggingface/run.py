@@ -129,7 +129,7 @@ class _Transformers:
         return scores.flatten(0, 1)[at]
 
 
-def _load(transformers: Any, kind: str, contents: CheckpointContents) -> Any:
+def _load(transformers: ModuleType, kind: str, contents: CheckpointContents) -> Any:
     """Load a folder in transformers. From config.json it gets only the encoder's values, which were
     checked: other keys can make it load code from the Hub, or any number of class names."""
     about = read_json(contents.path / CONFIG)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import PositiveInt
 
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.settings import Settings, one_of
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.pooling import TextPooling
@@ -35,10 +39,10 @@ _ENCODERS = (BARE, "ForMaskedLM", "ForPreTraining")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportOptions:
+class ExportOptions(Settings):
     """Options of an export."""
 
-    family: str = ""
+    family: Annotated[str, one_of(FAMILIES, "")] = ""
     """bert, roberta, modernbert, ... (families.py); empty: the one that computes the same, which is
     ernie for a bert encoder with task embeddings."""
     task_id: int = 0
@@ -47,26 +51,17 @@ class ExportOptions:
     head: str = ""
     """The classification head to write, as the only head; empty: the masked-LM and next-sentence
     heads, or an imported classifier if it is the only head."""
-    head_class: str = ""
+    head_class: Annotated[str, one_of(HEAD_CLASSES, BARE, "")] = ""
     """ForSequenceClassification, ForTokenClassification, ...: the class to write `head` as; Model:
     the encoder alone; empty: chosen by the shape of `head`."""
     words: str = ""
     """The masked-LM head to write; empty: the first."""
-    dtype: str = "float32"
+    dtype: Annotated[str, one_of(DTYPES, "")] = "float32"
     """float32, float16, bfloat16; empty: the one that holds all tensors."""
     pooling: TextPooling | None = TextPooling()
     """How texts become vectors, for a model without a classification head; None: not stated."""
-    max_shard_bytes: int = 5 * 10**9
+    max_shard_bytes: PositiveInt = 5 * 10**9
     """Largest size of one weight file; larger models are sharded."""
-
-    def __post_init__(self) -> None:
-        known = {"family": FAMILIES, "head_class": HEAD_CLASSES, "dtype": DTYPES}
-        for key, names in known.items():
-            value = getattr(self, key)
-            if value and value not in names and (key, value) != ("head_class", BARE):
-                raise UserError(f'{key}: no "{value}"{suggest(value, names)}')
-        if self.max_shard_bytes < 1:
-            raise UserError(f"max_shard_bytes: must be at least 1, got {self.max_shard_bytes}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config.config import FOREIGN_KEYS, EncoderConfig
+from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.formats.contents import TensorEntry
+from palm_ds.weights.formats.foreign_config import FOREIGN_KEYS, read_encoder_config
 from palm_ds.weights.formats.huggingface.check_config import check_foreign_values
 from palm_ds.weights.formats.huggingface.families import FAMILIES
 from palm_ds.weights.formats.paddle.names import PADDLENLP, STATIC, NamingScheme
@@ -159,7 +160,7 @@ def numbers(
     values["hidden_act"] = _ACTIVATIONS.get(values["hidden_act"], values["hidden_act"])
     kind = about.kind or "ernie"
     known = {key: x for key, x in values.items() if key in FOREIGN_KEYS - _SEEN}
-    base = EncoderConfig.from_dict({**known, "model_type": kind}, str(about.path))
+    base = read_encoder_config({**known, "model_type": kind}, str(about.path))
     sizes = {
         "vocab_size": _rows(entries, about, "word"),
         "max_positions": _rows(entries, about, "position"),

@@ -120,7 +120,7 @@ class _Collector:
             values[name] = self.join(name, how, values)
         return values
 
-    def join(self, name: str, how: Any, values: dict[str, Any]) -> Array:
+    def join(self, name: str, how: object, values: dict[str, Any]) -> Array:
         """Join a tensor that was too large for its pickle protocol; its slices are removed from
         `values`."""
         where = f"{self.unpickler.path}: {BIG_TABLE}: {name}"

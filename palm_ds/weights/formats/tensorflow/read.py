@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.config.config import FOREIGN_KEYS, EncoderConfig
+from palm_ds.model.config.config import EncoderConfig
 from palm_ds.weights.formats.contents import OPTIMIZER, CheckpointContents, TensorEntry
 from palm_ds.weights.formats.expected_shapes import checked
+from palm_ds.weights.formats.foreign_config import FOREIGN_KEYS, read_encoder_config
 from palm_ds.weights.formats.huggingface.architecture import CLASSIFIER, NEXT_SENTENCE
 from palm_ds.weights.formats.huggingface.check_config import check_foreign_values
 from palm_ds.weights.formats.huggingface.names import heads_in, to_palm_ds_names
@@ -107,7 +108,7 @@ def _config(index: Path, eps: float | None) -> EncoderConfig:
     check_foreign_values(about, str(path))
     known: dict[str, Any] = {key: value for key, value in about.items() if key in FOREIGN_KEYS}
     known = {"layer_norm_eps": _EPS, **known} if eps is None else {**known, "layer_norm_eps": eps}
-    return EncoderConfig.from_dict(known, str(path))
+    return read_encoder_config(known, str(path))
 
 
 def _sorted(found: Mapping[str, TensorEntry]) -> tuple[dict[str, TensorEntry], dict[str, str]]:

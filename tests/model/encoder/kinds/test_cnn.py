@@ -45,7 +45,7 @@ def test_it_computes_what_torch_computes(windows: list[int], pool: int, num_laye
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"windows": [3, 0]}, r"options.windows: \[3, 0\]: expected a number of words"),
+        ({"windows": [3, 0]}, r"backbone.options.windows.1: expected a number above 0, got 0"),
         ({"windows": 3}, "options.windows: expected a list, got 3"),
         ({"pool": "2"}, 'options.pool: expected a whole number, got "2"'),
         ({"windows": [1, 2, 3]}, "3 windows do not divide the hidden_size 16"),

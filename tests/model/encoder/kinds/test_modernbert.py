@@ -152,9 +152,12 @@ def test_attention_without_windows_is_left_out_and_the_log_says_why() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window": 0}, "backbone.options.window: must be at least 1, got 0"),
-        ({"global_every": 0}, "backbone.options.global_every: must be at least 1"),
-        ({"local_rotary_base": 0.5}, "backbone.options.local_rotary_base: must be above 1"),
+        ({"window": 0}, "backbone.options.window: expected a number above 0, got 0"),
+        ({"global_every": 0}, "backbone.options.global_every: expected a number above 0, got 0"),
+        (
+            {"local_rotary_base": 0.5},
+            "backbone.options.local_rotary_base: expected a number above 1, got 0.5",
+        ),
         ({"text_pooling": "max"}, "text_pooling"),
         ({"windows": 3}, "windows"),
     ],

@@ -71,7 +71,7 @@ def test_configs_of_other_programs_are_accepted() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -1.0])
 @pytest.mark.parametrize("name", ["layer_norm_eps", "init_range"])
 def test_encoder_settings_must_be_finite(name: str, value: float) -> None:
-    wanted = "must be above 0" if math.isfinite(value) else "expected a finite number"
+    wanted = "expected a number above 0" if math.isfinite(value) else "expected a finite number"
     with pytest.raises(UserError, match=f"{name}: {wanted}"):
         EncoderConfig.from_dict({name: value})
     with pytest.raises(UserError, match="dropout: expected a finite number"):

@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from palm_ds.model.config.config import FOREIGN_KEYS, EncoderConfig
+from palm_ds.model.config.config import EncoderConfig
 from palm_ds.weights.formats.contents import TensorEntry
+from palm_ds.weights.formats.foreign_config import FOREIGN_KEYS, read_encoder_config
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
     MASKED_WORDS,
@@ -166,7 +167,7 @@ class BertArchitecture(Architecture):
     def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
         check_foreign_values(about, where)
         known = {key: value for key, value in about.items() if key in FOREIGN_KEYS}
-        return EncoderConfig.from_dict(known, where)
+        return read_encoder_config(known, where)
 
     def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
         values = usual_config_json(config)
