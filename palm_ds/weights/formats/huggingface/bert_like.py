@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from palm_ds.model.config.config import FOREIGN_KEYS, EncoderConfig
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.weights.formats.foreign_config import FOREIGN_KEYS, read_encoder_config
 from palm_ds.weights.formats.huggingface.architecture import (
     TASKS,
     Entries,
@@ -87,7 +88,7 @@ def read_usual(
     activation = known.get("hidden_act", "gelu")
     if masked_lm_activation and activation != masked_lm_activation:
         own["head_activation"] = masked_lm_activation
-    return EncoderConfig.from_dict({**known, **own, "kind": kind}, where)
+    return read_encoder_config({**known, **own, "kind": kind}, where)
 
 
 def folded_task(
