@@ -165,7 +165,7 @@ def measure(folder: Path, tasks: list[str]) -> dict:
         "start_s": round(start, 2),
         "memory_mb": round(peak - before),
         "seek_s": round(_seek(recipe), 2),
-        "tokens_per_s": round((STEPS - 1) * stream.rows * stream.length / seconds, -3),
+        "tokens_per_s": round((STEPS - 1) * stream.rows * stream.longest / seconds, -3),
     }
 
 

@@ -156,9 +156,8 @@ def open_stream(source: CorpusSource, length: int, tokens: int, cut: str) -> Pac
     return PackedStream(
         curriculum=curriculum,
         datasets=datasets,
-        mixtures=mixtures,
-        rows=max(tokens // length, 1),
-        length=length,
+        mixtures=[mixtures],
+        sizes=[StepSize(length, max(tokens // length, 1))],
         seed=1,
         pad=source.vocabulary.pad,
     )
@@ -188,7 +187,7 @@ def build_model(shape: str, length: int) -> Model:
 
 def plain_loop(stream: PackedStream, args: argparse.Namespace) -> Contender:
     """palm_ds's model and stream in a plain torch loop."""
-    model = build_model(args.shape, stream.length).train()
+    model = build_model(args.shape, stream.longest).train()
     groups = param_groups(model, weight_decay=0.01)
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, fused=True)
 
@@ -210,7 +209,7 @@ def engine_loop(file: str, stream: PackedStream, args: argparse.Namespace) -> Co
     from palm_ds.runtime.deepspeed.ds_config import read_ds_config
 
     engine = Engine(
-        build_model(args.shape, stream.length),
+        build_model(args.shape, stream.longest),
         ds_config=read_ds_config(file),
         optimizer=OptimizerConfig(lr=LEARNING_RATE, clip=CLIP),
         rows=stream.rows,
@@ -269,7 +268,7 @@ def trainer_loop(stream: PackedStream, corpus: Corpus, folder: Path, args: Any) 
             num_hidden_layers=layers,
             num_attention_heads=heads,
             intermediate_size=4 * width,
-            max_position_embeddings=stream.length,
+            max_position_embeddings=stream.longest,
             hidden_dropout_prob=DROPOUT,
             attention_probs_dropout_prob=DROPOUT,
         )
@@ -278,7 +277,7 @@ def trainer_loop(stream: PackedStream, corpus: Corpus, folder: Path, args: Any) 
     settings = TrainingArguments(
         output_dir=str(folder / "trainer"),
         max_steps=args.warmup + args.steps,
-        per_device_train_batch_size=max(round(stream.rows * stream.length / mean), 1),
+        per_device_train_batch_size=max(round(stream.rows * stream.longest / mean), 1),
         learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant",
         weight_decay=0.01,
@@ -384,8 +383,10 @@ def show(speeds: dict[str, list[float]], stream: PackedStream, args: argparse.Na
     quartiles = ", ".join(str(int(q)) for q in np.quantile(sizes, [0.25, 0.5, 0.75]))
     rows = [stream.batches(step, 0, 1, stream.rows)[0] for step in range(8)]
     full = sum(b.real_tokens for b in rows) / sum(b.input_ids.numel() for b in rows)
-    print(f"\n{args.shape}, length {stream.length}, {args.threads} threads, {args.tokens} tokens a")
-    print(f"step; {len(sizes)} examples, quartiles of their lengths {quartiles};", end=" ")
+    print(
+        f"\n{args.shape}, length {stream.longest}, {args.threads} threads, {args.tokens} tokens a"
+    )
+    print(f"a step; {len(sizes)} examples, quartiles of their lengths {quartiles};", end=" ")
     print(f"packed rows {full:.1%} full")
     for name, values in speeds.items():
         middle = statistics.median(values)

@@ -43,7 +43,10 @@ def _type(field: dataclasses.Field) -> str:
     """As an argument: any sequence for a tuple, any mapping for a dict."""
     if field.name in _WIDER:
         return _WIDER[field.name]
-    kind = re.sub(r"tuple\[(\w+), \.\.\.\]", r"Sequence[\1]", str(field.type))
+    kind = re.sub(r"\bAnnotated\[(.+), \w+\(.*\)\]", r"\1", str(field.type))
+    kind = re.sub(r"\b(Positive|NonNegative)Int\b", "int", kind)
+    kind = re.sub(r"\b((Positive|NonNegative)Float|Rate|(Positive|Inner)?Share)\b", "float", kind)
+    kind = re.sub(r"tuple\[(\w+), \.\.\.\]", r"Sequence[\1]", kind)
     return kind.replace("dict[", "Mapping[").replace("'", '"')
 
 

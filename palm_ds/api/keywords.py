@@ -10,9 +10,9 @@ from typing import Any, Literal, TypedDict
 class TrainKeywords(TypedDict, total=False):
     """Keywords of palm.Trainer and palm.MultiHeadTrainer."""
 
-    batch: PositiveInt
+    batch: int
     """Examples per step."""
-    epochs: PositiveFloat
+    epochs: float
     """Passes over the training rows; with several tasks, over those of the reference task."""
     lr: float
     """Peak learning rate."""
@@ -57,7 +57,7 @@ class TrainKeywords(TypedDict, total=False):
 class EmbeddingKeywords(TypedDict, total=False):
     """Keywords of palm.Backbone, called on texts."""
 
-    pooling: Annotated[str, one_of((*POOLINGS, "pooler"))] | None
+    pooling: str | None
     """`mean`, over all tokens with [CLS] and [SEP]; `cls`; `max`; or `pooler`, the trained layer
     over [CLS]. Default: mean.
     """
@@ -67,7 +67,7 @@ class EmbeddingKeywords(TypedDict, total=False):
     """One vector for each token, special ones included, instead of one for the text."""
     normalize: bool | None
     """Scale vectors to length 1. Default: no."""
-    dimensions: NonNegativeInt
+    dimensions: int
     """Keep only the first ones (Matryoshka), before normalizing. Default: all."""
     max_length: int | None
     """The most tokens of a text, special ones included; longer texts are truncated. Default: what
