@@ -161,7 +161,7 @@ def _table(scores: Mapping[str, float]) -> Table:
 COMMAND = Command(
     name="evaluate",
     summary="Score predictions against labels, without a model; or a model on minimal pairs.",
-    usage="(--gold FILE... --predictions FILE | --pairs FILE... --model MODEL) [options]",
+    usage="--gold FILE... --predictions FILE [options] | --pairs FILE... --model MODEL",
     examples="""
 palm-ds evaluate --gold dev.tsv --predictions DIR/sst2.predictions.json
 palm-ds evaluate --kind classification --gold dev.tsv --predictions other.tsv

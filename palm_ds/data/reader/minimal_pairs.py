@@ -83,7 +83,8 @@ def _of_record(row: Row, file: File) -> MinimalPair:
     for key in (GOOD, BAD):
         if key not in values:
             raise UserError(f"{place}: no {key!r}; expected {GOOD!r} and {BAD!r}")
-    return MinimalPair(*(_sentence(values[key], place, key) for key in (GOOD, BAD)), place)
+    good, bad = (_sentence(values[key], place, key) for key in (GOOD, BAD))
+    return MinimalPair(good, bad, place)
 
 
 def _of_lines(rows: Iterator[Row], file: File) -> Iterator[MinimalPair]:
