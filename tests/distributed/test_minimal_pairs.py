@@ -86,3 +86,20 @@ def test_a_run_scores_them_at_every_evaluation(tmp_path: Path, score: str) -> No
     assert last["baseline_accuracy"] == 0.5 and last["baseline_loss"] is None
     page = write_report(tmp_path / "one").read_text()
     assert f"<h3>{TITLE}</h3>" in page and f"<h3>{TITLE}: paradigms</h3>" in page
+
+
+def test_pairs_alone_are_an_evaluation(tmp_path: Path) -> None:
+    """Nothing is held out."""
+    corpus = write_small_corpus(tmp_path / "corpus").path
+    write_pairs(tmp_path)
+    recipe = write_recipe(
+        tmp_path,
+        corpus,
+        held_out=0.0,
+        tasks={MASKS: {"source": "text"}},
+        stages=[{MASKS: 4}],
+        evaluate={"every": 2, "pairs": str(tmp_path / "first.txt")},
+    )
+    train(recipe, tmp_path / "run", world=1, stage=0)
+    found = read_metrics(tmp_path / "run" / "metrics.jsonl").evaluations
+    assert [[record["step"], *record["scores"]] for record in found] == [[2, TITLE], [4, TITLE]]
