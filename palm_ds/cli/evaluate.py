@@ -118,7 +118,7 @@ def _prediction_scores(args: argparse.Namespace) -> dict[str, float]:
 
 
 def _score_pairs(args: argparse.Namespace) -> None:
-    from palm_ds.inference.minimal_pairs import score_minimal_pairs
+    from palm_ds.inference.held_out_loss import score_minimal_pairs
     from palm_ds.inference.trained_model import TrainedModel
 
     group, device = start_processes(args.device)

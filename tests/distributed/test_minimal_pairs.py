@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from palm_ds.inference.minimal_pairs import score_minimal_pairs
+from palm_ds.inference.held_out_loss import score_minimal_pairs
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.train.report.html_report import write_report
 from palm_ds.train.report.metrics_file import read_metrics

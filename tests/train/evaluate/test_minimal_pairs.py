@@ -16,7 +16,7 @@ from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast
 from palm_ds.cli.evaluate import COMMAND
 from palm_ds.common.errors import UserError
 from palm_ds.data.reader.minimal_pairs import read_paradigms
-from palm_ds.inference.minimal_pairs import score_minimal_pairs
+from palm_ds.inference.held_out_loss import score_minimal_pairs
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.train.evaluate.minimal_pairs import PairScore, pair_accuracy, pair_set
 
