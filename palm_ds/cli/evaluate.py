@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import Command
+from palm_ds.cli.inference_options import add_inference_arguments, progress, start_processes
 from palm_ds.cli.output import show
+from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import nan_to_null, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from palm_ds.train.evaluate.minimal_pairs import PairScores
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         help="classification, tagging, ... or module.Class (the task that predicted)",
     )
-    add("--gold", nargs="+", required=True, metavar="FILE", help="files of rows with labels")
-    add("--predictions", required=True, metavar="FILE", help="what was predicted for these rows")
+    add("--gold", nargs="+", default=[], metavar="FILE", help="files of rows with labels")
+    add("--predictions", default="", metavar="FILE", help="what was predicted for these rows")
     add("--columns", nargs="+", default=[], metavar="ROLE=NAME", help="columns of the gold files")
     add("--format", default="auto", metavar="F", help="format of the gold files (by their names)")
     add("--simplify", action="store_true", help="simplify the gold files' Chinese")
@@ -42,6 +46,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--style", default="", metavar="S", help="reading: squad1, squad2 or cmrc (by the data)")
     add("--task", nargs="+", default=[], metavar="KEY=VALUE", help="other settings of the task")
     add(
+        "--pairs",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="instead of --gold: minimal pairs, JSON lines as BLiMP's or text as Zorro's",
+    )
+    add(
+        "--model",
+        default="",
+        metavar="MODEL",
+        help="with --pairs: a run folder, or a checkpoint of any format, with a masked-LM head",
+    )
+    add(
+        "--score",
+        default="unmasked",
+        choices=("unmasked", "masked"),
+        help="with --pairs: the mean loss of a sentence as it is (unmasked), or the sum over its "
+        "tokens, each masked in turn",
+    )
+    add_inference_arguments(parser)
+    add(
         "--json",
         nargs="?",
         const=True,
@@ -52,6 +77,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    _check_given(args)
+    if args.pairs:
+        _score_pairs(args)
+    else:
+        scores = _prediction_scores(args)
+        _show(args, scores, _table(scores))
+    return 0
+
+
+def _check_given(args: argparse.Namespace) -> None:
+    """Raises UserError unless there are predictions and labels, or minimal pairs and a model."""
+    predictions = {"--gold": args.gold, "--predictions": args.predictions}
+    pairs = {"--pairs": args.pairs, "--model": args.model}
+    given = [name for name, value in {**predictions, **pairs}.items() if value]
+    if given not in ([*predictions], [*pairs]):
+        raise UserError(
+            f"{' '.join(given) or 'nothing'} given: give --gold and --predictions, or --pairs and "
+            "--model"
+        )
+
+
+def _prediction_scores(args: argparse.Namespace) -> dict[str, float]:
     from palm_ds.data.reader import TableSettings
     from palm_ds.data.reader.options import columns_of
     from palm_ds.inference.score_files import ScoringOptions, score_files, settings_of
@@ -67,11 +114,39 @@ def run(args: argparse.Namespace) -> int:
         simplify=args.simplify,
         lost_answers="keep",
     )
-    scores = score_files(args.gold, args.predictions, options, read)
+    return score_files(args.gold, args.predictions, options, read)
+
+
+def _score_pairs(args: argparse.Namespace) -> None:
+    from palm_ds.inference.held_out_loss import score_minimal_pairs
+    from palm_ds.inference.trained_model import TrainedModel
+
+    group, device = start_processes(args.device)
+    model = TrainedModel.open(
+        args.model, device=device, precision=args.precision, batch_tokens=args.batch_tokens
+    )
+    with progress("pairs", group.rank == 0 and not args.quiet) as done:
+        scores = score_minimal_pairs(model, args.pairs, args.score, group=group, done=done)
+    if group.rank == 0:
+        record = {"model": args.model, "score": args.score, **scores.record()}
+        _show(args, record, _pair_table(scores))
+
+
+def _show(args: argparse.Namespace, record: Mapping[str, object], table: Table) -> None:
     if isinstance(args.json, str):
-        write_json(args.json, nan_to_null(scores))
-    show(args, scores, _table(scores))
-    return 0
+        write_json(args.json, nan_to_null(record))
+    show(args, record, table)
+
+
+def _pair_table(scores: PairScores) -> Table:
+    from rich.table import Table
+
+    table = Table("paradigm", "pairs", "accuracy")
+    for name, each in scores.paradigms.items():
+        table.add_row(name, f"{each.pairs:,}", f"{each.accuracy:.2%}")
+    table.add_section()
+    table.add_row("mean", f"{scores.pairs:,}", f"{scores.mean:.2%}")
+    return table
 
 
 def _table(scores: Mapping[str, float]) -> Table:
@@ -85,8 +160,8 @@ def _table(scores: Mapping[str, float]) -> Table:
 
 COMMAND = Command(
     name="evaluate",
-    summary="Score a file of predictions against a file of labels; no model is needed.",
-    usage="--gold FILE... --predictions FILE [--kind KIND] [options]",
+    summary="Score predictions against labels, without a model; or a model on minimal pairs.",
+    usage="--gold FILE... --predictions FILE [options] | --pairs FILE... --model MODEL",
     examples="""
 palm-ds evaluate --gold dev.tsv --predictions DIR/sst2.predictions.json
 palm-ds evaluate --kind classification --gold dev.tsv --predictions other.tsv
@@ -94,10 +169,16 @@ palm-ds evaluate --kind reading --style squad2 --gold dev-v2.0.json \\
     --predictions DIR/squad.predictions.json
 palm-ds evaluate --kind tagging --gold FILE --predictions FILE     # one CoNLL file: its last
     # column is predicted, the one before it is the label
+palm-ds evaluate --pairs blimp/data/*.jsonl --model runs/mine
+palm-ds evaluate --pairs zorro/sentences/babyberta/*.txt --model runs/mine/hf --score masked
 """,
     notes="""
 Predictions are files of `palm-ds predict`, SQuAD's object of answers, CoNLL, or one per line in the
-order of the rows. Files of `palm-ds predict` are scored by the task that wrote them.""",
+order of the rows. Files of `palm-ds predict` are scored by the task that wrote them.
+
+Minimal pairs: JSON lines with sentence_good and sentence_bad, or text whose odd lines are bad and
+whose even lines are good. A pair is right if the good sentence has the lower loss; a tie counts
+half. Each file is a paradigm, and the mean is over paradigms.""",
     piped=True,
     add_arguments=add_arguments,
     run=run,

@@ -29,7 +29,14 @@ from palm_ds.runtime.processes.run_lock import RunLock, lock_run_folder
 from palm_ds.runtime.processes.signals import StopFlag, stop_signals
 from palm_ds.runtime.zero.swap_folder import check_swap_room, prepare_swapping
 from palm_ds.train.evaluate.evaluate import HeldOutSet, evaluate
-from palm_ds.train.export import FinalWeights, best_weights, check_export, export, write_onnx
+from palm_ds.train.export import (
+    FinalWeights,
+    best_weights,
+    check_export,
+    export,
+    text_tokenizer,
+    write_onnx,
+)
 from palm_ds.train.loop.early_stopping import BestTracker
 from palm_ds.train.loop.loop import EventHandler, Loop
 from palm_ds.train.loop.profiler import ProfileSettings, attach_profiler
@@ -38,7 +45,13 @@ from palm_ds.train.plan.work import size_of, work_of
 from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.report.html_report import write_report
 from palm_ds.train.report.run_log import RunLog
-from palm_ds.train.setup.build import AnyStream, build_held_out, build_model, build_stream
+from palm_ds.train.setup.build import (
+    AnyStream,
+    build_held_out,
+    build_model,
+    build_pairs,
+    build_stream,
+)
 from palm_ds.train.setup.corpus_check import CorpusCheck
 from palm_ds.train.setup.extend import ModelSignature
 from palm_ds.train.setup.limits import check_memory, check_space_together, choose_micro_batch
@@ -343,6 +356,8 @@ def _build_parts(run: RunSpec, data: Data, plan: DistillationPlan, processes: Pr
         training=True,
         level=logging.INFO,
     )
+    tokenizer = text_tokenizer(recipe, data.tokenizer, data.corpora.values()) or data.tokenizer
+    validation = replace(validation, pairs=build_pairs(recipe, model, tokenizer))
     attach_teachers(plan, model, seed=recipe.seed)
     size = dict(rows=stream.rows, length=recipe.longest)
     ds_config = choose_micro_batch(run.ds_config, model, processes, **size)

@@ -30,6 +30,7 @@ from palm_ds.data.tasks.text_generation import GenerationLimits, TextGenerator, 
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.step.grad_cache import GlobalBatchLoss
+from palm_ds.train.evaluate.minimal_pairs import PairSet, rows_within_memory
 from palm_ds.train.recipe.custom_metrics import Metric, OwnMetrics, own_scores
 from palm_ds.train.report.metrics_file import set_title
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 BLOCK = 256
 """Examples of a block."""
+_PAIRS = "minimal pairs"
 
 
 class ExampleVectors(NamedTuple):
@@ -211,6 +213,13 @@ class HeldOutSet:
     pad: int
     sets: Mapping[str, HeldOutSet] = field(default_factory=dict)
     """The rows of further evaluation sets, by name."""
+    pairs: PairSet | None = None
+    """Minimal pairs to score besides."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to evaluate on."""
+        return not (self.rows or self.pairs)
 
     def first_rows_of(self, task: str, rows: int) -> HeldOutSet:
         """Only the first `rows` rows that contain a task."""
@@ -275,7 +284,7 @@ def evaluate(
             add(name, "base loss", float(base_loss.sum()))
             add(name, "base right", float(base_right.sum()))
             add(name, "count", float(batch.count(name)))
-    totals = engine.reduce(sums)
+    totals = engine.reduce(sums) if sums else {}
     if global_batch:
         losses = {name: engine.global_batch[name] for name in global_batch}
         for name, found in global_batch_losses(losses, vectors, engine.processes).items():
@@ -306,12 +315,38 @@ def evaluate(
 def evaluate_sets(
     engine: Engine, data: HeldOutSet, tasks: Mapping[str, Task], own: OwnMetrics = _NONE
 ) -> dict[str, TaskScore]:
-    """{"task (set)": score} on every further evaluation set. Collective."""
-    return {
+    """{"task (set)": score} on every further evaluation set and the minimal pairs. Collective."""
+    found = {
         set_title(task, name): score
         for name, rows in data.sets.items()
         for task, score in evaluate(engine, rows, tasks, own).items()
     }
+    if data.pairs:
+        found[set_title(data.pairs.task, _PAIRS)] = _pair_score(engine, data.pairs, data.length)
+    return found
+
+
+def _pair_score(engine: Engine, pairs: PairSet, length: int) -> TaskScore:
+    """The accuracy on minimal pairs, in rows of `length` tokens; a paradigm counts as much as any
+    other. Collective."""
+    own = pairs.losses(
+        lambda batch: engine.evaluate(batch, [pairs.task])[pairs.task].scores,
+        length=length,
+        rows=rows_within_memory(engine.micro_rows, length, pairs.vocabulary.size),
+        rank=engine.rank,
+        world=engine.world,
+    )
+    found = pairs.scores(np.sum(engine.processes.gather(own), axis=0))
+    paradigms = [[name, *each] for name, each in found.paradigms.items()]
+    return TaskScore(
+        count=found.pairs,
+        loss=found.loss,
+        accuracy=found.mean,
+        baseline_loss=math.nan,  # a text always counts
+        baseline_accuracy=0.5,
+        metrics={"accuracy": found.mean},
+        tables={"paradigms": [["paradigm", "pairs", "accuracy"], *paradigms]},
+    )
 
 
 def _scored(

@@ -106,7 +106,7 @@ class Loop:
         self._event("begin", step=first)
         if first < self.recipe.curriculum.steps:
             self._set_rope_base(self.recipe.curriculum.at(first, self.recipe.seed))
-        if self.recipe.extend and not first and self.validation.rows:
+        if self.recipe.extend and not first and not self.validation.is_empty:
             self._evaluate(0)  # the scores of the run that it extends
         if first and self.evaluated < first and self._evaluation_due(first):
             self._evaluate(first)  # a run that was stopped saved, but did not evaluate
@@ -208,7 +208,7 @@ class Loop:
     def _evaluation_due(self, done: int) -> bool:
         every = self.recipe.evaluate.every
         ends = any(done == stage.first + stage.steps for stage in self.recipe.curriculum.stages)
-        return bool(self.validation.rows) and (ends or bool(every) and done % every == 0)
+        return not self.validation.is_empty and (ends or bool(every) and done % every == 0)
 
     def _flops(self, batches: list[Batch]) -> torch.Tensor | float:
         config = self.model.backbone.config

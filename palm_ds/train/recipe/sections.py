@@ -105,6 +105,12 @@ class EvaluateSettings(Settings):
     """{task: [module.function, ...]}: metrics of your own, reported after the task's. A function
     gets the predictions and the labels of the rows, two lists, and returns a number or {metric:
     number}."""
+    pairs: str | list[str] = ""
+    """Files or patterns of minimal pairs (docs/tasks.md), each a paradigm: every evaluation also
+    reports how often the masked-LM head prefers the good sentence, as `task (minimal pairs)`."""
+    pair_score: Literal["unmasked", "masked"] = "unmasked"
+    """With `pairs`: the mean loss of a sentence as it is, or the sum over its tokens, each masked
+    in turn, which takes as many passes as there are tokens."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,6 +13,7 @@ from torch import nn
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key
+from palm_ds.data.reader.minimal_pairs import read_paradigms
 from palm_ds.data.stream.example_stream import ExampleStream
 from palm_ds.data.stream.packed_stream import Mixtures, PackedStream
 from palm_ds.data.stream.stages import tasks_of
@@ -32,8 +33,10 @@ from palm_ds.model.kernels import choose_kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.pooling import TextPooling
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
+from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.text.tokens import SpecialTokens
 from palm_ds.train.evaluate.evaluate import HeldOutSet, held_out_set
+from palm_ds.train.evaluate.minimal_pairs import PairSet, pair_set
 from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.setup.sources import Data, datasets_of
 
@@ -145,6 +148,30 @@ def build_held_out(recipe: Recipe, data: Data) -> HeldOutSet:
         _check_held_out(recipe, data, dataset)
     rows = held_out_set(datasets, recipe.evaluate.of_corpus, recipe.length, data.vocabulary.pad)
     return replace(rows, sets=_evaluation_sets(recipe, data))
+
+
+def build_pairs(recipe: Recipe, model: Model, tokenizer: Tokenizer) -> PairSet | None:
+    """The minimal pairs of `evaluate.pairs`, for the head of `export_task` if it predicts masked
+    tokens, else of the first task that does; None if there are none. Raises UserError."""
+    settings = recipe.evaluate
+    if not settings.pairs:
+        return None
+    # A head that writes texts is another class.
+    tasks = [t for t, h in model.head_of.items() if type(model.heads[h]) is MaskedLMHead]
+    if not tasks:
+        raise UserError("evaluate.pairs: no task predicts masked tokens; add knowledge_masking")
+    task = recipe.export_task if recipe.export_task in tasks else tasks[0]
+    try:
+        return pair_set(
+            read_paradigms(settings.pairs),
+            tokenizer,
+            task=task,
+            task_id=recipe.task_ids[task],
+            most=min(recipe.length, model.backbone.config.max_length),
+            score=settings.pair_score,
+        )
+    except UserError as error:
+        raise UserError(f"evaluate.pairs: {error}") from None
 
 
 def _evaluation_sets(recipe: Recipe, data: Data) -> dict[str, HeldOutSet]:

@@ -19,7 +19,12 @@ from palm_ds.data.stream.curriculum_spec import read_stages
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.text.tokenizer import wordpiece
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
-from palm_ds.train.setup.build import build_held_out, build_model, build_stream
+from palm_ds.train.setup.build import (
+    build_held_out,
+    build_model,
+    build_pairs,
+    build_stream,
+)
 from palm_ds.train.setup.resolve import resolve, size
 from palm_ds.train.setup.sources import check_units, corpus_summaries, open_data
 from tests.helpers.small_corpus import SPECIALS, write_small_corpus
@@ -353,6 +358,50 @@ def test_documents_of_one_sentence_are_not_blamed_on_the_held_out_share(tmp_path
     message = str(caught.value)
     assert message.startswith("tasks.distance: nothing in ") and "held_out" not in message
     assert message.endswith("; tasks over sentences need several in a document")
+
+
+def pairs_of(made: Recipe) -> Any:
+    data = open_data(made)
+    ds_config = make_ds_config({"zero_optimization": {"stage": 0}})
+    model = build_model(made, ds_config, data.vocabulary, device=torch.device("cpu"))
+    return build_pairs(made, model, data.tokenizer)
+
+
+def test_minimal_pairs_are_read_with_a_masked_token_task(corpora: Path, tmp_path: Path) -> None:
+    (tmp_path / "pairs.txt").write_text("w1 w2\nw1 w3 w4\n")
+    asked = {"pairs": str(tmp_path / "*.txt"), "pair_score": "masked"}
+    more = {"masks": {"kind": MASKS, "source": "text"}}
+    tasks = {name: {"source": "text"} for name in (APART, MASKS)} | more
+    stages = {"joint": [APART, MASKS, "masks"], "steps": 3}
+    backbone = {"preset": "tiny", "max_positions": LENGTH, "task_types": 4}
+    values: dict[str, Any] = {"tasks": tasks, "backbone": backbone}
+    assert pairs_of(recipe(corpora, stages, **values)) is None
+    for export, task, row in (("", MASKS, 1), (APART, MASKS, 1), ("masks", "masks", 2)):
+        found = pairs_of(recipe(corpora, stages, evaluate=asked, export_task=export, **values))
+        assert (found.task, found.task_id, found.score) == (task, row, "masked")
+        assert [len(ids) for ids in found.sentences] == [3, 2]
+        assert found.paradigms["pairs"].tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("task", "pairs", "message"),
+    [
+        (APART, "w1\nw2\n", "evaluate.pairs: no task predicts masked tokens"),
+        (MASKS, "w1\n", "evaluate.pairs: {file}: 1 lines; a pair is two lines"),
+        (MASKS, "w1\n" + "w1 " * 63, "evaluate.pairs: {file}:1: a sentence of 63 tokens; "),
+        (MASKS, "", "evaluate.pairs: {file}: no minimal pair in it"),
+    ],
+)
+def test_minimal_pairs_that_cannot_be_scored(
+    corpora: Path, tmp_path: Path, task: str, pairs: str, message: str
+) -> None:
+    file = tmp_path / "pairs.txt"
+    file.write_text(pairs)
+    tasks = {task: {"source": "text"}}
+    made = recipe(corpora, [{task: 1}], tasks=tasks, evaluate={"pairs": str(file)})
+    with pytest.raises(UserError) as error:
+        pairs_of(made)
+    assert str(error.value).startswith(message.format(file=file))
 
 
 def test_fine_tuning_initialises_a_missing_pooler_as_transformers(
