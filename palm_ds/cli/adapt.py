@@ -24,7 +24,6 @@ RECIPE = "adapt.yaml"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from palm_ds.corpus.input.options import DOCUMENTS, InputOptions
     from palm_ds.corpus.options import LANGUAGES, TextOptions
-    from palm_ds.train.recipe.adaptation import AdaptOptions
 
     add = parser.add_argument
     add("model", metavar="MODEL", help="a Hugging Face folder, a run, or a name on the hub")
@@ -32,16 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("texts", nargs="+", metavar="TEXTS", help=texts)
     add("--out", type=local_path, required=True, metavar="DIR", help="folder for all output")
     add("--general", nargs="+", metavar="TEXTS", help="general text, mixed in against forgetting")
-    add_fields(
-        parser, AdaptOptions, metavar={"steps": "N", "lr": "X", "general_share": "P"}
-    )
+    add("--general_share", type=float, metavar="P", help="its share of the tokens (0.2)")
+    add("--steps", type=int, metavar="N", help="(10 passes over the text, in 100 to 10000 steps)")
+    add("--lr", type=float, metavar="X", help="peak of the learning rate (5e-5)")
     add("--deepspeed_config", metavar="FILE", help="(zero1_bf16 with a GPU, else cpu)")
     add("--recipe_only", action="store_true", help="prepare, write the recipe, and stop")
     reading = parser.add_argument_group("reading, as `palm-ds prepare`; its other options: run it")
     names = {"text_field": "NAME", "text_documents": "END"}
-    add_fields(
-        reading, InputOptions, *names, metavar=names, choices={"text_documents": DOCUMENTS}
-    )
+    add_fields(reading, InputOptions, *names, metavar=names, choices={"text_documents": DOCUMENTS})
     choices = {"language": LANGUAGES}
     add_fields(
         reading, TextOptions, "language", "lower", metavar={"language": "L"}, choices=choices
@@ -164,8 +161,8 @@ def _train_and_compare(
     if start.contents.masked_lm_heads:
         before = _losses(args.model, recipe, corpora)
     else:
-        summarize_line = f"{args.model}: has no masked-LM head; a new one is trained"
-        console_of(args).print(summarize_line, markup=False)
+        line = f"{args.model}: has no masked-LM head; a new one is trained"
+        console_of(args).print(line, markup=False)
     found = RunSpec(recipe=recipe, ds_config=read_ds_config(ds_config), folder=args.out)
     console = console_of(args, width=140) if args.json or args.quiet else None
     with stop_signals(starting=True) as flag:
@@ -205,7 +202,9 @@ def _report(
     losses = {}
     for name, loss in after.items():
         was = before[name].nats if before else None
-        table.add_row(name, "-" if was is None else f"{was:.4f}", f"{loss.nats:.4f}", f"{loss.tokens:,}")
+        table.add_row(
+            name, "-" if was is None else f"{was:.4f}", f"{loss.nats:.4f}", f"{loss.tokens:,}"
+        )
         losses[name] = {"before": was, "after": loss.nats, "tokens": loss.tokens}
     steps = recipe.curriculum.steps
     record = {"out": args.out, "hf": args.out / "hf", "steps": steps, "losses": losses}
@@ -222,8 +221,8 @@ palm-ds adapt answerdotai/ModernBERT-base law/*.jsonl --general wiki.jsonl --out
 palm-ds adapt runs/base data/mine --out runs/mine --steps 500 --lr 1e-4   # a prepared corpus
 """,
     notes="""
-The model's own tokenizer prepares the texts. Steps, batch and length follow from them; DIR/adapt.yaml
-is the recipe. The same command again continues. DIR/hf is the model in the family that it came in.""",
+The model's own tokenizer prepares the texts; steps, batch and length follow from them, and
+DIR/adapt.yaml is the recipe. The same command again continues. DIR/hf has the family of MODEL.""",
     interrupted=CONTINUES,
     add_arguments=add_arguments,
     run=run,

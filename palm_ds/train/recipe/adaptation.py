@@ -8,7 +8,7 @@ gets fewer steps (100 at least), and a large one more, or at 10,000 steps fewer 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +62,6 @@ def adaptation_recipe(
     rows, steps = step_counts(own.manifest.tokens / (1 - share), length)
     steps = options.steps or steps
     tasks = _tasks(encoder, [own, *([general] if general else [])])
-    first, *pairs = tasks
     return {
         "init_from": start,
         "length": length,
@@ -77,7 +76,7 @@ def adaptation_recipe(
         "sources": {"text": _source(own, general, share)},
         "held_out": held_out_share(own),
         "tasks": tasks,
-        "stages": {"joint": [first, *(f"{pair} + {first}" for pair in pairs)], "steps": steps},
+        "stages": [_shares(list(tasks), steps)],
         "evaluate": {"every": max(steps // 5, 1)},
         "save": {"every": max(steps // 10, 1), "keep": 2},
     }
@@ -127,6 +126,15 @@ def _tasks(encoder: EncoderConfig, corpora: list[Corpus]) -> Mapping[str, dict[s
         tasks["sentence_distance"] = {"source": "text"}
         tasks["sentence_reordering"] = {"source": "text", "most": min(segments, 3)}
     return tasks
+
+
+def _shares(tasks: Sequence[str], steps: int) -> dict[str, int]:
+    """Steps of each task group. Each task over sentences, with masks in its texts, has a quarter:
+    those texts are of the same domain, so every step teaches its words."""
+    masking, *pairs = tasks
+    each = steps // 4
+    groups = {f"{pair} + {masking}": each for pair in pairs if each}
+    return {masking: steps - sum(groups.values()), **groups}
 
 
 def _has(unit: str, corpus: Corpus) -> bool:
