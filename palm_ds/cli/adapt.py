@@ -207,8 +207,10 @@ def _report(
         )
         losses[name] = {"before": was, "after": loss.nats, "tokens": loss.tokens}
     steps = recipe.curriculum.steps
-    record = {"out": args.out, "hf": args.out / "hf", "steps": steps, "losses": losses}
-    show(args, record, table, f"finished: {steps:,} steps; the model is in {args.out / 'hf'}")
+    hf = args.out / "hf"
+    place = hf if hf.is_dir() else args.out / "weights"  # transformers lacks some encoders
+    record = {"out": args.out, "model": place, "steps": steps, "losses": losses}
+    show(args, record, table, f"finished: {steps:,} steps; the model is in {place}")
 
 
 COMMAND = Command(

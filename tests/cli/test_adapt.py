@@ -21,7 +21,7 @@ from tests.helpers.modernbert import folder_with_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of DeepSpeed's
 WORDS = ["river", "night", "morning", "road", "water", "letters", "group", "bread", "lamp", "song"]
-SIZES = {
+SIZES: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
