@@ -13,6 +13,8 @@ from palm_ds.cli.output import console_of, show, summarize
 from palm_ds.common.errors import UserError
 
 if TYPE_CHECKING:
+    import torch
+
     from palm_ds.corpus.store import Corpus
     from palm_ds.inference.held_out_loss import MaskedLMLoss
     from palm_ds.inference.trained_model import TrainedModel
@@ -47,18 +49,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from palm_ds.cli.inference_options import start_processes
     from palm_ds.inference.trained_model import TrainedModel
     from palm_ds.train.recipe.adaptation import AdaptOptions, adaptation_recipe
     from palm_ds.train.recipe.recipe import make_recipe
+    from palm_ds.weights.convert.locate import locate
 
     options = options_of(AdaptOptions, args)
     _check(args)
-    ds_config = _ds_config(args)
-    start = TrainedModel.open(args.model)
+    _, device = start_processes("")
+    ds_config = _ds_config(args.deepspeed_config, device)
+    model, _ = locate(Path(args.model))
+    start = TrainedModel.open(model, device=device)
     own = _corpus(args, start, args.texts, "corpus")
     general = _corpus(args, start, args.general, "general") if args.general else None
     config = start.contents.config
-    values = adaptation_recipe(args.model, config, own, general, options)
+    values = adaptation_recipe(str(model), config, own, general, options)
     recipe = make_recipe(values, str(args.out / RECIPE))
     _write_recipe(args, values)
     if args.recipe_only:
@@ -84,14 +90,12 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError(f"--out {args.out}: holds another run; choose another folder")
 
 
-def _ds_config(args: argparse.Namespace) -> str:
-    """The DeepSpeed file. Raises UserError."""
-    from palm_ds.cli.inference_options import start_processes
+def _ds_config(given: str | None, device: torch.device) -> str:
+    """The DeepSpeed file: the one given, or a shipped one for this device. Raises UserError."""
     from palm_ds.cli.shipped import ds_configs, find_ds_config
 
-    if args.deepspeed_config:
-        return find_ds_config(args.deepspeed_config)
-    _, device = start_processes("")
+    if given:
+        return find_ds_config(given)
     return str(ds_configs()["cpu.json" if device.type == "cpu" else "zero1_bf16.json"])
 
 
@@ -151,7 +155,7 @@ def _train_and_compare(
     corpora: Mapping[str, Corpus],
     start: TrainedModel,
 ) -> int:
-    from palm_ds.inference import trained_model
+    from palm_ds.inference.trained_model import TrainedModel, examples
     from palm_ds.runtime.deepspeed.ds_config import read_ds_config
     from palm_ds.runtime.processes.signals import stop_signals
     from palm_ds.train.setup.run_folder import RunSpec
@@ -159,17 +163,18 @@ def _train_and_compare(
 
     before: dict[str, MaskedLMLoss] = {}
     if start.contents.masked_lm_heads:
-        before = _losses(args.model, recipe, corpora)
+        before = _losses(start, recipe, corpora)
     else:
         line = f"{args.model}: has no masked-LM head; a new one is trained"
         console_of(args).print(line, markup=False)
     found = RunSpec(recipe=recipe, ds_config=read_ds_config(ds_config), folder=args.out)
     console = console_of(args, width=140) if args.json or args.quiet else None
     with stop_signals(starting=True) as flag:
-        code = train(found, flag=flag, examples=trained_model.examples, console=console)
+        code = train(found, flag=flag, examples=examples, console=console)
     if code:
         return code
-    _report(args, recipe, before, _losses(args.out, recipe, corpora))
+    trained = TrainedModel.open(args.out, device=start.device)
+    _report(args, recipe, before, _losses(trained, recipe, corpora))
     hint_next(
         f'palm-ds fill-mask {args.out} "A text with [MASK] in it."',
         f"palm-ds finetune RECIPE --deepspeed_config FILE --init_from {args.out}",
@@ -178,14 +183,11 @@ def _train_and_compare(
 
 
 def _losses(
-    path: str | Path, recipe: Recipe, corpora: Mapping[str, Corpus]
+    model: TrainedModel, recipe: Recipe, corpora: Mapping[str, Corpus]
 ) -> dict[str, MaskedLMLoss]:
     """The held-out masked-token loss of a model on each corpus."""
-    from palm_ds.cli.inference_options import start_processes
     from palm_ds.inference.held_out_loss import masked_lm_loss
-    from palm_ds.inference.trained_model import TrainedModel
 
-    model = TrainedModel.open(path, device=start_processes("")[1])
     how = {"held_out": recipe.held_out, "length": recipe.length}
     return {name: masked_lm_loss(model, corpus, **how) for name, corpus in corpora.items()}
 
