@@ -126,6 +126,7 @@ def test_a_folder_without_a_head_gets_one(place: Path, capsys: pytest.CaptureFix
     assert not info["missing_keys"]
 
 
+@pytest.mark.slow
 def test_the_same_command_continues_and_then_has_finished(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,6 +157,7 @@ def test_the_same_command_continues_and_then_has_finished(
     assert "adapt.yaml: is not the recipe of this command (" in last
 
 
+@pytest.mark.slow
 def test_the_recipe_alone_trains_as_any(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert adapt(place, "bert", "alone", *QUICK, "--recipe_only") == 0
     assert "adapt.yaml; train it with `palm-ds pretrain " in capsys.readouterr().out

@@ -79,6 +79,7 @@ def adaptation_recipe(
         "stages": [_shares(list(tasks), steps)],
         "evaluate": {"every": max(steps // 5, 1)},
         "save": {"every": max(steps // 10, 1), "keep": 2},
+        "export_onnx": [],  # the folder goes back as it came
     }
 
 
