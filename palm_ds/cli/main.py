@@ -15,6 +15,7 @@ SECTIONS: Mapping[str, Sequence[str]] = {
     "Training": (
         "pretrain",
         "finetune",
+        "adapt",
         "run",
         "suite",
         "sweep",
