@@ -141,8 +141,7 @@ class Engine:
         assert not self._state.swapped, "the model holds the averaged weights"
         flags = (stop, self._state.writer.written)
         agreed = _agree(self.processes, self._over_tokens, batches, step, flags)
-        passes = 2 if self._micro_steps.attack else 1
-        set_accumulation(self._engine, len(batches) * passes)
+        set_accumulation(self._engine, len(batches) * (2 if self._micro_steps.attack else 1))
         set_rates(self._optimizer.param_groups, lr, self._weight_decay * decay_scale)
         self._step_freezing.prepare(self._optimizer.param_groups, frozen)
         with names_micro_batch(self.micro_rows):

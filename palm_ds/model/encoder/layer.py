@@ -154,7 +154,7 @@ class EncoderLayer(nn.Module):
         if spec.convolution:
             self.convolution = nn.Conv1d(size, size, spec.convolution.tokens)
             nn.init.normal_(self.convolution.weight, std=config.init_range)
-            nn.init.zeros_(self.convolution.bias)  # type: ignore[arg-type]
+            nn.init.zeros_(self.convolution.get_parameter("bias"))
             self.convolution_norm = self._norm(config, kernels)
 
     def _norm(self, config: EncoderConfig, kernels: Kernels) -> nn.Module:
@@ -176,7 +176,7 @@ class EncoderLayer(nn.Module):
         count as zeros."""
         assert plan.mask is not None and self.spec.convolution is not None
         half = self.spec.convolution.tokens // 2
-        total = self.convolution.bias.expand_as(x)  # type: ignore[union-attr]
+        total = self.convolution.get_parameter("bias").expand_as(x)
         for offset in range(-half, half + 1):
             near = x if not offset else F.pad(x, (0, 0, half, half))[:, half + offset :]
             weight = self.convolution.weight[:, :, half + offset]

@@ -25,10 +25,10 @@ def all_reduce_rate(processes: Processes) -> float:
     seconds = []
     for _ in range(_REPEATS):
         processes.barrier()
-        begun = time.perf_counter()
+        started = time.perf_counter()
         dist.all_reduce(values)
         values[0].item()  # waits for the device
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - started)
     sent = 2 * (processes.world - 1) / processes.world * _REDUCED_BYTES
     return min(processes.gather(sent / min(seconds)))
 
@@ -40,11 +40,11 @@ def product_seconds(processes: Processes) -> list[float]:
     seconds = []
     for _ in range(_REPEATS):
         processes.barrier()
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for _ in range(_PRODUCTS):
             torch.mm(matrix, matrix, out=product)
         product[0, 0].item()  # waits for the device
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - started)
     return processes.gather(min(seconds))
 
 

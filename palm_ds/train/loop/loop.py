@@ -14,6 +14,7 @@ from palm_ds.common import errors
 from palm_ds.common.errors import UserError
 from palm_ds.data.stream.stages import StepInfo
 from palm_ds.engine import Engine
+from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.encoder.flops import training_flops
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
@@ -105,20 +106,14 @@ class Loop:
         """Evaluate if necessary before the first step, and reset the meter."""
         self._event("begin", step=first)
         if first < self.recipe.curriculum.steps:
-            self._set_rope_base(self.recipe.curriculum.at(first, self.recipe.seed))
+            at = self.recipe.curriculum.at(first, self.recipe.seed)
+            set_rope_base(self.model.backbone, self.recipe, at)
         if self.recipe.extend and not first and not self.validation.is_empty:
             self._evaluate(0)  # the scores of the run that it extends
         if first and self.evaluated < first and self._evaluation_due(first):
             self._evaluate(first)  # a run that was stopped saved, but did not evaluate
         self.done = self.best.should_stop
         self._meter = StepMeter()
-
-    def _set_rope_base(self, at: StepInfo) -> None:
-        """The base of the rotary positions that a stage has of its own, or the encoder's."""
-        backbone = self.model.backbone
-        base = self.recipe.stage_settings[at.stage].rope_base or backbone.rope_base(backbone.config)
-        if base is not None:
-            backbone.set_rope_base(base)
 
     def batches(self, steps: range) -> Iterator[list[Batch]]:
         """This process's micro-batches of each step."""
@@ -132,7 +127,7 @@ class Loop:
         at = self.recipe.curriculum.at(step, self.recipe.seed)
         if at.starts_stage:
             self._event("stage", step=step, stage=at.stage + 1)
-            self._set_rope_base(at)
+            set_rope_base(self.model.backbone, self.recipe, at)
         self.on_event("next", {"step": step})
         lr = self.recipe.optimizer.lr * self.recipe.lr_scale(at)
         frozen = self.recipe.frozen_in(at)
@@ -300,3 +295,11 @@ class Loop:
         if self.log:
             self.log.event(name, message, **facts)
         self.on_event(name, facts)
+
+
+def set_rope_base(encoder: Encoder, recipe: Recipe, at: StepInfo) -> None:
+    """Use the base of the rotary positions that the stage of a step has of its own, or that of the
+    encoder's configuration."""
+    base = recipe.stage_settings[at.stage].rope_base or encoder.rope_base(encoder.config)
+    if base is not None:
+        encoder.set_rope_base(base)
