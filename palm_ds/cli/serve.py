@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from palm_ds.cli.command import Command, hint_next
 from palm_ds.cli.options import add_fields, options_of
 from palm_ds.common.errors import UserError
-from palm_ds.serve.limits import ServingLimits
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +24,8 @@ TOKEN = "PALM_DS_TOKEN"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    from palm_ds.serve.limits import ServingLimits
+
     add = parser.add_argument
     add(
         "models",
@@ -57,6 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from palm_ds.serve.limits import ServingLimits
+
     check_extra()
     from palm_ds.serve.http.server import address_of, is_loopback, listen, serve
     from palm_ds.serve.model_set import open_set

@@ -79,6 +79,17 @@ def test_the_examples_are_right(name: str) -> None:
     assert found >= 1
 
 
+def test_the_list_of_commands_needs_no_settings() -> None:
+    """pydantic takes longer to import than everything else that the list needs."""
+    code = (
+        "import sys\nfrom palm_ds.cli import main\n"
+        "try:\n    main.main(['--help'])\n"
+        "finally:\n    sys.exit(str({'pydantic', 'yaml'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr == "set()\n" and "pretrain" in done.stdout
+
+
 def test_help_needs_no_torch() -> None:
     """Nor does the list of recipes: help appears in a fraction of a second."""
     code = (
