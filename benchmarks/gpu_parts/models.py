@@ -251,6 +251,16 @@ class _Cycle:
 
     made: list[Batch]
 
+    @property
+    def longest(self) -> int:
+        return self.made[0].input_ids.shape[1]
+
+    def length_at(self, step: int) -> int:
+        return self.longest
+
+    def rows_at(self, step: int) -> int:
+        return len(self.made[0].input_ids)
+
     def batches(self, step: int, rank: int, world: int, micro_rows: int) -> list[Batch]:
         return [self.made[step % len(self.made)]]
 

@@ -45,6 +45,7 @@ TRAINING = ("--deepspeed_config", "cpu")
 COMMANDS: dict[str, Sequence[str]] = {
     "prepare": ("{out}", "texts.txt", "--train", "wordpiece", "--vocab_size", "100"),
     "corpus": ("inspect", "corpus"),
+    "adapt": ("run", "texts.txt", "--out", "{out}", "--recipe_only"),
     "pretrain": ("pretrain.yaml", *TRAINING, "--run_dir", "{out}"),
     "finetune": ("table.yaml", *TRAINING, "--run_dir", "{out}"),
     "run": ("--restarts", "1", "--", "true"),

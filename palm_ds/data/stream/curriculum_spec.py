@@ -204,7 +204,11 @@ def parse_stages(values: object, tasks: Sequence[str]) -> CurriculumSpec:
             f"stages: name exactly one of {', '.join(CURRICULUM_KINDS)}, or list the stages"
         )
     normalize = _normalizer(tasks, values.get("always"))
-    spec = (_explicit if kinds == ["explicit"] else _shaped)(values, kinds[0], normalize)
+    if kinds == ["explicit"]:
+        settings = [key for key in STAGE_SETTINGS if key not in tasks]  # a task may be called so
+        spec = _explicit(values, kinds[0], normalize, settings)
+    else:
+        spec = _shaped(values, kinds[0], normalize)
     if "settings" in values:
         spec = replace(spec, settings=_settings(values["settings"], spec))
     if not spec.task_groups or (spec.total and not spec.total.number):
@@ -239,7 +243,10 @@ def _mix(value: object, where: str) -> Mix:
 
 
 def _explicit(
-    values: Mapping[str, Any], kind: str, normalize: Callable[[str], str]
+    values: Mapping[str, Any],
+    kind: str,
+    normalize: Callable[[str], str],
+    setting_names: Sequence[str],
 ) -> CurriculumSpec:
     listed = values[kind]
     for key in ("steps", "sampler"):
@@ -253,7 +260,7 @@ def _explicit(
         if not isinstance(stage, Mapping):
             raise UserError(f"{where}: expected `task group: steps`, got {stage!r}")
         mixes.append(_mix(stage.get("mix", values.get("mix", "batch")), f"{where}.mix"))
-        own = {key: value for key, value in stage.items() if key in STAGE_SETTINGS}
+        own = {key: value for key, value in stage.items() if key in setting_names}
         settings.append(own)
         written = {
             task_group: budget

@@ -173,6 +173,13 @@ def test_the_stages_of_a_shape_have_a_list_of_settings() -> None:
     assert {tasks_of(group) for group in made.curriculum.task_groups} == {(MASKS,), (APART,)}
 
 
+def test_a_task_may_be_called_like_a_setting() -> None:
+    tasks = {"length": {"kind": MASKS, "source": "text"}, MASKS: {"source": "text"}}
+    made = recipe(tasks=tasks, stages=[{"length": 10, "rate": 0.3}])
+    assert made.curriculum.task_groups == ("length",) and made.curriculum.steps == 10
+    assert made.stage_settings[0].length is None and made.stage_settings[0].rates == (0.3,)
+
+
 def test_the_keys_are_those_of_the_dataclass() -> None:
     assert set(StageSettings.__dataclass_fields__) == set(STAGE_SETTINGS)
 
