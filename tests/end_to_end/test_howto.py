@@ -3,7 +3,6 @@ small encoder."""
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
@@ -60,9 +59,6 @@ def place(tmp_path: Path) -> Path:
     documents = (" ".join(sentence(n * 31 + m) for m in range(8)) for n in range(120))
     (tmp_path / "texts/all.txt").write_text("\n\n".join(documents))
     (tmp_path / "texts.txt").write_text("\n".join(map(sentence, range(20))))
-    written = (tmp_path / "texts/all.txt").read_text().split("\n\n")
-    wiki = (json.dumps({"text": document}) for document in written)
-    (tmp_path / "wiki.jsonl").write_text("\n".join(wiki))
     (tmp_path / "words.txt").write_text("filmbook\nonceread\n")
     for name, numbers in (("", range(32)), ("dev_", range(32, 48))):
         rows = [{"text": sentence(n), "label": ("art", "sport")[n % 2]} for n in numbers]
