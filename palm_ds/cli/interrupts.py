@@ -1,7 +1,8 @@
 """Signals that end a program, and imports. What a handler raises while a module is imported may be
 lost in somebody's `except`, or abort the program in a C++ initialiser. So the program ends
 immediately if a command imports what it needs before its work, and otherwise after the import or
-with a second signal."""
+with a second signal. Finalizers and callbacks of weak references are waited for, too: Python prints
+what they raise and goes on."""
 
 from __future__ import annotations
 
@@ -10,17 +11,20 @@ import os
 import signal
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from types import FrameType
 
 Handler = Callable[[int, FrameType | None], object]
 _COMMAND_LINE = ("__main__", "palm_ds.__main__", "palm_ds.cli.")
 _IMPORTLIB = "<frozen importlib._bootstrap>"
+_WEAKREF_FILES = (weakref.__file__, sys.modules[weakref.WeakSet.__module__].__file__)
 _PAUSE_SECONDS = 0.01
 
 
 def between_imports(handle: Handler) -> Handler:
-    """A handler that calls `handle`, which raises, as soon as no module is being imported."""
+    """A handler that calls `handle`, which raises, as soon as no module is being imported and no
+    finalizer runs."""
     program, main_thread = os.getpid(), _thread.get_ident()
     waits = retries = False
 
@@ -34,7 +38,7 @@ def between_imports(handle: Handler) -> Handler:
         nonlocal waits, retries
         again, retries = waits and not retries, False
         importer = _importer(frame)
-        if not importer or os.getpid() != program:
+        if os.getpid() != program or not (importer or _is_in_finalizer(frame)):
             waits = False
             handle(number, frame)
         elif again or importer.startswith(_COMMAND_LINE):
@@ -68,6 +72,17 @@ def _importer(frame: FrameType | None) -> str:
             name = _name(above)
         frame = above
     return name
+
+
+def _is_in_finalizer(frame: FrameType | None) -> bool:
+    while frame:
+        code = frame.f_code
+        if code.co_name == "__del__":
+            return True
+        if code.co_name in ("remove", "_remove") and code.co_filename in _WEAKREF_FILES:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _name(frame: FrameType) -> str:

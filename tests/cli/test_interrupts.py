@@ -72,3 +72,48 @@ def test_a_signal_while_a_command_imports_ends_it_immediately(
     number: str, code: int, error: str, tmp_path: Path
 ) -> None:
     assert result(tmp_path, "careless", number, "SIGCHLD") == (code, "", error)
+
+
+FINALIZER = """
+import os, signal, time, weakref
+from palm_ds.cli.interrupts import interrupt_between_imports
+
+class Thing:
+    def __del__(self):
+        if by == "__del__":
+            press()
+
+class Key:
+    def __hash__(self):
+        return 0
+
+def press():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.05)
+
+class Values(dict):
+    def __delitem__(self, key):
+        press()
+        super().__delitem__(key)
+
+by = {by!r}
+interrupt_between_imports()
+thing, table, key = Thing(), weakref.WeakKeyDictionary(), Key()
+table.data = Values()
+if by == "remove":
+    table[key] = 1
+try:
+    del thing, key
+    print("after", flush=True)
+    time.sleep(5)
+except KeyboardInterrupt:
+    print("raised")
+"""
+
+
+@pytest.mark.parametrize("by", ["__del__", "remove"])
+def test_an_interrupt_in_a_finalizer_is_raised_after_it(by: str) -> None:
+    """Within it, Python would print a traceback and go on."""
+    command = [sys.executable, "-c", FINALIZER.replace("{by!r}", repr(by))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    assert done.stderr == "" and done.stdout.splitlines()[-1:] == ["raised"], done
