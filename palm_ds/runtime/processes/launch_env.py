@@ -27,6 +27,7 @@ import platform
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -224,6 +225,34 @@ def option_of_deepspeed(name: str) -> str:
                 if word.startswith(f"{name}="):
                     return word.partition("=")[2]
     return ""
+
+
+def check_hostfile() -> None:
+    """Raises UserError if DeepSpeed's launcher was given a hostfile that does not exist: it trains
+    on this machine alone then, after a warning in its log, and tells its processes nothing of it.
+    If its command line cannot be read, nothing is checked."""
+    for launcher in deepspeed_launchers():
+        try:
+            line, folder = launcher.cmdline(), Path(launcher.cwd())
+        except (psutil.Error, OSError):
+            continue
+        name = hostfile_of(line)
+        if name and not (folder / name).is_file():
+            raise UserError(
+                f"--hostfile {name}: no such file; deepspeed would train on this machine alone. "
+                "Correct the name, or leave out --hostfile"
+            )
+
+
+def hostfile_of(line: Sequence[str]) -> str | None:
+    """The value of `deepspeed`'s --hostfile, -H or an abbreviation."""
+    for word, following in zip(line, [*line[1:], ""], strict=True):
+        option, equals, value = word.partition("=")
+        if len(option) > 3 and "--hostfile".startswith(option):
+            return value if equals else following
+        if word.startswith("-H"):
+            return word[2:].removeprefix("=") or following
+    return None
 
 
 def has_ended(process: psutil.Process) -> bool:
