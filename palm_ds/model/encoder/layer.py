@@ -92,6 +92,21 @@ class LayerSpec:
         return (2 + 2 * terms) * config.hidden_size
 
 
+def unbiased_layer(norm: NormKind, **own: Any) -> LayerSpec:
+    """A layer with a norm before each half, a gated feed-forward network and no biases, as in Llama
+    and ModernBERT; `own`: other values."""
+    return LayerSpec(
+        norm_place="pre",
+        norm=norm,
+        qkv_bias=False,
+        attention_output_bias=False,
+        intermediate_bias=False,
+        output_bias=False,
+        gated=True,
+        **own,
+    )
+
+
 def build_norm(kind: NormKind, size: int, eps: float, kernels: Kernels) -> nn.Module:
     """A norm over `size` values."""
     if kind == "layer_norm":

@@ -21,7 +21,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.settings import Settings
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.layer import LayerSpec
+from palm_ds.model.encoder.layer import unbiased_layer
 from palm_ds.model.encoder.rotary import RotaryBase
 from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpec
 
@@ -70,14 +70,8 @@ class EuroBert(TransformerEncoder):
     @classmethod
     def spec(cls, config: EncoderConfig) -> TransformerSpec:
         options: EuroBertOptions = cls.options_of(config)
-        layer = LayerSpec(
-            norm_place="pre",
-            norm="rms_norm",
-            qkv_bias=False,
-            attention_output_bias=False,
-            intermediate_bias=False,
-            output_bias=False,
-            gated=True,
+        layer = unbiased_layer(
+            "rms_norm",
             rotary_base=options.rotary_base,
             kv_heads=options.kv_heads,
         )

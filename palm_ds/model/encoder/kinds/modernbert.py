@@ -20,7 +20,7 @@ from torch import nn
 
 from palm_ds.common.settings import Settings
 from palm_ds.model.config.config import ACTIVATIONS, EncoderConfig
-from palm_ds.model.encoder.layer import LayerSpec, build_norm
+from palm_ds.model.encoder.layer import build_norm, unbiased_layer
 from palm_ds.model.encoder.rotary import RotaryBase
 from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpec
 from palm_ds.model.kernels import Kernels
@@ -75,14 +75,8 @@ class ModernBert(TransformerEncoder):
     @classmethod
     def spec(cls, config: EncoderConfig) -> TransformerSpec:
         options: ModernBertOptions = cls.options_of(config)
-        local = LayerSpec(
-            norm_place="pre",
-            norm="layer_norm_without_bias",
-            qkv_bias=False,
-            attention_output_bias=False,
-            intermediate_bias=False,
-            output_bias=False,
-            gated=True,
+        local = unbiased_layer(
+            "layer_norm_without_bias",
             rotary_base=options.local_rotary_base,
             window=options.window,
         )

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from palm_ds.common.settings import Settings
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.layer import LayerSpec
+from palm_ds.model.encoder.layer import unbiased_layer
 from palm_ds.model.encoder.rotary import RotaryBase
 from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpec
 
@@ -45,14 +45,8 @@ class NeoBert(TransformerEncoder):
 
     @classmethod
     def spec(cls, config: EncoderConfig) -> TransformerSpec:
-        layer = LayerSpec(
-            norm_place="pre",
-            norm="rms_norm",
-            qkv_bias=False,
-            attention_output_bias=False,
-            intermediate_bias=False,
-            output_bias=False,
-            gated=True,
+        layer = unbiased_layer(
+            "rms_norm",
             rotary_base=cls.options_of(config).rotary_base,
             rotary_neighbours=True,
         )

@@ -68,6 +68,15 @@ def check_values(values: Mapping[str, Any], checks: Mapping[str, Check], where: 
             raise UserError(f"{where}: {key}: expected {expected}, got {shown}")
 
 
+def check_only(values: Mapping[str, Any], only: Mapping[str, tuple[Any, ...]], where: str) -> None:
+    """Raises UserError, with `where` and the key, for a value other than the ones that our encoder
+    has, of keys that would change what it computes."""
+    for key, right in only.items():
+        if key in values and values[key] not in right:
+            given = printable(shorten(values[key]))
+            raise UserError(f"{where}: {key}: must be {right[0]!r} here, got {given}")
+
+
 # ---- kinds of values ----
 
 

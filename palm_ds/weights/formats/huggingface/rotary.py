@@ -10,6 +10,26 @@ from palm_ds.common.config import shorten
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import printable
 
+RUN_KEYS: Mapping[str, type | None] = {
+    **dict.fromkeys(("layer_norm_eps", "initializer_range"), float),
+    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), float),
+    "tie_word_embeddings": bool,
+    "rope_parameters": None,
+}
+"""Of families with BERT's keys and rotary positions: `Architecture.run_keys` beyond sizes."""
+ATTENTION_MODULES: Mapping[str, str | tuple[str, ...]] = {
+    "query": "self_attn.q_proj",
+    "key": "self_attn.k_proj",
+    "value": "self_attn.v_proj",
+    "attention_output": "self_attn.o_proj",
+}
+"""Transformers' names of a layer's attention in these families, as in Llama."""
+LLAMA_MODULES: Mapping[str, str | tuple[str, ...]] = {
+    **ATTENTION_MODULES,
+    "intermediate": ("mlp.gate_proj", "mlp.up_proj"),
+    "output": "mlp.down_proj",
+}
+"""The same with a gated feed-forward network."""
 _SCALED = ("rope_parameters", "rope_scaling")
 
 

@@ -34,7 +34,7 @@ from palm_ds.weights.formats.huggingface.check_config import (
     truth,
     whole,
 )
-from palm_ds.weights.formats.huggingface.rotary import rotary_base
+from palm_ds.weights.formats.huggingface.rotary import LLAMA_MODULES, rotary_base
 
 _LAYER = {
     "attention_norm": ("input_layernorm",),
@@ -99,14 +99,7 @@ class EuroBertArchitecture(Architecture):
         **dict.fromkeys(("attention_bias", "mlp_bias", "tie_word_embeddings"), bool),
         "rope_theta": float,
     }
-    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
-        "query": "self_attn.q_proj",
-        "key": "self_attn.k_proj",
-        "value": "self_attn.v_proj",
-        "attention_output": "self_attn.o_proj",
-        "intermediate": ("mlp.gate_proj", "mlp.up_proj"),
-        "output": "mlp.down_proj",
-    }
+    lora_modules = LLAMA_MODULES
 
     def names(self, kind: str, layers: int, layout: str = "") -> Names:
         names: Names = {"backbone.word.weight": (self.words,)}

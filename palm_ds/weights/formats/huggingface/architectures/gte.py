@@ -11,9 +11,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from typing import Any, ClassVar
 
-from palm_ds.common.config import shorten
-from palm_ds.common.errors import UserError
-from palm_ds.common.messages import printable
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.gte import Gte, GteOptions
 from palm_ds.weights.formats.contents import TensorEntry
@@ -31,10 +28,11 @@ from palm_ds.weights.formats.huggingface.architecture import (
 from palm_ds.weights.formats.huggingface.check_config import (
     USUAL_CHECKS,
     USUAL_KEYS,
+    check_only,
     check_values,
     whole,
 )
-from palm_ds.weights.formats.huggingface.rotary import scaled_rotary
+from palm_ds.weights.formats.huggingface.rotary import LLAMA_MODULES, RUN_KEYS, scaled_rotary
 
 _HUB = {
     "qkv": ("attention.qkv_proj",),
@@ -85,21 +83,11 @@ class GteArchitecture(Architecture):
     classes = ("ForSequenceClassification", "ForTokenClassification")
     run_keys: ClassVar[Mapping[str, type | None]] = {
         **dict.fromkeys(_CHECKS),
-        **dict.fromkeys(("layer_norm_eps", "initializer_range"), float),
-        **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), float),
-        "tie_word_embeddings": bool,
-        "rope_parameters": None,
+        **RUN_KEYS,
     }
 
     lora_layer = "layers"
-    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
-        "query": "self_attn.q_proj",
-        "key": "self_attn.k_proj",
-        "value": "self_attn.v_proj",
-        "attention_output": "self_attn.o_proj",
-        "intermediate": ("mlp.gate_proj", "mlp.up_proj"),
-        "output": "mlp.down_proj",
-    }
+    lora_modules = LLAMA_MODULES
 
     def names(self, kind: str, layers: int, layout: str = "") -> Names:
         native = layout == _NATIVE_NAMES
@@ -136,10 +124,7 @@ class GteArchitecture(Architecture):
 
     def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
         check_values(about, _CHECKS, where)
-        for key, right in _ONLY.items():
-            if key in about and about[key] not in right:
-                given = printable(shorten(about[key]))
-                raise UserError(f"{where}: {key}: must be {right[0]!r} here, got {given}")
+        check_only(about, _ONLY, where)
         own = {ours: about[key] for key, ours in USUAL_KEYS.items() if about.get(key) is not None}
         types = own.get("token_types", 1)
         values = {**Gte.defaults, **_DEFAULTS, **own, "kind": self.kind}

@@ -31,7 +31,7 @@ from palm_ds.weights.formats.huggingface.check_config import (
     USUAL_KEYS,
     check_values,
 )
-from palm_ds.weights.formats.huggingface.rotary import rotary_base
+from palm_ds.weights.formats.huggingface.rotary import ATTENTION_MODULES, RUN_KEYS, rotary_base
 
 _HUB = {
     "qkv": ("mixer.Wqkv",),
@@ -80,18 +80,12 @@ class JinaEmbeddingsV3Architecture(Architecture):
     classes = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
     run_keys: ClassVar[Mapping[str, type | None]] = {
         **dict.fromkeys(USUAL_CHECKS),
-        **dict.fromkeys(("layer_norm_eps", "initializer_range"), float),
-        **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), float),
-        "tie_word_embeddings": bool,
-        "rope_parameters": None,
+        **RUN_KEYS,
     }
 
     lora_layer = "layers"
     lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
-        "query": "self_attn.q_proj",
-        "key": "self_attn.k_proj",
-        "value": "self_attn.v_proj",
-        "attention_output": "self_attn.o_proj",
+        **ATTENTION_MODULES,
         "intermediate": "mlp.fc1",
         "output": "mlp.fc2",
     }

@@ -11,9 +11,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from palm_ds.common.config import shorten
-from palm_ds.common.errors import UserError
-from palm_ds.common.messages import printable
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.neobert import NeoBert, NeoBertOptions
 from palm_ds.weights.formats.contents import TensorEntry
@@ -30,6 +27,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
 )
 from palm_ds.weights.formats.huggingface.check_config import (
     above_0,
+    check_only,
     check_values,
     rate,
     truth,
@@ -135,10 +133,7 @@ class NeoBertArchitecture(Architecture):
 
     def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
         check_values(about, _CHECKS, where)
-        for key, right in _ONLY.items():
-            if key in about and about[key] not in right:
-                given = printable(shorten(about[key]))
-                raise UserError(f"{where}: {key}: must be {right[0]!r} here, got {given}")
+        check_only(about, _ONLY, where)
         own = {ours: about[key] for key, ours in _KEYS.items() if about.get(key) is not None}
         inner = 2 * about.get("intermediate_size", 3072) // 3
         own["intermediate_size"] = _MULTIPLE * -(-inner // _MULTIPLE)

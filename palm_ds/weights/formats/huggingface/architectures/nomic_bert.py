@@ -10,9 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
-from palm_ds.common.config import shorten
-from palm_ds.common.errors import UserError
-from palm_ds.common.messages import printable
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.nomic_bert import NomicBert, NomicBertOptions
 from palm_ds.weights.formats.huggingface.architecture import (
@@ -28,13 +25,14 @@ from palm_ds.weights.formats.huggingface.architecture import (
 )
 from palm_ds.weights.formats.huggingface.check_config import (
     above_0,
+    check_only,
     check_values,
     rate,
     text,
     truth,
     whole,
 )
-from palm_ds.weights.formats.huggingface.rotary import rotary_base
+from palm_ds.weights.formats.huggingface.rotary import LLAMA_MODULES, RUN_KEYS, rotary_base
 
 _HUB = {
     "qkv.weight": ("attn.Wqkv.weight",),
@@ -127,21 +125,11 @@ class NomicBertArchitecture(Architecture):
     classes = ("ForSequenceClassification", "ForTokenClassification")
     run_keys: ClassVar[Mapping[str, type | None]] = {
         **dict.fromkeys(key for key in _CHECKS if key != "activation_function"),
-        **dict.fromkeys(("layer_norm_eps", "initializer_range"), float),
-        **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), float),
-        "tie_word_embeddings": bool,
-        "rope_parameters": None,
+        **RUN_KEYS,
     }
 
     lora_layer = "layers"
-    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
-        "query": "self_attn.q_proj",
-        "key": "self_attn.k_proj",
-        "value": "self_attn.v_proj",
-        "attention_output": "self_attn.o_proj",
-        "intermediate": ("mlp.gate_proj", "mlp.up_proj"),
-        "output": "mlp.down_proj",
-    }
+    lora_modules = LLAMA_MODULES
 
     def names(self, kind: str, layers: int, layout: str = "") -> Names:
         native = layout == "native"
@@ -166,10 +154,7 @@ class NomicBertArchitecture(Architecture):
 
     def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
         check_values(about, _CHECKS, where)
-        for key, right in _ONLY.items():
-            if key in about and about[key] not in right:
-                given = printable(shorten(about[key]))
-                raise UserError(f"{where}: {key}: must be {right[0]!r} here, got {given}")
+        check_only(about, _ONLY, where)
         own = {
             ours: about[key]
             for ours, keys in _KEYS.items()
