@@ -97,7 +97,7 @@ def open_step(recipe: Recipe, step: int, *, rows: int) -> View:
         length=stream.length_at(step - 1),
         tokenizer=_tokenizer(data),
         token_tasks=token_prediction_tasks(recipe, data.vocabulary),
-        mask_rate=recipe.mask_rates.at(step - 1),
+        mask_rate=recipe.stage_plan.mask_rates.at(step - 1),
     )
 
 

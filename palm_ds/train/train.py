@@ -359,9 +359,9 @@ def _build_parts(run: RunSpec, data: Data, plan: DistillationPlan, processes: Pr
     tokenizer = text_tokenizer(recipe, data.tokenizer, data.corpora.values()) or data.tokenizer
     validation = replace(validation, pairs=build_pairs(recipe, model, tokenizer))
     attach_teachers(plan, model, seed=recipe.seed)
-    size = dict(rows=stream.rows, length=recipe.longest)
+    size = dict(rows=stream.rows, length=recipe.stage_plan.longest)
     ds_config = choose_micro_batch(run.ds_config, model, processes, **size)
-    for step_size in set(recipe.step_sizes) if recipe.rows else ():
+    for step_size in set(recipe.stage_plan.sizes) if recipe.rows else ():
         for rows in (*step_size.growth, step_size.rows):
             ds_config.micro_batching(rows, processes.world)  # checks itself
     return _Parts(
@@ -399,7 +399,7 @@ def _end_dry_run(parts: _Parts, plan_for: Sequence[Cluster]) -> None:
 def _largest_step(parts: _Parts) -> int:
     """The last step of the stage with the longest rows, or the most of them."""
     stages = parts.recipe.curriculum.stages
-    sizes = zip(parts.recipe.step_sizes, stages, strict=True)
+    sizes = zip(parts.recipe.stage_plan.sizes, stages, strict=True)
     _, largest = max(sizes, key=lambda pair: (pair[0].length, pair[0].rows))
     return largest.first + largest.steps - 1 if parts.recipe.rows else 0
 

@@ -65,9 +65,9 @@ def check(recipe: Recipe, phases: tuple[Phase, ...], every: int) -> None:
         rows = sizes(phase)
         assert stage.steps == len(rows)
         number = recipe.curriculum.stage_at(stage.first)
-        size = recipe.step_sizes[number]
+        size = recipe.stage_plan.sizes[number]
         assert size.length == phase.length
-        assert recipe.stage_settings[number].rope_base == phase.base
+        assert recipe.stage_plan.settings[number].rope_base == phase.base
         warm = next((n for n, s in enumerate(cumulated(rows, phase)) if s >= phase.warmup), 0)
         decay = math.ceil(phase.decay / (rows[-1] * phase.length))
         for k in range(0, stage.steps, every):
@@ -83,7 +83,9 @@ def check(recipe: Recipe, phases: tuple[Phase, ...], every: int) -> None:
             assert lr == pytest.approx(phase.peak * factor, rel=1e-9), (number, k)
             low, high = phase.masks
             masks = low + (high - low) * k / max(stage.steps - 1, 1)
-            assert recipe.mask_rates.at(stage.first + k) == pytest.approx(masks, rel=1e-9)
+            assert recipe.stage_plan.mask_rates.at(stage.first + k) == pytest.approx(
+                masks, rel=1e-9
+            )
 
 
 def cumulated(rows: list[int], phase: Phase) -> list[int]:

@@ -90,6 +90,34 @@ class TransformerSpec:
         """Width of the embeddings."""
         return self.embedding_size or config.hidden_size
 
+    def weights(self, config: EncoderConfig) -> int:
+        """Weights that a token is multiplied with."""
+        width = self.width(config)
+        widened = width * config.hidden_size if width != config.hidden_size else 0
+        return widened + sum(layer.weights(config) for layer in self.layers)
+
+    def flops(self, config: EncoderConfig) -> EncoderFlops:
+        pairs: Counter[int | None] = Counter()
+        for layer in self.layers:
+            pairs[layer.window] += 6 * layer.products(config)
+        return EncoderFlops(
+            token=6.0 * self.weights(config), pairs={x: float(y) for x, y in pairs.items()}
+        )
+
+    def activations(self, config: EncoderConfig) -> Activations:
+        """Attention: query, key and value, its output, the norm's input and output, the angles of a
+        head. Feed-forward network: the activation's input and output, and if it is gated the
+        product and what it is multiplied by; the norm's input and output."""
+        size, inner, layers = config.hidden_size, config.feed_forward_size, self.layers
+        gated = sum(layer.gated for layer in layers) / len(layers)
+        turned = sum(layer.rotary_base is not None for layer in layers) / len(layers)
+        return Activations(
+            attention=6 * size + turned * (size // config.num_heads),
+            feed_forward=(2 + 2 * gated) * inner + 2 * size,
+            heads=config.num_heads,
+            widest=(2 + gated) * inner + size,
+        )
+
 
 class TransformerEncoder(Encoder):
     """An architecture is a subclass with its own `spec`.
@@ -250,29 +278,11 @@ class TransformerEncoder(Encoder):
     @classmethod
     def flops(cls, config: EncoderConfig) -> EncoderFlops:
         """Those of `spec`, also for a subclass with layers of its own."""
-        spec = cls.spec(config)
-        pairs: Counter[int | None] = Counter()
-        for layer in spec.layers:
-            pairs[layer.window] += 6 * layer.products(config)
-        return EncoderFlops(
-            token=6.0 * cls._weights(config, spec), pairs={x: float(y) for x, y in pairs.items()}
-        )
+        return cls.spec(config).flops(config)
 
     @classmethod
     def activations(cls, config: EncoderConfig) -> Activations:
-        """Attention: query, key and value, its output, the norm's input and output, the angles of a
-        head. Feed-forward network: the activation's input and output, and if it is gated the
-        product and what it is multiplied by; the norm's input and output."""
-        size, inner = config.hidden_size, config.feed_forward_size
-        layers = cls.spec(config).layers
-        gated = sum(layer.gated for layer in layers) / len(layers)
-        turned = sum(layer.rotary_base is not None for layer in layers) / len(layers)
-        return Activations(
-            attention=6 * size + turned * (size // config.num_heads),
-            feed_forward=(2 + 2 * gated) * inner + 2 * size,
-            heads=config.num_heads,
-            widest=(2 + gated) * inner + size,
-        )
+        return cls.spec(config).activations(config)
 
     @classmethod
     def masked_lm_weights(cls, config: EncoderConfig) -> int:
@@ -286,14 +296,7 @@ class TransformerEncoder(Encoder):
             return 0
         spec = cls.spec(config)
         rows = vocabulary + (config.max_positions if spec.learned_positions else 0)
-        return spec.width(config) * rows + cls._weights(config, spec)
-
-    @classmethod
-    def _weights(cls, config: EncoderConfig, spec: TransformerSpec) -> int:
-        """Weights that a token is multiplied with."""
-        width = spec.width(config)
-        widened = width * config.hidden_size if width != config.hidden_size else 0
-        return widened + sum(layer.weights(config) for layer in spec.layers)
+        return spec.width(config) * rows + spec.weights(config)
 
     @classmethod
     def embedding_width(cls, config: EncoderConfig) -> int:

@@ -105,9 +105,7 @@ class Loop:
     def begin(self, first: int) -> None:
         """Evaluate if necessary before the first step, and reset the meter."""
         self._event("begin", step=first)
-        if first < self.recipe.curriculum.steps:
-            at = self.recipe.curriculum.at(first, self.recipe.seed)
-            set_rope_base(self.model.backbone, self.recipe, at)
+        set_rope_base(self.model.backbone, self.recipe, first)
         if self.recipe.extend and not first and not self.validation.is_empty:
             self._evaluate(0)  # the scores of the run that it extends
         if first and self.evaluated < first and self._evaluation_due(first):
@@ -127,11 +125,10 @@ class Loop:
         at = self.recipe.curriculum.at(step, self.recipe.seed)
         if at.starts_stage:
             self._event("stage", step=step, stage=at.stage + 1)
-            set_rope_base(self.model.backbone, self.recipe, at)
+            set_rope_base(self.model.backbone, self.recipe, step)
         self.on_event("next", {"step": step})
         lr = self.recipe.optimizer.lr * self.recipe.lr_scale(at)
-        frozen = self.recipe.frozen_in(at)
-        decay = self.recipe.decay_scale(at)
+        frozen, decay = self.recipe.frozen_in(at), self.recipe.decay_scale(at)
         result = self.engine.step(batches, lr, step, self._task_weights, stop, frozen, decay)
         self._meter.add(result, self._flops(batches), waited)
         for task in self._label_watch.add(at, result.counts):
@@ -297,9 +294,10 @@ class Loop:
         self.on_event(name, facts)
 
 
-def set_rope_base(encoder: Encoder, recipe: Recipe, at: StepInfo) -> None:
+def set_rope_base(encoder: Encoder, recipe: Recipe, step: int) -> None:
     """Use the base of the rotary positions that the stage of a step has of its own, or that of the
-    encoder's configuration."""
-    base = recipe.stage_settings[at.stage].rope_base or encoder.rope_base(encoder.config)
+    encoder's configuration; after the last step, the last one's."""
+    stage = recipe.curriculum.stage_at(min(step, recipe.curriculum.steps - 1))
+    base = recipe.stage_plan.settings[stage].rope_base or encoder.rope_base(encoder.config)
     if base is not None:
         encoder.set_rope_base(base)

@@ -19,10 +19,8 @@ from palm_ds.common.config import override, parse, parse_override, read_yaml
 from palm_ds.common.errors import UserError
 from palm_ds.common.files import fingerprint
 from palm_ds.common.settings import Rate, Settings
-from palm_ds.data.stream.budgets import DatasetSizes
 from palm_ds.data.stream.curriculum_spec import CurriculumSpec, parse_stages
-from palm_ds.data.stream.stages import Curriculum, MaskRates, StepInfo, tasks_of
-from palm_ds.data.stream.step_size import StepSize
+from palm_ds.data.stream.stages import Curriculum, StepInfo, tasks_of
 from palm_ds.data.tasks.task import Task, build
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.config.encoder_kinds import is_custom, shipped_class
@@ -47,7 +45,7 @@ from palm_ds.train.recipe.sections import (
     SourceSettings,
     SpikeSettings,
 )
-from palm_ds.train.recipe.stage_settings import StageSettings
+from palm_ds.train.recipe.stage_plan import StagePlan
 from palm_ds.train.report.tracker_clients import TrackSettings
 from palm_ds.weights.formats.foreign_config import read_encoder_config
 from palm_ds.weights.model_folder import encoder_config
@@ -171,8 +169,8 @@ class Recipe(Settings):
                 "epochs"
             )
         checks.check_blends()
-        checks.check_stage_settings(self.optimizer.weight_decay, self._own_settings)
-        if self.schedule.counts_tokens and self._own_sizes:
+        checks.check_stage_settings(self.optimizer.weight_decay, self.stage_plan.written)
+        if self.schedule.counts_tokens and self.stage_plan.own_sizes:
             raise UserError(
                 "schedule: in tokens, but a stage has a length or batch of its own; give amounts "
                 "in steps, or stages schedules of their own"
@@ -209,18 +207,18 @@ class Recipe(Settings):
 
     def lr_scale(self, at: StepInfo) -> float:
         """The multiplier of `optimizer.lr` at a step."""
-        return self.stage_settings[at.stage].scale(
+        return self.stage_plan.settings[at.stage].scale(
             at, schedule=self.schedule_in_steps, lr=self.optimizer.lr, steps=self.curriculum.steps
         )
 
     def decay_scale(self, at: StepInfo) -> float:
         """The multiplier of `optimizer.weight_decay` at a step."""
-        return self.stage_settings[at.stage].decay_scale(self.optimizer.weight_decay)
+        return self.stage_plan.settings[at.stage].decay_scale(self.optimizer.weight_decay)
 
     def frozen_in(self, at: StepInfo) -> tuple[str, ...]:
         """Parameter patterns that the stage of a step freezes, and its tasks, if it trains one task
         group."""
-        own = self.stage_settings[at.stage].freeze
+        own = self.stage_plan.settings[at.stage].freeze
         names = tasks_of(at.task_groups[0]) if len(at.task_groups) == 1 else ()
         of_tasks = (p for name in names for p in self.built_tasks[name].freeze)
         return tuple(dict.fromkeys([*own, *of_tasks]))
@@ -228,89 +226,36 @@ class Recipe(Settings):
     @property
     def freezable(self) -> list[str]:
         """Parameter patterns that some steps freeze."""
-        parts = (*self.stage_settings, *self.built_tasks.values())
+        parts = (*self.stage_plan.settings, *self.built_tasks.values())
         return [pattern for part in parts for pattern in part.freeze]
 
     @cached_property
-    def stage_settings(self) -> tuple[StageSettings, ...]:
-        """What each stage of the curriculum has instead of the recipe's settings."""
-        return self._read_settings([stage.settings for stage in self.curriculum.stages])
-
-    @cached_property
-    def _own_settings(self) -> tuple[StageSettings, ...]:
-        """The settings of the stages as written; empty if none has any."""
-        return self._read_settings(self.curriculum_spec.settings)
-
-    def _read_settings(self, given: Sequence[Mapping[str, Any]]) -> tuple[StageSettings, ...]:
-        of_recipe = {"length": self.length, "batch": self.batch}
-        return tuple(
-            StageSettings.read(values, f"stages.{number}", **of_recipe)
-            for number, values in enumerate(given)
-        )
-
-    @cached_property
-    def _own_sizes(self) -> dict[int, StepSize]:
-        """{number of a stage as written: the size of its steps}, if it is its own."""
-        sizes = {
-            n: own.step_size(self.length, self.batch) for n, own in enumerate(self._own_settings)
-        }
-        return {n: size for n, size in sizes.items() if size and size != self._step_size}
+    def stage_plan(self) -> StagePlan:
+        """The stages with what each has of its own."""
+        return StagePlan(parse_stages(self.stages, list(self.tasks)), self.length, self.batch)
 
     @property
-    def _step_size(self) -> StepSize:
-        return StepSize(self.length, self.rows)
-
-    @cached_property
-    def step_sizes(self) -> tuple[StepSize, ...]:
-        """The size of the steps of each stage; without rows if `batch` is in examples."""
-        sizes = [own.step_size(self.length, self.batch) for own in self.stage_settings]
-        return tuple(size or self._step_size for size in sizes)
+    def curriculum_spec(self) -> CurriculumSpec:
+        """The stages as written, validated."""
+        return self.stage_plan.spec
 
     @property
-    def stage_tokens(self) -> list[int]:
-        """Tokens of each stage, over all processes; 0 if `batch` is in examples."""
-        pairs = zip(self.curriculum.stages, self.step_sizes, strict=True)
-        return [size.rows_before(stage.steps) * size.length for stage, size in pairs]
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest row of a stage."""
-        return max(self.length, *(size.length for size in self._own_sizes.values()), 0)
-
-    @property
-    def mask_rates(self) -> MaskRates:
-        """The mask rate of every step."""
-        return MaskRates.of(self.curriculum, [own.rates for own in self.stage_settings])
+    def curriculum(self) -> Curriculum:
+        """The stages in steps. Raises UserError if that needs the data: see
+        train.resolve.resolve."""
+        return self.stage_plan.curriculum
 
     @cached_property
     def schedule_in_steps(self) -> LRSchedule:
         """The schedule with amounts in steps."""
-        return self.schedule.in_steps(self._step_size if self.rows else None)
-
-    @property
-    def step_tokens(self) -> int:
-        """Tokens of a step, over all processes; 1 if `batch` counts examples."""
-        return self.rows * self.length or 1
-
-    @cached_property
-    def curriculum_spec(self) -> CurriculumSpec:
-        """The stages as written, validated."""
-        return parse_stages(self.stages, list(self.tasks))
-
-    @cached_property
-    def curriculum(self) -> Curriculum:
-        """The stages in steps. Raises UserError if that needs the data: see
-        train.resolve.resolve."""
-        return self.resolve_stages()
-
-    def resolve_stages(self, sizes: DatasetSizes | None = None) -> Curriculum:
-        """The stages in steps, given the sizes of task groups if that needs them."""
-        return self.curriculum_spec.resolve(self.step_tokens, sizes, self._own_sizes)
+        return self.schedule.in_steps(self.stage_plan.usual_size if self.rows else None)
 
     def plan_table(self) -> str:
         """The plan as a table, with tokens and warm-up steps."""
         warmups = self.schedule_in_steps.warmups(self.curriculum)
-        return self.curriculum.table(tokens=self.stage_tokens if self.rows else (), warmups=warmups)
+        return self.curriculum.table(
+            tokens=self.stage_plan.tokens if self.rows else (), warmups=warmups
+        )
 
     @cached_property
     def built_tasks(self) -> dict[str, Task]:
@@ -326,9 +271,9 @@ class Recipe(Settings):
         """The encoder's hyperparameters; `vocab_size` is open if the corpus determines it."""
         config = read_encoder_config(self.backbone)
         for name, task in self.built_tasks.items():
-            if (longest := task.longest_text(self.longest)) > config.max_length:
+            if (longest := task.longest_text(self.stage_plan.longest)) > config.max_length:
                 what = f"length: rows of {longest} tokens"
-                if longest != self.longest:
+                if longest != self.stage_plan.longest:
                     what = f"tasks.{name}.max_length: {longest}"
                 raise UserError(
                     f"{what}, but backbone.max_positions allows only {config.max_length}"

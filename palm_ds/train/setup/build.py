@@ -70,7 +70,7 @@ def build_stream(
             length=recipe.length,
             seed=recipe.seed,
             pad=data.vocabulary.pad,
-            mask_rates=recipe.mask_rates,
+            mask_rates=recipe.stage_plan.mask_rates,
         )
         stream.rows = round_up_rows(stream.most_rows())
         return stream
@@ -79,10 +79,10 @@ def build_stream(
         curriculum=recipe.curriculum,
         datasets=datasets,
         mixtures=of_stages,
-        sizes=recipe.step_sizes,
+        sizes=recipe.stage_plan.sizes,
         seed=recipe.seed,
         pad=data.vocabulary.pad,
-        mask_rates=recipe.mask_rates,
+        mask_rates=recipe.stage_plan.mask_rates,
     )
 
 
@@ -93,8 +93,8 @@ def _datasets_of_stages(
     stage's own have it in their names: they have other examples, in another order."""
     datasets: list[TaskGroupDataset] = []
     of_length: dict[int, Mixtures] = {}
-    for length in dict.fromkeys([size.length for size in recipe.step_sizes]):
-        sizes = zip(recipe.curriculum.stages, recipe.step_sizes, strict=True)
+    for length in dict.fromkeys([size.length for size in recipe.stage_plan.sizes]):
+        sizes = zip(recipe.curriculum.stages, recipe.stage_plan.sizes, strict=True)
         stages = [stage for stage, size in sizes if size.length == length]
         groups = dict.fromkeys(b for stage in stages for b, _ in stage.steps_of)
         found, mixtures = datasets_of(
@@ -107,7 +107,7 @@ def _datasets_of_stages(
         if length != recipe.length:
             found = [replace(x, name=f"{x.name} in rows of {length}") for x in found]
         datasets += found
-    settings = zip(recipe.stage_settings, recipe.step_sizes, strict=True)
+    settings = zip(recipe.stage_plan.settings, recipe.stage_plan.sizes, strict=True)
     mixtures = [
         _mixed(recipe, of_length[size.length], own.mixture or {}, datasets)
         for own, size in settings

@@ -40,7 +40,7 @@ def check_memory(recipe: Recipe, vocabulary: int, *, world: int, memory: int) ->
             f"{config.num_layers:,}: does not fit into memory: its weights alone take "
             f"{needed / _GB:,.0f} GB in fp32, and {memory / _GB:,.0f} GB can be used here"
         )
-    tokens = max(size.tokens for size in recipe.step_sizes) // world
+    tokens = max(size.tokens for size in recipe.stage_plan.sizes) // world
     if tokens * _TOKEN_BYTES > memory:
         raise UserError(
             f"batch: {tokens:,} tokens of a step for each of {world} processes take "

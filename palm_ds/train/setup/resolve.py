@@ -30,7 +30,7 @@ def resolve(recipe: Recipe, data: Data | None = None) -> Recipe:
         recipe = _with_resolved_tasks(recipe, data)
     if spec.needs_corpus and data is not None:
         sizes = size(recipe, data)
-    return replace(recipe, stages=recipe.resolve_stages(sizes).explicit())
+    return replace(recipe, stages=recipe.stage_plan.resolve(sizes).explicit())
 
 
 def _with_resolved_tasks(recipe: Recipe, data: Data) -> Recipe:

@@ -211,7 +211,7 @@ def _task_ids(recipe: Recipe) -> str:
 
 def _step_size(recipe: Recipe, stream: AnyStream) -> str:
     if recipe.rows:
-        return "; ".join(dict.fromkeys(map(_size_line, recipe.step_sizes)))
+        return "; ".join(dict.fromkeys(map(_size_line, recipe.stage_plan.sizes)))
     each = {recipe.examples_of(task_group) for task_group in stream.curriculum.task_groups}
     return f"{_range(each)} examples in up to {stream.rows} rows of {recipe.length}"
 
@@ -231,7 +231,7 @@ def _range(numbers: set[int]) -> str:
 
 def _total(recipe: Recipe, stream: AnyStream) -> str:
     if recipe.rows:
-        return f"{sum(recipe.stage_tokens):,} tokens"
+        return f"{sum(recipe.stage_plan.tokens):,} tokens"
     return f"{sum(stream.consumed().values()):,} examples"
 
 
@@ -239,7 +239,7 @@ def complete_config(run: RunSpec) -> tuple[Recipe, dict[str, Any]]:
     """The resolved recipe, and what DeepSpeed will be given."""
     world = int(os.environ.get("WORLD_SIZE", "1"))
     recipe = resolve(run.recipe)
-    rows = max(size.rows for size in recipe.step_sizes)
+    rows = max(size.rows for size in recipe.stage_plan.sizes)
     if recipe.examples:
         round_up_rows = partial(run.ds_config.round_up_rows, world=world)
         rows = build_stream(recipe, open_data(recipe), round_up_rows).rows

@@ -183,7 +183,7 @@ def _facts(variant: Variant) -> dict[str, Any]:
     recipe = variant.run.recipe
     return {
         "steps": recipe.curriculum.steps,
-        "tokens": sum(recipe.stage_tokens) or recipe.curriculum.steps,
+        "tokens": sum(recipe.stage_plan.tokens) or recipe.curriculum.steps,
         "stages": recipe.curriculum.explicit(),
         "seconds": variant.seconds(),
     }

@@ -62,7 +62,7 @@ def test_every_step_has_the_rates_of_its_stage() -> None:
             wanted = 5e-4 * factor, 0.05, 0.3 - 0.2 * k / 9
         else:
             wanted = 1e-3 * (0.2 + 0.8 * (1 + math.cos(math.pi * k / 10)) / 2), 0.1, None
-        rate = made.mask_rates.at(step)
+        rate = made.stage_plan.mask_rates.at(step)
         assert (lr, decay, rate) == pytest.approx(wanted, abs=1e-12), step
         assert made.frozen_in(at) == (("backbone.word.*",) if step >= 20 else ())
     assert made.freezable == ["backbone.word.*"]
@@ -159,7 +159,7 @@ def test_a_resolved_recipe_keeps_them(tmp_path: Path) -> None:
     made = resolve(recipe(tmp_path / "corpus", stages=values))
     again = make_recipe({k: v for k, v in made.resolved().items() if v is not None})
     assert again.stages == made.stages and again.fingerprint == made.fingerprint
-    for mine, its in zip(made.stage_settings, recipe().stage_settings, strict=True):
+    for mine, its in zip(made.stage_plan.settings, recipe().stage_plan.settings, strict=True):
         assert mine == its
     table = made.plan_table()
     assert "rate" in table and "0.3 to 0.1" in table and "backbone.word.*" in table
@@ -168,8 +168,8 @@ def test_a_resolved_recipe_keeps_them(tmp_path: Path) -> None:
 def test_the_stages_of_a_shape_have_a_list_of_settings() -> None:
     shape = {"continual": [MASKS, APART], "steps": 30, "settings": [{"rate": 0.3}, {"lr": 1e-4}]}
     made = recipe(stages=shape)
-    assert [own.rates for own in made.stage_settings] == [(0.3,), ()]
-    assert made.stage_settings[1].lr == 1e-4
+    assert [own.rates for own in made.stage_plan.settings] == [(0.3,), ()]
+    assert made.stage_plan.settings[1].lr == 1e-4
     assert {tasks_of(group) for group in made.curriculum.task_groups} == {(MASKS,), (APART,)}
 
 
@@ -177,7 +177,9 @@ def test_a_task_may_be_called_like_a_setting() -> None:
     tasks = {"length": {"kind": MASKS, "source": "text"}, MASKS: {"source": "text"}}
     made = recipe(tasks=tasks, stages=[{"length": 10, "rate": 0.3}])
     assert made.curriculum.task_groups == ("length",) and made.curriculum.steps == 10
-    assert made.stage_settings[0].length is None and made.stage_settings[0].rates == (0.3,)
+    assert made.stage_plan.settings[0].length is None and made.stage_plan.settings[0].rates == (
+        0.3,
+    )
 
 
 def test_the_keys_are_those_of_the_dataclass() -> None:

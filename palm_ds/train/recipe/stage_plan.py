@@ -1,0 +1,84 @@
+"""The stages of a recipe with what each has of its own: settings, sizes of steps, mask rates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from palm_ds.data.stream.budgets import DatasetSizes
+from palm_ds.data.stream.curriculum_spec import CurriculumSpec
+from palm_ds.data.stream.stages import Curriculum, MaskRates
+from palm_ds.data.stream.step_size import StepSize
+from palm_ds.train.recipe.sections import BatchSize
+from palm_ds.train.recipe.stage_settings import StageSettings
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """The stages of a recipe, given its `length` and `batch`."""
+
+    spec: CurriculumSpec
+    length: int
+    batch: str
+
+    @cached_property
+    def usual_size(self) -> StepSize:
+        """Steps of stages without a size of their own; without rows if `batch` is in examples."""
+        size = BatchSize.parse(self.batch, self.length)
+        return StepSize(self.length, size.number if size.unit == "rows" else 0)
+
+    @cached_property
+    def written(self) -> tuple[StageSettings, ...]:
+        """The settings of the stages as written; empty if none has any. Raises UserError."""
+        return self._read(self.spec.settings)
+
+    @cached_property
+    def own_sizes(self) -> dict[int, StepSize]:
+        """{number of a stage as written: the size of its steps}, if it is its own."""
+        sizes = {n: own.step_size(self.length, self.batch) for n, own in enumerate(self.written)}
+        return {n: size for n, size in sizes.items() if size and size != self.usual_size}
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest row, held-out ones included."""
+        return max(self.length, *(size.length for size in self.own_sizes.values()), 0)
+
+    def resolve(self, sizes: DatasetSizes | None = None) -> Curriculum:
+        """The stages in steps, given the sizes of task groups if that needs them."""
+        return self.spec.resolve(self.usual_size.tokens or 1, sizes, self.own_sizes)
+
+    @cached_property
+    def curriculum(self) -> Curriculum:
+        """The stages in steps. Raises UserError if that needs the data (train/setup/resolve.py)."""
+        return self.resolve()
+
+    @cached_property
+    def settings(self) -> tuple[StageSettings, ...]:
+        """What each stage of the curriculum has instead of the recipe's settings."""
+        return self._read([stage.settings for stage in self.curriculum.stages])
+
+    @cached_property
+    def sizes(self) -> tuple[StepSize, ...]:
+        """The size of the steps of each stage; without rows if `batch` is in examples."""
+        found = [own.step_size(self.length, self.batch) for own in self.settings]
+        return tuple(size or self.usual_size for size in found)
+
+    @cached_property
+    def tokens(self) -> list[int]:
+        """Tokens of each stage, over all processes; 0 if `batch` is in examples."""
+        pairs = zip(self.curriculum.stages, self.sizes, strict=True)
+        return [size.rows_before(stage.steps) * size.length for stage, size in pairs]
+
+    @cached_property
+    def mask_rates(self) -> MaskRates:
+        """The mask rate of every step."""
+        return MaskRates.of(self.curriculum, [own.rates for own in self.settings])
+
+    def _read(self, given: Sequence[Mapping[str, Any]]) -> tuple[StageSettings, ...]:
+        of_recipe = {"length": self.length, "batch": self.batch}
+        return tuple(
+            StageSettings.read(values, f"stages.{number}", **of_recipe)
+            for number, values in enumerate(given)
+        )
