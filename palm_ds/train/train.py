@@ -379,9 +379,7 @@ def _build_parts(run: RunSpec, data: Data, plan: DistillationPlan, processes: Pr
 def _end_dry_run(parts: _Parts, plan_for: Sequence[Cluster]) -> None:
     """Check what otherwise fails in the first step, and predict what it takes."""
     stream, model = parts.stream, parts.model
-    step = _largest_step(parts)
-    rows = stream.rows_at(step)
-    batches = stream.batches(step, 0, 1, rows)
+    batches, rows = stream.largest_step()
     freeze(model, parts.recipe.optimizer.freeze)
     StepFreezing(parts.freezable, [name for name, _ in model.named_parameters()])
     check_swap_room(parts.run.ds_config, model, parts.processes)
@@ -394,14 +392,6 @@ def _end_dry_run(parts: _Parts, plan_for: Sequence[Cluster]) -> None:
     for line in findings(parts.run, parts.processes, size, work, plan_for):
         log.info("%s", line)
     log.info("all checks passed; nothing was trained")
-
-
-def _largest_step(parts: _Parts) -> int:
-    """The last step of the stage with the longest rows, or the most of them."""
-    stages = parts.recipe.curriculum.stages
-    sizes = zip(parts.recipe.stage_plan.sizes, stages, strict=True)
-    _, largest = max(sizes, key=lambda pair: (pair[0].length, pair[0].rows))
-    return largest.first + largest.steps - 1 if parts.recipe.rows else 0
 
 
 def _start_engine(parts: _Parts, start_at: StartingPoint) -> Engine:

@@ -73,6 +73,10 @@ class ExampleStream:
         """The most tokens of a row of a step: of each the same."""
         return self.length
 
+    def largest_step(self) -> tuple[list[Batch], int]:
+        """A step in one batch, and the rows it may have; all have as many examples."""
+        return self.batches(0, 0, 1, self.rows), self.rows
+
     # -- which examples --
 
     def taken(self, step: int) -> dict[str, tuple[int, int]]:

@@ -229,6 +229,25 @@ class PackedStream:
         batch = build_rows(self.datasets, rows, self.length_at(step), self.pad, rate)
         return replace(batch, first_row=first_row)
 
+    def largest_step(self) -> tuple[list[Batch], int]:
+        """A step of the stage with the longest rows, or the most of them, in one batch, and its
+        rows, as if the run began with that stage: nothing before it is packed."""
+        number = max(
+            range(len(self.sizes)), key=lambda n: (self.sizes[n].length, self.sizes[n].rows)
+        )
+        stage, size = self.curriculum.stages[number], self.sizes[number]
+        rate = self.mask_rates.at(stage.first)
+        alone = replace(
+            self,
+            curriculum=Curriculum((replace(stage, first=0),)),
+            mixtures=[self.mixtures[number]],
+            sizes=[StepSize(size.length, size.rows)],
+            mask_rates=MaskRates() if rate is None else MaskRates(((0, stage.steps, (rate,)),)),
+            already_read={},
+            _stages={},
+        )
+        return alone.batches(0, 0, 1, size.rows), size.rows
+
     def state_dict(self, step: int) -> dict[str, Any]:
         """The position of a step, as JSON; `seek` restores it without packing earlier rows."""
         if step >= self.curriculum.steps:

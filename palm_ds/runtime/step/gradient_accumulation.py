@@ -92,9 +92,9 @@ class ForwardTimer:
     @contextmanager
     def measure(self) -> Iterator[None]:
         if self._events is None:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             yield
-            self._seconds += time.perf_counter() - begun
+            self._seconds += time.perf_counter() - started
             return
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()

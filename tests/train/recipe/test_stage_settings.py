@@ -132,6 +132,17 @@ def test_steps_have_the_size_of_their_stage(tmp_path: Path) -> None:
     assert "25,600" not in table and f"{10 * 512 + 4608 + 16 * 1024 + 10 * 512:,}" in table
 
 
+def test_the_largest_step_is_planned_without_packing_what_comes_before(tmp_path: Path) -> None:
+    write_small_corpus(tmp_path / "corpus")
+    made = recipe(tmp_path / "corpus", stages=SIZES, schedule={"kind": "constant"})
+    stream = build_stream(made, open_data(made))
+    (batch,), rows = stream.largest_step()
+    assert (batch.input_ids.shape, rows) == ((8, 64), 8) and not stream._stages
+    alone = recipe(tmp_path / "corpus", stages=SIZES[2:], schedule={"kind": "constant"})
+    (first,) = build_stream(alone, open_data(alone)).batches(0, 0, 1, 8)
+    np.testing.assert_array_equal(batch.position_ids, first.position_ids)
+
+
 def test_a_stage_mixes_corpora_by_weights_of_its_own(tmp_path: Path) -> None:
     for name in "ab":
         write_small_corpus(tmp_path / name)
