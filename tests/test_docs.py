@@ -303,7 +303,7 @@ SECTION_KEY = re.compile(r"(backbone|optimizer|schedule|evaluate|save|log)\.([a-
 def completed(values: Mapping[str, object], page: str) -> dict[str, object]:
     """A part of a recipe as a whole one. Its encoder is a preset instead of that of `init_from`."""
     from palm_ds.data.stream.curriculum_spec import parse_stages
-    from palm_ds.data.stream.stages import tasks_of
+    from palm_ds.data.stream.stages import STAGE_SETTINGS, tasks_of
     from palm_ds.data.tasks.task import known_kinds
 
     kind, source = FILLED_IN.get(page, ("knowledge_masking", {"corpus": "corpus"}))
@@ -314,7 +314,8 @@ def completed(values: Mapping[str, object], page: str) -> dict[str, object]:
     if "tasks" not in whole:
         names = {"any"}
         if "stages" in whole:
-            given = re.findall(r"\w+", yaml.safe_dump(whole["stages"]))
+            words = re.findall(r"\w+", yaml.safe_dump(whole["stages"]))
+            given = [word for word in words if word not in STAGE_SETTINGS]
             with_tasks = parse_stages(whole["stages"], given)
             names = {task for task_group in with_tasks.task_groups for task in tasks_of(task_group)}
         whole["tasks"] = {
