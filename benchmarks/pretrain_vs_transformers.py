@@ -73,7 +73,7 @@ from palm_ds.corpus.store import Corpus, open_corpus  # noqa: E402
 from palm_ds.data.sources.corpus import CorpusSource, split_corpus  # noqa: E402
 from palm_ds.data.stream.curriculum_spec import read_stages  # noqa: E402
 from palm_ds.data.stream.packed_stream import PackedStream  # noqa: E402
-from palm_ds.data.stream.step_size import StepSize  # noqa: E402
+from palm_ds.data.stream.stages import StepSize  # noqa: E402
 from palm_ds.data.stream.task_group_dataset import make_datasets  # noqa: E402
 from palm_ds.data.tasks.example import (  # noqa: E402
     Example,

@@ -28,8 +28,7 @@ from palm_ds.model.fgm import FGM
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.runtime.checkpoint import checkpoint, sharded_state
 from palm_ds.runtime.checkpoint.checkpoint import TWO_NEWEST, Retention
-from palm_ds.runtime.checkpoint.engine_state import EngineState
-from palm_ds.runtime.checkpoint.full_weights import full_state_dict
+from palm_ds.runtime.checkpoint.engine_state import EngineState, full_state_dict
 from palm_ds.runtime.checkpoint.shard_files import ResizedTable
 from palm_ds.runtime.checkpoint.writer import SavedCheckpoint
 from palm_ds.runtime.deepspeed.ds_config import DSConfig

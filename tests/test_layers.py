@@ -69,7 +69,7 @@ OWNERS = {
         "palm_ds/runtime/processes/processes.py",
         "palm_ds/runtime/deepspeed/deepspeed_import.py",
         "palm_ds/runtime/deepspeed/ds_config_check.py",
-        "palm_ds/runtime/checkpoint/full_weights.py",
+        "palm_ds/runtime/checkpoint/engine_state.py",
         "palm_ds/runtime/zero/swap_folder.py",
     ),
     "apex": ("palm_ds/model/kernels.py",),

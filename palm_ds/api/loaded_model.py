@@ -36,7 +36,7 @@ from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
 from palm_ds.runtime.processes.processes import device_named
 from palm_ds.train.export import head_taken
-from palm_ds.weights.convert.locate import locate
+from palm_ds.weights.convert.source import locate
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

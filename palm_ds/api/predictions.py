@@ -11,9 +11,9 @@ from typing import Any
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.row_inputs import TUPLE_ROLES, Listed, Pairs, columns_for, open_rows
 from palm_ds.data.sources.table import TableSource
+from palm_ds.inference.model_tasks import asked_tasks
 from palm_ds.inference.predict_files import without_labels
 from palm_ds.inference.predictor import EncoderPass, Predictor
-from palm_ds.inference.task_selection import asked_tasks
 from palm_ds.runtime.processes.process_group import ProcessGroup
 from palm_ds.train.recipe.custom_metrics import own_scores
 

@@ -20,8 +20,8 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.messages import plain_messages
 from palm_ds.data.stream.packing import batch_tokens_for
 from palm_ds.inference import trained_model
+from palm_ds.inference.model_tasks import asked_tasks
 from palm_ds.inference.predictor import Predictor
-from palm_ds.inference.task_selection import asked_tasks
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.runtime.processes.processes import leave_at_exit

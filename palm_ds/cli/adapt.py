@@ -24,8 +24,7 @@ RECIPE = "adapt.yaml"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from palm_ds.corpus.input.options import DOCUMENTS, InputOptions
-    from palm_ds.corpus.options import LANGUAGES, TextOptions
+    from palm_ds.corpus.options import DOCUMENTS, LANGUAGES, InputOptions, TextOptions
 
     add = parser.add_argument
     add("model", metavar="MODEL", help="a Hugging Face folder, a run, or a name on the hub")
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from palm_ds.inference.trained_model import TrainedModel
     from palm_ds.train.recipe.adaptation import AdaptOptions, adaptation_recipe
     from palm_ds.train.recipe.recipe import make_recipe
-    from palm_ds.weights.convert.locate import locate
+    from palm_ds.weights.convert.source import locate
 
     options = options_of(AdaptOptions, args)
     _check(args)
@@ -104,9 +103,8 @@ def _corpus(
 ) -> Corpus:
     """The texts with the model's tokens: a prepared corpus as it is, others in DIR/`name`. Raises
     UserError."""
-    from palm_ds.corpus.input.options import InputOptions
     from palm_ds.corpus.manifest import NAME
-    from palm_ds.corpus.options import TextOptions
+    from palm_ds.corpus.options import InputOptions, TextOptions
     from palm_ds.corpus.prepare import PrepareOptions, prepare
     from palm_ds.corpus.store import open_corpus
 

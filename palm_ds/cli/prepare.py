@@ -29,8 +29,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> PrepareOptions:
-    from palm_ds.corpus.input.options import InputOptions
-    from palm_ds.corpus.options import ScreenOptions, TextOptions
+    from palm_ds.corpus.options import InputOptions, ScreenOptions, TextOptions
     from palm_ds.corpus.prepare import PrepareOptions
 
     text = options_of(TextOptions, args)
@@ -67,8 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_reading(group: argparse._ArgumentGroup) -> None:
-    from palm_ds.corpus.input.options import DOCUMENTS, FORMATS, InputOptions
-    from palm_ds.corpus.options import ScreenOptions
+    from palm_ds.corpus.options import DOCUMENTS, FORMATS, InputOptions, ScreenOptions
 
     columns = ("text_field", "id_field", "title_field", "turns_field")
     reading = {"format": "KIND", **dict.fromkeys(columns, "NAME"), "text_documents": "END"}

@@ -1,12 +1,15 @@
-"""Files of a corpus: in a folder, or behind a URL, fetched when they are needed.
+"""Files of a corpus: in a folder, or behind a URL, fetched when they are needed and uploaded when
+the corpus is prepared.
 
     folder = open_folder("s3://bucket/wiki")
     folder.hold("data-00003-of-00128.arrow").path    # a file on this machine
 
 What is fetched lies in $PALM_DS_CACHE (or $XDG_CACHE_HOME/palm_ds, ~/.cache/palm_ds):
 
-    corpora/KEY/    manifest.json and tokenizer/; KEY is the hash of the manifest
-    files/KEY/      shards and index, up to $PALM_DS_CACHE_GB (100) for all corpora together
+    corpora/KEY/               manifest.json and tokenizer/; KEY is the hash of the manifest
+    files/KEY/                 shards and index, up to $PALM_DS_CACHE_GB (100) for all corpora
+    prepare/NAME-KEY           a corpus on this machine, until all of it is behind its URL
+            NAME-KEY.uploaded  names of the files that are there
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +26,7 @@ from pathlib import Path
 from palm_ds.common.atomic import write_file_atomically, write_folder_atomically
 from palm_ds.common.errors import TemporaryError, UserError
 from palm_ds.common.file_cache import FileCache, HeldFile
-from palm_ds.common.files import cache_folder
+from palm_ds.common.files import cache_folder, hash_of_text
 from palm_ds.common.remote_files import RETRIES, RemoteFolder, Retries, is_url
 from palm_ds.corpus.manifest import NAME, Manifest, check_files, read_manifest
 
@@ -30,6 +34,7 @@ log = logging.getLogger(__name__)
 
 _PARALLEL_FETCHES = 4  # files that are fetched at the same time
 _DEFAULT_GB = 100.0
+_UNFINISHED = "UNFINISHED"  # a file behind the URL of a corpus that is not all there
 
 
 class CorpusFolder(ABC):
@@ -166,3 +171,37 @@ def cache_settings() -> tuple[Path, int]:
     if not size > 0:
         raise UserError(f"PALM_DS_CACHE_GB={stated}: must be a number above 0")
     return cache_folder(), int(size * 1e9)
+
+
+def work_folder(url: str) -> Path:
+    """Folder in which a corpus is prepared that will be put behind a URL."""
+    key = hash_of_text(url)[:16]
+    name = url.rstrip("/").rpartition("/")[2]
+    folder = cache_settings()[0] / "prepare" / f"{name}-{key}"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def check_writable(remote: RemoteFolder) -> None:
+    """Raises UserError if nothing can be written behind the URL, before any work is done."""
+    remote.write(_UNFINISHED, b"This corpus is being prepared.\n")
+
+
+def upload(folder: Path, remote: RemoteFolder, manifest: Manifest) -> None:
+    """Uploads a finished corpus and removes it from this machine. The manifest is last: before
+    that, the URL is not a corpus. An interrupted upload continues with the files that are
+    missing."""
+    done = folder.with_name(folder.name + ".uploaded")
+    finished = set(done.read_text("utf-8").splitlines()) if done.is_file() else set()
+    names = [name for name in (*manifest.files, "state.json") if name not in finished]
+    size = sum((folder / name).stat().st_size for name in names)
+    log.info("uploading %d files (%.1f MB) to %s", len(names), size / 1e6, remote.url)
+    with done.open("a", encoding="utf-8") as record:
+        for name in names:
+            remote.upload(folder / name, name)
+            record.write(name + "\n")
+            record.flush()
+    remote.upload(folder / NAME, NAME)
+    remote.remove(_UNFINISHED)
+    shutil.rmtree(folder)
+    done.unlink()

@@ -25,7 +25,7 @@ from palm_ds.common.json_files import write_json
 from palm_ds.common.rng import derive_key, keyed_generator
 from palm_ds.corpus.input.discover import find_inputs
 from palm_ds.corpus.input.ernie_lines import LABELS, ernie_line
-from palm_ds.corpus.input.options import InputOptions
+from palm_ds.corpus.options import InputOptions
 from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.corpus.work_dir import hash_tokenizer

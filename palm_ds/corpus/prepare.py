@@ -28,20 +28,18 @@ from palm_ds.common.remote_files import RemoteFolder, is_url
 from palm_ds.common.settings import Settings
 from palm_ds.corpus.annotations import DEFAULT_ANNOTATIONS, INPUT_ANNOTATIONS, find_annotation
 from palm_ds.corpus.collect_labels import collect_labels
-from palm_ds.corpus.corpus_folder import open_folder
+from palm_ds.corpus.corpus_folder import check_writable, open_folder, upload, work_folder
 from palm_ds.corpus.executors import ParallelMap, check_mpi, open_executor, report_progress
 from palm_ds.corpus.input.discover import find_inputs, split_into_units, unit_bytes
-from palm_ds.corpus.input.options import InputOptions, input_options
 from palm_ds.corpus.manifest import NAME as MANIFEST
 from palm_ds.corpus.manifest import Manifest, check_files, read_manifest
 from palm_ds.corpus.mine_phrases import all_sample_texts, mine_phrases
-from palm_ds.corpus.options import ScreenOptions, TextOptions
+from palm_ds.corpus.options import InputOptions, ScreenOptions, TextOptions, input_options
 from palm_ds.corpus.progress_bar import show_progress
 from palm_ds.corpus.rejected import gather_rejected, report
 from palm_ds.corpus.screening.fingerprints import import_rensa
 from palm_ds.corpus.screening.quality import find_filter
 from palm_ds.corpus.screening.screen import COUNTS, screen
-from palm_ds.corpus.upload import check_writable, upload, work_folder
 from palm_ds.corpus.work_dir import (
     COLLOCATIONS,
     LABELS,

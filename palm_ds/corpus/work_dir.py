@@ -27,9 +27,8 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.files import hash_of_text, locked, sha256_of_file
 from palm_ds.common.json_files import write_json
 from palm_ds.corpus.input.discover import Input, InputSpan, WorkUnit
-from palm_ds.corpus.input.options import InputOptions, input_options
 from palm_ds.corpus.manifest import Shard
-from palm_ds.corpus.options import ScreenOptions, TextOptions
+from palm_ds.corpus.options import InputOptions, ScreenOptions, TextOptions, input_options
 from palm_ds.corpus.writer import ShardSummary, load_lengths, save_lengths, shard_name
 
 NAME = "job.json"

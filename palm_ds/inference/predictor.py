@@ -42,7 +42,7 @@ from palm_ds.data.stream.task_group_dataset import (
 )
 from palm_ds.data.tasks.task import TableTask, Task
 from palm_ds.data.tasks.text_generation import GenerationLimits, TextGenerator, generate_texts
-from palm_ds.inference.task_selection import input_task_of
+from palm_ds.inference.model_tasks import input_task_of
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import Tokenizer

@@ -30,9 +30,8 @@ from palm_ds.data.stream.packing import batch_tokens_for
 from palm_ds.data.tasks.task import TableTask
 from palm_ds.inference.embedder import Embedder, EmbeddingSettings, make_embedder
 from palm_ds.inference.fill_mask import Filler, example_lines
-from palm_ds.inference.hf_heads import recipe_of
+from palm_ds.inference.model_tasks import asked_tasks, recipe_of
 from palm_ds.inference.predictor import Predictor
-from palm_ds.inference.task_selection import asked_tasks
 from palm_ds.model.encoder.encoder import PLAIN, Encoder, build_encoder, encoder_class
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.kernels import Kernels, choose_kernels

@@ -23,9 +23,8 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.settings import InnerShare, Share
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example
-from palm_ds.data.tasks.masking import choose_units, shown
+from palm_ds.data.tasks.masking import Unit, choose_units, shown, units_of
 from palm_ds.data.tasks.task import CorpusTask
-from palm_ds.pretrain.shared.units import Unit, units_of
 
 if TYPE_CHECKING:
     from torch import nn

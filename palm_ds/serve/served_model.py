@@ -21,8 +21,8 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.task import TableTask
 from palm_ds.inference.embedder import Embedder, EmbeddingSettings, make_embedder
 from palm_ds.inference.fill_mask import Filler
+from palm_ds.inference.model_tasks import asked_tasks
 from palm_ds.inference.predictor import EncoderPass, Predictor
-from palm_ds.inference.task_selection import asked_tasks
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model

@@ -31,8 +31,7 @@ from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.tasks.metrics.classes import accuracy
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.probabilities import rounded, softmax
-from palm_ds.tasks.shared.several_texts import RowTexts, tokenise
-from palm_ds.tasks.shared.text_task import TextTask, level, missing
+from palm_ds.tasks.shared.text_task import RowTexts, TextTask, level, missing, tokenise
 
 
 @dataclass(frozen=True, kw_only=True)

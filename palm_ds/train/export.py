@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from palm_ds.common.version import __version__
 from palm_ds.corpus.store import Corpus
-from palm_ds.data.sources.hub_datasets import names_in
+from palm_ds.data.sources.row_inputs import dataset_names_in
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.distillation.distillation import without_projections
 from palm_ds.model.heads.outputs import ExportedHead
@@ -35,7 +35,7 @@ from palm_ds.train.setup.build import default_task, outputs_of, pooling_taken, t
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.setup.sources import Data
 from palm_ds.weights import weights_folder
-from palm_ds.weights.convert.documents import read_documents
+from palm_ds.weights.convert.source import read_documents
 from palm_ds.weights.convert.to_onnx import check_installed
 from palm_ds.weights.convert.try_onnx import AddedOnnx, try_onnx, why_no_onnx
 from palm_ds.weights.download.downloader import hub_name_of
@@ -299,7 +299,7 @@ def _provenance(
         source=f"a run of {steps:,} steps by recipe {recipe.fingerprint}",
         program=f"palm_ds {__version__}",
         licence=read_documents(start).licence if start and start.exists() else "",
-        datasets=tuple(sorted({*recipe.datasets, *names_in(_paths(recipe))})),
+        datasets=tuple(sorted({*recipe.datasets, *dataset_names_in(_paths(recipe))})),
         base_model=hub_name_of(start) if start else "",
         tasks={name: task["kind"] for name, task in recipe.resolved()["tasks"].items()},
         scores=scores,

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from palm_ds.corpus.manifest import COUNTED_ANNOTATIONS
+from palm_ds.corpus.store import Corpus
+from palm_ds.data.sources.corpus import CorpusSource
+from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.task import TableTask
 from palm_ds.runtime.device.torch_settings import describe_tf32
 from palm_ds.runtime.processes.processes import Processes, crowded_hosts
 from palm_ds.runtime.zero.swap_folder import describe_swapping
 from palm_ds.train.recipe.checks import idle_tasks
+from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.setup.run_folder import RunSpec
-from palm_ds.train.setup.sources import (
-    Data,
-    corpus_summaries,
-    evaluation_notes,
-    small_held_out_warnings,
-    trained_on_warnings,
-)
+from palm_ds.train.setup.sources import Data
 from palm_ds.train.teachers.distillation_plan import DistillationPlan
+
+_FEW_ROWS = 20  # with fewer, a single row changes a score by more than five points
+_PLURAL = {"word": "words", "phrase": "phrases", "entity": "entities"}
 
 
 def startup_notes(
@@ -37,3 +42,85 @@ def startup_notes(
         *trained_on_warnings(recipe, data),
         *evaluation_notes(recipe, data),
     ]
+
+
+def corpus_summaries(data: Data) -> list[str]:
+    """One line per corpus: its tokens and its units of each kind."""
+    return [_corpus_summary(corpus) for corpus in data.corpora.values()]
+
+
+def _corpus_summary(corpus: Corpus) -> str:
+    known = [name for name in COUNTED_ANNOTATIONS if name in corpus.annotations]
+    counts = [f"{corpus.count_spans(name):,} {_PLURAL[name]}" for name in known]
+    return f"{corpus.path}: {', '.join([f'{corpus.manifest.tokens:,} tokens', *counts])}"
+
+
+def small_held_out_warnings(recipe: Recipe, data: Data) -> list[str]:
+    """One line per table whose held-out rows are too few for meaningful scores."""
+    sizes = {
+        name: (len(data.train[name][0][1]), len(data.held_out[name][0][1]))
+        for name, settings in recipe.sources.items()
+        if settings.table and not settings.validation and recipe.held_out
+    }
+    return [
+        f"{name}: {held} of {held + training} rows are held out (held_out: {recipe.held_out:g}), "
+        "too few to score on; give the source `validation`, or hold out more"
+        for name, (training, held) in sizes.items()
+        if held < _FEW_ROWS
+    ]
+
+
+def trained_on_warnings(recipe: Recipe, data: Data) -> list[str]:
+    """One line per corpus or table to evaluate on whose texts are trained on as well."""
+    trained = [part for parts in data.train.values() for part in parts]
+    given = [("validation", data.held_out)]
+    given += [(f"evaluation_sets.{title}", side) for title, side in data.evaluation_sets.items()]
+    lines = []
+    for key, side in given:
+        for name, parts in side.items():
+            separate = key != "validation" or recipe.sources[name].validation
+            where = f"sources.{name}.{key}" if separate else f"sources.{name}"
+            for path, held, _ in parts:
+                again = [other for other, training, _ in trained if _overlap(held, training)]
+                if again:
+                    lines.append(f"{where}: {path} is evaluated on and trained on ({again[0]})")
+                elif isinstance(held, CorpusSource) and _only_copies(held):
+                    lines.append(
+                        f"{where}: every held-out document of {path} has a copy in the corpus, "
+                        "which may be trained on; prepare it with --dedup, or give `validation`"
+                    )
+    return [f"{line}: its scores say nothing about new texts" for line in lines]
+
+
+def _overlap(held: object, training: object) -> bool:
+    """Whether some of the texts of a source to evaluate on are those of one to train on."""
+    if isinstance(held, TableSource) and isinstance(training, TableSource):
+        same, own = held.table.fingerprint == training.table.fingerprint, held.numbers
+        return same and bool(np.isin(own, training.numbers).any())
+    if not (isinstance(held, CorpusSource) and isinstance(training, CorpusSource)):
+        return False
+    if held.corpus.manifest.files != training.corpus.manifest.files or not len(held):
+        return False
+    if held.split and training.split:  # of which each is a window
+        return not held.split.is_held_out or held.split.held_out != training.split.held_out
+    return bool(np.isin(held.documents, training.documents).any())
+
+
+def _only_copies(held: CorpusSource) -> bool:
+    """Whether every one of some documents stands elsewhere in the corpus, too."""
+    repeated = held.corpus.repeated
+    return bool(len(held) and len(repeated) and np.isin(held.documents, repeated).all())
+
+
+def evaluation_notes(recipe: Recipe, data: Data) -> list[str]:
+    """Remarks of tasks on the labels of held-out rows, without those that also hold for training
+    rows."""
+    notes = []
+    for task in recipe.built_tasks.values():
+        if isinstance(task, TableTask):
+            known = [task.describe(source) for _, source, _ in data.train[task.source]]
+            for side in (data.held_out, *data.evaluation_sets.values()):
+                held = [source for _, source, _ in side.get(task.source, ()) if len(source)]
+                found = {source.name: task.describe(source) for source in held}
+                notes += [f"{place}: {x}" for place, x in found.items() if x and x not in known]
+    return notes

@@ -10,6 +10,7 @@ checkpoint hashes its files, so what is opened is passed on instead of opened ag
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from typing import Any
 
 from palm_ds.common.config import read_yaml
 from palm_ds.common.errors import UserError
+from palm_ds.common.files import sha256_of_file
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
@@ -71,6 +73,19 @@ class ModelFolder:
 def open_model(path: str | Path, **options: Any) -> CheckpointContents:
     """Open the weights that a path stands for. Raises UserError."""
     return ModelFolder.find(path).open(**options)
+
+
+def fingerprint_of(contents: CheckpointContents) -> str:
+    """A short hash of the files of a model. Those whose hashes it states are compared with these
+    when they are read, so they are not hashed here."""
+    path = contents.path
+    if path.is_file():
+        return sha256_of_file(path)[:16]
+    digest = hashlib.sha256()
+    for file in sorted(x for x in path.rglob("*") if x.is_file()):
+        name = file.relative_to(path).as_posix()
+        digest.update(f"{name} {contents.hashes.get(name) or sha256_of_file(file)}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def encoder_config(path: str | Path) -> EncoderConfig:

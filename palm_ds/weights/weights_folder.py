@@ -30,7 +30,6 @@ from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.pooling import TextPooling
-from palm_ds.weights.expand_embeddings import expand_embeddings
 from palm_ds.weights.formats import native
 from palm_ds.weights.formats.contents import OPTIMIZER, CheckpointContents, SavesFiles
 from palm_ds.weights.formats.contents import HeadInfo as HeadInfo
@@ -42,7 +41,7 @@ from palm_ds.weights.formats.huggingface.write import ExportOptions, plan, write
 from palm_ds.weights.formats.native import WEIGHTS
 from palm_ds.weights.formats.tensor_files import in_memory_entry
 from palm_ds.weights.formats.weights_info import WeightsInfo, write_info
-from palm_ds.weights.layer_selection import ChosenWeights, choose_layers
+from palm_ds.weights.starting_weights import ChosenWeights, choose_layers, expand_embeddings
 
 # What must be equal for weights to mean the same in another model.
 _SHAPE = (
@@ -195,8 +194,8 @@ def load_weights(
     masked-LM head goes to every masked-LM head, whatever the tasks are called; `new_heads` stay
     unchanged. `renamed_heads`: {head of the folder: head of the model}; all others are then left
     out. `labels`: {head: class names}, which must not be the folder's in another order. `layers`:
-    only these of a larger encoder (weights/layer_selection.py). A task embedding and token types
-    that the folder lacks are added (weights/expand_embeddings.py). Raises UserError if
+    only these of a larger encoder (weights/starting_weights.py). A task embedding and token types
+    that the folder lacks are added (weights/starting_weights.py). Raises UserError if
     anything does not fit; the model is then unchanged.
     """
     folder = contents.path

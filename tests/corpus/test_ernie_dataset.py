@@ -14,7 +14,7 @@ import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.ernie_dataset import open_ernie, truncate_pair, write_ernie
-from palm_ds.corpus.input.options import InputOptions
+from palm_ds.corpus.options import InputOptions
 from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.corpus.rejected import read_rejected
 from palm_ds.corpus.store import Corpus, open_corpus

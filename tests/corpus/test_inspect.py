@@ -8,9 +8,8 @@ import pytest
 from rich.console import Console
 
 from palm_ds.common.errors import UserError
-from palm_ds.corpus.input.options import InputOptions
 from palm_ds.corpus.inspect import as_record, as_text, heading, open_documents
-from palm_ds.corpus.options import TextOptions
+from palm_ds.corpus.options import InputOptions, TextOptions
 from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.text.tokenizer import SPECIALS
 

@@ -9,8 +9,7 @@ from palm_ds.corpus.store import Corpus
 from palm_ds.data.sources.corpus import split_corpus
 from palm_ds.data.stream.curriculum_spec import read_stages
 from palm_ds.data.stream.packed_stream import PackedStream
-from palm_ds.data.stream.stages import tasks_of
-from palm_ds.data.stream.step_size import StepSize
+from palm_ds.data.stream.stages import StepSize, tasks_of
 from palm_ds.data.stream.task_group_dataset import make_datasets
 from palm_ds.data.tasks.task import build
 

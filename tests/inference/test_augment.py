@@ -108,7 +108,7 @@ def test_the_output_is_another_file_of_json_lines(tmp_path) -> None:
 
 def test_chinese_words_have_their_part_of_speech() -> None:
     pytest.importorskip("rjieba")
-    from palm_ds.text.word_tags import words_by_class
+    from palm_ds.inference.augment import words_by_class
 
     texts = ["这家酒店的服务很好", "房间干净，老板热情"]
     known = words_by_class(texts)

@@ -28,7 +28,6 @@ from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.deepspeed.ds_config import DSConfig, make_ds_config
 from palm_ds.serve.served_model import ModelOptions, open_served
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
-from palm_ds.train.setup import model_files
 from palm_ds.train.setup.build import build_model, build_stream
 from palm_ds.train.setup.resume import find_starting_point, signature_of
 from palm_ds.train.setup.run_folder import RunSpec, check_folder, write_folder
@@ -36,6 +35,7 @@ from palm_ds.train.setup.sources import open_data
 from palm_ds.train.teachers.build import teachers_of_scores
 from palm_ds.train.teachers.distillation_plan import resolve_teachers
 from palm_ds.train.train import setup_run
+from palm_ds.weights import model_folder
 from palm_ds.weights.model_folder import open_model
 from palm_ds.weights.weights_folder import load_weights
 from tests.helpers.saved_model import MORE_TASKS, TASKS, recipe_of, save_model, texts, write_rows
@@ -248,7 +248,7 @@ def test_every_door_takes_the_same_weights(
 def hashed(monkeypatch: pytest.MonkeyPatch) -> Counter[Path]:
     """How often each file was hashed."""
     counts: Counter[Path] = Counter()
-    for module in (checkpoint, model_files):
+    for module in (checkpoint, model_folder):
         real = module.sha256_of_file
 
         def counting(path: Path, real: Callable[[Path], str] = real) -> str:

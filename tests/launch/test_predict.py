@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import palm_ds as palm
 from palm_ds.inference import predictor as predictor_module
-from palm_ds.inference.task_selection import input_task_of
+from palm_ds.inference.model_tasks import input_task_of
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.serve.served_model import ModelOptions, open_served
 from palm_ds.train.export import head_taken

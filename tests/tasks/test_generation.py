@@ -14,7 +14,7 @@ from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.task import build
 from palm_ds.data.tasks.text_generation import GenerationLimits, generate_texts
 from palm_ds.model.generation.generate import DecodingSettings
-from palm_ds.model.heads.generation import GenerationHead
+from palm_ds.model.heads.heads import GenerationHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.tasks.generation import Generation
 from tests.helpers.text_tables import (

@@ -12,8 +12,7 @@ import pytest
 from palm_ds.corpus.add_annotation import add_annotations
 from palm_ds.corpus.analyzer import DocumentAnalyzer
 from palm_ds.corpus.annotations import heading, sentence
-from palm_ds.corpus.input.options import InputOptions
-from palm_ds.corpus.options import TextOptions
+from palm_ds.corpus.options import InputOptions, TextOptions
 from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.corpus.store import open_corpus
 from palm_ds.text.headings import find_headings

@@ -27,8 +27,7 @@ from transformers import (
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
-from palm_ds.model.heads.generation import GenerationHead
-from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
+from palm_ds.model.heads.heads import ClassHead, GenerationHead, MaskedLMHead
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import load_tokenizer, wordpiece

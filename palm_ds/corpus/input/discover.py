@@ -22,7 +22,7 @@ from palm_ds.common.remote_files import RemoteFolder, is_url
 from palm_ds.common.rows.columnar import open_dataset
 from palm_ds.common.rows.stored import first_bytes, open_stored, suffixes_of
 from palm_ds.corpus.input import ernie_lines, python_docs
-from palm_ds.corpus.input.options import InputOptions
+from palm_ds.corpus.options import InputOptions
 
 _KINDS = {
     ".jsonl": "jsonl",

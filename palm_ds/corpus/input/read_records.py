@@ -28,7 +28,6 @@ from palm_ds.common.rows.stored import open_bytes, open_stored, reading
 from palm_ds.corpus.input import python_docs
 from palm_ds.corpus.input.discover import Input, InputSpan
 from palm_ds.corpus.input.ernie_lines import ernie_record
-from palm_ds.corpus.input.options import InputOptions
 from palm_ds.corpus.input.records import (
     Record,
     RecordOrRejection,
@@ -38,6 +37,7 @@ from palm_ds.corpus.input.records import (
     record_of,
     required_fields,
 )
+from palm_ds.corpus.options import InputOptions
 
 T = TypeVar("T")
 

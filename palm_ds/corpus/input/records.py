@@ -17,7 +17,7 @@ import numpy as np
 from palm_ds.common.rows.lines import BadRecordError, check_text, type_name
 
 if TYPE_CHECKING:
-    from palm_ds.corpus.input.options import InputOptions
+    from palm_ds.corpus.options import InputOptions
 
 JOINT = "\n\n"  # between the parts of a text
 MAX_VALUES = 256  # of an annotation, which is uint8

@@ -7,12 +7,15 @@
     [{"text_a": "a text", "label": "good"}, ...]                 mappings with columns
     datasets.Dataset, pandas.DataFrame, a generator, a function that returns any of these
 
-A str alone is a file, a str in a list is a text. Class numbers of a Dataset become their names.
+A str alone is a file, a str in a list is a text. Class numbers of a Dataset become their names. Of
+rows from the Hugging Face hub, the names of their data sets are known, for a model card.
 """
 
 from __future__ import annotations
 
 import glob
+import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
@@ -54,6 +57,12 @@ DEV_SPLITS = ("validation", "dev", "valid", "test")
 """The split of a DatasetDict to evaluate on: the first of these that it has."""
 TUPLE_ROLES = ("text_a", "text_b", "label")
 """The roles of a tuple's elements; the second text may be left out."""
+_PART = r"([\w.-]+)"
+_DATASET_PLACES = (
+    re.compile(rf"hf://datasets/{_PART}/([\w.-]+?)(?:@[^/]*)?(?:/|$)"),
+    re.compile(rf"/datasets--{_PART}--{_PART}/snapshots/"),  # the hub's cache
+    re.compile(rf"/([\w.-]+?)___{_PART}/"),  # the cache of `datasets` itself
+)
 _KINDS = {
     "text": "a text",
     "pair": "a pair of texts",
@@ -232,3 +241,37 @@ def _records(frame: DataFrame) -> Iterator[dict[str, Any]]:
     plain = frame.astype(object).where(frame.notna(), None)
     for values in plain.itertuples(index=False, name=None):
         yield dict(zip(names, values, strict=True))
+
+
+def dataset_names_in(paths: Iterable[str]) -> set[str]:
+    """{owner/name} on the Hugging Face hub of files in its cache, folders saved by `datasets`, and
+    URLs."""
+    return {
+        name
+        for path in paths
+        for name in (_dataset_name(path), *_of_saved_dataset(Path(path)))
+        if name
+    }
+
+
+def dataset_names_of(rows: object) -> set[str]:
+    """{owner/name} that a Dataset was loaded from; empty for other rows, and if it does not say."""
+    info = getattr(rows, "info", None)
+    urls = getattr(info, "download_checksums", None) or {}
+    files: list[dict[str, Any]] = getattr(rows, "cache_files", None) or []
+    named = [*urls, *(str(file.get("filename", "")) for file in files if isinstance(file, dict))]
+    return {name for name in map(_dataset_name, named) if name}
+
+
+def _dataset_name(path: str) -> str:
+    found = next((x for place in _DATASET_PLACES if (x := place.search(path))), None)
+    return f"{found[1]}/{found[2]}" if found else ""
+
+
+def _of_saved_dataset(folder: Path) -> set[str]:
+    """Of a folder that `Dataset.save_to_disk` wrote."""
+    try:
+        about = json.loads((folder / "dataset_info.json").read_text("utf-8"))
+        return set(map(_dataset_name, about.get("download_checksums") or {}))
+    except (OSError, ValueError, AttributeError, TypeError):
+        return set()

@@ -30,9 +30,9 @@ from palm_ds.data.stream.stages import (
     Curriculum,
     Mix,
     Stage,
+    StepSize,
     tasks_of,
 )
-from palm_ds.data.stream.step_size import StepSize
 
 _MAX_STEPS = 10**9  # a byte of memory for each in stages of `mix: step`
 _KEYS = (*CURRICULUM_KINDS, "explicit", "steps", "sampler", "mix", "always", "settings")

@@ -27,8 +27,7 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_generator
 from palm_ds.data.stream.packing import pack
-from palm_ds.data.stream.stages import Curriculum, MaskRates, order_of
-from palm_ds.data.stream.step_size import StepSize
+from palm_ds.data.stream.stages import Curriculum, MaskRates, StepSize, order_of
 from palm_ds.data.stream.task_group_dataset import (
     ExampleRef,
     PackedRow,

@@ -35,7 +35,7 @@ from palm_ds.text.tokens import SpecialTokens
 
 if TYPE_CHECKING:
     from palm_ds.model.encoder.encoder import Encoder
-    from palm_ds.model.heads.generation import GenerationHead
+    from palm_ds.model.heads.heads import GenerationHead
 
 WORD, SPAN = range(2)
 """The numbers of the flows in targets."""
@@ -85,7 +85,7 @@ class FlowOptions(Settings):
         return vocabulary.mask if own is None else own
 
     def head(self, backbone: Encoder) -> GenerationHead:
-        from palm_ds.model.heads.generation import GenerationHead
+        from palm_ds.model.heads.heads import GenerationHead
 
         weights = 2 * self.word_weight, 2 * (1 - self.word_weight)
         return GenerationHead(

@@ -19,8 +19,7 @@ from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.common.summary import Summary
 from palm_ds.data.reader.table import memory_rows, plain
-from palm_ds.data.sources.hub_datasets import names_of
-from palm_ds.data.sources.row_inputs import TUPLE_ROLES, Rows, listed
+from palm_ds.data.sources.row_inputs import TUPLE_ROLES, Rows, dataset_names_of, listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +79,7 @@ class TaskWithData(Summary):
 
     def _files(self, rows: Rows, folder: Path, argument: str) -> str | list[str]:
         """Rows as a recipe refers to them."""
-        self.datasets |= names_of(rows)
+        self.datasets |= dataset_names_of(rows)
         found = listed(rows, argument, self.tuple_roles)
         if not isinstance(found, tuple):
             return found

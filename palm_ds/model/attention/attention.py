@@ -16,7 +16,7 @@
 Texts whose tokens do not all attend to one another (palm_ds/model/inputs/visibility.py) go through
 `triton`, `tiles`, `sdpa` and `plain`; `choose_kernels` leaves out the others.
 
-Relative positions that add to the scores (palm_ds/model/encoder/relative.py) go through `sdpa` and
+Relative positions that add to the scores (palm_ds/model/encoder/positions.py) go through `sdpa` and
 `plain` alone.
 
 A `window` is how many tokens a token attends to on each side. `efficient` has none.

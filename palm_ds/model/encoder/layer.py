@@ -18,8 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 from palm_ds.model.attention.attention import AttentionPlan, attend
 from palm_ds.model.config.config import ACTIVATIONS, EncoderConfig
 from palm_ds.model.encoder.encoder import gather_positions
-from palm_ds.model.encoder.relative import Disentangled, disentangled_bias
-from palm_ds.model.encoder.rotary import Rotary
+from palm_ds.model.encoder.positions import Disentangled, Rotary, disentangled_bias
 from palm_ds.model.kernels import Kernels, layer_norm
 from palm_ds.model.ops.compiled import CompiledRegion
 from palm_ds.model.ops.dropout import DropoutKeys, add_dropout, dropout
@@ -63,7 +62,7 @@ class LayerSpec:
     rotary_neighbours: bool = False
     """Rotary: turns dimension 2i with 2i + 1 (NeoBERT), instead of i with i + half."""
     disentangled: Disentangled | None = None
-    """Vectors of distances take part in the scores (relative.py); None: they do not."""
+    """Vectors of distances take part in the scores (positions.py); None: they do not."""
     convolution: Convolution | None = None
     """Only with disentangled attention, whose forms have a mask."""
     kv_heads: int | None = None

@@ -36,8 +36,7 @@ from palm_ds.model.encoder.encoder import (
     init_weights,
 )
 from palm_ds.model.encoder.layer import EncoderLayer, LayerSpec, NormKind, build_norm
-from palm_ds.model.encoder.relative import Disentangled, mpnet_buckets, offsets, skewed
-from palm_ds.model.encoder.rotary import Rotary
+from palm_ds.model.encoder.positions import Disentangled, Rotary, mpnet_buckets, offsets, skewed
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.ops.compiled import CompiledRegion, padded_positions

@@ -2,6 +2,7 @@
 
     ClassHead        one of several classes
     MaskedLMHead     the token at a masked position
+    GenerationHead   the token that an [ATTN] query stands for
     MultiLabelHead   any number of classes: a sigmoid each                  reads pooled rows
     RegressionHead   a number: squared error                                reads pooled rows
     PairHead         a better and a worse text: hinge on their difference   reads pooled rows
@@ -27,9 +28,11 @@ from palm_ds.model.config.config import ACTIVATIONS
 from palm_ds.model.encoder.encoder import Encoder, init_weights
 from palm_ds.model.ops.compiled import CompiledRegion
 from palm_ds.model.ops.masked_lm_loss import (
+    TOKEN,
     CrossEntropy,
     masked_lm_loss,
     smoothed_cross_entropy,
+    smoothed_lm_loss,
 )
 
 SoftKind: TypeAlias = Literal["", "classes", "labels", "groups", "number", "tokens"]
@@ -198,6 +201,38 @@ class MaskedLMHead(Head):
         if self.dense is None or self.norm is None:
             return rows
         return self.norm(self.activation(self.dense(rows)))
+
+
+class GenerationHead(MaskedLMHead):
+    """Predicts the token that each query stands for. Smoothing and the weights of flows apply to
+    training only: in evaluation the loss is the log of the perplexity."""
+
+    def __init__(self, backbone: Encoder, *, smoothing: float = 0.0, weights: Sequence[float] = ()):
+        """`weights`: of the losses of each flow, on average 1; empty: all alike."""
+        super().__init__(backbone)
+        self.smoothing, self.weights = smoothing, tuple(weights)
+        if self.weights and min(self.weights) == max(self.weights):
+            self.weights = ()
+
+    def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
+        """`targets` (n,) tokens, or (n, 2) tokens and the number of their flow."""
+        if not self.training or not (self.smoothing or self.weights):
+            tokens = targets.view(len(rows), -1)[:, TOKEN]
+            return super().forward(rows, tokens)
+        loss = smoothed_lm_loss(
+            self.transform(rows),
+            self.output_embeddings,
+            self.output_bias,
+            targets,
+            self.loss_kernel,
+            smoothing=self.smoothing,
+            weights=self.weights,
+            compiled=self.compiled,
+        )
+        return HeadOutput(*loss)
+
+    def dummy_target(self, device: torch.device) -> torch.Tensor:
+        return torch.zeros(1, 2, dtype=torch.int64, device=device)
 
 
 def save_tied_words_once(module: nn.Module) -> None:

@@ -1,4 +1,5 @@
-"""The state of a running engine: weights and moments by name, counters; saved and restored."""
+"""The state of a running engine: weights and moments by name, counters; saved and restored,
+and its weights whole."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from palm_ds.runtime.checkpoint import checkpoint, sharded_state
 from palm_ds.runtime.checkpoint.checkpoint import Retention
 from palm_ds.runtime.checkpoint.shard_files import WEIGHT, ResizedTable, ShardReader
+from palm_ds.runtime.checkpoint.sharded_state import LocalShards
 from palm_ds.runtime.checkpoint.writer import CheckpointWriter, SavedCheckpoint
 from palm_ds.runtime.processes.processes import Processes
 from palm_ds.runtime.zero.zero_step import read_counters, restore_counters
@@ -152,3 +155,38 @@ class EngineState:
     @property
     def _fp16(self) -> bool:
         return self.layout.precision == "fp16"
+
+
+def full_state_dict(
+    model: nn.Module, local: LocalShards, device: torch.device
+) -> dict[str, torch.Tensor]:
+    """On rank 0, every parameter and persistent buffer on the CPU; an empty dict elsewhere. All
+    processes take part, one weight at a time, so `device` holds at most one extra."""
+    out = {}
+    for name, full in _parameters(local, device):
+        if local.rank == 0:
+            out[name] = full.detach().to("cpu", torch.float32, copy=True)
+    if local.rank:
+        return {}
+    return {name: out[name] for name in local.parameters} | _buffers(model)
+
+
+def _parameters(local: LocalShards, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    for name in local.frozen:
+        yield name, local.full_frozen(name, device)
+    if local.stage == 3:
+        yield from local.full_partitioned(device)
+        return
+    for name, parameter in local.parameters.items():
+        if name not in local.frozen:
+            full = safe_get_full_fp32_param(parameter) if local.stage else parameter
+            assert full is not None
+            yield name, full
+
+
+def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Copies of the persistent buffers, on the CPU."""
+    stored = model.state_dict().keys()
+    return {n: b.detach().cpu().clone() for n, b in model.named_buffers() if n in stored}

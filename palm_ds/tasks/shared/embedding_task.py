@@ -24,8 +24,7 @@ from palm_ds.data.tasks.task import Task
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.embedding import VectorSettings
 from palm_ds.model.pooling import TextPooling
-from palm_ds.tasks.shared.several_texts import RowTexts, tokenise
-from palm_ds.tasks.shared.text_task import TextTask
+from palm_ds.tasks.shared.text_task import RowTexts, TextTask, tokenise
 
 AnyEmbeddingTask = TypeVar("AnyEmbeddingTask", bound="EmbeddingTask")
 

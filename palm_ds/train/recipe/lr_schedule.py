@@ -12,8 +12,7 @@ from pydantic import BeforeValidator
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.settings import Settings, Share
-from palm_ds.data.stream.stages import Curriculum, StepInfo
-from palm_ds.data.stream.step_size import StepSize
+from palm_ds.data.stream.stages import Curriculum, StepInfo, StepSize
 
 
 def _as_number(value: object) -> object:

@@ -9,8 +9,7 @@ from typing import Any
 
 from palm_ds.data.stream.budgets import DatasetSizes
 from palm_ds.data.stream.curriculum_spec import CurriculumSpec
-from palm_ds.data.stream.stages import Curriculum, MaskRates
-from palm_ds.data.stream.step_size import StepSize
+from palm_ds.data.stream.stages import Curriculum, MaskRates, StepSize
 from palm_ds.train.recipe.sections import BatchSize
 from palm_ds.train.recipe.stage_settings import StageSettings
 

@@ -19,8 +19,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
 from palm_ds.common.settings import Settings
-from palm_ds.data.stream.stages import StepInfo
-from palm_ds.data.stream.step_size import StepSize
+from palm_ds.data.stream.stages import StepInfo, StepSize
 from palm_ds.train.recipe.lr_schedule import LRSchedule
 from palm_ds.train.recipe.sections import BatchSize
 

@@ -26,7 +26,7 @@ from palm_ds.common.json_files import write_json
 from palm_ds.common.remote_files import check_local
 from palm_ds.corpus.store import Corpus
 from palm_ds.data.sources.table import TableSource
-from palm_ds.data.stream.step_size import StepSize
+from palm_ds.data.stream.stages import StepSize
 from palm_ds.data.tasks.task import TableTask
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.checkpoint import checkpoint
@@ -34,9 +34,9 @@ from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.train.recipe.recipe import CHANGEABLE, NOT_LEARNED, Recipe, make_recipe
 from palm_ds.train.report.environment import environment
 from palm_ds.train.setup.build import AnyStream, build_stream
-from palm_ds.train.setup.model_files import fingerprint_of
 from palm_ds.train.setup.resolve import resolve
 from palm_ds.train.setup.sources import Data, open_data
+from palm_ds.weights.model_folder import fingerprint_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The corpora and tables of a recipe, opened and checked."""
+"""The corpora, tables and teachers of a recipe, opened and checked."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, suggest_path
+from palm_ds.common.files import sha256_of_file
 from palm_ds.corpus.ernie_dataset import open_ernie
-from palm_ds.corpus.manifest import COUNTED_ANNOTATIONS
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.data.reader import Table, TableSettings, open_table
-from palm_ds.data.sources.corpus import CorpusSource, split_corpus
+from palm_ds.data.sources.corpus import split_corpus
 from palm_ds.data.sources.source import held_out_draw
 from palm_ds.data.sources.table import TableSource, split_rows
 from palm_ds.data.stream.stages import tasks_of
@@ -24,17 +24,14 @@ from palm_ds.data.stream.task_group_dataset import TaskGroupDataset, make_datase
 from palm_ds.data.tasks.soft_labels import SoftTasks
 from palm_ds.data.tasks.task import CorpusTask, TableTask, Task
 from palm_ds.data.tasks.task_with_data import NamedRows
+from palm_ds.model.distillation.settings import TeacherSettings
 from palm_ds.tasks.ranking import Ranking
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.tokens import SpecialTokens
 from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.recipe.sections import SourceSettings
-from palm_ds.train.setup.model_files import open_teachers
 from palm_ds.weights.formats.contents import CheckpointContents
-from palm_ds.weights.model_folder import open_model
-
-_FEW_ROWS = 20  # with fewer, a single row changes a score by more than five points
-_PLURAL = {"word": "words", "phrase": "phrases", "entity": "entities"}
+from palm_ds.weights.model_folder import fingerprint_of, open_model
 
 Side: TypeAlias = Mapping[str, list[tuple[str, Any, float]]]
 """{name of a source: its parts, each (folder or name, Source or TableSource, weight)}."""
@@ -209,6 +206,30 @@ def _opened(source: SourceSettings, folder: str, corpora: dict[str, Corpus]) -> 
     return corpora[folder]
 
 
+def open_teachers(
+    settings: TeacherSettings | None,
+) -> tuple[Mapping[str, CheckpointContents], Mapping[str, str]]:
+    """({name: opened teacher model}, {path as in the recipe: a short hash of the files that a run
+    reads}). Raises UserError."""
+    if settings is None:
+        return {}, {}
+    try:
+        if settings.file:
+            return {}, {settings.file: sha256_of_file(_existing(settings.file))[:16]}
+        paths = {name: each.path for name, each in settings.all_models.items()}
+        opened = {path: open_model(_existing(path)) for path in dict.fromkeys(paths.values())}
+    except UserError as error:
+        raise UserError(f"teacher: {error}") from None
+    prints = {path: fingerprint_of(contents) for path, contents in opened.items()}
+    return {name: opened[path] for name, path in paths.items()}, prints
+
+
+def _existing(path: str) -> Path:
+    if not Path(path).exists():
+        raise UserError(f"{path}: no such file or folder{suggest_path(Path(path))}")
+    return Path(path)
+
+
 def _tasks_on_same_texts(recipe: Recipe, name: str) -> list[Task]:
     """The tasks that label the same texts as a task: all that share a task group with it."""
     together = {name}
@@ -283,88 +304,6 @@ def check_units(recipe: Recipe, data: Data) -> None:
                     "`units`, or prepare the corpus from text again, with a lexicon "
                     f"(--lexicon_{unit} FILE)"
                 )
-
-
-def corpus_summaries(data: Data) -> list[str]:
-    """One line per corpus: its tokens and its units of each kind."""
-    return [_corpus_summary(corpus) for corpus in data.corpora.values()]
-
-
-def _corpus_summary(corpus: Corpus) -> str:
-    known = [name for name in COUNTED_ANNOTATIONS if name in corpus.annotations]
-    counts = [f"{corpus.count_spans(name):,} {_PLURAL[name]}" for name in known]
-    return f"{corpus.path}: {', '.join([f'{corpus.manifest.tokens:,} tokens', *counts])}"
-
-
-def small_held_out_warnings(recipe: Recipe, data: Data) -> list[str]:
-    """One line per table whose held-out rows are too few for meaningful scores."""
-    sizes = {
-        name: (len(data.train[name][0][1]), len(data.held_out[name][0][1]))
-        for name, settings in recipe.sources.items()
-        if settings.table and not settings.validation and recipe.held_out
-    }
-    return [
-        f"{name}: {held} of {held + training} rows are held out (held_out: {recipe.held_out:g}), "
-        "too few to score on; give the source `validation`, or hold out more"
-        for name, (training, held) in sizes.items()
-        if held < _FEW_ROWS
-    ]
-
-
-def trained_on_warnings(recipe: Recipe, data: Data) -> list[str]:
-    """One line per corpus or table to evaluate on whose texts are trained on as well."""
-    trained = [part for parts in data.train.values() for part in parts]
-    given = [("validation", data.held_out)]
-    given += [(f"evaluation_sets.{title}", side) for title, side in data.evaluation_sets.items()]
-    lines = []
-    for key, side in given:
-        for name, parts in side.items():
-            separate = key != "validation" or recipe.sources[name].validation
-            where = f"sources.{name}.{key}" if separate else f"sources.{name}"
-            for path, held, _ in parts:
-                again = [other for other, training, _ in trained if _overlap(held, training)]
-                if again:
-                    lines.append(f"{where}: {path} is evaluated on and trained on ({again[0]})")
-                elif isinstance(held, CorpusSource) and _only_copies(held):
-                    lines.append(
-                        f"{where}: every held-out document of {path} has a copy in the corpus, "
-                        "which may be trained on; prepare it with --dedup, or give `validation`"
-                    )
-    return [f"{line}: its scores say nothing about new texts" for line in lines]
-
-
-def _overlap(held: object, training: object) -> bool:
-    """Whether some of the texts of a source to evaluate on are those of one to train on."""
-    if isinstance(held, TableSource) and isinstance(training, TableSource):
-        same, own = held.table.fingerprint == training.table.fingerprint, held.numbers
-        return same and bool(np.isin(own, training.numbers).any())
-    if not (isinstance(held, CorpusSource) and isinstance(training, CorpusSource)):
-        return False
-    if held.corpus.manifest.files != training.corpus.manifest.files or not len(held):
-        return False
-    if held.split and training.split:  # of which each is a window
-        return not held.split.is_held_out or held.split.held_out != training.split.held_out
-    return bool(np.isin(held.documents, training.documents).any())
-
-
-def _only_copies(held: CorpusSource) -> bool:
-    """Whether every one of some documents stands elsewhere in the corpus, too."""
-    repeated = held.corpus.repeated
-    return bool(len(held) and len(repeated) and np.isin(held.documents, repeated).all())
-
-
-def evaluation_notes(recipe: Recipe, data: Data) -> list[str]:
-    """Remarks of tasks on the labels of held-out rows, without those that also hold for training
-    rows."""
-    notes = []
-    for task in recipe.built_tasks.values():
-        if isinstance(task, TableTask):
-            known = [task.describe(source) for _, source, _ in data.train[task.source]]
-            for side in (data.held_out, *data.evaluation_sets.values()):
-                held = [source for _, source, _ in side.get(task.source, ()) if len(source)]
-                found = {source.name: task.describe(source) for source in held}
-                notes += [f"{place}: {x}" for place, x in found.items() if x and x not in known]
-    return notes
 
 
 def datasets_of(

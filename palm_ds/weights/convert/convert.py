@@ -20,11 +20,10 @@ from palm_ds.common.version import __version__
 from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.weights.convert import mapping_report, parity
-from palm_ds.weights.convert.documents import SourceDocuments, read_documents
-from palm_ds.weights.convert.locate import locate
 from palm_ds.weights.convert.mapping_report import ConversionReport
 from palm_ds.weights.convert.options import TEXTS, ConversionOptions
 from palm_ds.weights.convert.parity import ParityReport
+from palm_ds.weights.convert.source import SourceDocuments, locate, read_documents
 from palm_ds.weights.formats.contents import CheckpointContents, read_tokenizer
 from palm_ds.weights.formats.format import Export
 from palm_ds.weights.formats.huggingface.model_card import Provenance

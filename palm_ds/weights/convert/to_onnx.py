@@ -30,12 +30,11 @@ from palm_ds.weights.convert.convert import (
     task_row,
     usual_task,
 )
-from palm_ds.weights.convert.documents import read_documents
-from palm_ds.weights.convert.locate import locate
 from palm_ds.weights.convert.mapping_report import ConversionReport
 from palm_ds.weights.convert.onnx_parity import GraphComparison
 from palm_ds.weights.convert.options import OnnxOptions
 from palm_ds.weights.convert.parity import ParityReport
+from palm_ds.weights.convert.source import locate, read_documents
 from palm_ds.weights.formats.contents import CheckpointContents, read_tokenizer
 from palm_ds.weights.formats.huggingface.architecture import MASKED_WORDS, NEXT_SENTENCE
 from palm_ds.weights.formats.huggingface.plan import plan

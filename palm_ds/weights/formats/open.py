@@ -12,12 +12,12 @@ from typing import Any
 from palm_ds.common.errors import UserError, suggest, suggest_path
 from palm_ds.weights.formats import native
 from palm_ds.weights.formats.contents import CheckpointContents
-from palm_ds.weights.formats.deepspeed.format import FORMAT as DEEPSPEED
+from palm_ds.weights.formats.deepspeed.read import FORMAT as DEEPSPEED
 from palm_ds.weights.formats.format import Format
-from palm_ds.weights.formats.huggingface.format import FORMAT as HUGGINGFACE
 from palm_ds.weights.formats.huggingface.read import CONFIG
-from palm_ds.weights.formats.paddle.format import FORMAT as PADDLE
-from palm_ds.weights.formats.tensorflow.format import FORMAT as TENSORFLOW
+from palm_ds.weights.formats.huggingface.write import FORMAT as HUGGINGFACE
+from palm_ds.weights.formats.paddle.write import FORMAT as PADDLE
+from palm_ds.weights.formats.tensorflow.read import FORMAT as TENSORFLOW
 from palm_ds.weights.formats.unsupported_formats import check_not_other
 
 FORMATS: tuple[Format, ...] = (DEEPSPEED, native.FORMAT, PADDLE, HUGGINGFACE, TENSORFLOW)

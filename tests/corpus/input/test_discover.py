@@ -17,8 +17,7 @@ import zstandard
 
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.add_annotation import add_annotations
-from palm_ds.corpus.input.options import InputOptions
-from palm_ds.corpus.options import TextOptions
+from palm_ds.corpus.options import InputOptions, TextOptions
 from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.corpus.rejected import read_rejected
 from palm_ds.corpus.store import Corpus, open_corpus

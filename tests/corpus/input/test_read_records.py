@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.input import python_docs as embedded
 from palm_ds.corpus.input.discover import find_inputs, split_into_units
-from palm_ds.corpus.input.options import InputOptions
 from palm_ds.corpus.input.read_records import Record, RecordReader, Rejection
+from palm_ds.corpus.options import InputOptions
 
 ROWS = [{"id": f"d{i}", "text": f"Text {i}\u2028 of 北京. " * (i + 1)} for i in range(20)]
 

@@ -10,9 +10,8 @@ import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.add_annotation import add_annotations
-from palm_ds.corpus.input.options import InputOptions
 from palm_ds.corpus.manifest import Manifest
-from palm_ds.corpus.options import ScreenOptions, TextOptions
+from palm_ds.corpus.options import InputOptions, ScreenOptions, TextOptions
 from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.corpus.store import open_corpus
 

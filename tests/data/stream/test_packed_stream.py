@@ -17,7 +17,7 @@ from palm_ds.data.sources.corpus import split_corpus
 from palm_ds.data.sources.corpus_blocks import BlockSizes
 from palm_ds.data.stream.curriculum_spec import read_stages
 from palm_ds.data.stream.packed_stream import PackedStream
-from palm_ds.data.stream.step_size import StepSize
+from palm_ds.data.stream.stages import StepSize
 from palm_ds.data.stream.task_group_dataset import held_out_rows, make_datasets
 from palm_ds.data.tasks.task import build
 from palm_ds.model.inputs.visibility import HIDDEN

@@ -16,7 +16,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.flops import training_flops
 from palm_ds.model.encoder.layer import LayerSpec
-from palm_ds.model.encoder.rotary import Rotary
+from palm_ds.model.encoder.positions import Rotary
 from palm_ds.model.encoder.states import WantedStates, recorded
 from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpec
 from palm_ds.model.inputs.batch import Batch, PackedText

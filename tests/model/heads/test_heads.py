@@ -1,5 +1,5 @@
 """Heads: initial weights, sums in fp32, tied embeddings, equality with Hugging Face's masked-LM
-heads."""
+heads; the loss of generated texts."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from palm_ds.model.encoder.encoder import Encoder, EncoderConfig, build_encoder
 from palm_ds.model.heads.heads import (
     ChoiceHead,
     ClassHead,
+    GenerationHead,
     MaskedLMHead,
     MultiLabelHead,
     PairHead,
@@ -221,3 +222,42 @@ def test_no_head_waits_for_the_device_in_training(name: str) -> None:
         with Waits() as waits:
             float(rows.detach().sum())
         assert waits.found == {"?: _local_scalar_dense"}
+
+
+CONFIG = EncoderConfig(vocab_size=30, hidden_size=16, num_layers=1, num_heads=2)
+ROWS, TOKENS = torch.randn(6, 16), torch.tensor([3, 4, 5, 3, 9, 29])
+FLOWS = torch.tensor([0, 0, 0, 1, 1, 1])
+
+
+def head(kernel: str = "chunked", **options) -> GenerationHead:
+    torch.manual_seed(0)
+    return GenerationHead(build_encoder(CONFIG, Kernels(masked_lm_loss=kernel)), **options)
+
+
+def test_it_is_a_masked_lm_head_without_options() -> None:
+    torch.manual_seed(0)
+    plain = MaskedLMHead(build_encoder(CONFIG, Kernels(masked_lm_loss="chunked")))
+    mine = head()
+    assert mine.state_dict().keys() == plain.state_dict().keys()
+    assert torch.equal(mine(ROWS, TOKENS).loss_sum, plain(ROWS, TOKENS).loss_sum)
+    both = torch.stack([TOKENS, FLOWS], 1)
+    assert torch.equal(mine(ROWS, both).loss_sum, plain(ROWS, TOKENS).loss_sum)
+    assert head(weights=(1.0, 1.0)).weights == ()
+
+
+@pytest.mark.parametrize("kernel", ["plain", "chunked"])
+def test_smoothing_and_weights_are_for_training_only(kernel: str) -> None:
+    mine = head(kernel, smoothing=0.1, weights=(1.5, 0.5))
+    both = torch.stack([TOKENS, FLOWS], 1)
+    logits = mine.logits(ROWS)
+    smooth = F.cross_entropy(logits, TOKENS, reduction="none", label_smoothing=0.1)
+    expected = 1.5 * smooth[:3].sum() + 0.5 * smooth[3:].sum()
+    torch.testing.assert_close(mine(ROWS, both).loss_sum, expected)
+    plain = F.cross_entropy(logits, TOKENS, reduction="sum")
+    torch.testing.assert_close(mine.eval()(ROWS, both).loss_sum, plain)
+
+
+def test_the_loss_of_no_labels_is_finite() -> None:
+    mine = head(smoothing=0.1, weights=(1.5, 0.5))
+    target = mine.dummy_target(torch.device("cpu"))
+    assert mine(torch.zeros(1, 16), target).loss_sum.isfinite()

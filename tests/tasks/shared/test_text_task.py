@@ -1,4 +1,5 @@
-"""Texts truncated as in BERT; labels inferred, sorted and checked; heads shared."""
+"""Texts truncated as in BERT, several of a row longest first; labels inferred, sorted and checked;
+heads shared."""
 
 from __future__ import annotations
 
@@ -16,11 +17,12 @@ from palm_ds.data.sources.table import TableSource
 from palm_ds.data.stream.task_group_dataset import make_datasets
 from palm_ds.data.tasks.task import build
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
-from palm_ds.tasks.shared.text_task import level
+from palm_ds.tasks.shared.text_task import level, tokenise
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.train.setup.build import build_model
 from palm_ds.train.setup.resolve import resolve
 from palm_ds.train.setup.sources import check_tables, open_data
+from tests.helpers.text_tables import source_of
 from tests.helpers.word_tables import open_source, write_table, write_texts, write_vocabulary
 
 
@@ -233,3 +235,22 @@ def test_heads_that_cannot_be_shared_are_errors(
         made = shared_recipe(tmp_path, vocabulary, **second)
         data = open_data(made)
         check_tables(resolve(made, data), data)
+
+
+ROWS = [["so " * 9, "good", ""], ["bad"], ["so " * 40, "so " * 30]]
+
+
+def test_tokens_of_each_text(tmp_path: Path) -> None:
+    source = source_of(tmp_path, [{"text_a": "x"}] * len(ROWS))
+    texts = tokenise(ROWS, source, "texts")
+    assert texts.counts.tolist() == [3, 1, 2] and list(texts.of(2)) == [4, 5]
+    added, items = np.array([2, 2, 5]), np.array([0, 1, 2])
+    assert texts.cut(items, added, source, 100, 100).tolist() == [
+        [11, 3, 2],
+        [3, 0, 0],
+        [45, 35, 0],
+    ]
+    assert texts.cut(items, added, source, 20, 30)[2].tolist() == [15, 15, 0]
+    assert texts.cut(items[:1], added[:1], source, 8, 100).tolist() == [[8, 3, 2]]
+    with pytest.raises(UserError, match=r":3: 2 texts leave fewer than 8 tokens for each in"):
+        texts.cut(items, added, source, 20, 15)

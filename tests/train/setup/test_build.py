@@ -26,7 +26,8 @@ from palm_ds.train.setup.build import (
     build_stream,
 )
 from palm_ds.train.setup.resolve import resolve, size
-from palm_ds.train.setup.sources import check_units, corpus_summaries, open_data
+from palm_ds.train.setup.sources import check_units, open_data
+from palm_ds.train.startup_notes import corpus_summaries
 from tests.helpers.small_corpus import SPECIALS, write_small_corpus
 from tests.helpers.small_tables import write_tables
 

@@ -15,7 +15,8 @@ from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.train.recipe.recipe import make_recipe
 from palm_ds.train.recipe.sections import EvaluateSettings
 from palm_ds.train.setup.run_folder import RunSpec, check_folder, write_folder
-from palm_ds.train.setup.sources import Data, evaluation_notes, open_data, trained_on_warnings
+from palm_ds.train.setup.sources import Data, open_data
+from palm_ds.train.startup_notes import evaluation_notes, trained_on_warnings
 from tests.helpers.small_corpus import write_small_corpus
 from tests.helpers.small_tables import TINY, write_tables
 

@@ -20,7 +20,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.settings import Settings, one_of
 from palm_ds.model.config.config import ACTIVATIONS, EncoderConfig
 from palm_ds.model.encoder.layer import Convolution, LayerSpec
-from palm_ds.model.encoder.relative import Disentangled
+from palm_ds.model.encoder.positions import Disentangled
 from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpec
 
 

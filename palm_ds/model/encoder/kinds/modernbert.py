@@ -21,7 +21,7 @@ from torch import nn
 from palm_ds.common.settings import Settings
 from palm_ds.model.config.config import ACTIVATIONS, EncoderConfig
 from palm_ds.model.encoder.layer import build_norm, unbiased_layer
-from palm_ds.model.encoder.rotary import RotaryBase
+from palm_ds.model.encoder.positions import RotaryBase
 from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpec
 from palm_ds.model.kernels import Kernels
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from palm_ds.common.settings import Settings
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.layer import LayerSpec
-from palm_ds.model.encoder.rotary import RotaryBase
+from palm_ds.model.encoder.positions import RotaryBase
 from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpec
 
 

@@ -19,6 +19,7 @@ from palm_ds.weights.formats import native
 from palm_ds.weights.formats.contents import CheckpointContents, Extras, TensorEntry, with_eps
 from palm_ds.weights.formats.deepspeed.zero_shards import Shards, open_shards, tag_folder
 from palm_ds.weights.formats.expected_shapes import checked
+from palm_ds.weights.formats.format import Format
 from palm_ds.weights.formats.huggingface.families import (
     ARCHITECTURES,
     FAMILIES,
@@ -173,3 +174,11 @@ def _tokenizer(folder: Path) -> Path | None:
         if any((place / name).is_file() for name in TOKENIZER_FILES):
             return place
     return None
+
+
+FORMAT = Format(
+    name="deepspeed",
+    looks_for="DeepSpeed: latest, or *_model_states.pt",
+    recognises=recognises,
+    open=open_contents,
+)

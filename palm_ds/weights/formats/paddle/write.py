@@ -26,14 +26,23 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.text.byte_level_bpe import is_roberta_bpe, write_byte_level_bpe
-from palm_ds.text.tokenizer import Tokenizer
-from palm_ds.weights.formats.contents import HeadInfo, SavesFiles, TensorEntry
+from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
+from palm_ds.weights.formats.contents import (
+    USUAL,
+    CheckpointContents,
+    HeadInfo,
+    SavesFiles,
+    TensorEntry,
+)
+from palm_ds.weights.formats.format import Export, Format
 from palm_ds.weights.formats.huggingface.architecture import NEXT_SENTENCE
 from palm_ds.weights.formats.huggingface.families import FAMILIES, architecture_for
 from palm_ds.weights.formats.huggingface.plan import ExportPlan
 from palm_ds.weights.formats.huggingface.plan import plan as hf_plan
+from palm_ds.weights.formats.huggingface.sentence_transformers import modules_of
 from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.paddle.pdparams import NAME_TABLE
+from palm_ds.weights.formats.paddle.read import open_contents, recognises
 from palm_ds.weights.formats.tensor_files import TensorGroup, in_memory_entry, read_json
 
 WEIGHTS, CONFIG = "model_state.pdparams", "config.json"
@@ -327,3 +336,29 @@ def _bytes(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> memoryview:
         what = f"too large for {dtype}" if large else "not finite (NaN or infinite)"
         raise UserError(f"{name}: has values that are {what}")
     return result.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
+    planned = plan(contents.entries, contents.config, contents.heads, target)
+    stated = modules_of(contents)
+    usual = stated.is_usual(contents.config.max_length)
+    why = f"{USUAL}; " if usual else ""
+    behind = dict.fromkeys(contents.extras.files, f"{why}PaddleNLP has no sentence-transformers")
+    tokenizer = contents.text_tokenizer or contents.tokenizer
+    if tokenizer and (why := why_no_tokenizer(load_tokenizer(tokenizer))):
+        behind["tokenizer"] = why
+    planned = replace(planned, skipped={**planned.skipped, **behind})
+
+    def fill(folder: Path, tokenizer: SavesFiles | None) -> None:
+        write(planned, folder, tokenizer=tokenizer)
+
+    return Export(write=fill, plan=planned)
+
+
+FORMAT = Format(
+    name="paddle",
+    looks_for="Paddle: *.pdparams, params/, or a combined file, with ernie_config.json or similar",
+    recognises=recognises,
+    open=open_contents,
+    export=_export,
+)

@@ -18,6 +18,7 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.weights.formats.contents import OPTIMIZER, CheckpointContents, TensorEntry
 from palm_ds.weights.formats.expected_shapes import checked
 from palm_ds.weights.formats.foreign_config import FOREIGN_KEYS, read_encoder_config
+from palm_ds.weights.formats.format import Format
 from palm_ds.weights.formats.huggingface.architecture import CLASSIFIER, NEXT_SENTENCE
 from palm_ds.weights.formats.huggingface.check_config import check_foreign_values
 from palm_ds.weights.formats.huggingface.names import heads_in, to_palm_ds_names
@@ -148,3 +149,11 @@ def _notes(entries: Mapping[str, TensorEntry], eps: float | None) -> tuple[str, 
     if f"heads.{CLASSIFIER}.out.weight" in entries:
         notes.append("assuming that the classifier reads whole texts, as in run_classifier.py")
     return tuple(notes)
+
+
+FORMAT = Format(
+    name="tensorflow",
+    looks_for="TensorFlow: *.ckpt.index with *.ckpt.data-*",
+    recognises=recognises,
+    open=open_contents,
+)

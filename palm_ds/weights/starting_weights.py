@@ -1,4 +1,6 @@
-"""Some layers of a larger encoder as the start of a smaller one (`init_layers` of a recipe).
+"""Weights of one encoder as the start of another: some layers of a larger one (`init_layers` of a
+recipe), and a task embedding or more token types for one without them, such as a BERT that
+continues with ERNIE 2.0's tasks.
 
     init_layers: [0, 5, 11]    layer 0 from layer 0, 1 from 5, 2 from 11; embeddings, pooler, heads
     init_layers: []            the embeddings, pooler and heads alone
@@ -24,7 +26,8 @@ from palm_ds.model.encoder.encoder import encoder_class
 
 _LAYER = re.compile(r"backbone\.layers\.(\d+)\.(.+)")
 _WORDS, _TASKS = "backbone.word.weight", "backbone.task.weight"
-_TABLES = {"backbone.position.weight": "positions", "backbone.segment.weight": "token types"}
+_SEGMENTS = "backbone.segment.weight"
+_TABLES = {"backbone.position.weight": "positions", _SEGMENTS: "token types"}
 
 State = Mapping[str, torch.Tensor]
 
@@ -146,7 +149,31 @@ def _words_only(
             f"init_layers: the word embeddings of {folder} are {tuple(there)}, here "
             f"{tuple(here)}; {key} must be the same"
         )
-    names = [_WORDS, "backbone.segment.weight"]
+    names = [_WORDS, _SEGMENTS]
     fits = [x for x in names if x in state and x in own and state[x].shape == own[x].shape]
     kept = {name: state[name] for name in fits}
     return ChosenWeights(state=kept, config=target, notes=("the word embeddings alone",))
+
+
+def expand_embeddings(
+    source: EncoderConfig, state: Mapping[str, torch.Tensor], target: EncoderConfig, folder: Path
+) -> tuple[EncoderConfig, dict[str, torch.Tensor], list[str]]:
+    """The config, tables and notes of an encoder that gets a task embedding or more token types.
+    What it makes of a text is the same at first, whatever the task: rows of the task embedding are
+    zeros, new token types are like the last one."""
+    tables, notes, kind = {}, [], encoder_class(target)
+    known, width = kind.is_specified(), kind.embedding_width(target)  # else unknown
+    if known and target.task_types and not source.task_types:
+        tables[_TASKS] = torch.zeros(target.task_types, width)
+        source = replace(source, task_types=target.task_types)
+        notes.append(
+            f"task embedding: {folder} has none; {target.task_types} rows of zeros are added (if "
+            "it is the hf/ of a run: its weights/ has them)"
+        )
+    new = target.token_types - source.token_types
+    if known and new > 0 and _SEGMENTS in state:
+        table = state[_SEGMENTS]
+        tables[_SEGMENTS] = torch.cat([table, table[-1:].expand(new, -1)])
+        notes.append(f"token types: {new} like the last of {source.token_types} are added")
+        source = replace(source, token_types=target.token_types)
+    return source, tables, notes

@@ -1,4 +1,5 @@
-"""Keeps the licence and the README of a source with the converted model.
+"""The source of a conversion: a path, or a repository of the Hugging Face hub; and its licence and
+README, which are kept with the converted model.
 
 LICENSE, NOTICE, ...   under their names
 README.md              as SOURCE_README.md: README.md is the card of the conversion
@@ -11,12 +12,36 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from palm_ds.common.errors import UserError, suggest_path
 from palm_ds.common.messages import printable
+from palm_ds.weights.download.downloader import hub_snapshot, is_hub_name
 
 README, KEPT_README = "README.md", "SOURCE_README.md"
 _LICENCE = re.compile(r"(licen[cs]e|copying|notice|copyright)([._-][\w.-]{1,40})?", re.I)
 _LARGEST = 1 << 20  # bytes
 _IDENTIFIER = re.compile(r"^licen[cs]e: *([\w.+-]{1,60}) *$", re.M)
+
+
+def locate(source: Path, revision: str = "") -> tuple[Path, str]:
+    """(path, origin): origin is empty for a path; a repository of the hub is downloaded, pinned to
+    a commit, which origin names. Raises UserError if there is neither."""
+    name = source.as_posix()
+    if _is_there(source) or not is_hub_name(name):
+        if revision:
+            raise UserError(f"revision: {source} has none; repositories of the hub have")
+        return source, ""
+    try:
+        found = hub_snapshot(name, revision or None)
+    except UserError as error:
+        why = str(error).removeprefix(f"{name}: ")
+        missing = f"no such file or folder{suggest_path(source)}"
+        raise UserError(f"{name}: {missing}, and not from the Hugging Face hub: {why}") from None
+    return found.folder, f"{name} on the Hugging Face hub, revision {found.revision}"
+
+
+def _is_there(source: Path) -> bool:
+    """Also of TensorFlow's and Paddle's checkpoints, which are named without their suffixes."""
+    return source.exists() or any(source.parent.glob(f"{source.name}.*"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import build_encoder
-from palm_ds.model.encoder.relative import log_buckets, mpnet_buckets, skewed
+from palm_ds.model.encoder.positions import log_buckets, mpnet_buckets, skewed
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels, choose_kernels
 from tests.model.encoder.test_transformer import texts

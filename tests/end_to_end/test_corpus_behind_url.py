@@ -18,8 +18,7 @@ from palm_ds.common import remote_files
 from palm_ds.common.errors import TemporaryError, UserError
 from palm_ds.common.remote_files import Retries
 from palm_ds.corpus import corpus_folder
-from palm_ds.corpus.input.options import InputOptions
-from palm_ds.corpus.options import TextOptions
+from palm_ds.corpus.options import InputOptions, TextOptions
 from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.corpus.store import open_corpus
 from tests.helpers import loopback
