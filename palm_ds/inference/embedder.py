@@ -227,7 +227,9 @@ class Embedder:
         """The outputs (rows * length, hidden) of the chosen layers, averaged."""
         if self.settings.layers == (-1,):
             return self.encoder(batch).flatten(0, 1)
-        numbers = [number % (len(self.encoder.layers) + 1) for number in self.settings.layers]
+        numbers = [
+            number % (len(self.encoder.computed_layers) + 1) for number in self.settings.layers
+        ]
         wanted = WantedStates(embeddings=0 in numbers, hidden=tuple(x for x in numbers if x))
         with recorded(self.encoder, wanted) as states:
             self.encoder(batch)

@@ -22,7 +22,7 @@ from palm_ds.data.tasks.interfaces import ImportedHead
 from palm_ds.data.tasks.task import TableTask, find, fine_tuning_kinds
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo
-from palm_ds.weights.formats.huggingface.architecture import NEXT_SENTENCE, QUESTION_ANSWERING
+from palm_ds.weights.formats.huggingface.architecture import PAIR_HEADS, QUESTION_ANSWERING
 
 
 def input_task_of(recipe: Recipe, name: str) -> TableTask:
@@ -70,7 +70,7 @@ def recipe_of(contents: CheckpointContents) -> Recipe:
     tasks = {
         name: {"source": "rows", **_task(name, head)}
         for name, head in contents.heads.items()
-        if head.kind == "classes" and name != NEXT_SENTENCE
+        if head.kind == "classes" and name not in PAIR_HEADS
     }
     if not tasks:
         raise UserError(

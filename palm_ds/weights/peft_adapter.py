@@ -53,18 +53,20 @@ def write_adapter(
     """Write adapter_config.json and adapter_model.safetensors. `adapter`: the A and B by the names
     of the model; `hf`: the Hugging Face folder of the merged model, which has the head; `base`: the
     weights that the adapter belongs to."""
-    config = read_json(hf / "config.json")
-    form = architecture_of(config["model_type"])
-    prefix = f"{FAMILIES[config['model_type']].tensor_prefix}."
-    kind = next((each for each in HEAD_CLASSES if config["architectures"][0].endswith(each)), "")
+    about = read_json(hf / "config.json")
+    form = architecture_of(about["model_type"])
+    prefix = f"{FAMILIES[about['model_type']].tensor_prefix}."
+    kind = next((each for each in HEAD_CLASSES if about["architectures"][0].endswith(each)), "")
     saved = _saved(hf, prefix, with_head=bool(kind))
-    tensors = _hf_adapter(adapter, prefix, form) | saved
+    layers = _layers(form, form.read_config(about, str(hf / "config.json")))
+    tensors = _hf_adapter(adapter, prefix, form, layers) | saved
     names = dict.fromkeys(x for role in settings.target_names for x in _modules(form, role))
     modules = "|".join(map(re.escape, names))
+    layer = re.sub(r"\d+", r"\\d+", re.escape(layers[0]))
     described = peft_config(
         settings,
         **_patterns(settings, form),
-        target_modules=rf"(.*\.)?{re.escape(form.lora_layer or form.layer)}\.\d+\.({modules})",
+        target_modules=rf"(.*\.)?{layer}\.({modules})",
         modules_to_save=sorted({_module(name, prefix) for name in saved}) or None,
         task_type=_TASK_TYPES.get(kind, None if kind else "FEATURE_EXTRACTION"),
         base_model_name_or_path=base,
@@ -78,6 +80,12 @@ def write_adapter(
         follow_umask(part / WEIGHTS)
 
     write_folder_atomically(folder, write)
+
+
+def _layers(form: Architecture, config: EncoderConfig) -> list[str]:
+    """The names of the layers in transformers."""
+    names = form.layers_in_file(config)
+    return [f"{form.lora_layer}.{i}" for i in range(len(names))] if form.lora_layer else names
 
 
 def _modules(form: Architecture, role: str) -> tuple[str, ...]:
@@ -97,7 +105,7 @@ def _saved(hf: Path, prefix: str, *, with_head: bool) -> dict[str, torch.Tensor]
 
 
 def _hf_adapter(
-    adapter: Mapping[str, torch.Tensor], prefix: str, form: Architecture
+    adapter: Mapping[str, torch.Tensor], prefix: str, form: Architecture, layers: Sequence[str]
 ) -> dict[str, torch.Tensor]:
     """The A and B under their names in transformers. Those of matrices that are stacked there are
     one: A below A, and a B whose parts change their own rows. Where a matrix is several there, each
@@ -120,7 +128,7 @@ def _hf_adapter(
             tensor = _stacked(part, of_roles, roles)
         parts = tensor.chunk(len(modules)) if part == "B" else (tensor,) * len(modules)
         for module, rows in zip(modules, parts, strict=True):
-            name = f"{form.lora_layer or form.layer}.{layer}.{module}"
+            name = f"{layers[int(layer)]}.{module}"
             made[f"{prefix}{name}.lora_{part}.weight"] = rows.clone()
     return made
 

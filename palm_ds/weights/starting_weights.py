@@ -70,6 +70,8 @@ def choose_layers(
     if source.task_types != target.task_types:
         kept.pop(_TASKS, None)
         notes.append(f"task embedding: {source.task_types} rows, not taken")
+    kind = encoder_class(target)
+    sharing = {x: y for x, y in target.options.items() if x in kind.sharing_options}
     same = replace(
         source,
         vocab_size=target.vocab_size,
@@ -77,6 +79,8 @@ def choose_layers(
         max_positions=target.max_positions,
         token_types=target.token_types,
         task_types=target.task_types,
+        options={x: y for x, y in source.options.items() if x not in kind.sharing_options}
+        | sharing,
     )
     return ChosenWeights(state=kept, config=same, notes=tuple(notes))
 
@@ -91,26 +95,26 @@ def _check(
             f"init_layers: {folder} has hidden_size {source.hidden_size}, this encoder "
             f"{target.hidden_size}; weights are taken as they are, so both must be equal"
         )
-    for number in layers:
-        if not 0 <= number < source.num_layers:
-            raise UserError(
-                f"init_layers: no layer {number}; {folder} has layers 0 to {source.num_layers - 1}"
-            )
     kind = encoder_class(target)
-    for place, number in enumerate(layers[: target.num_layers]):
+    there, here = kind.own_layers(source), kind.own_layers(target)
+    for number in layers:
+        if not 0 <= number < there:
+            raise UserError(f"init_layers: no layer {number}; {folder} has layers 0 to {there - 1}")
+    for place, number in enumerate(layers[:here]):
         if not kind.fits_place(source, number, target, place):
-            fits = [
-                x for x in range(source.num_layers) if kind.fits_place(source, x, target, place)
-            ]
+            fits = [x for x in range(there) if kind.fits_place(source, x, target, place)]
             right = f"one of {', '.join(map(str, fits))}" if fits else "none of its layers"
             raise UserError(
                 f"init_layers: layer {number} of {folder} does not compute what layer {place} here "
                 f"does (its window, positions or norms); {right} does"
             )
-    if layers and len(layers) != target.num_layers:
+    if layers and len(layers) != here:
         raise UserError(
-            f"init_layers: {len(layers)} layers, but backbone.num_layers is {target.num_layers}; "
-            "give one for each, or none"
+            f"init_layers: {len(layers)} layers, but backbone.num_layers is {here}; give one for "
+            "each, or none"
+            if here == target.num_layers
+            else f"init_layers: {len(layers)} layers, but {here} have weights of their own "
+            "(backbone.options); give one for each of these, or none"
         )
 
 
@@ -130,7 +134,8 @@ def _renamed(state: State, layers: Sequence[int]) -> dict[str, torch.Tensor]:
 def _layers_note(layers: Sequence[int], source: EncoderConfig) -> str:
     if not layers:
         return f"layers: none of {source.num_layers}"
-    return f"layers {', '.join(map(str, layers))} of {source.num_layers}"
+    of = encoder_class(source).own_layers(source)
+    return f"layers {', '.join(map(str, layers))} of {of}"
 
 
 def _words_only(

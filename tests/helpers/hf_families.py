@@ -37,8 +37,12 @@ class HfFamily:
     query: str = "attention.self.query"
     contract: str = "output.dense"
     """Two matrices of a layer."""
+    own_layers: int = 3
+    """Those with weights of their own."""
     forms: tuple[str, ...] = ("plain", "sdpa", "tiles")
     """The forms of attention that it runs in on a CPU."""
+    keeps_pooler: bool = False
+    """Whether a masked-LM folder keeps the pooler that sentence tasks trained, as published."""
     segments: bool = False
     """Whether it reads token types."""
 
@@ -46,7 +50,7 @@ class HfFamily:
         """A model of this class, in evaluation mode."""
         torch.manual_seed(3)
         made = getattr(transformers, f"{self.name}Config")
-        labels = {} if ending == "ForQuestionAnswering" else {"num_labels": 3}
+        labels = {} if ending in ("ForQuestionAnswering", "ForPreTraining") else {"num_labels": 3}
         config = made(**{**self.sizes, **self.values, **labels, **values})
         config._attn_implementation = "eager"
         model = getattr(transformers, f"{self.name}{ending}")(config).eval()
@@ -143,4 +147,19 @@ DEBERTA = HfFamily(
     query="attention.self.query_proj",
     forms=("plain", "sdpa"),
 )
-HF_FAMILIES = {x.name: x for x in (ELECTRA, DISTILBERT, MPNET, DEBERTA)}
+ALBERT = HfFamily(
+    name="Albert",
+    values={"embedding_size": 20},
+    endings=("Model", "ForMaskedLM", "ForPreTraining", *CLASSIFIERS),
+    shapes=(
+        {**BASE, "embedding_size": 128},
+        {"embedding_size": 48, "num_hidden_groups": 2, "inner_group_num": 2},
+    ),
+    stem="encoder.albert_layer_groups.0.albert_layers.0",
+    query="attention.query",
+    contract="ffn_output",
+    own_layers=1,
+    keeps_pooler=True,
+    segments=True,
+)
+HF_FAMILIES = {x.name: x for x in (ELECTRA, DISTILBERT, MPNET, DEBERTA, ALBERT)}

@@ -101,6 +101,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "electra-large": dict(kind="electra", **_LARGE),
     "distilbert-base": dict(kind="distilbert"),
     "mpnet-base": dict(kind="mpnet"),
+    # ALBERT's second version, and the Chinese ones of BERT's vocabulary.
+    "albert-base-v2": dict(kind="albert"),
+    "albert-large-v2": dict(kind="albert", **_LARGE),
+    "albert-xlarge-v2": dict(kind="albert", hidden_size=2048, num_layers=24, num_heads=16),
+    "albert-xxlarge-v2": dict(kind="albert", hidden_size=4096, num_heads=64),
     "deberta-v3-xsmall": dict(kind="deberta_v2", hidden_size=384, num_heads=6),
     "deberta-v3-small": dict(kind="deberta_v2", num_layers=6),
     "deberta-v3-base": dict(kind="deberta_v2"),

@@ -110,6 +110,8 @@ class Encoder(nn.Module, ABC):
     """Options that say what heads read: a run may start from weights with others."""
     takes_layers: ClassVar[bool] = False
     """Whether `init_layers` can choose among the layers of a larger one."""
+    sharing_options: ClassVar[tuple[str, ...]] = ()
+    """Options that say which layers have the same weights; `init_layers` may change them."""
     above_layers: ClassVar[tuple[str, ...]] = ("pooler",)
     """Modules that come after the last layer."""
     pools_tokens: ClassVar[bool] = False
@@ -240,8 +242,8 @@ class Encoder(nn.Module, ABC):
 
     @classmethod
     def fits_place(cls, source: EncoderConfig, layer: int, target: EncoderConfig, to: int) -> bool:
-        """Whether the layer `layer` (from 0) of one encoder computes as the layer `to` of another
-        does, apart from sizes."""
+        """Whether `layers[layer]` of one encoder computes as `layers[to]` of another does, apart
+        from sizes."""
         return True
 
     @classmethod
@@ -268,9 +270,20 @@ class Encoder(nn.Module, ABC):
         False for a subclass that computes something of its own."""
         return False
 
+    @classmethod
+    def own_layers(cls, config: EncoderConfig) -> int:
+        """How many layers have weights of their own, which is the length of `layers`."""
+        return config.num_layers
+
+    @property
+    def computed_layers(self) -> list[nn.Module]:
+        """The layers in the order in which a forward pass computes them; one whose weights several
+        share is there several times."""
+        return list(self.layers)
+
     def hidden_module(self, number: int) -> nn.Module:
         """The module that returns the hidden state `number`, from 1: the output of a layer."""
-        return self.layers[number - 1]
+        return self.computed_layers[number - 1]
 
     def qkv_module(self, number: int) -> nn.Module | None:
         """The module that returns the queries, keys and values (rows, length, 3 hidden) of the

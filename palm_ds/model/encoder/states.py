@@ -8,6 +8,7 @@ values.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class WantedStates:
 
     def check(self, encoder: Encoder, where: str) -> None:
         """Raises UserError, starting with `where`, if the encoder has no such states."""
-        layers: list[Any] = list(getattr(encoder, "layers", ()))
+        layers = encoder.computed_layers if hasattr(encoder, "layers") else []
         for number in (*self.hidden, *self.qkv):
             if not 1 <= number <= len(layers):
                 raise UserError(f"{where}: there is no layer {number}; it has {len(layers)}")
@@ -62,27 +63,49 @@ def recorded(encoder: Encoder, wanted: WantedStates) -> Iterator[EncoderStates]:
 def _hooks(
     encoder: Encoder, wanted: WantedStates, states: EncoderStates
 ) -> Iterator[RemovableHandle]:
-    layers: list[Any] = list(encoder.layers)
+    turns = _Turns(encoder)
+    for layer in {id(x): x for x in turns.layers}.values():
+        yield layer.register_forward_pre_hook(turns.count)
     if wanted.embeddings:
-        yield layers[0].register_forward_pre_hook(_keep_input(states))
+        yield turns.layers[0].register_forward_pre_hook(_keep_input(states, turns))
     for number in wanted.hidden:
         module = encoder.hidden_module(number)
-        yield module.register_forward_hook(_keep_output(states.hidden, number))
+        yield module.register_forward_hook(_keep_output(states.hidden, number, turns))
     for number in wanted.qkv:
         module = encoder.qkv_module(number)
         assert module is not None, "WantedStates.check says so"
-        yield module.register_forward_hook(_keep_output(states.qkv, number))
+        yield module.register_forward_hook(_keep_output(states.qkv, number, turns))
 
 
-def _keep_input(states: EncoderStates) -> Any:
+class _Turns:
+    """Tells the layers apart that one module computes: its calls in a forward pass."""
+
+    def __init__(self, encoder: Encoder):
+        self.layers: list[Any] = encoder.computed_layers
+        self._calls: Counter[int] = Counter()
+
+    def count(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        """A hook before each call of a layer."""
+        self._calls[id(module)] += 1
+
+    def at(self, number: int) -> bool:
+        """Whether the last call of the module of the layer `number`, from 1, was that layer's."""
+        layer = self.layers[number - 1]
+        of_module = [n for n, each in enumerate(self.layers, 1) if each is layer]
+        return of_module[(self._calls[id(layer)] - 1) % len(of_module)] == number
+
+
+def _keep_input(states: EncoderStates, turns: _Turns) -> Any:
     def hook(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        states.embeddings = arguments[0]
+        if turns.at(1):
+            states.embeddings = arguments[0]
 
     return hook
 
 
-def _keep_output(kept: dict[int, torch.Tensor], number: int) -> Any:
+def _keep_output(kept: dict[int, torch.Tensor], number: int, turns: _Turns) -> Any:
     def hook(module: nn.Module, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
-        kept[number] = output
+        if turns.at(number):
+            kept[number] = output
 
     return hook

@@ -2,7 +2,8 @@
 differ in their TransformerSpec.
 
     word + position + segment (+ task) embeddings -> LayerNorm -> dropout
-    num_layers x a layer (layer.py), for some architectures a LayerNorm after the last
+    num_layers x a layer (layer.py), for some architectures a LayerNorm after the last; layers may
+    share their weights (ALBERT)
     pooler: tanh of a linear map of a row, for heads that read whole texts
 
 It runs on packed rows: a token attends to its own sequence only, whatever else is in the row.
@@ -49,6 +50,10 @@ class TransformerSpec:
     """Structure of a transformer, apart from its sizes; the defaults are BERT's."""
 
     layers: tuple[LayerSpec, ...]
+    """In the order of computation."""
+    shared: tuple[int, ...] = ()
+    """For each layer the number, from 0, of the module that has its weights; empty: each has its
+    own."""
     learned_positions: bool = True
     """Whether there is a position embedding."""
     token_types: bool = True
@@ -59,6 +64,8 @@ class TransformerSpec:
     embedding_size: int | None = None
     """Width of the embeddings and their norm, if narrower than the layers: a linear map widens
     them (ELECTRA)."""
+    always_widened: bool = False
+    """Whether there is that map also if they are as wide (ALBERT)."""
     final_norm: bool = False
     """Whether there is a norm after the last layer."""
     head_norm: NormKind = "layer_norm"
@@ -85,15 +92,29 @@ class TransformerSpec:
         """That of the layers, which share one table of distances."""
         return self.layers[0].disentangled
 
+    @property
+    def modules(self) -> tuple[int, ...]:
+        """For each layer the number of the module that computes it."""
+        return self.shared or tuple(range(len(self.layers)))
+
+    @property
+    def own_layers(self) -> tuple[LayerSpec, ...]:
+        """Those with weights of their own, one for each module."""
+        return tuple(self.layers[self.modules.index(x)] for x in range(1 + max(self.modules)))
+
     def width(self, config: EncoderConfig) -> int:
         """Width of the embeddings."""
         return self.embedding_size or config.hidden_size
 
-    def weights(self, config: EncoderConfig) -> int:
-        """Weights that a token is multiplied with."""
-        width = self.width(config)
-        widened = width * config.hidden_size if width != config.hidden_size else 0
-        return widened + sum(layer.weights(config) for layer in self.layers)
+    def widens(self, config: EncoderConfig) -> bool:
+        """Whether a linear map follows the embeddings."""
+        return self.always_widened or self.width(config) != config.hidden_size
+
+    def weights(self, config: EncoderConfig, *, once: bool = False) -> int:
+        """Weights that a token is multiplied with; `once`: shared ones count once."""
+        widened = self.width(config) * config.hidden_size if self.widens(config) else 0
+        layers = self.own_layers if once else self.layers
+        return widened + sum(layer.weights(config) for layer in layers)
 
     def flops(self, config: EncoderConfig) -> EncoderFlops:
         pairs: Counter[int | None] = Counter()
@@ -143,7 +164,7 @@ class TransformerEncoder(Encoder):
         if config.task_types:
             self.task = nn.Embedding(config.task_types, size)
         self.norm = self._norm(size) if spec.embedding_norm else nn.Identity()
-        if size != config.hidden_size:
+        if spec.widens(config):
             self.widen = nn.Linear(size, config.hidden_size)
         if spec.relative_buckets:
             self.relative_bias = nn.Embedding(spec.relative_buckets, config.num_heads)
@@ -151,7 +172,7 @@ class TransformerEncoder(Encoder):
             self.distance = nn.Embedding(2 * spec.disentangled.span, config.hidden_size)
             norm = spec.distance_norm
             self.distance_norm = self._norm(config.hidden_size) if norm else nn.Identity()
-        self.layers = nn.ModuleList(self.layer(number) for number in range(config.num_layers))
+        self.layers = nn.ModuleList(self.layer(number) for number in range(len(spec.own_layers)))
         if spec.final_norm:
             self.final_norm = self._norm(config.hidden_size)
         self.pooler = self.build_pooler()
@@ -167,9 +188,9 @@ class TransformerEncoder(Encoder):
         return TransformerSpec(layers=(LayerSpec(),) * config.num_layers)
 
     def layer(self, number: int) -> nn.Module:
-        """Builds the layer `number` (from 0), which is called as `EncoderLayer` is; only the last
-        one gets `at`."""
-        return EncoderLayer(self.config, self.kernels, self.structure.layers[number])
+        """Builds `layers[number]`, which is called as `EncoderLayer` is; only the last call of a
+        forward pass has `at`."""
+        return EncoderLayer(self.config, self.kernels, self.structure.own_layers[number])
 
     def build_pooler(self) -> nn.Module:
         """Builds the module that makes the input of heads of whole texts."""
@@ -195,7 +216,7 @@ class TransformerEncoder(Encoder):
         for layer in self.layers:
             for name in ("project", "contract"):
                 weight = layer.get_parameter(f"{name}.weight")
-                weight /= (2 * len(self.layers)) ** 0.5
+                weight /= (2 * self.config.num_layers) ** 0.5
 
     def _norm(self, size: int) -> nn.Module:
         return build_norm(self.structure.norm, size, self.config.layer_norm_eps, self.kernels)
@@ -217,8 +238,9 @@ class TransformerEncoder(Encoder):
         plan = plan_attention(batch, self.kernels.attention, compiled=compiled, keys=keys)
         plan = self._with_distances(self._with_positions(plan, batch), batch)
         rows = at if at is None or not compiled else padded_positions(at, batch.input_ids.numel())
-        for number, layer in enumerate(self.layers, 1):
-            arguments = () if rows is None or number < len(self.layers) else (rows,)
+        layers = self.computed_layers
+        for number, layer in enumerate(layers, 1):
+            arguments = () if rows is None or number < len(layers) else (rows,)
             if self.recompute and torch.is_grad_enabled():
                 x = checkpoint(layer, x, plan.for_layer(number), *arguments, use_reentrant=False)
             else:
@@ -229,7 +251,7 @@ class TransformerEncoder(Encoder):
 
     def read(self, batch: Batch, plans: Sequence[AttentionPlan]) -> torch.Tensor:
         x = self._embed(batch, None)
-        for layer, plan in zip(self.layers, plans, strict=True):
+        for layer, plan in zip(self.computed_layers, plans, strict=True):
             x = layer(x, self._with_positions(plan, batch))
         return self.final_norm(x) if self.structure.final_norm else x
 
@@ -259,7 +281,7 @@ class TransformerEncoder(Encoder):
         if self.config.task_types:
             parts.append(self.task(batch.task_ids))
         x = self._join(parts, keys)
-        return self.widen(x) if x.shape[-1] != self.hidden_size else x
+        return self.widen(x) if self.structure.widens(self.config) else x
 
     def _join(self, parts: list[torch.Tensor], keys: DropoutKeys | None) -> torch.Tensor:
         """Sum, LayerNorm and dropout of the embeddings. The look-ups are not compiled with it:
@@ -295,7 +317,7 @@ class TransformerEncoder(Encoder):
             return 0
         spec = cls.spec(config)
         rows = vocabulary + (config.max_positions if spec.learned_positions else 0)
-        return spec.width(config) * rows + spec.weights(config)
+        return spec.width(config) * rows + spec.weights(config, once=True)
 
     @classmethod
     def embedding_width(cls, config: EncoderConfig) -> int:
@@ -307,7 +329,7 @@ class TransformerEncoder(Encoder):
         return next((x.rotary_base for x in whole if x.rotary_base is not None), None)
 
     def set_rope_base(self, base: float) -> None:
-        for layer, spec in zip(self.layers, self.structure.layers, strict=True):
+        for layer, spec in zip(self.layers, self.structure.own_layers, strict=True):
             if spec.window is None and isinstance(rotary := layer.rotary, Rotary):
                 rotary.base = base
 
@@ -326,7 +348,15 @@ class TransformerEncoder(Encoder):
 
     @classmethod
     def fits_place(cls, source: EncoderConfig, layer: int, target: EncoderConfig, to: int) -> bool:
-        return cls.spec(source).layers[layer] == cls.spec(target).layers[to]
+        return cls.spec(source).own_layers[layer] == cls.spec(target).own_layers[to]
+
+    @classmethod
+    def own_layers(cls, config: EncoderConfig) -> int:
+        return len(cls.spec(config).own_layers)
+
+    @property
+    def computed_layers(self) -> list[nn.Module]:
+        return [self.layers[number] for number in self.structure.modules]
 
     @classmethod
     def matrices(cls, config: EncoderConfig) -> tuple[Matrix, ...]:
@@ -347,11 +377,11 @@ class TransformerEncoder(Encoder):
 
     def hidden_module(self, number: int) -> nn.Module:
         """The last hidden state is the encoder's output."""
-        last = self.structure.final_norm and number == len(self.layers)
-        return self.final_norm if last else self.layers[number - 1]
+        last = self.structure.final_norm and number == len(self.computed_layers)
+        return self.final_norm if last else self.computed_layers[number - 1]
 
     def qkv_module(self, number: int) -> nn.Module | None:
-        layer = self.layers[number - 1]
+        layer = self.computed_layers[number - 1]
         if not isinstance(layer, EncoderLayer):
             return None
         return layer.repeated or layer.rotary or layer.qkv

@@ -69,7 +69,7 @@ class InfillingDecoder:
         batch = Batch.from_rows(
             [[each.source] for each in prompts], length=longest, pad=encoder.config.pad
         ).to(encoder.word.weight.device)
-        self._caches = [KVCache(batch.sequence_ids >= 0) for _ in encoder.layers]
+        self._caches = [KVCache(batch.sequence_ids >= 0) for _ in encoder.computed_layers]
         self._position = torch.tensor([each.position for each in prompts]).to(batch.input_ids)
         self._task = batch.task_ids[:, 0]
         encoder.read(batch, [cache.source_plan for cache in self._caches])

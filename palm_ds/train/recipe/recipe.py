@@ -350,7 +350,10 @@ def _with_encoder(values: Mapping[str, Any]) -> Mapping[str, Any]:
     kind = given.get("kind", config.kind)
     if kind != config.kind and not is_custom(kind):
         return values
-    sizes = {"num_layers": len(chosen)} if isinstance(chosen, list) and chosen else {}
+    start_class = shipped_class(config.kind)
+    shares = start_class is not None and start_class.sharing_options
+    own = chosen if isinstance(chosen, list) and not shares else []
+    sizes = {"num_layers": len(own)} if own else {}
     merged = {**asdict(config), **sizes, **given}
     if kind == config.kind and isinstance(given.get("options"), Mapping):
         merged["options"] = {**config.options, **given["options"]}

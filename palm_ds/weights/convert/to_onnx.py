@@ -36,7 +36,7 @@ from palm_ds.weights.convert.options import OnnxOptions
 from palm_ds.weights.convert.parity import ParityReport
 from palm_ds.weights.convert.source import locate, read_documents
 from palm_ds.weights.formats.contents import CheckpointContents, read_tokenizer
-from palm_ds.weights.formats.huggingface.architecture import MASKED_WORDS, NEXT_SENTENCE
+from palm_ds.weights.formats.huggingface.architecture import MASKED_WORDS, PAIR_HEADS
 from palm_ds.weights.formats.huggingface.plan import plan
 from palm_ds.weights.formats.huggingface.read import CONFIG
 from palm_ds.weights.formats.huggingface.sentence_transformers import write_modules
@@ -204,9 +204,7 @@ def add_onnx(
     if it has one. Raises UserError, and leaves the folder as it was."""
     check_installed()
     contents = open_checkpoint(folder)
-    usual = {
-        x: head for x, head in contents.heads.items() if x not in (MASKED_WORDS, NEXT_SENTENCE)
-    }
+    usual = {x: head for x, head in contents.heads.items() if x not in (MASKED_WORDS, *PAIR_HEADS)}
     options = OnnxOptions(precisions=tuple(precisions), verify=verify)
     job = _plan_job(replace(contents, heads=usual), options, {}, plain=True)
     found: list[OnnxFile] = []

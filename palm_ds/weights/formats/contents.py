@@ -47,6 +47,8 @@ class TensorEntry:
 
 NEXT_SENTENCE_CLASSES = ("another text", "the next")
 """The classes of palm_ds's next-sentence task, in order; BERT's head has the opposite order."""
+SENTENCE_ORDER_CLASSES = ("swapped", "in order")
+"""The classes of palm_ds's task for the order of sentences."""
 
 
 @dataclass(frozen=True, kw_only=True)

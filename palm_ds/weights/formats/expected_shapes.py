@@ -13,7 +13,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.config.encoder_kinds import is_custom
 from palm_ds.model.config.meta import on_meta
-from palm_ds.model.encoder.encoder import Encoder, build_encoder
+from palm_ds.model.encoder.encoder import Encoder, build_encoder, encoder_class
 from palm_ds.model.encoder.kinds.bert import Bert
 from palm_ds.model.heads.crf import CRFHead
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
@@ -58,7 +58,10 @@ def checked(
     name: name in the file}, for messages."""
     names = {name for entry in contents.entries.values() for name in entry.source_names}
     check_names(contents.path, [*names, *contents.entries, *contents.skipped])
-    layers, tensors = contents.config.num_layers, len(contents.entries)
+    config, tensors = contents.config, len(contents.entries)
+    layers = (
+        config.num_layers if is_custom(config.kind) else encoder_class(config).own_layers(config)
+    )
     if layers > tensors:  # checked before building a model with as many layers as the file claims
         raise UserError(f"{contents.path}: incomplete: {layers} layers in {tensors} tensors")
     try:

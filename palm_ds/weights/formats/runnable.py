@@ -75,7 +75,7 @@ class _InPalmDs:
         real = texts.real.flatten()
         wanted = WantedStates()
         if self.backbone.is_specified():
-            numbers = range(1, len(self.backbone.layers) + 1)
+            numbers = range(1, len(self.backbone.computed_layers) + 1)
             wanted = WantedStates(embeddings=True, hidden=tuple(numbers))
         with recorded(self.backbone, wanted) as states:
             last = self.backbone(self._batch(texts))  # (texts, length, hidden)

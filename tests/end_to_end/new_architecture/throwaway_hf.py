@@ -46,7 +46,7 @@ class ThrowawayArchitecture(Architecture):
     masked_lm = ("lm_head.",)
     run_keys: ClassVar[Mapping[str, type | None]] = {}
 
-    def names(self, kind: str, layers: int, layout: str = "") -> Names:
+    def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         names: Names = {
             "backbone.word.weight": (self.words,),
             "backbone.norm.weight": ("embed_norm.weight",),
@@ -57,7 +57,7 @@ class ThrowawayArchitecture(Architecture):
             f"heads.{MASKED_WORDS}.bias": ("lm_head.bias",),
             f"heads.{CLASSIFIER}.out": ("classifier",),
         }
-        for i in range(layers):
+        for i in range(config.num_layers):
             for ours, its in _LAYER.items():
                 names[f"backbone.layers.{i}.{ours}"] = tuple(f"blocks.{i}.{x}" for x in its)
         return both_ends(names)

@@ -24,6 +24,7 @@ from palm_ds.weights.formats.huggingface.families import (
     ARCHITECTURES,
     FAMILIES,
     FAMILY_NAMES,
+    architecture_of,
 )
 from palm_ds.weights.formats.huggingface.names import to_palm_ds_names, untied_config
 from palm_ds.weights.formats.huggingface.read import (
@@ -131,12 +132,13 @@ def _huggingface(
     entries, more = to_palm_ds_names(
         inside,
         kind,
-        config.num_layers,
+        config,
         str(shards.folder),
         tied=config.tie_word_embeddings,
         untied_head=untied_head,
         class_name=class_of(about),
     )
+    entries = architecture_of(kind).arrange(entries, config)
     return CheckpointContents(
         path=shards.folder,
         format=_format(shards, f"Hugging Face {family.class_prefix}"),

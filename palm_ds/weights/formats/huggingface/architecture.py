@@ -22,8 +22,9 @@ Names = dict[str, tuple[str, ...]]
 Entries = dict[str, TensorEntry]
 
 # Names of the heads of an imported folder.
-MASKED_WORDS, NEXT_SENTENCE, CLASSIFIER = "masked_words", "next_sentence", "classifier"
-QUESTION_ANSWERING = "qa_outputs"
+MASKED_WORDS, CLASSIFIER, QUESTION_ANSWERING = "masked_words", "classifier", "qa_outputs"
+NEXT_SENTENCE, SENTENCE_ORDER = PAIR_HEADS = "next_sentence", "sentence_order"
+"""Of two texts, in pretraining classes."""
 COUNTS = {2: "two", 3: "three"}
 """How many tensors of a file are one of ours, in reports."""
 WORDS = "backbone.word.weight"
@@ -59,8 +60,8 @@ class Family:
     """`Bert` of `BertForMaskedLM`."""
     tensor_prefix: str
     """`bert` of `bert.embeddings.LayerNorm.weight`."""
-    next_sentence: bool = False
-    """Whether its pretraining class has a next-sentence head."""
+    pair_head: str = ""
+    """The one of PAIR_HEADS that its pretraining class has, if any."""
     task_embedding: bool = False
     class_names: Mapping[str, str] = field(default_factory=dict)
     """{ending: class} where the class has another name."""
@@ -120,10 +121,14 @@ class Architecture(ABC):
     # ---- tensors ----
 
     @abstractmethod
-    def names(self, kind: str, layers: int, layout: str = "") -> Names:
+    def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         """{palm_ds name: names in a file, without the base model's prefix} of all parameters; of
         several, each has an equal part of the rows. `kind` is the model type, `layout` one of
         `layout_of`'s."""
+
+    def layers_in_file(self, config: EncoderConfig) -> list[str]:
+        """The names of the layers that have weights, in the order of ours."""
+        return [f"{self.layer}.{number}" for number in range(config.num_layers)]
 
     def layout_of(self, kind: str, ending: str) -> str:
         """How the tensors of a class (`ForTokenClassification`) are named, if not as usual."""

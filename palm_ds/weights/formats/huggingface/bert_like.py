@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from palm_ds.model.config.config import EncoderConfig
@@ -61,20 +61,19 @@ RUN_KEYS: Mapping[str, type | None] = {
 
 
 def body_names(
-    layer: str,
-    layers: int,
+    layers: Sequence[str],
     *,
     embeddings: Mapping[str, str] = EMBEDDINGS,
     qkv: tuple[str, ...] = QKV,
     parts: Mapping[str, str] = LAYER,
 ) -> Names:
     """{palm_ds name: names in a file} of embeddings and layers, without the ends of
-    `architecture.both_ends`. `layer`: the name of a layer."""
+    `architecture.both_ends`. `layers`: the names of the layers in the file."""
     names: Names = {f"backbone.{ours}": (hf,) for ours, hf in embeddings.items()}
-    for i in range(layers):
-        names[f"backbone.layers.{i}.qkv"] = tuple(f"{layer}.{i}.{x}" for x in qkv)
+    for i, layer in enumerate(layers):
+        names[f"backbone.layers.{i}.qkv"] = tuple(f"{layer}.{x}" for x in qkv)
         for ours, hf in parts.items():
-            names[f"backbone.layers.{i}.{ours}"] = (f"{layer}.{i}.{hf}",)
+            names[f"backbone.layers.{i}.{ours}"] = (f"{layer}.{hf}",)
     return names
 
 

@@ -20,7 +20,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
     COUNTS,
     MASKED_WORDS,
-    NEXT_SENTENCE,
+    PAIR_HEADS,
     QUESTION_ANSWERING,
     Architecture,
 )
@@ -51,7 +51,7 @@ def heads_in(entries: Mapping[str, TensorEntry], *, pooled: Collection[str]) -> 
     heads = {}
     if {f"heads.{MASKED_WORDS}.{part}" for part in ("bias", "decoder")} & entries.keys():
         heads[MASKED_WORDS] = HeadInfo(kind="masked_words", pooled=False)
-    for name in (NEXT_SENTENCE, CLASSIFIER, QUESTION_ANSWERING):
+    for name in (*PAIR_HEADS, CLASSIFIER, QUESTION_ANSWERING):
         if out := entries.get(f"heads.{name}.out.weight"):
             classes = out.shape[0] if out.shape else 0
             heads[name] = HeadInfo(kind="classes", classes=classes, pooled=name in pooled)
@@ -64,7 +64,7 @@ def heads_in(entries: Mapping[str, TensorEntry], *, pooled: Collection[str]) -> 
 def to_palm_ds_names(
     found: Mapping[str, TensorEntry],
     kind: str,
-    layers: int,
+    config: EncoderConfig,
     where: str,
     *,
     tied: bool = True,
@@ -82,6 +82,7 @@ def to_palm_ds_names(
     untied_head = untied_head or "keep"
     if untied_head not in UNTIED_HEAD:
         raise UserError(f"untied_head: no {untied_head!r}{suggest(untied_head, UNTIED_HEAD)}")
+    layers = encoder_class(config).own_layers(config)
     if layers > len(found):  # checked before building as many names as the file claims
         raise UserError(f"{where}: incomplete: {layers} layers in {len(found)} tensors")
     form, hf_entries = architecture_of(kind), _clean_names(found, kind, where)
@@ -103,7 +104,7 @@ def to_palm_ds_names(
             skipped |= _drop_masked_lm(hf_entries, form)
     layout = form.layout_in(hf_entries, class_name)
     entries: dict[str, TensorEntry] = {}
-    for palm_name, names in form.names(kind, layers, layout).items():
+    for palm_name, names in form.names(kind, config, layout).items():
         if missing := [name for name in names if name not in hf_entries]:
             if len(missing) < len(names):
                 raise UserError(f"{where}: incomplete, it has no {prefixed(missing[0], kind)}")
@@ -122,7 +123,8 @@ def from_names(state: Mapping[str, torch.Tensor], kind: str) -> tuple[State, lis
     found = {name: in_memory_entry(name, tensor) for name, tensor in state.items()}
     layer = re.compile(r"\blayers?\.(\d+)\.")
     layers = {m[1] for m in (layer.search(x) for x in state) if m}
-    entries, skipped = to_palm_ds_names(found, kind, len(layers), "weights")
+    config = EncoderConfig(kind=architecture_of(kind).kind, num_layers=max(len(layers), 1))
+    entries, skipped = to_palm_ds_names(found, kind, config, "weights")
     return {palm_name: entry.read() for palm_name, entry in entries.items()}, lost(skipped)
 
 

@@ -31,7 +31,6 @@ from palm_ds.weights.formats.expected_shapes import TRANSITIONS
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
     COUNTS,
-    NEXT_SENTENCE,
     TASKS,
     Names,
 )
@@ -107,7 +106,7 @@ def plan(
         )
     chosen = resolve_export(config, heads, target)
     check_whole(chosen, heads, entries, config)
-    names = _names(chosen, config.num_layers, prefix=prefix or chosen.ending != BARE)
+    names = _names(chosen, config, prefix=prefix or chosen.ending != BARE)
     wanted = [x for x in (*names, TASKS) if x in entries]
     kept = {x: replace(entries[x], source_names=(x,), transform="") for x in wanted}
     skipped = {x: _why(x, chosen, heads, config, target) for x in entries if x not in kept}
@@ -146,13 +145,13 @@ def plan(
     )
 
 
-def _names(chosen: ResolvedExport, layers: int, *, prefix: bool) -> Names:
+def _names(chosen: ResolvedExport, config: EncoderConfig, *, prefix: bool) -> Names:
     """{palm_ds name: Hugging Face names}, with the source's head names, and the base model's
     prefix if asked for."""
     ours_of = {hf_name: ours for ours, hf_name in chosen.heads.items()}
     names: Names = {}
     layout = chosen.form.layout_of(chosen.kind, chosen.ending)
-    for ours, hf_name in chosen.form.names(chosen.kind, layers, layout).items():
+    for ours, hf_name in chosen.form.names(chosen.kind, config, layout).items():
         first, head, rest = ours.split(".", 2)
         if first == "heads":
             if head not in ours_of:
@@ -176,11 +175,9 @@ def _why(
     words = head is not None and head.kind == "masked_words"
     if words and not chosen.family.has_masked_lm(config):
         return other_masked_lm(chosen.kind, config)
-    next_sentence = head if name.startswith(f"heads.{NEXT_SENTENCE}.") else None
-    if next_sentence and chosen.embeds and reads_another(next_sentence, chosen.kind, target):
-        return (
-            f"its texts had row {next_sentence.task_id} of the task embedding, not {target.task_id}"
-        )
+    pair = head if name.startswith(f"heads.{chosen.family.pair_head}.") else None
+    if pair and chosen.embeds and reads_another(pair, chosen.kind, target):
+        return f"its texts had row {pair.task_id} of the task embedding, not {target.task_id}"
     return f"no place in {chosen.architecture}"
 
 

@@ -18,6 +18,7 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.text.tokenizer import TOKENIZER_FILES
 from palm_ds.weights.formats.contents import (
+    SENTENCE_ORDER_CLASSES,
     CheckpointContents,
     Extras,
     HeadInfo,
@@ -29,7 +30,8 @@ from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
     HEAD_CLASSES,
     MASKED_WORDS,
-    NEXT_SENTENCE,
+    PAIR_HEADS,
+    SENTENCE_ORDER,
 )
 from palm_ds.weights.formats.huggingface.check_config import check_labels
 from palm_ds.weights.formats.huggingface.families import (
@@ -59,6 +61,7 @@ _PADDLE_QUERY = r"(^|\.)encoder\.layers\.\d+\.self_attn\.q_proj\."
 KEPT_KEYS = (
     "bos_token_id",
     "classifier_dropout",
+    "classifier_dropout_prob",
     "cls_token_id",
     "decoder_start_token_id",
     "eos_token_id",
@@ -104,7 +107,7 @@ def open_contents(
     entries, skipped = to_palm_ds_names(
         found,
         about["model_type"],
-        config.num_layers,
+        config,
         str(path),
         tied=config.tie_word_embeddings,
         untied_head=untied_head,
@@ -127,7 +130,7 @@ def open_contents(
         extras=Extras(config=kept_entries(about), files=files),
         notes=_notes(entries, about),
     )
-    names = architecture_of(about["model_type"]).names(about["model_type"], config.num_layers)
+    names = architecture_of(about["model_type"]).names(about["model_type"], config)
     return checked(
         with_eps(contents, eps),
         {ours: prefixed(x[0], about["model_type"]) for ours, x in names.items()},
@@ -221,8 +224,10 @@ def described_heads(
     entries: Mapping[str, TensorEntry], about: Mapping[str, Any], file: Path
 ) -> dict[str, HeadInfo]:
     """The heads, with what config.json (`file`) says of them. Raises UserError."""
-    pooled = {NEXT_SENTENCE, *([CLASSIFIER] if _reads_whole_texts(entries, about) else [])}
+    pooled = {*PAIR_HEADS, *([CLASSIFIER] if _reads_whole_texts(entries, about) else [])}
     heads = heads_in(entries, pooled=pooled)
+    if order := heads.get(SENTENCE_ORDER):
+        heads[SENTENCE_ORDER] = replace(order, outputs=HeadOutputs(labels=SENTENCE_ORDER_CLASSES))
     if head := heads.get(CLASSIFIER):
         try:
             heads[CLASSIFIER] = replace(head, outputs=_outputs(about, head.classes))

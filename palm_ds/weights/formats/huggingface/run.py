@@ -19,6 +19,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     MASKED_WORDS,
     NEXT_SENTENCE,
     QUESTION_ANSWERING,
+    SENTENCE_ORDER,
 )
 from palm_ds.weights.formats.huggingface.families import architecture_of, family_of_class
 from palm_ds.weights.formats.huggingface.names import wrappers
@@ -42,6 +43,7 @@ _NAMED = {  # {output of a transformers class: {class ending: the palm_ds head}}
     },
     "prediction_logits": {"ForPreTraining": MASKED_WORDS},
     "seq_relationship_logits": {"ForPreTraining": NEXT_SENTENCE},
+    "sop_logits": {"ForPreTraining": SENTENCE_ORDER},
 }
 
 
@@ -100,8 +102,11 @@ class _Transformers:
     def _pooled(self, last: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
         """The pooled texts; computed here if the class has no pooler but the file does."""
         base = getattr(self.model, self.model.base_model_prefix, self.model)
-        if getattr(base, "pooler", None) is not None:
-            return base.pooler(last)
+        pooler = getattr(base, "pooler", None)
+        if isinstance(pooler, torch.nn.Linear):  # Albert's, whose activation is beside it
+            return base.pooler_activation(pooler(last[:, 0]))
+        if pooler is not None:
+            return pooler(last)
         with on_meta():
             encoder = build_encoder(self.contents.config)
         start = "backbone.pooler."
@@ -116,6 +121,8 @@ class _Transformers:
             head = next((name for end, name in names.items() if self.kind.endswith(end)), "")
             if head in self.contents.heads:
                 found[f"head {head}"] = self._placed(out[key], head, texts)
+        if f"head {SENTENCE_ORDER}" in found:  # as palm_ds counts its classes
+            found[f"head {SENTENCE_ORDER}"] = found[f"head {SENTENCE_ORDER}"].flip(-1)
         if self.kind.endswith("ForQuestionAnswering"):
             scores = torch.stack([out.start_logits, out.end_logits], dim=-1)
             found[f"head {QUESTION_ANSWERING}"] = self._placed(scores, QUESTION_ANSWERING, texts)

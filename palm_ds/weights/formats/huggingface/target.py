@@ -112,12 +112,14 @@ def resolve_export(
             words = ""
         else:
             chosen[words] = MASKED_WORDS
-    pair = heads.get(NEXT_SENTENCE)
+    pair_head = FAMILIES[kind].pair_head
+    pair = heads.get(pair_head)
     fits = (
         pair and (pair.classes, pair.pooled) == (2, True) and not reads_another(pair, kind, target)
     )
-    if FAMILIES[kind].next_sentence and fits:
-        chosen[NEXT_SENTENCE] = NEXT_SENTENCE
+    alone = HEAD_CLASSES["ForNextSentencePrediction"].name == pair_head  # it has a class alone
+    if fits and (words or alone):
+        chosen[pair_head] = pair_head
     only = "ForMaskedLM" if words else "ForNextSentencePrediction" if chosen else BARE
     return ResolvedExport(
         kind=kind, ending="ForPreTraining" if len(chosen) == 2 else only, heads=chosen
@@ -198,7 +200,7 @@ def _check_class(name: str, heads: Mapping[str, HeadInfo], kind: str, ending: st
         known = [other for other, head in heads.items() if head.kind == "classes"]
         raise UserError(f'head: no classification head "{name}"{suggest(name, known)}')
     known = ending in architecture_of(kind).classes
-    if not known or (wanted.name == NEXT_SENTENCE and not FAMILIES[kind].next_sentence):
+    if not known or (wanted.name == NEXT_SENTENCE and FAMILIES[kind].pair_head != NEXT_SENTENCE):
         raise UserError(f"Hugging Face has no {architecture}")
     if head.pooled != wanted.pooled:
         reads = "whole texts" if head.pooled else "tokens"

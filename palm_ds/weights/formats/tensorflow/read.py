@@ -68,7 +68,7 @@ def open_contents(path: Path, *, eps: float | None = None) -> CheckpointContents
     if _WORDS not in bundle.entries:
         raise UserError(f"{index}: not a BERT checkpoint: it has no {_WORDS}")
     found, skipped = _sorted(bundle.entries)
-    entries, more = to_palm_ds_names(found, "bert", config.num_layers, str(index))
+    entries, more = to_palm_ds_names(found, "bert", config, str(index))
     if config.vocab_size is None:
         config = replace(config, vocab_size=entries["backbone.word.weight"].shape[0])
     vocabulary = index.parent / "vocab.txt"

@@ -8,6 +8,7 @@ import pytest
 import transformers
 
 from palm_ds.model.config.config import EncoderConfig
+from palm_ds.weights.formats.huggingface.architecture import NEXT_SENTENCE
 from palm_ds.weights.formats.huggingface.families import FAMILIES, family_of, is_known_class
 
 CONFIG = EncoderConfig(
@@ -43,5 +44,8 @@ def test_each_architecture_has_its_class_in_transformers() -> None:
         model = getattr(transformers, f"{family.class_prefix}Model")
         assert model.config_class.model_type == name
         has_pair = hasattr(transformers, f"{family.class_prefix}ForNextSentencePrediction")
-        assert has_pair == family.next_sentence
+        assert has_pair == (family.pair_head == NEXT_SENTENCE)
+        assert bool(family.pair_head) == (
+            hasattr(transformers, f"{family.class_prefix}ForPreTraining") and name != "electra"
+        )
     assert is_known_class("RobertaForMaskedLM") and not is_known_class("GPT2Model")

@@ -83,14 +83,14 @@ _FAMILIES: dict[str, BertFamily] = {
         class_prefix="Bert",
         tensor_prefix="bert",
         masked_lm=_BERT_HEAD,
-        next_sentence=True,
+        pair_head=NEXT_SENTENCE,
         paddle_tokenizer="BertTokenizer",
     ),
     "ernie": BertFamily(
         class_prefix="Ernie",
         tensor_prefix="ernie",
         masked_lm=_BERT_HEAD,
-        next_sentence=True,
+        pair_head=NEXT_SENTENCE,
         task_embedding=True,
         paddle_tokenizer="ErnieTokenizer",
         paddle_eps=1e-12,
@@ -144,14 +144,14 @@ class BertArchitecture(Architecture):
     }
     lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = LORA_MODULES
 
-    def names(self, kind: str, layers: int, layout: str = "") -> Names:
+    def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         own_dense = layout == _OWN_DENSE
-        stems = body_names(self.layer, layers)
+        stems = body_names(self.layers_in_file(config))
         stems["backbone.pooler.dense"] = ("classifier.dense" if own_dense else "pooler.dense",)
         family = _FAMILIES[kind]
         for ours, hf in family.masked_lm.items():
             stems[f"heads.{MASKED_WORDS}.{ours}"] = (hf,)
-        if family.next_sentence:
+        if family.pair_head:
             stems[f"heads.{NEXT_SENTENCE}.out"] = ("cls.seq_relationship",)
         stems[f"heads.{CLASSIFIER}.out"] = ("classifier.out_proj" if own_dense else "classifier",)
         stems[f"heads.{QUESTION_ANSWERING}.out"] = ("qa_outputs",)

@@ -119,9 +119,9 @@ class DebertaV2Architecture(Architecture):
         "output": "output.dense",
     }
 
-    def names(self, kind: str, layers: int, layout: str = "") -> Names:
+    def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         tables = {x: EMBEDDINGS[x] for x in ("word.weight", "norm")}
-        stems = body_names(self.layer, layers, embeddings=tables, qkv=_QKV, parts=LAYER)
+        stems = body_names(self.layers_in_file(config), embeddings=tables, qkv=_QKV, parts=LAYER)
         stems["backbone.distance.weight"] = ("encoder.rel_embeddings.weight",)
         stems["backbone.distance_norm"] = ("encoder.LayerNorm",)
         stems["backbone.layers.0.convolution"] = ("encoder.conv.conv",)

@@ -105,9 +105,9 @@ class DistilBertArchitecture(Architecture):
         "output": "ffn.lin2",
     }
 
-    def names(self, kind: str, layers: int, layout: str = "") -> Names:
+    def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         tables = {x: y for x, y in EMBEDDINGS.items() if x not in ("segment.weight", "task.weight")}
-        stems = body_names(self.layer, layers, embeddings=tables, qkv=_QKV, parts=_LAYER)
+        stems = body_names(self.layers_in_file(config), embeddings=tables, qkv=_QKV, parts=_LAYER)
         stems["backbone.pooler.dense"] = ("pre_classifier",)
         for ours, hf in _MASKED_LM.items():
             stems[f"heads.{MASKED_WORDS}.{ours}"] = (hf,)

@@ -82,8 +82,8 @@ class ElectraArchitecture(Architecture):
     }
     lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = LORA_MODULES
 
-    def names(self, kind: str, layers: int, layout: str = "") -> Names:
-        stems = body_names(self.layer, layers)
+    def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
+        stems = body_names(self.layers_in_file(config))
         stems["backbone.widen"] = ("embeddings_project",)
         head = f"heads.{MASKED_WORDS}"
         stems[f"{head}.dense"] = ("generator_predictions.dense",)

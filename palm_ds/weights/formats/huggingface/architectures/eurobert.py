@@ -101,9 +101,9 @@ class EuroBertArchitecture(Architecture):
     }
     lora_modules = LLAMA_MODULES
 
-    def names(self, kind: str, layers: int, layout: str = "") -> Names:
+    def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         names: Names = {"backbone.word.weight": (self.words,)}
-        for i in range(layers):
+        for i in range(config.num_layers):
             for ours, hf in _LAYER.items():
                 stems = tuple(f"{self.layer}.{i}.{x}.weight" for x in hf)
                 names[f"backbone.layers.{i}.{ours}.weight"] = stems

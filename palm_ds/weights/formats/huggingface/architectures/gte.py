@@ -89,7 +89,7 @@ class GteArchitecture(Architecture):
     lora_layer = "layers"
     lora_modules = LLAMA_MODULES
 
-    def names(self, kind: str, layers: int, layout: str = "") -> Names:
+    def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         native = layout == _NATIVE_NAMES
         stems: Names = {
             "backbone.word.weight": (self.words,),
@@ -97,7 +97,7 @@ class GteArchitecture(Architecture):
             "backbone.norm": ("embeddings.LayerNorm",),
         }
         prefix = "layers" if native else self.layer
-        for i in range(layers):
+        for i in range(config.num_layers):
             for ours, hf in (_NATIVE if native else _HUB).items():
                 stems[f"backbone.layers.{i}.{ours}"] = tuple(f"{prefix}.{i}.{x}" for x in hf)
         if layout != _NO_POOLER:

@@ -90,7 +90,7 @@ class JinaEmbeddingsV3Architecture(Architecture):
         "output": "mlp.fc2",
     }
 
-    def names(self, kind: str, layers: int, layout: str = "") -> Names:
+    def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         native, own_dense = _NATIVE_NAMES in layout, _OWN_DENSE in layout
         stems: Names = {
             "backbone.word.weight": (self.words,),
@@ -98,7 +98,7 @@ class JinaEmbeddingsV3Architecture(Architecture):
             "backbone.norm": ("embeddings.LayerNorm" if native else "emb_ln",),
         }
         prefix = "layers" if native else self.layer
-        for i in range(layers):
+        for i in range(config.num_layers):
             for ours, hf in (_NATIVE if native else _HUB).items():
                 stems[f"backbone.layers.{i}.{ours}"] = tuple(f"{prefix}.{i}.{x}" for x in hf)
         if layout != _NO_POOLER:

@@ -138,10 +138,10 @@ class ModernBertArchitecture(Architecture):
         "output": "mlp.Wo",
     }
 
-    def names(self, kind: str, layers: int, layout: str = "") -> Names:
+    def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         names: Names = {"backbone.word.weight": (self.words,)}
         names["backbone.norm.weight"] = ("embeddings.norm.weight",)
-        for i in range(layers):
+        for i in range(config.num_layers):
             for ours, hf in _LAYER.items():
                 name = f"{self.layer}.{i}.{hf}.weight"
                 names[f"backbone.layers.{i}.{ours}.weight"] = (name,)

@@ -76,9 +76,9 @@ class MPNetArchitecture(Architecture):
         "output": "output.dense",
     }
 
-    def names(self, kind: str, layers: int, layout: str = "") -> Names:
+    def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         tables = {x: y for x, y in EMBEDDINGS.items() if x not in ("segment.weight", "task.weight")}
-        stems = body_names(self.layer, layers, embeddings=tables, qkv=_QKV, parts=_LAYER)
+        stems = body_names(self.layers_in_file(config), embeddings=tables, qkv=_QKV, parts=_LAYER)
         stems["backbone.relative_bias.weight"] = ("encoder.relative_attention_bias.weight",)
         own_dense = layout == _OWN_DENSE
         if layout != _NO_POOLER:

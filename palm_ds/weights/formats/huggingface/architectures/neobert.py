@@ -106,9 +106,9 @@ class NeoBertArchitecture(Architecture):
     classes = ("ForSequenceClassification",)
     run_keys: ClassVar[Mapping[str, type | None]] = {}
 
-    def names(self, kind: str, layers: int, layout: str = "") -> Names:
+    def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         names: Names = {"backbone.word.weight": (self.words,)}
-        for i in range(layers):
+        for i in range(config.num_layers):
             for ours, hf in _LAYER.items():
                 if ours == "expand" and layout == _UNPACKED:
                     hf = ("ffn.w1", "ffn.w2")

@@ -131,7 +131,7 @@ class NomicBertArchitecture(Architecture):
     lora_layer = "layers"
     lora_modules = LLAMA_MODULES
 
-    def names(self, kind: str, layers: int, layout: str = "") -> Names:
+    def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
         native = layout == "native"
         norm = "embeddings.LayerNorm" if native else "emb_ln"
         stems: Names = {
@@ -140,7 +140,7 @@ class NomicBertArchitecture(Architecture):
             "backbone.norm": (norm,),
         }
         prefix = "layers" if native else self.layer
-        for i in range(layers):
+        for i in range(config.num_layers):
             for ours, hf in (_NATIVE if native else _HUB).items():
                 stems[f"backbone.layers.{i}.{ours}"] = tuple(f"{prefix}.{i}.{x}" for x in hf)
         stems["backbone.pooler.dense"] = ("pooler.dense",)

@@ -1,0 +1,161 @@
+"""ALBERT, whose layers share their weights: a file has each group of layers once.
+
+The pretraining class has a head for the order of two sentences, whose class 0 is the original
+order. Ours is turned round, as the task `sentence_order` counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any, ClassVar
+
+import torch
+
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.kinds.albert import Albert, AlbertOptions
+from palm_ds.weights.formats.contents import TensorEntry
+from palm_ds.weights.formats.huggingface.architecture import (
+    CLASSIFIER,
+    HEAD_CLASSES,
+    MASKED_WORDS,
+    QUESTION_ANSWERING,
+    SENTENCE_ORDER,
+    Architecture,
+    Entries,
+    Family,
+    Names,
+    both_ends,
+    usual_config_json,
+)
+from palm_ds.weights.formats.huggingface.bert_like import (
+    EMBEDDINGS,
+    RUN_KEYS,
+    body_names,
+    folded_task,
+    read_usual,
+)
+from palm_ds.weights.formats.huggingface.check_config import check_values, whole
+
+_QKV = ("attention.query", "attention.key", "attention.value")
+_LAYER = {
+    "project": "attention.dense",
+    "attention_norm": "attention.LayerNorm",
+    "expand": "ffn",
+    "contract": "ffn_output",
+    "output_norm": "full_layer_layer_norm",
+}
+_MASKED_LM = {
+    "dense": "predictions.dense",
+    "norm": "predictions.LayerNorm",
+    "bias": "predictions.bias",
+    "decoder": "predictions.decoder.weight",
+}
+_GROUPS, _OF_GROUP = "num_hidden_groups", "inner_group_num"
+_OPTIONS = {
+    "embedding_size": "embedding_size",
+    _GROUPS: "groups",
+    _OF_GROUP: "layers_per_group",
+}
+"""{key of config.json: our option}"""
+_CHECKS = {
+    "embedding_size": whole(1, 65_536),
+    _GROUPS: whole(1, 1_000),
+    _OF_GROUP: whole(1, 100),
+}
+_CLASS_DEFAULTS = {
+    "vocab_size": 30_000,
+    "hidden_size": 4096,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 64,
+    "intermediate_size": 16_384,
+}
+
+
+class AlbertArchitecture(Architecture):
+    """The architecture of `kind: albert`."""
+
+    kind = "albert"
+    families: ClassVar[Mapping[str, Family]] = {
+        "albert": Family(class_prefix="Albert", tensor_prefix="albert", pair_head=SENTENCE_ORDER)
+    }
+    words = EMBEDDINGS["word.weight"]
+    layer = "encoder.albert_layer_groups"
+    tied: ClassVar[Mapping[str, str]] = {
+        "predictions.decoder.weight": words,
+        "predictions.decoder.bias": "predictions.bias",
+    }
+    heads = ("predictions", "sop_classifier", "classifier", "qa_outputs")
+    masked_lm = ("predictions.",)
+    classes = tuple(x for x in HEAD_CLASSES if x != "ForNextSentencePrediction")
+    buffers = ("embeddings.position_ids", "embeddings.token_type_ids")
+    inputs = ("input_ids", "attention_mask", "token_type_ids")
+    run_keys: ClassVar[Mapping[str, type | None]] = {**RUN_KEYS, **dict.fromkeys(_OPTIONS)}
+    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = {
+        **dict(zip(("query", "key", "value"), _QKV, strict=True)),
+        "attention_output": "attention.dense",
+        "intermediate": "ffn",
+        "output": "ffn_output",
+    }
+
+    def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
+        stems = body_names(self.layers_in_file(config), qkv=_QKV, parts=_LAYER)
+        stems["backbone.widen"] = ("encoder.embedding_hidden_mapping_in",)
+        stems["backbone.pooler.dense"] = ("pooler",)
+        for ours, hf in _MASKED_LM.items():
+            stems[f"heads.{MASKED_WORDS}.{ours}"] = (hf,)
+        stems[f"heads.{SENTENCE_ORDER}.out"] = ("sop_classifier.classifier",)
+        stems[f"heads.{CLASSIFIER}.out"] = ("classifier",)
+        stems[f"heads.{QUESTION_ANSWERING}.out"] = ("qa_outputs",)
+        return both_ends(stems)
+
+    def layers_in_file(self, config: EncoderConfig) -> list[str]:
+        options: AlbertOptions = Albert.options_of(config)
+        return [
+            f"{self.layer}.{group}.albert_layers.{layer}"
+            for group in range(options.groups)
+            for layer in range(options.layers_per_group)
+        ]
+
+    def arrange(self, entries: Entries, config: EncoderConfig) -> Entries:
+        return _turned(entries)
+
+    def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
+        check_values(about, _CHECKS, where)
+        options = {ours: about[key] for key, ours in _OPTIONS.items() if key in about}
+        options = {x: y for x, y in options.items() if y != _DEFAULTS[x]}
+        config = read_usual({**_CLASS_DEFAULTS, **about}, self.kind, where, options=options)
+        return replace(config, num_layers=config.num_layers * about.get(_OF_GROUP, 1))
+
+    def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
+        options = asdict(Albert.options_of(config))
+        return {
+            **usual_config_json(config),
+            **{key: options[ours] for key, ours in _OPTIONS.items()},
+            "num_hidden_layers": config.num_layers // options["layers_per_group"],
+        }
+
+    def family_of(self, config: EncoderConfig) -> str:
+        """Also with a task embedding: a row of it is folded into the token types."""
+        return self.kind
+
+    def reshape(
+        self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
+    ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
+        return folded_task(_turned(kept), config, "segment", task_id)
+
+
+_DEFAULTS = asdict(AlbertOptions())
+
+
+def _turned(entries: Entries) -> Entries:
+    """With the classes of the head for the order of sentences in reverse."""
+    names = [f"heads.{SENTENCE_ORDER}.out.{end}" for end in ("weight", "bias")]
+    return entries | {name: _reversed(entries[name]) for name in names if name in entries}
+
+
+def _reversed(entry: TensorEntry) -> TensorEntry:
+    def read() -> torch.Tensor:
+        return entry.read().flip(0)
+
+    return replace(entry, read=read, transform="classes reversed")
