@@ -4,6 +4,7 @@ spiece.model              ──> backend, ids as in the model
 spiece.model + vocab.txt  ──> backend, ids as in vocab.txt (ERNIE lists its pieces that way)
 sentencepiece.bpe.model   ──> backend, ids as XLM-RoBERTa or CamemBERT count them
 spm.model                 ──> backend, ids as in the model, DeBERTa's [MASK] after them
+spiece.model of ALBERT    ──> backend, ids as in the model, texts simplified as its code does
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ from palm_ds.text.check_tokenizer_json import check_charsmap, library_errors
 WORD_START = "▁"
 DEBERTA = "deberta"
 """The layout of a folder with spm.model."""
+ALBERT = "albert"
+"""The layout of a folder of ALBERT's."""
 UNLISTED = "unlisted_pieces"
 """The key of tokenizer_config.json for pieces that vocab.txt lacks, and their scores."""
 _UNIGRAM, _BPE = 1, 2  # kinds of model
@@ -47,16 +51,36 @@ _FAIRSEQ = {  # (tokens in front, pieces of the model that they replace)
 """Models trained with fairseq: their ids are not those of the SentencePiece model."""
 
 
-def fairseq_layout(model: Path) -> str:
-    """The entry of `_FAIRSEQ` that a .model belongs to, by the configurations in its folder; empty:
-    its ids are the model's own."""
+@dataclass(frozen=True, kw_only=True)
+class AlbertRules:
+    """Steps before ALBERT's model sees a text, under their names in tokenizer_config.json."""
+
+    do_lower_case: bool = True
+    keep_accents: bool = False
+
+    def steps(self) -> list[normalizers.Normalizer]:
+        """Quotation marks are made alike, accents and capitals are removed."""
+        found: list[normalizers.Normalizer] = [
+            normalizers.Replace("``", '"'),
+            normalizers.Replace("''", '"'),
+        ]
+        if not self.keep_accents:
+            found += [normalizers.NFKD(), normalizers.StripAccents()]
+        return found + ([normalizers.Lowercase()] if self.do_lower_case else [])
+
+
+def layout_of(model: Path) -> str:
+    """DEBERTA, ALBERT or the entry of `_FAIRSEQ` that a .model belongs to, by its name and the
+    configurations in its folder; empty: its ids are the model's own, and so are its rules."""
+    if model.name == "spm.model":
+        return DEBERTA
     for file, key in (("tokenizer_config.json", "tokenizer_class"), ("config.json", "model_type")):
         try:
             named = json.loads((model.parent / file).read_text("utf-8"))[key]
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             continue
         plain = str(named).lower().replace("xlmroberta", "xlm-roberta")
-        if found := next((name for name in _FAIRSEQ if plain.startswith(name)), ""):
+        if found := next((name for name in (*_FAIRSEQ, ALBERT) if plain.startswith(name)), ""):
             return found
     return ""
 
@@ -83,10 +107,17 @@ def find_sentencepiece_model(vocabulary: Path) -> Path:
     )
 
 
-def compile_model(model: bytes, *, origin: str, single: str = "", layout: str = "") -> Backend:
-    """The tokenizer of a model, with the model's ids; as `layout`, those of `fairseq_layout`, or of
-    DEBERTA, which has a mask token after them. `single`: characters that are a token each, in the
-    syntax of a regular expression's [...]."""
+def compile_model(
+    model: bytes,
+    *,
+    origin: str,
+    single: str = "",
+    layout: str = "",
+    albert: AlbertRules | None = None,
+) -> Backend:
+    """The tokenizer of a model, with the model's ids; as `layout`, those of `layout_of`, of which
+    DEBERTA has a mask token after them, and ALBERT rules (`albert`, or the usual ones). `single`:
+    characters that are a token each, in the syntax of a regular expression's [...]."""
     proto = _parse(model, origin)
     # Nine digits identify a float32 and survive a round trip through JSON.
     pieces = [(p.piece, float(f"{p.score:.9g}")) for p in proto.pieces]
@@ -95,6 +126,10 @@ def compile_model(model: bytes, *, origin: str, single: str = "", layout: str = 
         raise UserError(f"tokenizer {origin}: the model has no unknown piece")
     special = [p.piece for p in proto.pieces if p.type in (_UNKNOWN, _CONTROL)]
     special += [p.piece for p in proto.pieces if p.piece in _MASKS and p.type != _CONTROL]
+    if layout == ALBERT:
+        pieces = [(piece, score - 100 * _ends_in_comma(piece)) for piece, score in pieces]
+        backend = _backend(proto, pieces, unknown, special, origin=origin)
+        return _as_albert(backend, albert or AlbertRules())
     if layout not in _FAIRSEQ:
         backend = _backend(proto, pieces, unknown, special, origin=origin, single=single)
         if layout == DEBERTA:
@@ -104,6 +139,20 @@ def compile_model(model: bytes, *, origin: str, single: str = "", layout: str = 
     pieces = [*((token, 0.0) for token in front), *pieces[replaced:], ("<mask>", 0.0)]
     special = [*front, *(token for token in special if token not in front)]
     return _as_roberta(_backend(proto, pieces, "<unk>", special, origin=origin))
+
+
+def _ends_in_comma(piece: str) -> bool:
+    """Whether it is a number and a comma, which ALBERT's code splits ("9" "," for "9,")."""
+    return len(piece) > 1 and piece[-1] == "," and piece[-2].isdigit()
+
+
+def _as_albert(backend: Backend, rules: AlbertRules) -> Backend:
+    """With its steps before the model's own, and any white space as a space."""
+    own = [backend.normalizer] if backend.normalizer is not None else []
+    backend.normalizer = normalizers.Sequence([*rules.steps(), *own])
+    split: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.WhitespaceSplit()]
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*split, backend.pre_tokenizer])
+    return backend
 
 
 def _as_roberta(backend: Backend) -> Backend:

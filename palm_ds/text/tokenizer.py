@@ -35,12 +35,12 @@ from palm_ds.text.check_tokenizer_json import (
     without_panics,
 )
 from palm_ds.text.sentencepiece_model import (
-    DEBERTA,
     UNLISTED,
+    AlbertRules,
     compile_listed,
     compile_model,
-    fairseq_layout,
     find_sentencepiece_model,
+    layout_of,
     lists_pieces,
     unlisted_pieces,
     with_pieces,
@@ -50,6 +50,7 @@ from palm_ds.text.tokenizer_settings import (
     KeptSettings,
     TokenizerSettings,
     add_settings_tokens,
+    albert_rules,
     apply_settings,
     bert_normalizer,
     bert_template,
@@ -280,8 +281,12 @@ def load_tokenizer(path: str | Path, *, lower: bool | None = None) -> Tokenizer:
         raise UserError(f"tokenizer {path}: no such file or folder")
     file = _find_file(path) if path.is_dir() else path
     if file.suffix == ".model":
-        layout = DEBERTA if file.name == "spm.model" else fairseq_layout(file)
-        return sentencepiece(read_bytes(file), origin=str(file), layout=layout)
+        return sentencepiece(
+            read_bytes(file),
+            origin=str(file),
+            layout=layout_of(file),
+            albert=albert_rules(file.parent),
+        )
     settings = read_settings(path) if path.is_dir() else TokenizerSettings()
     if file.suffix == ".json":
         return _load_json(file, settings)
@@ -388,13 +393,18 @@ def _wordpiece(tokens: Sequence[str], settings: TokenizerSettings, origin: str) 
 
 
 def sentencepiece(
-    model: bytes, *, origin: str, chinese: bool = False, layout: str = ""
+    model: bytes,
+    *,
+    origin: str,
+    chinese: bool = False,
+    layout: str = "",
+    albert: AlbertRules | None = None,
 ) -> Tokenizer:
     """The tokenizer of a SentencePiece unigram or BPE model.
 
-    `chinese` makes every Chinese character a separate token, as in models trained here. `layout`:
-    see `compile_model`.
+    `chinese` makes every Chinese character a separate token, as in models trained here. `layout`,
+    `albert`: see `compile_model`.
     """
     single = CHINESE if chinese else ""
-    backend = compile_model(model, origin=origin, single=single, layout=layout)
+    backend = compile_model(model, origin=origin, single=single, layout=layout, albert=albert)
     return Tokenizer(backend, origin=origin)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 from tokenizers import Tokenizer as Backend
 
 from palm_ds.common.errors import UserError
-from palm_ds.text.sentencepiece_model import UNLISTED
+from palm_ds.text.sentencepiece_model import UNLISTED, AlbertRules
 from palm_ds.text.vocabulary_file import read_text
 from palm_ds.text.word_segmenter import KEY, check_kind
 
@@ -136,6 +136,13 @@ def read_settings(folder: Path) -> TokenizerSettings:
         word_segmenter=check_kind(values.get(KEY), str(folder / _FILE)),
         kept=KeptSettings(config=_kept(folder, values, name)),
     )
+
+
+def albert_rules(folder: Path) -> AlbertRules:
+    """The rules that ALBERT's tokenizer has in a folder. Raises UserError."""
+    values, usual = _read(folder / _FILE), asdict(AlbertRules())
+    given = {x: _flag(folder, values, x, default) for x, default in usual.items()}
+    return AlbertRules(**{x: usual[x] if y is None else y for x, y in given.items()})
 
 
 def _class_of_model(folder: Path) -> str:

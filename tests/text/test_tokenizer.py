@@ -261,6 +261,46 @@ def listed(folder: Path, kind: str = "unigram") -> tuple[Path, bytes, list[str]]
     return folder / "vocab.txt", model.getvalue(), tokens
 
 
+@pytest.mark.parametrize("settings", [{}, {"do_lower_case": False, "keep_accents": True}])
+def test_alberts_model_has_the_ids_of_transformers(settings: dict[str, bool], tmp_path: Path):
+    """Also once saved; and a number's comma is a token, as in ALBERT's code."""
+    import sentencepiece as spm
+    import transformers
+    from sentencepiece import sentencepiece_model_pb2 as schema
+
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter([*TEXTS, "9 , Café café É é"] * 3),
+        model_prefix=str(tmp_path / "spiece"),
+        vocab_size=120,
+        hard_vocab_limit=False,
+        **{"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "pad_piece": "<pad>"},
+        control_symbols=["[CLS]", "[SEP]", "[MASK]"],
+        minloglevel=2,
+    )
+    model = schema.ModelProto.FromString((tmp_path / "spiece.model").read_bytes())  # pyright: ignore
+    model.pieces.add(piece="▁9,", score=-1.0)
+    (tmp_path / "spiece.model").write_bytes(model.SerializeToString())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "albert"}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    ours, theirs = (
+        x(tmp_path) for x in (load_tokenizer, transformers.AlbertTokenizer.from_pretrained)
+    )
+    ours.save(tmp_path / "saved")
+    theirs.save_pretrained(tmp_path / "theirs")
+    both = [load_tokenizer(tmp_path / "saved"), load_tokenizer(tmp_path / "theirs")]
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    for text in [*TEXTS, "``Quoted'' CAFÉ  \t é", "two\nlines ﬁ ①"]:
+        expected = theirs(text, add_special_tokens=False)["input_ids"]
+        for each in (ours, *both):
+            assert each.encode_texts([text])[0][0].tolist() == expected, text
+        assert again(text, add_special_tokens=False)["input_ids"] == expected
+    assert again("a", "b")["token_type_ids"][-1] == 1
+    assert theirs.tokenize("9,") == ["▁9,"]
+    assert ours.tokens(ours.encode_texts(["9,"])[0][0])[-1] == ","
+    found = ours.vocabulary
+    assert (found.pad, found.unk, found.cls, found.sep, found.mask) == tuple(range(5))
+
+
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])
 @pytest.mark.parametrize("place", ["spm.model", "subword/spm.model"])
 def test_pieces_listed_in_a_vocab_txt_have_its_ids(kind: str, place: str, tmp_path: Path) -> None:

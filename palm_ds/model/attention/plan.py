@@ -57,12 +57,17 @@ class AttentionPlan:
     distances: tuple[torch.Tensor, torch.Tensor] | None = None
     """The vectors of distances (1, 2 span, hidden), and which of them an offset has (2, 2 length),
     for layers with disentangled attention."""
+    distance_keys: DropoutKeys | None = None
+    """Those of the vectors of distances."""
     keys: DropoutKeys | None = None
     """What dropout masks are computed from; None: torch draws them."""
 
     def for_layer(self, number: int) -> AttentionPlan:
         """The same with the dropout keys of a layer."""
-        return self if self.keys is None else replace(self, keys=self.keys.site(number))
+        if self.keys is None:
+            return self
+        table = self.distance_keys and self.distance_keys.site(number)
+        return replace(self, keys=self.keys.site(number), distance_keys=table)
 
 
 def split_heads(qkv: torch.Tensor, num_heads: int) -> tuple[torch.Tensor, ...]:

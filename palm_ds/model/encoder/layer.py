@@ -34,6 +34,7 @@ class Convolution:
     activation: str
 
 
+_Distances = tuple[torch.Tensor | None, torch.Tensor | None]
 NormKind = Literal["layer_norm", "layer_norm_without_bias", "rms_norm"]
 
 
@@ -146,6 +147,9 @@ class EncoderLayer(nn.Module):
         self.reads_distances = False
         self.register_forward_pre_hook(_begin_layer, with_kwargs=True)
         self.qkv = nn.Linear(size, sum(spec.qkv_sizes(config)), bias=spec.qkv_bias)
+        if (values := spec.disentangled) and values.own_maps:
+            self.distance_query = nn.Linear(size, size) if values.position_to_content else None
+            self.distance_key = nn.Linear(size, size) if values.content_to_position else None
         kv_heads = spec.kv_heads or config.num_heads
         self.rotary: Rotary | None = None
         if spec.rotary_base is not None:
@@ -233,33 +237,42 @@ class EncoderLayer(nn.Module):
     def attention(self, x: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
         """Multi-head attention before the output projection, (rows, length, hidden)."""
         rate = self.attention_rate if self.training else 0.0
-        table = self._distances(plan)
+        distances = self._distances(plan)
         qkv = self.qkv(x)
-        if table is not None:
-            qkv, plan = self._with_distances(qkv, table, plan)
+        if distances is not None:
+            qkv, plan = self._with_distances(qkv, distances, plan)
         if self.rotary is not None:
             qkv = self.rotary(qkv, plan.positions)
         if self.repeated is not None:
             qkv = self.repeated(qkv)
         return attend(qkv, plan, num_heads=self.num_heads, dropout=rate, window=self.spec.window)
 
-    def _distances(self, plan: AttentionPlan) -> torch.Tensor | None:
-        """(2 span, 3 hidden): the vectors of distances through the layer's map of tokens. LoRA's
-        dropout, whose masks belong to tokens, leaves them whole."""
-        if plan.distances is None:
+    def _distances(self, plan: AttentionPlan) -> _Distances | None:
+        """The queries and keys of distances. LoRA's dropout, whose masks belong to tokens, leaves
+        the vectors of distances whole."""
+        values, keys = self.spec.disentangled, plan.distance_keys
+        if plan.distances is None or values is None:
             return None
+        table = dropout(plan.distances[0], self.dropout_rate if self.training else 0.0, keys)
+        if values.own_maps:
+            maps = self.distance_query, self.distance_key
+            query, key = (None if made is None else made(table)[0] for made in maps)
+            return query, key
         self.reads_distances = True
-        table = self.qkv(plan.distances[0])[0]
+        query, key, _ = self.qkv(table)[0].chunk(3, -1)
         self.reads_distances = False
-        return table
+        return (
+            query if values.position_to_content else None,
+            key if values.content_to_position else None,
+        )
 
     def _with_distances(
-        self, qkv: torch.Tensor, table: torch.Tensor, plan: AttentionPlan
+        self, qkv: torch.Tensor, distances: _Distances, plan: AttentionPlan
     ) -> tuple[torch.Tensor, AttentionPlan]:
         """Queries that are scaled for a sum of several terms, and the terms of distances."""
         assert plan.distances is not None and self.spec.disentangled is not None
         values, places = self.spec.disentangled, plan.distances[1]
-        bias = disentangled_bias(qkv, table, places, self.num_heads, values)
+        bias = disentangled_bias(qkv, distances, places, self.num_heads, values)
         query, rest = qkv.tensor_split([qkv.shape[-1] // 3], -1)
         scaled = query * (1 + values.terms) ** -0.5
         return torch.cat([scaled, rest], -1), replace(plan, bias=bias)

@@ -81,6 +81,8 @@ class Disentangled:
     """Rows of the table for each direction; 0: one for each distance."""
     longest: int = 512
     """The largest distance."""
+    own_maps: bool = False
+    """Whether distances have query and key matrices of their own, instead of those of tokens."""
 
     @property
     def span(self) -> int:
@@ -137,21 +139,21 @@ def log_buckets(distance: torch.Tensor, buckets: int, longest: int) -> torch.Ten
 
 def disentangled_bias(
     qkv: torch.Tensor,
-    table: torch.Tensor,
+    distances: tuple[torch.Tensor | None, torch.Tensor | None],
     places: torch.Tensor,
     num_heads: int,
     values: Disentangled,
 ) -> torch.Tensor:
     """What is added to the scores, (rows, heads, length, length). `qkv` (rows, length, 3 hidden) of
-    the tokens, `table` (2 span, 3 hidden) of the distances, through the same linear map; `places`:
-    `Disentangled.places`."""
+    the tokens; `distances`: their queries and keys, (2 span, hidden) each, None where no term needs
+    them; `places`: `Disentangled.places`."""
     query, key, _ = _heads(qkv, num_heads)
-    position_query, position_key, _ = table.chunk(3, -1)
+    position_query, position_key = distances
     total: list[torch.Tensor] = []
-    if values.content_to_position:
+    if position_key is not None:
         of_offsets = F.embedding(places[0], position_key)
         total.append(skewed(query @ _per_head(of_offsets, num_heads)))
-    if values.position_to_content:
+    if position_query is not None:
         of_offsets = F.embedding(places[1], position_query)
         total.append(skewed(key @ _per_head(of_offsets, num_heads)).transpose(-1, -2))
     summed = total[0] if len(total) == 1 else total[0] + total[1]

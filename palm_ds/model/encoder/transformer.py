@@ -41,7 +41,7 @@ from palm_ds.model.encoder.positions import Disentangled, Rotary, mpnet_buckets,
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.ops.compiled import CompiledRegion, padded_positions
-from palm_ds.model.ops.dropout import DropoutKeys, dropout
+from palm_ds.model.ops.dropout import DropoutKeys, dropout, table_keys
 from palm_ds.model.ops.fused_norm import Drop, FusedLayerNorm
 
 
@@ -236,7 +236,7 @@ class TransformerEncoder(Encoder):
         x = self._embed(batch, keys)
         compiled = self.kernels.compile == "on"
         plan = plan_attention(batch, self.kernels.attention, compiled=compiled, keys=keys)
-        plan = self._with_distances(self._with_positions(plan, batch), batch)
+        plan = self._with_distances(self._with_positions(plan, batch), batch, keys)
         rows = at if at is None or not compiled else padded_positions(at, batch.input_ids.numel())
         layers = self.computed_layers
         for number, layer in enumerate(layers, 1):
@@ -260,12 +260,18 @@ class TransformerEncoder(Encoder):
         turns = any(layer.rotary_base is not None for layer in self.structure.layers)
         return replace(plan, positions=batch.position_ids) if turns else plan
 
-    def _with_distances(self, plan: AttentionPlan, batch: Batch) -> AttentionPlan:
+    def _with_distances(
+        self, plan: AttentionPlan, batch: Batch, keys: DropoutKeys | None
+    ) -> AttentionPlan:
         """The plan with what relative positions add to scores, or are compared with."""
         spec, length, device = self.structure, batch.input_ids.shape[1], batch.input_ids.device
         if spec.disentangled:
             table = self.distance_norm(self.distance.weight)[None]
-            return replace(plan, distances=(table, spec.disentangled.places(length, device)))
+            return replace(
+                plan,
+                distances=(table, spec.disentangled.places(length, device)),
+                distance_keys=keys and table_keys(batch, keys, table.shape[1]),
+            )
         if not spec.relative_buckets:
             return plan
         bucket = mpnet_buckets(offsets(length, device), spec.relative_buckets)

@@ -70,6 +70,16 @@ def dropout_keys(batch: Batch, columns: int) -> DropoutKeys:
     return DropoutKeys(tokens, odd_bits(_mix(each * _GOLDEN + key)))
 
 
+def table_keys(batch: Batch, keys: DropoutKeys, rows: int) -> DropoutKeys:
+    """The keys of a table of the model with this many rows, which all micro-batches of a step
+    share. `keys`: those of the micro-batch."""
+    key, device = batch.dropout_key, batch.input_ids.device
+    if key is None:
+        key = int(torch.randint(2**63 - 1, ()))
+    numbers = -1 - torch.arange(rows, device=device)  # those of tokens are not negative
+    return replace(keys, tokens=_mix(numbers * _GOLDEN + key))
+
+
 def dropout(x: torch.Tensor, rate: float, keys: DropoutKeys | None) -> torch.Tensor:
     """Dropout of (..., columns). `rate` is 0 outside training; without keys, torch draws."""
     if rate == 0.0:

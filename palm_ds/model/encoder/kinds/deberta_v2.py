@@ -1,11 +1,12 @@
 """DeBERTa v2 and v3 (He et al. 2021, arXiv 2006.03654 and 2111.09543): BERT's layers with
-disentangled attention, without token types and absolute positions.
+disentangled attention, mostly without token types and absolute positions.
 
-    word (+ task) embeddings -> LayerNorm -> dropout
+    word (+ position) (+ token type) (+ task) embeddings -> LayerNorm -> dropout
     score of i and j = (q_i . k_j + q_i . K(R_ij) + k_j . Q(R_ij)) / sqrt(3 head size)
 
-R is one table of distances for all layers; K and Q are each layer's maps of tokens. The largest
-models of v2 add a convolution over the embeddings to the first layer's output.
+R is one table of distances for all layers; K and Q are each layer's maps of tokens, or maps of
+their own. The largest models of v2 add a convolution over the embeddings to the first layer's
+output.
 """
 
 from __future__ import annotations
@@ -38,6 +39,13 @@ class DebertaV2Options(Settings):
     """The largest distance."""
     distance_norm: bool = True
     """Whether the table of distances has a LayerNorm."""
+    shared_maps: bool = True
+    """Whether distances go through the query and key matrices of tokens; `false`: through
+    others."""
+    positions: bool = False
+    """Whether there is a position embedding as well."""
+    token_types: bool = False
+    """Whether there is a token type embedding."""
     convolution: NonNegativeInt = 0
     """Tokens that the convolution beside the first layer sees, an odd number; 0: none."""
     convolution_activation: Annotated[str, one_of(ACTIVATIONS)] = "gelu"
@@ -81,6 +89,7 @@ class DebertaV2(TransformerEncoder):
                 position_to_content=options.position_to_content,
                 buckets=options.buckets,
                 longest=options.longest,
+                own_maps=not options.shared_maps,
             )
         )
         first = layer
@@ -89,8 +98,8 @@ class DebertaV2(TransformerEncoder):
             first = replace(layer, convolution=made)
         return TransformerSpec(
             layers=(first, *(layer,) * (config.num_layers - 1)),
-            learned_positions=False,
-            token_types=False,
+            learned_positions=options.positions,
+            token_types=options.token_types,
             distance_norm=options.distance_norm,
             pooler_activation="gelu",
         )

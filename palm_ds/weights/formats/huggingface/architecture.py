@@ -130,6 +130,10 @@ class Architecture(ABC):
         """The names of the layers that have weights, in the order of ours."""
         return [f"{self.layer}.{number}" for number in range(config.num_layers)]
 
+    def constants(self, config: EncoderConfig) -> tuple[str, ...]:
+        """Tensors in old files that such an encoder does not read."""
+        return self.buffers
+
     def layout_of(self, kind: str, ending: str) -> str:
         """How the tensors of a class (`ForTokenClassification`) are named, if not as usual."""
         return ""

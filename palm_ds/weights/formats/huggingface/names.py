@@ -87,7 +87,9 @@ def to_palm_ds_names(
         raise UserError(f"{where}: incomplete: {layers} layers in {len(found)} tensors")
     form, hf_entries = architecture_of(kind), _clean_names(found, kind, where)
     skipped = {
-        hf_entries.pop(name).source_names[0]: BUFFER for name in form.buffers if name in hf_entries
+        hf_entries.pop(name).source_names[0]: BUFFER
+        for name in form.constants(config)
+        if name in hf_entries
     }
     if not tied and untied_head == "keep" and _has_own_decoder(hf_entries, form):
         skipped |= _use_own_bias(hf_entries, form)

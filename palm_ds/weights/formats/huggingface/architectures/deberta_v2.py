@@ -40,6 +40,7 @@ from palm_ds.weights.formats.huggingface.bert_like import (
 from palm_ds.weights.formats.huggingface.check_config import check_values, text, truth, whole
 
 _QKV = tuple(f"attention.self.{part}_proj" for part in ("query", "key", "value"))
+_OWN_MAPS = {f"distance_{x}": f"attention.self.pos_{x}_proj" for x in ("query", "key")}
 _MICROSOFTS = {
     "dense": "lm_predictions.lm_head.dense",
     "norm": "lm_predictions.lm_head.LayerNorm",
@@ -73,18 +74,15 @@ _CHECKS = {
     **dict.fromkeys(("conv_act", "norm_rel_ebd", "pooler_hidden_act"), text),
     **dict.fromkeys(("relative_attention", "position_biased_input", "share_att_key"), truth),
     "legacy": truth,
+    "type_vocab_size": whole(0, 65_536),
 }
 _ONLY: dict[str, Any] = {
     "relative_attention": True,
-    "position_biased_input": False,
-    "share_att_key": True,
-    "type_vocab_size": 0,
     "pooler_hidden_act": "gelu",
     "conv_groups": 1,
 }
 """Values that our encoder has, of keys that would change what it computes."""
-_LEFT_OUT = {**_ONLY, "share_att_key": False, "pooler_hidden_act": "gelu"}
-"""What these keys mean where they are left out, unless `_CLASS_DEFAULTS` says so."""
+_POSITIONS = EMBEDDINGS["position.weight"]
 
 
 class DebertaV2Architecture(Architecture):
@@ -103,7 +101,8 @@ class DebertaV2Architecture(Architecture):
     heads = ("lm_predictions", "mask_predictions", "cls", "pooler", "classifier", "qa_outputs")
     masked_lm = ("lm_predictions.", "cls.predictions.")
     classes = tuple(x for x in HEAD_CLASSES if x != "ForNextSentencePrediction")
-    buffers = ("embeddings.position_ids", EMBEDDINGS["position.weight"])
+    buffers = ("embeddings.position_ids",)
+    inputs = ("input_ids", "attention_mask", "token_type_ids")
     run_keys: ClassVar[Mapping[str, type | None]] = {
         **RUN_KEYS,
         **dict.fromkeys(_CHECKS),
@@ -120,10 +119,13 @@ class DebertaV2Architecture(Architecture):
     }
 
     def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
-        tables = {x: EMBEDDINGS[x] for x in ("word.weight", "norm")}
+        tables = {x: y for x, y in EMBEDDINGS.items() if x != "task.weight"}
         stems = body_names(self.layers_in_file(config), embeddings=tables, qkv=_QKV, parts=LAYER)
         stems["backbone.distance.weight"] = ("encoder.rel_embeddings.weight",)
         stems["backbone.distance_norm"] = ("encoder.LayerNorm",)
+        for number, layer in enumerate(self.layers_in_file(config)):
+            for ours, its in _OWN_MAPS.items():
+                stems[f"backbone.layers.{number}.{ours}"] = (f"{layer}.{its}",)
         stems["backbone.layers.0.convolution"] = ("encoder.conv.conv",)
         stems["backbone.layers.0.convolution_norm"] = ("encoder.conv.LayerNorm",)
         if layout != _NO_POOLER:
@@ -133,6 +135,10 @@ class DebertaV2Architecture(Architecture):
         stems[f"heads.{CLASSIFIER}.out"] = ("classifier",)
         stems[f"heads.{QUESTION_ANSWERING}.out"] = ("qa_outputs",)
         return both_ends(stems)
+
+    def constants(self, config: EncoderConfig) -> tuple[str, ...]:
+        read = DebertaV2.options_of(config).positions
+        return self.buffers if read else (*self.buffers, _POSITIONS)
 
     def layout_of(self, kind: str, ending: str) -> str:
         """Only the classes for whole texts have a place for the pooler."""
@@ -146,8 +152,8 @@ class DebertaV2Architecture(Architecture):
         values = {**_CLASS_DEFAULTS, **about}
         _check(values, where)
         options = {x: y for x, y in _options(values, where).items() if y != _DEFAULTS[x]}
-        del values["type_vocab_size"]
-        return read_usual(values, self.kind, where, token_types=1, options=options)
+        types = max(values.pop("type_vocab_size"), 1)
+        return read_usual(values, self.kind, where, token_types=types, options=options)
 
     def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
         options: DebertaV2Options = DebertaV2.options_of(config)
@@ -162,6 +168,9 @@ class DebertaV2Architecture(Architecture):
             "position_buckets": options.buckets or -1,
             "max_relative_positions": options.longest,
             "norm_rel_ebd": "layer_norm" if options.distance_norm else "none",
+            "share_att_key": options.shared_maps,
+            "position_biased_input": options.positions,
+            "type_vocab_size": config.token_types if options.token_types else 0,
             **(convolution if options.convolution else {}),
             "legacy": False,
         }
@@ -199,7 +208,7 @@ def _check(values: Mapping[str, Any], where: str) -> None:
         "attention_head_size": size,
     }
     for key, right in only.items():
-        given = values.get(key, _LEFT_OUT.get(key, right))
+        given = values.get(key, right)
         if given != right:
             raise UserError(
                 f"{where}: {key}: must be {printable(shorten(right))} here, got "
@@ -226,6 +235,9 @@ def _options(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         "buckets": max(values.get("position_buckets", -1), 0),
         "longest": longest if longest > 0 else values["max_position_embeddings"],
         "distance_norm": norm == "layer_norm",
+        "shared_maps": bool(values.get("share_att_key", False)),
+        "positions": bool(values["position_biased_input"]),
+        "token_types": values["type_vocab_size"] > 0,
         "convolution": convolution,
         "convolution_activation": activation,
     }
