@@ -15,8 +15,9 @@ from transformers import AutoTokenizer, DebertaV2ForMaskedLM
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.inputs.batch import Batch
+from palm_ds.model.kernels import Kernels
 from palm_ds.text.tokenizer import load_tokenizer
-from palm_ds.weights.convert.convert import convert
+from palm_ds.weights.convert.convert import ConversionOptions, convert
 from palm_ds.weights.convert.parity import compare, inputs_for
 from palm_ds.weights.formats.huggingface.read import open_contents
 from palm_ds.weights.formats.huggingface.run import in_transformers
@@ -62,6 +63,70 @@ def test_single_and_logarithmic_buckets_are_those_of_transformers(
     mine, its = encoder.get_parameter("distance.weight").grad, model.encoder.rel_embeddings
     scale = float(its.weight.grad.abs().max())
     torch.testing.assert_close(mine, its.weight.grad, atol=1e-5 * scale, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "terms", [["c2p", "p2c"], ["c2p"], ["p2c"]], ids=lambda terms: "+".join(terms)
+)
+def test_maps_of_distances_positions_and_token_types_are_those_of_transformers(
+    tmp_path: Path, terms: list[str]
+) -> None:
+    """Outputs, gradients and a packed row; written as they were read."""
+    own = {"share_att_key": False, "position_biased_input": True, "type_vocab_size": 2}
+    model = DEBERTA.build(**own, pos_att_type=terms, position_buckets=-1)
+    model.save_pretrained(tmp_path / "in")
+    contents = open_contents(tmp_path / "in")
+    encoder = load_encoder(contents)
+    several = texts((30, 44))
+    batch = Batch.from_rows([[text] for text in several], length=44, pad=0)
+    batch.token_type_ids.copy_(batch.input_ids % 2)
+    real = batch.sequence_ids >= 0
+    expected = model(
+        input_ids=batch.input_ids,
+        attention_mask=real.long(),
+        token_type_ids=batch.token_type_ids,
+    ).last_hidden_state[real]
+    found = encoder(batch)[real]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    weighted(expected).backward()
+    weighted(found).backward()
+    mine, its = encoder.layers[0], model.encoder.layer[0].attention.self
+    pairs = [
+        (encoder.get_parameter("position.weight"), model.embeddings.position_embeddings.weight),
+        (encoder.get_parameter("segment.weight"), model.embeddings.token_type_embeddings.weight),
+        *((mine.distance_key.weight, its.pos_key_proj.weight) for _ in terms if "c2p" in terms),
+        *((mine.distance_query.weight, its.pos_query_proj.weight) for _ in terms if "p2c" in terms),
+    ]
+    for one, other in pairs:
+        scale = float(other.grad.abs().max())
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-5 * scale, rtol=0)
+    packed = Batch.from_rows([several], length=74, pad=0)
+    packed.token_type_ids.copy_(packed.input_ids % 2)
+    torch.testing.assert_close(encoder(packed)[0, 30:], encoder(batch)[1], atol=1e-5, rtol=1e-5)
+    convert(tmp_path / "in", tmp_path / "out", "huggingface", ConversionOptions(strict=True))
+    read, written = (load_file(tmp_path / x / "model.safetensors") for x in ("in", "out"))
+    assert read.keys() == written.keys() and all(torch.equal(read[x], written[x]) for x in read)
+
+
+def test_the_table_of_distances_is_dropped_out_alike_in_all_micro_batches(tmp_path: Path) -> None:
+    """A mask for each layer and step, whatever rows a process has."""
+    folder = DEBERTA.save(tmp_path, share_att_key=False, hidden_dropout_prob=0.25)
+    encoder = load_encoder(open_contents(folder), Kernels(dropout="counter")).train()
+    seen: list[torch.Tensor] = []
+    for layer in encoder.layers:
+        layer.distance_key.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    for key, first, size in ((7, 0, 9), (7, 5, 30), (8, 0, 9)):
+        batch = Batch.from_rows([texts((size,))], length=size, pad=0)
+        batch.dropout_key, batch.first_row = key, first
+        encoder(batch)
+    whole = encoder.distance_norm(encoder.distance.weight)[None]
+    for table in seen:
+        kept = table != 0
+        assert 0.7 < kept.float().mean() < 0.8
+        torch.testing.assert_close(table[kept], whole[kept] / 0.75)
+    step, same, other = seen[:3], seen[3:6], seen[6:]
+    assert all(torch.equal(*pair) for pair in zip(step, same, strict=True))
+    assert not torch.equal(step[0], step[1]) and not torch.equal(step[0], other[0])
 
 
 def test_microsofts_head_is_read_and_written_as_transformers_computes_it(tmp_path: Path) -> None:
@@ -141,9 +206,9 @@ def test_what_shapes_do_not_show_is_noticed(tmp_path: Path, what: str) -> None:
     ("values", "message"),
     [
         ({"relative_attention": False}, "relative_attention: must be true here, got false"),
-        ({"share_att_key": False}, "share_att_key: must be true here"),
-        ({"type_vocab_size": 2}, "type_vocab_size: must be 0 here"),
-        ({"position_biased_input": True}, "position_biased_input: must be false here"),
+        ({"share_att_key": "no"}, "share_att_key: expected true or false"),
+        ({"type_vocab_size": -1}, "type_vocab_size: expected a whole number from 0"),
+        ({"position_biased_input": True}, "it has no .*position"),
         ({"pos_att_type": ["p2p"]}, "pos_att_type: must be c2p, p2c or both"),
         ({"pos_att_type": None}, "pos_att_type: must be c2p, p2c or both"),
         ({"norm_rel_ebd": "group"}, "norm_rel_ebd: must be layer_norm or none"),
