@@ -41,6 +41,20 @@ def _euro(hidden_size: int, num_layers: int, num_heads: int, inner: int, kv: int
     )
 
 
+def _ernie_3(
+    hidden_size: int, num_layers: int, task_types: int = 16, num_heads: int = 12
+) -> dict[str, Any]:
+    """Sizes of an ERNIE 3.0, of which small ones are distilled."""
+    return dict(
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        max_positions=2048,
+        task_types=task_types,
+        layer_norm_eps=1e-5,
+    )
+
+
 _MODERN_BASE = _modern(768, 22, 12, 1152)
 _MODERN_LARGE = _modern(1024, 28, 16, 2624)
 _ALL_160K = {"local_rotary_base": 160_000.0}
@@ -65,6 +79,29 @@ PRESETS: dict[str, dict[str, Any]] = {
         task_types=0,
         layer_norm_eps=1e-5,
     ),
+    # PaddleNLP's sizes; those of `v2` have no task embedding. Another inner size than 4 times the
+    # hidden size is in ernie-1.0-large-zh-cw alone.
+    "ernie-1.0-base-zh-cw": dict(task_types=3, layer_norm_eps=1e-5),
+    "ernie-1.0-large-zh-cw": dict(
+        **_LARGE,
+        intermediate_size=3072,
+        activation="relu",
+        token_types=2,
+        task_types=0,
+        layer_norm_eps=1e-5,
+    ),
+    "ernie-3.0-xbase-zh": _ernie_3(1024, 20, num_heads=16),
+    "ernie-3.0-base-zh": _ernie_3(768, 12, 3),
+    "ernie-3.0-medium-zh": _ernie_3(768, 6),
+    "ernie-3.0-mini-zh": _ernie_3(384, 6),
+    "ernie-3.0-micro-zh": _ernie_3(384, 4),
+    "ernie-3.0-nano-zh": _ernie_3(312, 4),
+    "ernie-3.0-tiny-base-v2-zh": _ernie_3(768, 12, 0),
+    "ernie-3.0-tiny-medium-v2-zh": _ernie_3(768, 6, 0),
+    "ernie-3.0-tiny-mini-v2-zh": _ernie_3(384, 6, 0),
+    "ernie-3.0-tiny-micro-v2-zh": _ernie_3(384, 4, 0),
+    "ernie-3.0-tiny-nano-v2-zh": _ernie_3(312, 4, 0),
+    "ernie-3.0-tiny-pico-v2-zh": _ernie_3(128, 3, 0, num_heads=2),
     "ernie-gen-base": dict(max_positions=1024, task_types=0, layer_norm_eps=1e-5),
     "ernie-gen-large": dict(**_LARGE, max_positions=1024, task_types=0, layer_norm_eps=1e-5),
     "bert-base": dict(token_types=2, task_types=0),
@@ -101,11 +138,18 @@ PRESETS: dict[str, dict[str, Any]] = {
     "electra-large": dict(kind="electra", **_LARGE),
     "distilbert-base": dict(kind="distilbert"),
     "mpnet-base": dict(kind="mpnet"),
-    # ALBERT's second version, and the Chinese ones of BERT's vocabulary.
+    # ALBERT's second version, and Chinese ones with a vocabulary of BERT's.
     "albert-base-v2": dict(kind="albert"),
     "albert-large-v2": dict(kind="albert", **_LARGE),
     "albert-xlarge-v2": dict(kind="albert", hidden_size=2048, num_layers=24, num_heads=16),
     "albert-xxlarge-v2": dict(kind="albert", hidden_size=4096, num_heads=64),
+    "albert-chinese-tiny": dict(
+        kind="albert", hidden_size=312, num_layers=4, num_heads=12, activation="gelu"
+    ),
+    "albert-chinese-small": dict(
+        kind="albert", hidden_size=384, num_layers=6, num_heads=12, activation="gelu"
+    ),
+    "albert-chinese-base": dict(kind="albert", activation="relu"),
     "deberta-v3-xsmall": dict(kind="deberta_v2", hidden_size=384, num_heads=6),
     "deberta-v3-small": dict(kind="deberta_v2", num_layers=6),
     "deberta-v3-base": dict(kind="deberta_v2"),

@@ -1,13 +1,15 @@
 """The published models by name: PaddlePALM's list, the releases of ERNIE's repositories, and
 PaddleNLP's names for them.
 
-A model is an archive, or a repository of the Hugging Face Hub where its weights are as
-safetensors. One that no encoder here reads yet has `not_yet`: why.
+A model is an archive, two files of PaddleNLP's (paddlenlp.py), or a repository of the Hugging Face
+Hub where its weights are as safetensors. One that no encoder here reads yet has `not_yet`: why.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from palm_ds.weights.download.paddlenlp import PADDLENLP, PaddleModel
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class HubModel:
         return self.repository
 
 
-Published = Archive | HubModel
+Published = Archive | PaddleModel | HubModel
 
 _BERT = "https://bert-models.bj.bcebos.com/"
 _ERNIE = "https://ernie.bj.bcebos.com/"
@@ -46,7 +48,6 @@ _NLP = "https://baidu-nlp.bj.bcebos.com/"
 _GITHUB = "https://ernie-github.cdn.bcebos.com/model-"
 _UNIMO = "https://unimo.bj.bcebos.com/model/"
 _WENXIN = "https://bj.bcebos.com/wenxin-models/"
-_PADDLENLP = "https://bj.bcebos.com/paddlenlp/models/transformers/"
 
 _XLNET_WHY = "XLNet has relative positions and two streams of its own"
 PRETRAIN: dict[str, Archive] = {
@@ -89,10 +90,6 @@ _GRAM = "ERNIE-Gram adds relative positions to the attention"
 _M = "ERNIE-M has no token types, and names of its own in its files"
 _VIL = "ERNIE-ViL reads images as well as texts"
 _UNIMO_WHY = "UNIMO reads images as well as texts"
-_NO_CONFIG = (
-    "PaddleNLP publishes its weights without a config; save it there with save_pretrained and "
-    "convert that folder"
-)
 _OWN_LAYOUT = "its archive has a layout of Wenxin's own, which nobody has described"
 ERNIE: dict[str, Published] = {
     # The names that ERNIE's `develop` branch loads, and the archives of `repro`.
@@ -136,16 +133,7 @@ ERNIE: dict[str, Published] = {
             *("ernie-3.0-nano-zh", "ernie-health-zh"),
         )
     },
-    **{
-        name: Archive(_PADDLENLP, not_yet=_NO_CONFIG)
-        for name in (
-            *("ernie-1.0-base-zh-cw", "ernie-1.0-large-zh-cw", "ernie-2.0-base-zh"),
-            *("ernie-2.0-large-zh", "ernie-3.0-xbase-zh", "ernie-3.0-tiny-base-v2-zh"),
-            *("ernie-3.0-tiny-medium-v2-zh", "ernie-3.0-tiny-mini-v2-zh"),
-            *("ernie-3.0-tiny-mini-v2-en", "ernie-3.0-tiny-micro-v2-zh"),
-            *("ernie-3.0-tiny-nano-v2-zh", "ernie-3.0-tiny-pico-v2-zh"),
-        )
-    },
+    **PADDLENLP,
 }
 """Every name is in lower case."""
 MODELS: dict[str, Published] = {**PRETRAIN, **ERNIE}

@@ -28,17 +28,18 @@ from typing import Any
 from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.files import hash_of_text
+from palm_ds.common.json_files import write_json
 from palm_ds.weights.download.archive import BadArchiveError, unpack
 from palm_ds.weights.download.catalogue import (
     ERNIE,
     FORMER_NAMES,
     MODELS,
     PRETRAIN,
-    Archive,
     HubModel,
     Published,
 )
 from palm_ds.weights.download.http import PATIENCE, Patience, Progress, fetch, one_at_a_time
+from palm_ds.weights.download.paddlenlp import PaddleModel, mirrored
 
 GROUPS: dict[str, Mapping[str, Published]] = {
     "pretrain": PRETRAIN,
@@ -167,7 +168,7 @@ def _name(given: str, archives: Mapping[str, Published]) -> str:
 
 
 def _refusal(name: str, model: Published) -> str:
-    where = model.url if isinstance(model, Archive) else model.repository
+    where = model.repository if isinstance(model, HubModel) else model.url
     return f"{name}: not downloaded, since it cannot be opened yet: {model.not_yet} ({where})"
 
 
@@ -181,7 +182,10 @@ def _from_name(name: str, group: Path, places: Places, again: bool) -> Path:
             raise UserError(_refusal(name, model))
         if isinstance(model, HubModel):
             return _from_hub(model.repository, folder, None)
-        file, url = _archive_file(name, model, places)
+        if isinstance(model, PaddleModel):
+            return _from_paddlenlp(name, model, folder, places)
+        known = {"size": model.size, "sha256": model.sha256}
+        file, url = _file(name, model.file, model.url, places, **known)
         try:
             _unpack(file, folder)
         except BadArchiveError as error:
@@ -204,21 +208,37 @@ def _made(folder: Path, make: Callable[[Path], None], places: Places, again: boo
     return folder
 
 
-def _archive_file(name: str, archive: Archive, places: Places) -> tuple[Path, str]:
-    """The archive as a file, and its URL (empty for a mirror folder)."""
+def _from_paddlenlp(name: str, model: PaddleModel, folder: Path, places: Places) -> None:
+    """Two files under the names that PaddleNLP saves them with, and the configurations."""
+    urls = {"model_state.pdparams": model.url, "vocab.txt": model.vocabulary}
+    files = {x: _file(name, mirrored(url), url, places)[0] for x, url in urls.items()}
+
+    def write(part: Path) -> None:
+        for saved, file in files.items():
+            shutil.copyfile(file, part / saved)
+        write_json(part / "config.json", model.config_json())
+        tokenizer = {"tokenizer_class": "ErnieTokenizer", "do_lower_case": True}
+        write_json(part / "tokenizer_config.json", tokenizer)
+
+    _publish(folder, write)
+
+
+def _file(
+    name: str, published: str, address: str, places: Places, **known: Any
+) -> tuple[Path, str]:
+    """A file, which a mirror has as `published`, and its URL (empty for a mirror folder)."""
     if places.mirror and "://" not in places.mirror:
-        file = Path(places.mirror).expanduser() / archive.file
+        file = Path(places.mirror).expanduser() / published
         if not file.is_file():
-            raise UserError(f"{name}: no {archive.file} in the mirror {places.mirror}")
+            raise UserError(f"{name}: no {published} in the mirror {places.mirror}")
         return file, ""
-    url = f"{places.mirror.rstrip('/')}/{archive.file}" if places.mirror else archive.url
+    url = f"{places.mirror.rstrip('/')}/{published}" if places.mirror else address
     file = _cached(url, places.cache)
-    known = {"size": archive.size, "sha256": archive.sha256}
     try:
         with _bar(name) as progress:
             fetch(url, file, **known, patience=places.patience, progress=progress)
     except UserError as error:
-        elsewhere = f"; PALM_MIRROR may name another place that has {archive.file}"
+        elsewhere = f"; PALM_MIRROR may name another place that has {published}"
         ours = not str(error).startswith(url)  # a full disk, a folder that cannot be written
         raise UserError(f"{error}{'' if ours else elsewhere}") from None
     return file, url
