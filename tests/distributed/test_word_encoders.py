@@ -1,4 +1,5 @@
-"""Encoders that are not transformers have one loss curve as well, dropout included."""
+"""Encoders that are not transformers, and one whose layers share their weights, have one loss curve
+as well, dropout included."""
 
 from __future__ import annotations
 
@@ -8,13 +9,14 @@ import pytest
 from tests.helpers.word_encoders import KINDS
 
 pytestmark = pytest.mark.distributed
+ALL = (*KINDS, "albert")
 
 
 @pytest.mark.parametrize(("launcher", "micro"), [("fork", 4), ("python", 16)])
 def test_losses_equal_a_plain_loop(launcher: str, micro: int, run_distributed, tmp_path) -> None:
     stages = (0, 1, 2, 3) if launcher == "fork" else (0, 3)  # ZeRO 3 last: it changes its process
-    runs = [f"{kind}:{stage}:{micro}" for stage in stages for kind in KINDS]
-    resumed = [f"{kind}:{stage}:{micro}:resumed" for stage in stages[:-1:2] for kind in KINDS]
+    runs = [f"{kind}:{stage}:{micro}" for stage in stages for kind in ALL]
+    resumed = [f"{kind}:{stage}:{micro}:resumed" for stage in stages[:-1:2] for kind in ALL]
     given = {"runs": [*resumed, *runs], "folder": tmp_path}
     found = run_distributed("word_encoders.losses", given, launcher=launcher).result
     for run in resumed:

@@ -1,4 +1,5 @@
-"""Losses of encoders that are not transformers, under each ZeRO stage and accumulation.
+"""Losses of encoders that are not transformers, and of one whose layers share their weights, under
+each ZeRO stage and accumulation.
 
 Each run is kind:stage:micro; kind:stage:micro:resumed saves half-way and resumes in another engine.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,7 +29,11 @@ STEPS = range(8)
 
 def make_model(kind: str) -> Model:
     torch.manual_seed(0)
-    sizes = dict(vocab_size=WORDS, hidden_size=32, max_positions=LENGTH, dropout=0.1)
+    sizes: dict[str, Any] = dict(
+        vocab_size=WORDS, hidden_size=32, max_positions=LENGTH, dropout=0.1
+    )
+    if kind == "albert":
+        sizes |= dict(num_layers=3, num_heads=2, token_types=4, attention_dropout=0.1)
     numbers = config(kind, embedding_size=24, **sizes)
     backbone = build_encoder(numbers, Kernels(dropout="counter"))
     heads = {"words": MaskedLMHead(backbone), "order": ClassHead(32, 3, pooled=True)}

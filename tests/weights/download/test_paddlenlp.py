@@ -61,7 +61,7 @@ def small(model: PaddleModel) -> tuple[PaddleModel, Any]:
     torch.manual_seed(5)
     made = transformers.ErnieModel(transformers.ErnieConfig(**model.config_json())).eval()
     for name, parameter in made.named_parameters():
-        torch.nn.init.normal_(parameter, float("Norm.weight" in name), 0.1)
+        torch.nn.init.normal_(parameter, float("Norm.weight" in name), 0.03)
     return model, made
 
 
