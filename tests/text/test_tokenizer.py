@@ -282,9 +282,7 @@ def test_alberts_model_has_the_ids_of_transformers(settings: dict[str, bool], tm
     (tmp_path / "spiece.model").write_bytes(model.SerializeToString())
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "albert"}))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    ours, theirs = (
-        x(tmp_path) for x in (load_tokenizer, transformers.AlbertTokenizer.from_pretrained)
-    )
+    ours, theirs = load_tokenizer(tmp_path), transformers.AlbertTokenizer.from_pretrained(tmp_path)
     ours.save(tmp_path / "saved")
     theirs.save_pretrained(tmp_path / "theirs")
     both = [load_tokenizer(tmp_path / "saved"), load_tokenizer(tmp_path / "theirs")]

@@ -24,6 +24,7 @@ from palm_ds.weights.formats.contents import OPTIMIZER
 from palm_ds.weights.formats.deepspeed import read as deepspeed
 from palm_ds.weights.formats.deepspeed import zero_shards as deepspeed_files
 from palm_ds.weights.formats.open import open_checkpoint
+from tests.helpers.hf_families import ALBERT
 from tests.weights.formats.hf_models import make
 
 CONFIG = EncoderConfig(
@@ -194,6 +195,17 @@ def test_tied_parameters_of_stage_0_have_one_fp32_copy(tmp_path: Path) -> None:
     )
     assert torch.equal(contents.entries["backbone.word.weight"].read(), fp32[0][0])
     assert contents.notes == ()
+
+
+def test_rows_of_transformers_are_in_our_order(tmp_path: Path) -> None:
+    net = ALBERT.build("ForPreTraining")
+    (tmp_path / "step").mkdir()
+    state = {"module": net.state_dict(), "shared_params": None, "optimizer": None}
+    torch.save(state, tmp_path / "step/mp_rank_00_model_states.pt")
+    net.config.save_pretrained(tmp_path / "step")
+    contents = deepspeed.open_contents(tmp_path / "step")
+    found = contents.entries["heads.sentence_order.out.weight"].read()
+    assert torch.equal(found, net.sop_classifier.classifier.weight.flip(0))
 
 
 @pytest.mark.parametrize("ending", ["ForSequenceClassification", "ForTokenClassification"])
