@@ -69,28 +69,6 @@ def test_rotary_positions_are_relative_within_a_text() -> None:
     assert not torch.allclose(encoder(swapped), encoder(batch), atol=1e-3)
 
 
-@pytest.mark.parametrize("attention", FORMS)
-def test_any_row_is_finite_with_its_gradient(attention: str) -> None:
-    """Padding, texts of one token and rows of padding alone, as many as there are shapes here."""
-    encoder = encoder_of(attention)
-    rng = np.random.default_rng(1)
-    for number in range(70):
-        length = int(rng.integers(1, 41))
-        rows = []
-        for _ in range(int(rng.integers(1, 4))):
-            sizes, filled = [], 0
-            while filled < length and rng.random() < 0.8:
-                sizes.append(int(rng.integers(1, length - filled + 1)))
-                filled += sizes[-1]
-            rows.append([text(size, number) for size in sizes])
-        if not any(rows):
-            rows[0] = [text(1)]
-        out = encoder(Batch.from_rows(rows, length=length, pad=0))
-        (out.square().sum() + encoder.pooler(out[0]).sum()).backward()
-        assert out.isfinite().all()
-        assert all(x.grad is None or x.grad.isfinite().all() for x in encoder.parameters())
-
-
 @pytest.mark.parametrize(
     ("ending", "values"),
     [
