@@ -23,7 +23,7 @@ from palm_ds.model.distillation.settings import (
     RelationsSettings,
     TeacherSettings,
 )
-from palm_ds.model.encoder.encoder import Encoder, init_weights
+from palm_ds.model.encoder.encoder import Encoder, encoder_class, init_weights
 from palm_ds.model.encoder.states import WantedStates
 from palm_ds.model.inputs.batch import Batch, EncoderStates
 from palm_ds.model.inputs.visibility import visible
@@ -45,10 +45,16 @@ class Distillation(nn.Module):
         self.attention_heads = _attention_heads(settings, config, teacher)
         self.student, self.teacher = (self._wanted(side) for side in (0, 1))
         self.student.check(student, "teacher: the student")
-        widths = {"hidden_states": config.hidden_size, "embeddings": student.word.embedding_dim}
-        for name, width in widths.items():
-            if getattr(settings, name) and width != teacher.hidden_size:
-                self.add_module(name, nn.Linear(width, teacher.hidden_size))
+        widths = {
+            "hidden_states": (config.hidden_size, teacher.hidden_size),
+            "embeddings": (
+                student.first_input_width(config),
+                encoder_class(teacher).first_input_width(teacher),
+            ),
+        }
+        for name, (width, wanted) in widths.items():
+            if getattr(settings, name) and width != wanted:
+                self.add_module(name, nn.Linear(width, wanted))
         init_weights(self, config.init_range)
 
     def _wanted(self, side: int) -> WantedStates:

@@ -231,6 +231,11 @@ class Encoder(nn.Module, ABC):
         return config.hidden_size
 
     @classmethod
+    def first_input_width(cls, config: EncoderConfig) -> int:
+        """Width of the vectors that the first layer reads."""
+        return cls.embedding_width(config)
+
+    @classmethod
     def has_token_types(cls, config: EncoderConfig) -> bool:
         """Whether texts of an example differ by more than what separates them."""
         return True

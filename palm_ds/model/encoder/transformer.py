@@ -330,6 +330,10 @@ class TransformerEncoder(Encoder):
         return cls.spec(config).width(config)
 
     @classmethod
+    def first_input_width(cls, config: EncoderConfig) -> int:
+        return config.hidden_size
+
+    @classmethod
     def rope_base(cls, config: EncoderConfig) -> float | None:
         whole = (layer for layer in cls.spec(config).layers if layer.window is None)
         return next((x.rotary_base for x in whole if x.rotary_base is not None), None)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,25 +15,18 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import build_encoder, encoder_class
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.kernels import Kernels
+from tests.helpers.small_encoders import small_transformer
 
-KINDS: dict[str, dict[str, Any]] = {
-    "bert": {},
-    "modernbert": {"num_layers": 3, "options": {"window": 3}},
-    "eurobert": {"options": {"kv_heads": 2}},
-    "neobert": {},
-    "mpnet": {"options": {"relative_buckets": 8}},
-    "deberta_v2": {"options": {"buckets": 8, "longest": 16, "convolution": 3}},
-}
+KINDS = ("bert", "modernbert", "eurobert", "neobert", "mpnet", "deberta_v2")
+"""One of each form of layer."""
 LENGTHS = (1, 2, 3, 7, 16, 33, 48)
 ROWS = 20
 FUZZ = bool(os.environ.get("PALM_FUZZ"))  # other shapes every time
 
 
 def config_of(kind: str, attention_dropout: float) -> EncoderConfig:
-    sizes = {"vocab_size": 64, "hidden_size": 32, "num_layers": 2, "num_heads": 4}
     rates = {"dropout": 0.1, "attention_dropout": attention_dropout}
-    more = {"intermediate_size": 48, "max_positions": 64, "init_range": 0.2}
-    return EncoderConfig.from_dict({"kind": kind, **sizes, **more, **rates, **KINDS[kind]})
+    return small_transformer(kind, **rates, **({"num_layers": 3} if kind == "modernbert" else {}))
 
 
 def sizes_of_row(rng: np.random.Generator, length: int) -> Iterator[int]:
@@ -82,7 +74,7 @@ def check(config: EncoderConfig, form: str, batches: list[Batch]) -> None:
             torch.testing.assert_close(other / scale, plain / scale, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("form", "attention_dropout"), [("sdpa", 0.0), ("tiles", 0.1)])
 def test_200_rows(kind: str, form: str, attention_dropout: float) -> None:
     config = config_of(kind, attention_dropout)
