@@ -15,6 +15,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "nomic_bert": {},
     "jina_embeddings_v3": {},
     "electra": {"options": {"embedding_size": 24}},
+    "albert": {"options": {"embedding_size": 24}},
     "distilbert": {},
     "mpnet": {"options": {"relative_buckets": 8}},
     "deberta_v2": {"options": {"buckets": 8, "longest": 16, "convolution": 3}},

@@ -1,5 +1,4 @@
-"""Losses of encoders that are not transformers, and of one whose layers share their weights, under
-each ZeRO stage and accumulation.
+"""Losses of each kind of encoder but BERT, under ZeRO stages and accumulation.
 
 Each run is kind:stage:micro; kind:stage:micro:resumed saves half-way and resumes in another engine.
 """
@@ -8,13 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from palm_ds.common.rng import derive_key
 from palm_ds.engine import Engine
-from palm_ds.model.encoder.encoder import build_encoder
+from palm_ds.model.encoder.encoder import build_encoder, encoder_class
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
@@ -22,6 +20,7 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.runtime.optimizer.param_groups import param_groups
 from tests.distributed.tiny import LENGTH, LR, OPTIMIZER, ROWS, SEED, WORDS, share
+from tests.helpers.small_encoders import TRANSFORMERS, small_transformer
 from tests.helpers.word_encoders import config
 
 STEPS = range(8)
@@ -29,13 +28,13 @@ STEPS = range(8)
 
 def make_model(kind: str) -> Model:
     torch.manual_seed(0)
-    sizes: dict[str, Any] = dict(
-        vocab_size=WORDS, hidden_size=32, max_positions=LENGTH, dropout=0.1
-    )
-    if kind == "albert":
-        sizes |= dict(num_layers=3, num_heads=2, token_types=4, attention_dropout=0.1)
-    numbers = config(kind, embedding_size=24, **sizes)
-    backbone = build_encoder(numbers, Kernels(dropout="counter"))
+    sizes = dict(vocab_size=WORDS, hidden_size=32, max_positions=LENGTH + 2, dropout=0.1)
+    if kind in TRANSFORMERS:
+        numbers = small_transformer(kind, **sizes, attention_dropout=0.1, init_range=0.02)
+    else:
+        numbers = config(kind, embedding_size=24, **sizes)
+    attention = "plain" if encoder_class(numbers).adds_to_scores(numbers) else "tiles"
+    backbone = build_encoder(numbers, Kernels(attention=attention, dropout="counter"))
     heads = {"words": MaskedLMHead(backbone), "order": ClassHead(32, 3, pooled=True)}
     return Model(backbone, heads, {name: name for name in heads})
 
