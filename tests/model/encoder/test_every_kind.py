@@ -23,9 +23,9 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.optimizer.muon import stacked_rows
 from palm_ds.runtime.optimizer.param_groups import freeze, is_hidden_matrix, param_lr_scales
 from palm_ds.weights.convert.embeddings import pad_vocab
-from palm_ds.weights.expand_embeddings import expand_embeddings
 from palm_ds.weights.formats.weights_info import WeightsInfo
 from palm_ds.weights.model_folder import open_model
+from palm_ds.weights.starting_weights import expand_embeddings
 from palm_ds.weights.weights_folder import load_weights, save_weights
 from tests.helpers.small_encoders import TRANSFORMERS, small_transformer
 from tests.model.encoder.test_transformer import texts
@@ -33,6 +33,8 @@ from tests.model.encoder.test_transformer import texts
 TASKS = {"words": "words", "kind": "kind"}
 RATES = {"dropout": 0.1, "attention_dropout": 0.1}
 EVERY = pytest.mark.parametrize("kind", list(TRANSFORMERS))
+UNSHARED = pytest.mark.parametrize("kind", [x for x in TRANSFORMERS if x != "albert"])
+"""Those whose layers have weights of their own."""
 
 
 def model_of(config: EncoderConfig, *, recompute: bool = False, seed: int = 1) -> Model:
@@ -81,7 +83,7 @@ def test_recomputed_and_frozen_layers(kind: str) -> None:
     assert equal(gradients(frozen), left)
 
 
-@EVERY
+@UNSHARED
 def test_rates_and_matrices_of_optimizers(kind: str) -> None:
     """Layer decay counts from the embeddings, of any kind, to the heads; Muon changes each matrix
     of a layer by itself."""
@@ -106,7 +108,7 @@ def test_rates_and_matrices_of_optimizers(kind: str) -> None:
         assert stacked_rows(path, rows, stacked) == made and sum(made) == rows
 
 
-@EVERY
+@UNSHARED
 def test_chosen_layers_more_words_and_a_task_embedding(kind: str, tmp_path: Path) -> None:
     large = small_transformer(kind, num_layers=4)
     source = model_of(large)
