@@ -25,6 +25,7 @@ RECIPE = "adapt.yaml"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from palm_ds.corpus.options import DOCUMENTS, LANGUAGES, InputOptions, TextOptions
+    from palm_ds.train.recipe.adaptation import AdaptOptions
 
     add = parser.add_argument
     add("model", metavar="MODEL", help="a Hugging Face folder, a run, or a name on the hub")
@@ -32,9 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("texts", nargs="+", metavar="TEXTS", help=texts)
     add("--out", type=local_path, required=True, metavar="DIR", help="folder for all output")
     add("--general", nargs="+", metavar="TEXTS", help="general text, mixed in against forgetting")
-    add("--general_share", type=float, metavar="P", help="its share of the tokens (0.2)")
-    add("--steps", type=int, metavar="N", help="(10 passes over the text, in 100 to 10000 steps)")
-    add("--lr", type=float, metavar="X", help="peak of the learning rate (5e-5)")
+    add_fields(parser, AdaptOptions, metavar={"general_share": "P", "steps": "N", "lr": "X"})
     add("--deepspeed_config", metavar="FILE", help="(zero1_bf16 with a GPU, else cpu)")
     add("--recipe_only", action="store_true", help="prepare, write the recipe, and stop")
     reading = parser.add_argument_group("reading, as `palm-ds prepare`; its other options: run it")

@@ -195,9 +195,12 @@ def test_a_prepared_corpus_is_taken_as_it_is(
     [
         (["nothing", "x"], "nothing: no such file or folder"),
         (["bert", "bert"], "bert: is the model itself; choose another folder"),
-        (["bert", "x", "--steps", "0"], "--steps 0: must be at least 1"),
-        (["bert", "x", "--lr", "2"], "--lr 2: must be above 0 and below 1"),
-        (["bert", "x", "--general_share", "1"], "--general_share 1: must be above 0 and below 1"),
+        (["bert", "x", "--steps", "0"], "--steps: expected a number above 0, got 0"),
+        (["bert", "x", "--lr", "2"], "--lr: expected a number below 1, got 2"),
+        (
+            ["bert", "x", "--general_share", "1"],
+            "--general_share: expected a number below 1, got 1",
+        ),
         (["bert", "x", "--deepspeed_config", "cpx"], "no shipped DeepSpeed file has this name"),
         (["bert", "x", "--general", "absent.txt"], "absent.txt"),
         (["bert", "x", "--step", "3"], '--step 3; did you mean "--steps"?'),

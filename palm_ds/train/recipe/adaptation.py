@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import PositiveInt
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.settings import InnerShare, Settings
 from palm_ds.corpus.manifest import COUNTED_ANNOTATIONS
-from palm_ds.corpus.store import Corpus
-from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import encoder_class
+
+if TYPE_CHECKING:  # `palm-ds adapt --help` needs the options alone, without torch
+    from palm_ds.corpus.store import Corpus
+    from palm_ds.model.config.config import EncoderConfig
 
 _PASSES, _USUAL_STEPS = 10, 1_000
 _STEPS, _STEP_TOKENS = (100, 10_000), (4_096, 131_072)
@@ -33,23 +35,15 @@ _MODERN_RATE = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptOptions:
-    """What is chosen by hand."""
+class AdaptOptions(Settings, option="--"):
+    """Settings of an adaptation; the rest follows from the texts and the encoder."""
 
-    steps: int | None = None
-    """Steps to train. None: 10 passes over the text in 100 to 10,000 steps."""
-    lr: float = 5e-5
+    general_share: InnerShare = 0.2
+    """Share of the general text in the tokens."""
+    steps: PositiveInt | None = None
+    """Steps to train (10 passes over the text, in 100 to 10,000 steps)."""
+    lr: InnerShare = 5e-5
     """Peak of the learning rate."""
-    general_share: float = 0.2
-    """With --general: its share of the tokens."""
-
-    def __post_init__(self) -> None:
-        if self.steps is not None and self.steps < 1:
-            raise UserError(f"--steps {self.steps}: must be at least 1")
-        if not 0 < self.lr < 1:
-            raise UserError(f"--lr {self.lr:g}: must be above 0 and below 1")
-        if not 0 < self.general_share < 1:
-            raise UserError(f"--general_share {self.general_share:g}: must be above 0 and below 1")
 
 
 def adaptation_recipe(
@@ -116,6 +110,8 @@ def _source(own: Corpus, general: Corpus | None, share: float) -> dict[str, Any]
 def _tasks(encoder: EncoderConfig, corpora: list[Corpus]) -> Mapping[str, dict[str, Any]]:
     """Masking by the units that all corpora have, first; the tasks over sentences, if all corpora
     and the encoder have what these need."""
+    from palm_ds.model.encoder.encoder import encoder_class
+
     found = [unit for unit in COUNTED_ANNOTATIONS if all(_has(unit, each) for each in corpora)]
     masking: dict[str, Any] = {"source": "text", "units": found or ["token"]}
     if encoder.kind == "modernbert":
