@@ -78,10 +78,10 @@ def killed_and_resumed_to_the_last_bit(result: dict[str, Any]) -> None:
 
 
 def lora_is_the_same_in_every_layout(result: dict[str, Any]) -> None:
-    """With dropout, under ZeRO 0 to 3, with one and two processes; to the last bit if killed and
+    """With dropout, under ZeRO 0, 2 and 3, with one and two processes; to the last bit if killed and
     resumed."""
     runs = {name: each for name, each in result.items() if name.startswith("lora, ")}
-    assert len(runs) == 4
+    assert len(runs) == 3
     first = runs["lora, ZeRO 0, 1"]
     for each in runs.values():
         assert_close(each["losses"], first["losses"], rel=5e-5)  # gradient norms up to 150
@@ -102,11 +102,11 @@ def lora_is_the_same_in_every_layout(result: dict[str, Any]) -> None:
 
 
 def distillation_is_the_same_in_every_layout(result: dict[str, Any]) -> None:
-    """Under ZeRO 0 to 3, with one and two processes, the teacher whole or shared out; to the last
+    """Under ZeRO 0, 2 and 3, with one and two processes, the teacher whole or shared out; to the last
     bit if killed and resumed. The teacher's losses are in every step that has its texts, and the
     projections in no weights/."""
     runs = {name: each for name, each in result.items() if name.startswith("taught, ")}
-    assert len(runs) == 4
+    assert len(runs) == 3
     for name, each in runs.items():
         # a divergence near 0 is a difference of log-probabilities near -9 in fp32
         assert_close(each["losses"], result["taught by hand"], rel=5e-5, absolute=3e-6)

@@ -6,7 +6,8 @@ that has imported torch, DeepSpeed and all of palm_ds.
     run([SCRIPT]).stdout                            # as subprocess.run
 
 A program has a pid, an environment, a session and an exit code of its own, and ends as any other.
-What it has not is a first import: tests of start-up, of memory and of launchers use subprocess.
+What it has not is a first import: tests of start-up, of memory and of launchers use subprocess. The
+curves of its reports are empty: to draw them would take a second of each run.
 """
 
 from __future__ import annotations
@@ -297,6 +298,8 @@ def import_all() -> None:
             importlib.import_module(name)
         except Exception:
             traceback.print_exc()  # the program that needs it will say so itself
+    charts: Any = importlib.import_module("palm_ds.train.report.charts")
+    charts._svg = lambda *_: "<svg></svg>"
     gc.collect()
     gc.freeze()  # so that collecting garbage in a program copies no memory
 

@@ -190,8 +190,11 @@ def test_padding_has_few_sizes_and_no_position_twice() -> None:
 
 
 @pytest.mark.slow
-def test_compiled_code_computes_the_same() -> None:
+def test_compiled_code_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the compiler itself, which takes most of the time: so only one layer."""
+    from torch._inductor import config as inductor
+
+    monkeypatch.setattr(inductor, "compile_threads", 1)  # others would import torch first
     config = replace(CONFIG, num_layers=1)
     requested = {"compile": "on"}
     try:
