@@ -435,7 +435,13 @@ def _global_batch_losses(model: Any, fgm: float) -> dict[str, GlobalBatchLoss]:
 
 
 def _fgm(model: Any, length: float, config: dict[str, Any]) -> FGM:
-    """FGM (palm_ds/model/fgm.py) on the token embeddings: two passes per micro-batch."""
+    """FGM (palm_ds/model/fgm.py) on the token embeddings: two passes per micro-batch. Raises
+    UserError for a model with a generator, which may read the same embeddings."""
+    if model.generators:
+        raise UserError(
+            f"optimizer.fgm: tasks.{next(iter(model.generators))} samples other tokens from "
+            "perturbed embeddings; remove one of the two"
+        )
     for key in ("train_batch_size", "gradient_accumulation_steps"):
         config[key] *= 2
     return FGM(model.backbone.word, length)

@@ -175,12 +175,12 @@ class EventDispatcher:
         )
         self.losses = {task: sums[f"loss {task}"] / count for task, count in counts.items()}
         accuracy = {task: sums[f"right {task}"] / count for task, count in counts.items()}
-        tasks = self.loop.recipe.built_tasks
+        weights = self.loop.task_weights
         self._emit(
             events.EndIteration(
                 pass_id=self._pass or 0,
                 batch_id=self.done - 1,
-                cost=sum(tasks[task].weight * loss for task, loss in self.losses.items()),
+                cost=sum(weights[task] * loss for task, loss in self.losses.items()),
                 lr=facts["lr"],
                 metrics={t: {"loss": self.losses[t], "accuracy": accuracy[t]} for t in counts},
             )

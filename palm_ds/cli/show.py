@@ -83,6 +83,8 @@ def _describe(head: HeadInfo) -> str:
     """A head's kind in a few words."""
     if head.kind == "masked_words":
         return "masked words"
+    if head.kind == "replaced_tokens":
+        return "replaced tokens"
     return f"{head.classes} classes of {'whole texts' if head.pooled else 'tokens'}"
 
 

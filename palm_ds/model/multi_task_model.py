@@ -8,6 +8,7 @@ steps run different modules.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from palm_ds.model.distillation.soft_labels import soft_loss, soft_name
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.encoder.states import WantedStates, recorded
 from palm_ds.model.heads.heads import Head
+from palm_ds.model.heads.replaced_tokens import Generator, ReplacedTokenHead, generator_name
 from palm_ds.model.inputs.batch import Batch, EncoderStates, TeacherOutputs
 from palm_ds.model.ops.dropout import dropout, dropout_keys
 from palm_ds.model.pooling import pool
@@ -36,12 +38,14 @@ class TaskOutput(NamedTuple):
     loss_sum: torch.Tensor
     correct: torch.Tensor
     scores: torch.Tensor | None = None
+    tallies: Mapping[str, torch.Tensor] = MappingProxyType({})
+    """What its head counted, of which the task makes its metrics; outside training only."""
 
 
 class TaskLabels(NamedTuple):
     """The labels of a task in a batch."""
 
-    positions: torch.Tensor  # (n,), flat
+    positions: torch.Tensor  # (n,), flat; (2 n,) with those of first tokens, if its head reads them
     targets: torch.Tensor  # (n, ...)
     groups: tuple[torch.Tensor, ...]  # the third argument of a grouped head
     real: int  # 1; 0 for the dummy label of a batch without labels
@@ -60,6 +64,12 @@ class Model(nn.Module):
         for head in heads:
             if head not in head_of.values():
                 raise UserError(f'head "{head}": no task uses it; remove it, or give it a task')
+        generators = [x for x, y in heads.items() if getattr(y, "generator", None) is not None]
+        if len(generators) > 1:
+            raise UserError(
+                f"tasks.{generators[1]}: an encoder has one generator, that of "
+                f"tasks.{generators[0]}; use it with `share: {generators[0]}`"
+            )
         self.backbone = backbone  # first, so that the tied embeddings have the backbone's name
         self.heads = nn.ModuleDict(heads)
         self.head_of = dict(head_of)
@@ -89,10 +99,24 @@ class Model(nn.Module):
 
     @property
     def losses(self) -> dict[str, bool]:
-        """{loss: whether it is over all tokens, instead of labels}: the tasks, then what is learned
-        from a teacher."""
+        """{loss: whether it is over all tokens, instead of labels}: the tasks, the generators, then
+        what is learned from a teacher."""
         learned = {name: name not in self._task_of for name in self.teacher_weights}
-        return dict.fromkeys(self.head_of, False) | learned
+        generators = [
+            generator_name(t) for t, head in self.head_of.items() if head in self.generators
+        ]
+        return dict.fromkeys([*self.head_of, *generators], False) | learned
+
+    @property
+    def generators(self) -> dict[str, Generator]:
+        """{head: the generator that makes its texts}"""
+        heads = {x: y for x, y in self.heads.items() if isinstance(y, ReplacedTokenHead)}
+        return {name: head.generator for name, head in heads.items() if head.generator is not None}
+
+    @property
+    def encoders(self) -> list[Encoder]:
+        """The encoder, then those of generators."""
+        return [self.backbone, *(each.encoder for each in self.generators.values())]
 
     def forward(self, batch: Batch | Callable[[Model], Any], scores: Collection[str] = ()) -> Any:
         """{task: TaskOutput}: summed loss and correct predictions of each task, in the order of
@@ -102,6 +126,7 @@ class Model(nn.Module):
         return self._outputs(batch, scores) if isinstance(batch, Batch) else batch(self)
 
     def _outputs(self, batch: Batch, scores: Collection[str]) -> dict[str, TaskOutput]:
+        batch, generated = self._with_samples(batch)
         names = [*self.head_of, *(self._task_of if batch.teacher else ())]
         labels = [self._labels(batch, name) for name in names]
         wanted = self.recorded_states if batch.teacher else WantedStates()
@@ -123,10 +148,29 @@ class Model(nn.Module):
             # Every process computes scores, with labels or without: ZeRO 3 gathers weights jointly.
             found = head.logits(rows, *each.groups) if task in scores else None
             found = found if each.real else None
-            outputs[task] = TaskOutput(loss * each.real, correct * each.real, found)
+            tallies = self._tallies(head, rows, each)
+            outputs[task] = TaskOutput(loss * each.real, correct * each.real, found, tallies)
         if not self.pooled:
             self._touch_pooler(pieces[0], outputs)
-        return outputs | self._learned_inside(states, batch)
+        return outputs | generated | self._learned_inside(states, batch)
+
+    def _with_samples(self, batch: Batch) -> tuple[Batch, dict[str, TaskOutput]]:
+        """The batch that the encoder reads, and the outputs of generators that wrote in it."""
+        outputs = {}
+        for name in self.generators:
+            tasks = [task for task, head in self.head_of.items() if head == name]
+            batch, found = self.heads[name].replace_tokens(batch, tasks)  # type: ignore[operator]
+            outputs |= {each: TaskOutput(*output) for each, output in found.items()}
+        return batch, outputs
+
+    def _tallies(
+        self, head: Any, rows: torch.Tensor, labels: TaskLabels
+    ) -> dict[str, torch.Tensor]:
+        """What a head counts in texts that it is not trained on, if it counts."""
+        if self.training or not hasattr(head, "tallies"):
+            return {}
+        found = head.tallies(rows, labels.targets)
+        return {name: value * labels.real for name, value in found.items()}
 
     def _soft_output(
         self, name: str, rows: torch.Tensor, labels: TaskLabels, teacher: TeacherOutputs
@@ -179,12 +223,15 @@ class Model(nn.Module):
         grouped = getattr(self._head(task), "grouped", False)
         if task in batch.labels and len(batch.labels[task][0]):
             positions, targets = batch.labels[task]
+            if getattr(self._head(task), "reads_first", False):
+                positions = torch.cat([positions, batch.first_of(positions)])
             return TaskLabels(positions, targets, (batch.groups[task],) if grouped else (), 1)
         device = batch.input_ids.device
         zero = torch.zeros(1, dtype=torch.int64, device=device)
         head = self._head(task)
         target = head.dummy_target(device) if isinstance(head, Head) else zero
-        return TaskLabels(zero, target, (zero,) if grouped else (), 0)
+        positions = zero.repeat(2) if getattr(head, "reads_first", False) else zero
+        return TaskLabels(positions, target, (zero,) if grouped else (), 0)
 
     def _read(
         self,

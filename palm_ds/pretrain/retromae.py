@@ -28,6 +28,7 @@ from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.task import CorpusTask
 from palm_ds.model.config.config import ACTIVATIONS
 from palm_ds.model.encoder.encoder import Encoder, init_weights
+from palm_ds.model.encoder.shared_embeddings import tied_sum, tied_tables
 from palm_ds.model.heads.heads import Head, HeadOutput, MaskedLMHead, save_tied_words_once
 from palm_ds.model.kernels import layer_norm
 from palm_ds.model.pooling import TextPooling
@@ -125,11 +126,11 @@ class TokenLookup(nn.Module):
 
     def __init__(self, backbone: Encoder):
         super().__init__()
-        self.tied_words = backbone.word.weight
+        self.tied_words, self.tied_delta = tied_tables(backbone.word)
         save_tied_words_once(self)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return F.embedding(tokens, self.tied_words)
+        return F.embedding(tokens, tied_sum(self.tied_words, self.tied_delta))
 
 
 class DecoderLayer(nn.Module):

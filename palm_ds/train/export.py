@@ -1,5 +1,5 @@
 """Folders that a run leaves: weights/ for palm_ds, also the best ones so far; hf/ for Hugging Face,
-with onnx/ in it.
+with onnx/ in it; generator/ beside it, of a run that detects the tokens it replaces.
 
 A Hugging Face folder holds one head: that of the only task over a table, if transformers has a
 class for it (`Task.hf_export` names it). A run of several tasks exports the encoder alone, with the
@@ -23,6 +23,7 @@ from palm_ds.corpus.store import Corpus
 from palm_ds.data.sources.row_inputs import dataset_names_in
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.distillation.distillation import without_projections
+from palm_ds.model.encoder.shared_embeddings import merged_tables
 from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.model.lora import adapter_of, merged
 from palm_ds.model.multi_task_model import Model
@@ -44,10 +45,13 @@ from palm_ds.weights.formats.huggingface.model_card import Provenance
 from palm_ds.weights.formats.native import ADAPTER, WEIGHTS
 from palm_ds.weights.formats.onnx.description import FOLDER as ONNX
 from palm_ds.weights.formats.weights_info import INFO, WeightsInfo, read_info
+from palm_ds.weights.generator_weights import generator_state, why_no_folder
 from palm_ds.weights.peft_adapter import FOLDER, has_adapter, write_adapter
 
 log = logging.getLogger(__name__)
 
+GENERATOR = "generator"
+"""The folder of a generator, beside hf/, which has the discriminator."""
 _HEAD_PARAMETERS = {"out.weight", "out.bias"}  # the parameters of a head that transformers has too
 
 
@@ -186,6 +190,7 @@ def export(run: RunSpec, model: Model, final: FinalWeights, data: Data) -> None:
         return
     scores = held_out_scores(run.folder, steps)
     write_hf(run.folder / "hf", recipe, info, state, data, steps=steps, scores=scores)
+    _write_generator(run.folder / GENERATOR, recipe, info, model, final, data)
     _write_heads(run.heads_folder, recipe, info, final, data, scores)
     if recipe.lora and not has_adapter(info.backbone):
         log.info(
@@ -194,6 +199,31 @@ def export(run: RunSpec, model: Model, final: FinalWeights, data: Data) -> None:
     elif recipe.lora:
         hf, base = run.folder / "hf", recipe.init_from
         write_adapter(run.folder / FOLDER, final.adapter, recipe.lora, hf, base=base)
+
+
+def _write_generator(
+    folder: Path,
+    recipe: Recipe,
+    info: WeightsInfo,
+    model: Model,
+    final: FinalWeights,
+    data: Data,
+) -> None:
+    """Write the generator of a run with replaced tokens as a Hugging Face folder."""
+    for name, generator in model.generators.items():
+        if why := why_no_folder(generator):
+            log.info("%s/: none: %s; weights/ keeps the generator", GENERATOR, why)
+            continue
+        config = replace(generator.encoder.config, vocab_size=info.backbone.vocab_size)
+        weights_folder.export_hf(
+            generator_state(merged_tables(final.state), generator, name),
+            folder,
+            config=config,
+            tokenizer=exported_tokenizer(recipe, data),
+            family=_family(config, recipe),
+            task_id=info.task_ids[name] if config.task_types else 0,
+            made=_provenance(recipe, final.steps, {}),
+        )
 
 
 def _write_heads(

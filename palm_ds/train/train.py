@@ -30,6 +30,7 @@ from palm_ds.runtime.processes.signals import StopFlag, stop_signals
 from palm_ds.runtime.zero.swap_folder import check_swap_room, prepare_swapping
 from palm_ds.train.evaluate.evaluate import HeldOutSet, evaluate
 from palm_ds.train.export import (
+    GENERATOR,
     FinalWeights,
     best_weights,
     check_export,
@@ -142,8 +143,8 @@ class TrainingRun:
             encoder = self.model.backbone
             no_hf = f"none (no such encoder as {encoder.config.kind})"
             hf = self.run.folder / "hf" if encoder.hf else no_hf
-            if (heads := self.run.heads_folder).is_dir():
-                hf = f"{hf}, {heads}"
+            beside = (self.run.folder / GENERATOR, self.run.heads_folder)
+            hf = ", ".join([str(hf), *(str(folder) for folder in beside if folder.is_dir())])
             run_log.event("end", f"weights: {self.run.folder / 'weights'}; Hugging Face: {hf}")
             for line in self._example_lines():
                 run_log.event("example", line)

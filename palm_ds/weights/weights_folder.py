@@ -19,15 +19,18 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from palm_ds.common.atomic import follow_umask, write_folder_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.config.encoder_kinds import is_custom
 from palm_ds.model.encoder.encoder import encoder_class
+from palm_ds.model.encoder.shared_embeddings import merged_tables, parts_of_tables, split_tables
 from palm_ds.model.heads.crf import CRFHead
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
+from palm_ds.model.heads.replaced_tokens import ReplacedTokenHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.pooling import TextPooling
 from palm_ds.weights.formats import native
@@ -200,7 +203,8 @@ def load_weights(
     """
     folder = contents.path
     state, unknown = _read(contents)
-    own, chosen = model.state_dict(), None
+    names = model.state_dict()
+    own, chosen = merged_tables(names), None
     if layers is not None:
         chosen = _chosen(contents, state, model, layers)
         state = chosen.state
@@ -208,10 +212,11 @@ def load_weights(
     notes = list(chosen.notes if chosen else ())
     config, grown, more = expand_embeddings(config, state, model.backbone.config, folder)
     state, notes = {**state, **grown}, [*notes, *more]
-    _check_same(config, model.backbone.config, folder)
+    check_same(config, model.backbone.config, folder)
     if renamed_heads is not None:
         contents, state = _with_heads(contents, state, renamed_heads)
-    state = _share_masked_word_head(state, contents.heads, model)
+    for kind, head_class in _ALIKE.items():
+        state = _share_head(state, contents.heads, model, kind, head_class)
     dropped = tuple(f"heads.{name}." for name in new_heads)
     state = {name: tensor for name, tensor in state.items() if not name.startswith(dropped)}
     _check_decoders(state, own, folder)
@@ -222,10 +227,10 @@ def load_weights(
     lacking = [x for x in missing if x.startswith("backbone.") and ".pooler." not in x]
     if lacking and not other:
         raise UserError(f"{folder}: incomplete, it has no {lacking[0]} ({len(lacking)} missing)")
-    _check_shapes(own, state, folder)
+    check_shapes(own, state, folder)
     taken = {name: tensor for name, tensor in state.items() if name in own}
-    _check_finite(taken, folder)
-    model.load_state_dict({**own, **taken})
+    check_finite(taken, folder)
+    model.load_state_dict(split_tables({**own, **taken, **_first_tables(taken, names)}, names))
     unused = (*(name for name in state if name not in own), *unknown)
     return LoadReport(
         folder=folder,
@@ -277,7 +282,7 @@ def _with_heads(
 # ---- fitting ----
 
 
-def _check_same(source: EncoderConfig, target: EncoderConfig, folder: Path) -> None:
+def check_same(source: EncoderConfig, target: EncoderConfig, folder: Path) -> None:
     """Raises UserError if the configs do not fit. For a custom encoder the shapes of the tensors
     decide."""
     own, custom = source.kind == target.kind, is_custom(target.kind)
@@ -315,7 +320,7 @@ def _check_decoders(state: State, own: State, folder: Path) -> None:
             )
 
 
-def _check_shapes(own: State, state: State, folder: Path) -> None:
+def check_shapes(own: State, state: State, folder: Path) -> None:
     for name, tensor in state.items():
         if name in own and tensor.shape != own[name].shape:
             raise UserError(
@@ -323,7 +328,7 @@ def _check_shapes(own: State, state: State, folder: Path) -> None:
             )
 
 
-def _check_finite(state: State, folder: Path) -> None:
+def check_finite(state: State, folder: Path) -> None:
     """Raises UserError if a value is NaN or infinite: nothing could be learned or predicted."""
     bad = [name for name, x in state.items() if x.is_floating_point() and not x.isfinite().all()]
     if bad:
@@ -334,6 +339,13 @@ def _check_finite(state: State, folder: Path) -> None:
             f"{folder}: {count:,} of {values.numel():,} values of {bad[0]} are not finite (NaN or "
             f"infinity){more}; take weights from before that"
         )
+
+
+def _first_tables(taken: State, names: Collection[str]) -> State:
+    """The tables of a generator that is not loaded, where the model has differences from these:
+    those of the discriminator, so that the differences are 0."""
+    parts = parts_of_tables(names)
+    return {x.base: taken[y] for y, x in parts.items() if y in taken and x.base not in taken}
 
 
 def _check_heads(
@@ -365,11 +377,21 @@ def _classes(names: Sequence[str], count: int) -> str:
     return f"{count} classes ({shown})" if names else f"{count} classes"
 
 
-def _share_masked_word_head(state: State, heads: Mapping[str, HeadInfo], model: Model) -> State:
-    """The checkpoint's weights, with its only masked-LM head repeated for each masked-LM head of
-    the model that has none under its own name: the head does not depend on the task's name."""
-    sources = [name for name, head in heads.items() if head.kind == "masked_words"]
-    targets = [name for name, head in model.heads.items() if isinstance(head, MaskedLMHead)]
+_ALIKE = {"masked_words": MaskedLMHead, "replaced_tokens": ReplacedTokenHead}
+"""{kind of heads in a checkpoint: the class of ours} where the task's name does not matter."""
+
+
+def _share_head(
+    state: State,
+    heads: Mapping[str, HeadInfo],
+    model: Model,
+    kind: str,
+    head_class: type[nn.Module],
+) -> State:
+    """The checkpoint's weights, with its only head of a kind repeated for each such head of the
+    model that has none under its own name."""
+    sources = [name for name, head in heads.items() if head.kind == kind]
+    targets = [name for name, head in model.heads.items() if isinstance(head, head_class)]
     targets = [name for name in targets if name not in sources]
     if len(sources) != 1 or not targets:
         return state
@@ -392,7 +414,8 @@ def token_heads_of(model: Model) -> tuple[str, ...]:
 
 
 def _state(source: Mapping[str, torch.Tensor] | Model) -> State:
-    """The state in fp32 on the CPU, tied tensors once (under the backbone's name)."""
-    state = source.state_dict() if isinstance(source, Model) else source
+    """The state in fp32 on the CPU, tied tensors once (under the backbone's name), embeddings with
+    their differences from a generator's added."""
+    state = merged_tables(source.state_dict() if isinstance(source, Model) else source)
     kept = {name: x for name, x in state.items() if not name.endswith(".tied_words")}
     return {name: x.detach().to("cpu", torch.float32) for name, x in kept.items()}

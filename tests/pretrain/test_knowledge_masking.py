@@ -15,7 +15,8 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.rng import keyed_generator
 from palm_ds.data.tasks.example import Example, build_input
 from palm_ds.data.tasks.masking import choose_units, units_of
-from palm_ds.pretrain.knowledge_masking import KnowledgeMasking, choose_each
+from palm_ds.pretrain.knowledge_masking import KnowledgeMasking
+from palm_ds.pretrain.shared.unit_masking import choose_each
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
 
 VOCABULARY = SpecialTokens(

@@ -101,6 +101,9 @@ class Task(Settings, Exports, ABC, Generic[SourceT]):
     pass of the encoder, and runs only if it is requested by name or nothing else can predict."""
     attends_partially: ClassVar[bool] = False
     """Whether its examples have a `visibility`, which not every attention kernel can take."""
+    changes_encoder: ClassVar[bool] = False
+    """Whether `head` changes the encoder's embeddings, which other heads may use: its head is
+    built first."""
     head_settings: ClassVar[Sequence[str]] = ()
     """Settings of a corpus task that its head depends on; equal for tasks that share one."""
     tuple_roles: ClassVar[Sequence[str]] = TUPLE_ROLES
@@ -163,6 +166,10 @@ class Task(Settings, Exports, ABC, Generic[SourceT]):
     def head(self, backbone: Encoder) -> nn.Module:
         """The module that maps encoder outputs to losses and scores (model/heads/heads.py)."""
 
+    def loss_weights(self) -> dict[str, float]:
+        """{loss: weight} of its losses: that of its head, and those that its head has besides."""
+        return {self.name: self.weight}
+
     @classmethod
     def labels_others(cls) -> bool:
         """Whether it labels examples that another task of its task group built. By default it does
@@ -176,6 +183,11 @@ class Task(Settings, Exports, ABC, Generic[SourceT]):
         chance. NaN if the task has no such baseline."""
         nothing = np.full(len(targets), np.nan)
         return nothing, nothing
+
+    def tallied(self, tallies: Mapping[str, float]) -> dict[str, Any]:
+        """The `metrics`, `baseline_loss` and `baseline_accuracy` of a held-out score, as far as
+        they follow from what its head counted in all held-out texts (`tallies`)."""
+        return {}
 
     def describe(self, source: SourceT) -> str:
         """A line for the start of a run about what the task found in its source; may be empty."""

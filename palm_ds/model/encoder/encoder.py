@@ -118,6 +118,10 @@ class Encoder(nn.Module, ABC):
     """Whether heads that classify tokens read vectors after the pooler, as those of whole texts
     do."""
 
+    detects_in_context: ClassVar[bool] = False
+    """Whether heads that tell replaced tokens from others read the vector of a text's first token
+    besides the token's own."""
+
     word: nn.Embedding
     """The token embeddings, which masked-LM heads use as output embeddings."""
     pooler: nn.Module

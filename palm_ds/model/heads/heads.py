@@ -26,6 +26,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.model.config.config import ACTIVATIONS
 from palm_ds.model.encoder.encoder import Encoder, init_weights
+from palm_ds.model.encoder.shared_embeddings import tied_sum, tied_tables
 from palm_ds.model.ops.compiled import CompiledRegion
 from palm_ds.model.ops.masked_lm_loss import (
     TOKEN,
@@ -70,6 +71,9 @@ class Head(nn.Module):
     """Whether its loss compares the texts of a whole step, whatever micro-batch and process they
     are in, as in-batch negatives do. Such a head is an `EmbeddingHead`
     (palm_ds/model/heads/embedding.py)."""
+    reads_first = False
+    """Whether it gets two rows for each label: first those of all labelled tokens, then those of
+    the first tokens of their texts."""
     grouped = False
     """Whether the labels of an example count as one. Such a head gets `groups`, (n,) int64,
     ascending from 0: the example that each row belongs to."""
@@ -171,7 +175,7 @@ class MaskedLMHead(Head):
         init_weights(self, config.init_range)
         self.tied = config.tie_word_embeddings and backbone.ties_words(config)
         if self.tied:
-            self.tied_words = backbone.word.weight
+            self.tied_words, self.tied_delta = tied_tables(backbone.word)
             save_tied_words_once(self)
         else:
             self.decoder = nn.Parameter(torch.empty(self.classes, width))
@@ -181,7 +185,7 @@ class MaskedLMHead(Head):
     @property
     def output_embeddings(self) -> torch.Tensor:
         """(vocabulary, width of the token embeddings)"""
-        return self.tied_words if self.tied else self.decoder
+        return tied_sum(self.tied_words, self.tied_delta) if self.tied else self.decoder
 
     @property
     def output_bias(self) -> torch.Tensor:
@@ -235,19 +239,23 @@ class GenerationHead(MaskedLMHead):
         return torch.zeros(1, 2, dtype=torch.int64, device=device)
 
 
+_TIED = ("tied_words", "tied_delta")
+
+
 def save_tied_words_once(module: nn.Module) -> None:
-    """Leave its `tied_words`, the encoder's token embeddings, out of its state_dict."""
+    """Leave the encoder's token embeddings, `tied_tables` of them, out of its state_dict."""
     module.register_state_dict_post_hook(_omit_tied_embeddings)
     module.register_load_state_dict_post_hook(_expect_no_tied_embeddings)
 
 
 def _omit_tied_embeddings(module: nn.Module, state: dict, prefix: str, _metadata: object) -> None:
-    state.pop(prefix + "tied_words", None)
+    for name in _TIED:
+        state.pop(prefix + name, None)
 
 
 def _expect_no_tied_embeddings(_module: nn.Module, keys: object) -> None:
     missing = keys.missing_keys  # type: ignore[attr-defined]
-    missing[:] = [name for name in missing if name.rpartition(".")[2] != "tied_words"]
+    missing[:] = [name for name in missing if name.rpartition(".")[2] not in _TIED]
 
 
 class PooledHead(Head):

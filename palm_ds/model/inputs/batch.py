@@ -179,6 +179,25 @@ class Batch:
         """(n,) the numbers within the batch of the sequences that flat positions (n,) are in."""
         return torch.searchsorted(self.cu_seqlens.long(), positions, right=True) - 1
 
+    def first_of(self, positions: torch.Tensor) -> torch.Tensor:
+        """(n,) the flat positions of the first tokens of these sequences."""
+        return self.cu_seqlens.long()[self.sequence_of(positions)]
+
+    def padding_row(self) -> Batch:
+        """A batch of one row of padding, of the same length on the same device."""
+        row = self.input_ids[:1]
+        zeros, end = torch.zeros_like(row), row.shape[1]
+        return Batch(
+            input_ids=zeros,
+            position_ids=zeros,
+            token_type_ids=zeros,
+            task_ids=zeros,
+            sequence_ids=zeros - 1,
+            cu_seqlens=torch.arange(2, dtype=torch.int32, device=row.device) * end,
+            first_row=self.first_row,
+            dropout_key=self.dropout_key,
+        )
+
     @property
     def sequence_lengths(self) -> torch.Tensor:
         """(sequences,) int64: the tokens of each sequence; padding is one too."""

@@ -25,7 +25,7 @@ _RANGE = 1 << 32  # the drop rates that 32 bits can express
 _CHUNK = 1 << 16  # numbers whose bits fit a CPU's cache
 _ROW_STRIDE = 1 << 32  # more than the positions of a row
 # splitmix64's constants (Steele, Lea and Flood 2014) and 2^32 / golden ratio, as signed integers
-_GOLDEN, MIX_FIRST, MIX_SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
+GOLDEN_64, MIX_FIRST, MIX_SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
 GOLDEN_32 = -1640531535
 
 
@@ -40,7 +40,7 @@ class DropoutKeys:
 
     def site(self, number: int | torch.Tensor) -> DropoutKeys:
         """The keys of a layer, or of a place in one."""
-        return replace(self, tokens=_mix(self.tokens + number))
+        return replace(self, tokens=mix_bits(self.tokens + number))
 
     def of_heads(self, heads: int) -> DropoutKeys:
         """Keys for each attention head: tokens (heads, rows * length)."""
@@ -65,9 +65,9 @@ def dropout_keys(batch: Batch, columns: int) -> DropoutKeys:
         key = int(torch.randint(2**63 - 1, ()))
     rows, length = batch.input_ids.shape
     numbers = torch.arange(batch.first_row, batch.first_row + rows, device=device) * _ROW_STRIDE
-    tokens = _mix((numbers[:, None] + torch.arange(length, device=device)) * _GOLDEN + key)
+    tokens = mix_bits((numbers[:, None] + torch.arange(length, device=device)) * GOLDEN_64 + key)
     each = torch.arange(1, columns + 1, device=device) * -_ROW_STRIDE
-    return DropoutKeys(tokens, odd_bits(_mix(each * _GOLDEN + key)))
+    return DropoutKeys(tokens, odd_bits(mix_bits(each * GOLDEN_64 + key)))
 
 
 def table_keys(batch: Batch, keys: DropoutKeys, rows: int) -> DropoutKeys:
@@ -138,14 +138,14 @@ def _element_bits(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     return bits.bitwise_xor_(bits >> 15).mul_(GOLDEN_32)
 
 
-def _mix(x: torch.Tensor) -> torch.Tensor:
+def mix_bits(x: torch.Tensor) -> torch.Tensor:
     """The finalizer of splitmix64, as `palm_ds.common.rng` has it: a bijection of 64-bit words."""
-    x = (x ^ _shifted(x, 30)) * MIX_FIRST
-    x = (x ^ _shifted(x, 27)) * MIX_SECOND
-    return x ^ _shifted(x, 31)
+    x = (x ^ shifted(x, 30)) * MIX_FIRST
+    x = (x ^ shifted(x, 27)) * MIX_SECOND
+    return x ^ shifted(x, 31)
 
 
-def _shifted(x: torch.Tensor, bits: int) -> torch.Tensor:
+def shifted(x: torch.Tensor, bits: int) -> torch.Tensor:
     """x >> bits with zeros from the left; torch repeats the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 

@@ -18,6 +18,7 @@ from torch import nn
 from palm_ds.common.errors import UserError, suggest
 
 _LAYER = re.compile(r"backbone\.layers\.(\d+)\.")
+_GENERATOR = ".generator."  # an encoder within a head
 
 
 def match_patterns(patterns: Iterable[str], names: Sequence[str], where: str) -> set[str]:
@@ -127,8 +128,8 @@ def param_groups(
     freezable: Iterable[str] = (),
     split_hidden: bool = False,
 ) -> list[dict[str, Any]]:
-    """Two groups: parameters with weight decay (matrices and embeddings of the backbone) and
-    without (biases, LayerNorm, heads). Frozen parameters are in none.
+    """Two groups: parameters with weight decay (matrices and embeddings of the backbone and of
+    generators) and without (biases, LayerNorm, heads). Frozen parameters are in none.
 
     A parameter shared by backbone and head appears once, as the backbone's. Heads do not decay, so
     that a head whose task has not started yet keeps its weights bit for bit.
@@ -144,7 +145,7 @@ def param_groups(
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        decays = parameter.ndim >= 2 and not name.startswith("heads.")
+        decays = parameter.ndim >= 2 and (not name.startswith("heads.") or _GENERATOR in name)
         count, scale = (update_counts or {}).get(name, 0), (lr_scales or {}).get(name, 1.0)
         hidden = split_hidden and is_hidden_matrix(name, parameter)
         key = _GroupKey(-count, not decays, -scale, patterns_of(name, freezable), hidden)

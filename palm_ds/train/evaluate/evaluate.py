@@ -261,11 +261,18 @@ def evaluate(
     sums: dict[str, torch.Tensor | float] = {}
     sources: list[Any] = [dataset.source for dataset in data.datasets]
     source_of = {task.name: dataset.source for dataset in data.datasets for task in dataset.tasks}
+    scored_by = {
+        name: (task, source)
+        for task, source in source_of.items()
+        for name in tasks[task].loss_weights()
+    }
+    """{loss: (its task, what that reads)}"""
     tables = {name: task for name, task in tasks.items() if isinstance(task, TableTask)}
     scored = [x for x in source_of if x in tables and tables[x].predicts == "scores"]
     pieces: list[Decoded] = []
     global_batch = [name for name in engine.global_batch if name in source_of]
     vectors: list[ExampleVectors] = []
+    counted: dict[str, list[str]] = {}
 
     def add(task: str, name: str, value: torch.Tensor | float) -> None:
         sums[f"{name} {task}"] = sums.get(f"{name} {task}", 0.0) + value
@@ -276,9 +283,13 @@ def evaluate(
         scores = {name: found for name, found in scores.items() if found is not None}
         vectors += example_vectors(global_batch, built, batch, outputs)
         pieces += decoded(built, scores, tables, sources)
-        for name, source in source_of.items():
+        for name in source_of:
+            counted[name] = list(outputs[name].tallies)
+            for part, value in outputs[name].tallies.items():
+                add(name, f"tally {part}", value)
+        for name, (task, source) in scored_by.items():
             targets = batch.labels[name][1].numpy() if name in batch.labels else np.empty(0, int)
-            base_loss, base_right = tasks[name].baseline(targets, cast(Any, source))
+            base_loss, base_right = tasks[task].baseline(targets, cast(Any, source))
             add(name, "loss", outputs[name].loss_sum)
             add(name, "right", outputs[name].correct)
             add(name, "base loss", float(base_loss.sum()))
@@ -294,20 +305,26 @@ def evaluate(
     predictions = gathered(all_pieces, tables, sources) | generation_eval(
         engine, data.datasets, tasks
     )
+
+    def more(name: str) -> dict[str, Any]:
+        """What the task itself makes of its predictions, or of what its head counted."""
+        if name in predictions:
+            return _scored(tables[name], *predictions[name], sources, own.get(name, ()))
+        found = {part: totals[f"tally {part} {name}"] for part in counted.get(name, ())}
+        return tasks[name].tallied(found) if found else {}
+
     return {
         name: TaskScore(
-            count=int(count),
-            loss=totals[f"loss {name}"] / count,
-            accuracy=totals[f"right {name}"] / count,
-            baseline_loss=totals[f"base loss {name}"] / count,
-            baseline_accuracy=totals[f"base right {name}"] / count,
-            **(
-                _scored(tables[name], *predictions[name], sources, own.get(name, ()))
-                if name in predictions
-                else {}
-            ),
+            **{
+                "count": int(count),
+                "loss": totals[f"loss {name}"] / count,
+                "accuracy": totals[f"right {name}"] / count,
+                "baseline_loss": totals[f"base loss {name}"] / count,
+                "baseline_accuracy": totals[f"base right {name}"] / count,
+                **more(name),
+            }
         )
-        for name in source_of
+        for name in scored_by
         if (count := totals[f"count {name}"])
     }
 

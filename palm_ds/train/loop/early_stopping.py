@@ -75,7 +75,8 @@ class BestTracker:
 
     def _value(self, scores: Mapping[str, TaskScore]) -> float:
         if self.settings.best == "mean":
-            targets = [s.value for t, s in scores.items() if not self.tasks[t].auxiliary]
+            counted = [t for t, task in self.tasks.items() if not task.auxiliary]
+            targets = [s.value for t, s in scores.items() if t in counted]  # no generator
             return sum(targets) / len(targets) if targets else math.nan
         self.check(scores)
         name, _, metric = self.settings.best.partition(".")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -14,8 +14,10 @@ from palm_ds.common import errors
 from palm_ds.common.errors import UserError
 from palm_ds.data.stream.stages import StepInfo
 from palm_ds.engine import Engine
+from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.encoder.flops import training_flops
+from palm_ds.model.heads.replaced_tokens import generator_name
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.device.torch_settings import collecting_between
@@ -105,7 +107,7 @@ class Loop:
     def begin(self, first: int) -> None:
         """Evaluate if necessary before the first step, and reset the meter."""
         self._event("begin", step=first)
-        set_rope_base(self.model.backbone, self.recipe, first)
+        set_rope_base(self.model.encoders, self.recipe, first)
         if self.recipe.extend and not first and not self.validation.is_empty:
             self._evaluate(0)  # the scores of the run that it extends
         if first and self.evaluated < first and self._evaluation_due(first):
@@ -125,11 +127,11 @@ class Loop:
         at = self.recipe.curriculum.at(step, self.recipe.seed)
         if at.starts_stage:
             self._event("stage", step=step, stage=at.stage + 1)
-            set_rope_base(self.model.backbone, self.recipe, step)
+            set_rope_base(self.model.encoders, self.recipe, step)
         self.on_event("next", {"step": step})
         lr = self.recipe.optimizer.lr * self.recipe.lr_scale(at)
         frozen, decay = self.recipe.frozen_in(at), self.recipe.decay_scale(at)
-        result = self.engine.step(batches, lr, step, self._task_weights, stop, frozen, decay)
+        result = self.engine.step(batches, lr, step, self.task_weights, stop, frozen, decay)
         self._meter.add(result, self._flops(batches), waited)
         for task in self._label_watch.add(at, result.counts):
             text = self._label_watch.describe(task)
@@ -162,9 +164,11 @@ class Loop:
         return LabelWatch(self.recipe.curriculum)
 
     @cached_property
-    def _task_weights(self) -> dict[str, float]:
-        tasks = {name: task.weight for name, task in self.recipe.built_tasks.items()}
-        return tasks | self.model.teacher_weights
+    def task_weights(self) -> dict[str, float]:
+        """{loss: its weight}"""
+        tasks = [task.loss_weights() for task in self.recipe.built_tasks.values()]
+        own = {name: weight for each in tasks for name, weight in each.items()}
+        return own | self.model.teacher_weights
 
     def _evaluate_and_save(self, done: int) -> int | None:
         """Do what is scheduled after `done` steps. Returns the exit code if the run must stop."""
@@ -203,12 +207,24 @@ class Loop:
         return not self.validation.is_empty and (ends or bool(every) and done % every == 0)
 
     def _flops(self, batches: list[Batch]) -> torch.Tensor | float:
-        config = self.model.backbone.config
-        return sum(training_flops(config, batch, self._vocab_tasks) for batch in batches)
+        return sum(
+            training_flops(config, batch, tasks)
+            for config, tasks in self._passes
+            for batch in batches
+        )
 
     @cached_property
-    def _vocab_tasks(self) -> list[str]:
-        return vocab_tasks(self.model)
+    def _passes(self) -> list[tuple[EncoderConfig, list[str]]]:
+        """Each encoder of the model, with the losses whose labels go through its vocabulary."""
+        model = self.model
+        made = [
+            (
+                each.encoder.config,
+                [generator_name(t) for t, x in model.head_of.items() if x == head],
+            )
+            for head, each in model.generators.items()
+        ]
+        return [(model.backbone.config, vocab_tasks(model)), *made]
 
     def _log_due(self, step: int, result: StepResult) -> bool:
         last = step + 1 == self.recipe.curriculum.steps
@@ -294,10 +310,11 @@ class Loop:
         self.on_event(name, facts)
 
 
-def set_rope_base(encoder: Encoder, recipe: Recipe, step: int) -> None:
+def set_rope_base(encoders: Iterable[Encoder], recipe: Recipe, step: int) -> None:
     """Use the base of the rotary positions that the stage of a step has of its own, or that of the
     encoder's configuration; after the last step, the last one's."""
     stage = recipe.curriculum.stage_at(min(step, recipe.curriculum.steps - 1))
-    base = recipe.stage_plan.settings[stage].rope_base or encoder.rope_base(encoder.config)
-    if base is not None:
-        encoder.set_rope_base(base)
+    for encoder in encoders:
+        base = recipe.stage_plan.settings[stage].rope_base or encoder.rope_base(encoder.config)
+        if base is not None:
+            encoder.set_rope_base(base)

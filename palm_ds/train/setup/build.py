@@ -256,10 +256,10 @@ def build_model(
         _init_pooler(backbone, recipe.seed)
     heads: dict[str, nn.Module] = {}
     head_of = {name: task.share or name for name, task in recipe.built_tasks.items()}
-    for name, task in recipe.built_tasks.items():
-        if not task.share:
-            torch.manual_seed(derive_key(recipe.seed, "head", name) >> 1)
-            heads[name] = task.head(backbone)
+    owners = [(name, task) for name, task in recipe.built_tasks.items() if not task.share]
+    for name, task in sorted(owners, key=lambda each: not each[1].changes_encoder):
+        torch.manual_seed(derive_key(recipe.seed, "head", name) >> 1)
+        heads[name] = task.head(backbone)
     return Model(backbone, heads, head_of)
 
 

@@ -11,13 +11,17 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.task import kind_of
 from palm_ds.engine import Engine
 from palm_ds.model.multi_task_model import Model
+from palm_ds.pretrain.replaced_token_detection import ReplacedTokenDetection
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.processes.processes import Processes
+from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.setup.build import AnyStream, default_task, outputs_of, text_pooling
 from palm_ds.train.setup.extend import ModelSignature, WarmStart, warm_start
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.setup.sources import Data
 from palm_ds.weights import weights_folder
+from palm_ds.weights.generator_weights import load_generator
+from palm_ds.weights.model_folder import open_model
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +109,23 @@ def find_starting_point(
             layers=recipe.init_layers,
         )
         log.info("%s", "\n".join(loaded.lines()))
+    _load_generators(recipe, model)
     return StartingPoint()
+
+
+def _load_generators(recipe: Recipe, model: Model) -> None:
+    """Start generators from the folders that the tasks name."""
+    for name, task in recipe.built_tasks.items():
+        path = task.generator.path if isinstance(task, ReplacedTokenDetection) else ""
+        if not path or task.share:
+            continue
+        try:
+            contents = open_model(path)
+            for note in contents.all_notes:
+                log.info("tasks.%s.generator: %s", name, note)
+            log.info("%s", load_generator(contents, model, name))
+        except UserError as error:
+            raise UserError(f"tasks.{name}.generator.path: {error}") from None
 
 
 def signature_of(run: RunSpec, model: Model, data: Data) -> ModelSignature:

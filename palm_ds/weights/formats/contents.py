@@ -53,8 +53,9 @@ SENTENCE_ORDER_CLASSES = ("swapped", "in order")
 
 @dataclass(frozen=True, kw_only=True)
 class HeadInfo:
-    """A head in a checkpoint. `kind`: masked_words (heads.NAME.{dense,norm,bias}) or classes
-    (heads.NAME.out, and heads.NAME.crf if it has transitions)."""
+    """A head in a checkpoint. `kind`: masked_words (heads.NAME.{dense,norm,bias}), replaced_tokens
+    (heads.NAME.{dense,out}, in some architectures norm) or classes (heads.NAME.out, and
+    heads.NAME.crf if it has transitions)."""
 
     kind: str
     classes: int = 0

@@ -17,6 +17,7 @@ from palm_ds.model.encoder.encoder import Encoder, build_encoder, encoder_class
 from palm_ds.model.encoder.kinds.bert import Bert
 from palm_ds.model.heads.crf import CRFHead
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
+from palm_ds.model.heads.replaced_tokens import ReplacedTokenHead
 from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo, check_names
 
 Shape = tuple[int, ...]
@@ -46,6 +47,8 @@ def expected_shapes(config: EncoderConfig, heads: Mapping[str, HeadInfo]) -> dic
 def _head(head: HeadInfo, backbone: Encoder) -> nn.Module:
     if head.kind == "masked_words":
         return MaskedLMHead(backbone)
+    if head.kind == "replaced_tokens":
+        return ReplacedTokenHead(backbone)
     width = backbone.config.hidden_size
     return CRFHead(width, head.classes) if head.transitions else ClassHead(width, head.classes)
 

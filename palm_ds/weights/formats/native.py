@@ -9,7 +9,7 @@ optimizer moments are skipped. Files are hashed before anything is read from the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from math import prod
@@ -24,6 +24,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.version import __version__
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.distillation.distillation import PREFIX as DISTILLATION
+from palm_ds.model.encoder.shared_embeddings import parts_of_tables
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.lora import merged_parts, merged_values
 from palm_ds.model.pooling import TextPooling
@@ -71,6 +72,9 @@ _MAY_BE_MASKED = {"dense.bias", "norm.bias", "decoder"}
 _BARE_MASKED = ({"decoder"}, {"decoder", "bias"})
 """Parts of one that is its output alone."""
 _CLASSES = ("out.weight", "out.bias")
+_DETECTION = {"dense.weight", "dense.bias", *_CLASSES}
+"""Parts of a head that detects replaced tokens, without its norm and its generator."""
+_GENERATOR = "generator."
 
 
 # ---- reading ----
@@ -251,7 +255,19 @@ def _entries(
             read=partial(merged_values, parts, lora_scale, read),
             transform="LoRA merged" if any(part.down for part in parts) else "",
         )
+    for name, (base, delta) in parts_of_tables(entries).items():
+        entries[name] = _summed(entries[base], entries.pop(delta))
     return {name: entries[name] for name in ordered(entries)}
+
+
+def _summed(base: TensorEntry, delta: TensorEntry) -> TensorEntry:
+    """An embedding of a discriminator, from that of its generator."""
+    return TensorEntry(
+        source_names=(*base.source_names, *delta.source_names),
+        shape=delta.shape,
+        read=lambda: base.read() + delta.read(),
+        transform="added to the generator's",
+    )
 
 
 def _whole(stored: ShardReader, name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -315,7 +331,14 @@ def heads_of(
                 transitions=crf,
                 outputs=outputs.get(head, HeadOutputs()),
             )
+        elif _is_detection(names):
+            found[head] = HeadInfo(kind="replaced_tokens", pooled=False)
     return found
+
+
+def _is_detection(parts: Collection[str]) -> bool:
+    own = {part for part in parts if not part.startswith(_GENERATOR)}
+    return own - {"norm.weight", "norm.bias"} == _DETECTION
 
 
 def with_task_ids(

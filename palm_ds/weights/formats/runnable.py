@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
+from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
@@ -20,6 +22,7 @@ from palm_ds.model.encoder.encoder import PLAIN, Encoder, build_encoder, encoder
 from palm_ds.model.encoder.states import WantedStates, recorded
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.heads.outputs import HeadOutputs
+from palm_ds.model.heads.replaced_tokens import ReplacedTokenHead
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.kernels import Kernels
 from palm_ds.weights.formats.contents import NEXT_SENTENCE_CLASSES, CheckpointContents
@@ -90,6 +93,8 @@ class _InPalmDs:
         for name, head in self.contents.heads.items():
             if head.kind == "masked_words":
                 outputs[f"head {name}"] = self._words(name, flat[texts.at()])
+            elif head.kind == "replaced_tokens":
+                outputs[f"head {name}"] = self._detection(name, last)[real]
             elif not head.pooled or pooled is not None:
                 rows = flat[real]
                 if self.backbone.pools_tokens or head.pooled:
@@ -102,6 +107,15 @@ class _InPalmDs:
     def _words(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         """(positions, vocabulary): the scores of a masked-LM head."""
         return load_masked_lm(self.contents, name, self.backbone).logits(rows)
+
+    def _detection(self, name: str, last: torch.Tensor) -> torch.Tensor:
+        """(texts * length, 1): the scores of a head that detects replaced tokens."""
+        rows = last.flatten(0, 1)
+        with on_meta():
+            head = ReplacedTokenHead(self.backbone)
+        if head.reads_first:
+            rows = torch.cat([rows, last[:, :1].expand_as(last).flatten(0, 1)])
+        return _with_values(head, self.contents, name).logits(rows)
 
     def _batch(self, texts: Texts) -> Batch:
         rows = []
@@ -143,8 +157,16 @@ def load_masked_lm(contents: CheckpointContents, name: str, backbone: Encoder) -
     """A masked-LM head of a checkpoint over its encoder."""
     with on_meta():
         head = MaskedLMHead(backbone)
-    prefix = f"heads.{name}."
-    names = [x for x in contents.entries if x.startswith(prefix)]
+    return _with_values(head, contents, name)
+
+
+HeadT = TypeVar("HeadT", bound=nn.Module)
+
+
+def _with_values(head: HeadT, contents: CheckpointContents, name: str) -> HeadT:
+    """A head with the values of one in a checkpoint; those of a generator are left out."""
+    prefix, generator = f"heads.{name}.", f"heads.{name}.generator."
+    names = [x for x in contents.entries if x.startswith(prefix) and not x.startswith(generator)]
     state = {x.removeprefix(prefix): read_values(contents, x) for x in names}
     head.load_state_dict(state, assign=True)
     return head.eval()

@@ -79,6 +79,7 @@ class DebertaV2(TransformerEncoder):
         "task_types": 0,
         "layer_norm_eps": 1e-7,
     }
+    detects_in_context = True
 
     @classmethod
     def spec(cls, config: EncoderConfig) -> TransformerSpec:

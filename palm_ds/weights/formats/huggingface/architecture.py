@@ -25,6 +25,7 @@ Entries = dict[str, TensorEntry]
 MASKED_WORDS, CLASSIFIER, QUESTION_ANSWERING = "masked_words", "classifier", "qa_outputs"
 NEXT_SENTENCE, SENTENCE_ORDER = PAIR_HEADS = "next_sentence", "sentence_order"
 """Of two texts, in pretraining classes."""
+REPLACED_TOKENS = "replaced_tokens"
 COUNTS = {2: "two", 3: "three"}
 """How many tensors of a file are one of ours, in reports."""
 WORDS = "backbone.word.weight"
@@ -99,6 +100,8 @@ class Architecture(ABC):
     """First parts of the names of tensors that do not belong to the base model."""
     masked_lm: ClassVar[tuple[str, ...]]
     """What the names of a masked-LM head begin with."""
+    detection: ClassVar[str] = ""
+    """Ending of the class whose files have a head that detects replaced tokens; empty: none has."""
     classes: ClassVar[tuple[str, ...]] = tuple(HEAD_CLASSES)
     """Endings of its classes with one classification head."""
     other_prefixes: ClassVar[tuple[str, ...]] = ()

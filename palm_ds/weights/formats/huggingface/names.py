@@ -22,6 +22,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     MASKED_WORDS,
     PAIR_HEADS,
     QUESTION_ANSWERING,
+    REPLACED_TOKENS,
     Architecture,
 )
 from palm_ds.weights.formats.huggingface.families import FAMILIES, architecture_of
@@ -51,6 +52,8 @@ def heads_in(entries: Mapping[str, TensorEntry], *, pooled: Collection[str]) -> 
     heads = {}
     if {f"heads.{MASKED_WORDS}.{part}" for part in ("bias", "decoder")} & entries.keys():
         heads[MASKED_WORDS] = HeadInfo(kind="masked_words", pooled=False)
+    if f"heads.{REPLACED_TOKENS}.out.weight" in entries:
+        heads[REPLACED_TOKENS] = HeadInfo(kind="replaced_tokens", pooled=False)
     for name in (*PAIR_HEADS, CLASSIFIER, QUESTION_ANSWERING):
         if out := entries.get(f"heads.{name}.out.weight"):
             classes = out.shape[0] if out.shape else 0

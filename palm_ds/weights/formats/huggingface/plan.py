@@ -106,7 +106,8 @@ def plan(
         )
     chosen = resolve_export(config, heads, target)
     check_whole(chosen, heads, entries, config)
-    names = _names(chosen, config, prefix=prefix or chosen.ending != BARE)
+    bare = chosen.ending == BARE and not chosen.heads
+    names = _names(chosen, config, prefix=prefix or not bare)
     wanted = [x for x in (*names, TASKS) if x in entries]
     kept = {x: replace(entries[x], source_names=(x,), transform="") for x in wanted}
     skipped = {x: _why(x, chosen, heads, config, target) for x in entries if x not in kept}

@@ -19,6 +19,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     MASKED_WORDS,
     NEXT_SENTENCE,
     QUESTION_ANSWERING,
+    REPLACED_TOKENS,
     SENTENCE_ORDER,
 )
 from palm_ds.weights.formats.huggingface.families import architecture_of, family_of_class
@@ -40,6 +41,7 @@ _NAMED = {  # {output of a transformers class: {class ending: the palm_ds head}}
         "ForMultipleChoice": CLASSIFIER,
         "ForTokenClassification": CLASSIFIER,
         "ForNextSentencePrediction": NEXT_SENTENCE,
+        "ForPreTraining": REPLACED_TOKENS,
     },
     "prediction_logits": {"ForPreTraining": MASKED_WORDS},
     "seq_relationship_logits": {"ForPreTraining": NEXT_SENTENCE},
@@ -130,6 +132,8 @@ class _Transformers:
 
     def _placed(self, scores: torch.Tensor, head: str, texts: Texts) -> torch.Tensor:
         """Scores of texts unchanged; scores of tokens at the places that both sides compute."""
+        if head == REPLACED_TOKENS:
+            return scores.flatten()[texts.real.flatten()][:, None]
         if scores.ndim < 3:
             return scores
         at = texts.at() if head == MASKED_WORDS else texts.real.flatten().nonzero().flatten()

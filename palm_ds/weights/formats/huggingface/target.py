@@ -21,6 +21,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     MASKED_WORDS,
     NEXT_SENTENCE,
     QUESTION_ANSWERING,
+    REPLACED_TOKENS,
     Architecture,
     Family,
 )
@@ -106,6 +107,9 @@ def resolve_export(
         ending = target.head_class or _usual_class(name, heads)
         _check_class(name, heads, kind, ending)
         return ResolvedExport(kind=kind, ending=ending, heads={name: HEAD_CLASSES[ending].name})
+    if detecting := _detection(heads, kind, target):
+        ending = architecture_of(kind).detection
+        return ResolvedExport(kind=kind, ending=ending, heads={detecting: REPLACED_TOKENS})
     chosen = {}
     if words := _words(heads, target):
         if not FAMILIES[kind].has_masked_lm(config):
@@ -143,7 +147,8 @@ def check_whole(
             raise UserError(f'head "{part.split(".")[1]}": {part} is missing')
     ends = HEAD_CLASSES.get(chosen.ending)
     every = encoder_class(config).pools_tokens
-    pooled = chosen.ending == "ForPreTraining" or (ends is not None and (ends.pooled or every))
+    pair = chosen.ending == "ForPreTraining" and NEXT_SENTENCE in chosen.heads.values()
+    pooled = pair or (ends is not None and (ends.pooled or every))
     if pooled and "backbone.pooler.dense.weight" not in entries:
         raise UserError(f"{chosen.architecture} needs a pooler, which this checkpoint lacks")
 
@@ -182,6 +187,14 @@ def _usual_class(name: str, heads: Mapping[str, HeadInfo]) -> str:
     if head is None or head.pooled:
         return "ForSequenceClassification"
     return "ForQuestionAnswering" if name == QUESTION_ANSWERING else "ForTokenClassification"
+
+
+def _detection(heads: Mapping[str, HeadInfo], kind: str, target: ExportOptions) -> str:
+    """The head that detects replaced tokens, unless a masked-LM head is asked for: a discriminator
+    is written with it, where this family has a place for it."""
+    has_place = architecture_of(kind).detection and not target.words
+    found = [name for name, head in heads.items() if head.kind == "replaced_tokens"]
+    return found[0] if has_place and found else ""
 
 
 def _words(heads: Mapping[str, HeadInfo], target: ExportOptions) -> str:

@@ -122,7 +122,7 @@ def plan_graph(
 
 
 def _chosen(contents: CheckpointContents, names: Sequence[str]) -> dict[str, HeadInfo]:
-    heads = contents.heads
+    heads = {x: head for x, head in contents.heads.items() if head.kind != "replaced_tokens"}
     for name in names:
         if name not in heads:
             known = suggest(name, heads) if heads else "; it has no heads"

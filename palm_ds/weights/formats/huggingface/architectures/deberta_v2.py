@@ -2,8 +2,8 @@
 
 Masked-LM heads are read under Microsoft's names, `lm_predictions.lm_head`, and under those of
 transformers' older class, `cls.predictions`. They are written under Microsoft's, with `legacy:
-false`, without which transformers would build an untrained head instead. `mask_predictions`, the
-head that tells replaced tokens from others, belongs to no task here.
+false`, without which transformers would build an untrained head instead. The head that tells
+replaced tokens from others is read and written as `mask_predictions`, which transformers ignores.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     HEAD_CLASSES,
     MASKED_WORDS,
     QUESTION_ANSWERING,
+    REPLACED_TOKENS,
     Architecture,
     Entries,
     Family,
@@ -45,6 +46,11 @@ _MICROSOFTS = {
     "dense": "lm_predictions.lm_head.dense",
     "norm": "lm_predictions.lm_head.LayerNorm",
     "bias": "lm_predictions.lm_head.bias",
+}
+_DETECTION = {
+    "norm": "mask_predictions.LayerNorm",
+    "dense": "mask_predictions.dense",
+    "out": "mask_predictions.classifier",
 }
 _LEGACY_HEAD = {
     "dense": "cls.predictions.transform.dense",
@@ -99,6 +105,7 @@ class DebertaV2Architecture(Architecture):
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     }
     heads = ("lm_predictions", "mask_predictions", "cls", "pooler", "classifier", "qa_outputs")
+    detection = "Model"
     masked_lm = ("lm_predictions.", "cls.predictions.")
     classes = tuple(x for x in HEAD_CLASSES if x != "ForNextSentencePrediction")
     buffers = ("embeddings.position_ids",)
@@ -132,6 +139,8 @@ class DebertaV2Architecture(Architecture):
             stems["backbone.pooler.dense"] = ("pooler.dense",)
         for ours, hf in (_LEGACY_HEAD if layout == _LEGACY else _MICROSOFTS).items():
             stems[f"heads.{MASKED_WORDS}.{ours}"] = (hf,)
+        for ours, hf in _DETECTION.items():
+            stems[f"heads.{REPLACED_TOKENS}.{ours}"] = (hf,)
         stems[f"heads.{CLASSIFIER}.out"] = ("classifier",)
         stems[f"heads.{QUESTION_ANSWERING}.out"] = ("qa_outputs",)
         return both_ends(stems)

@@ -1,7 +1,7 @@
 """ELECTRA: discriminators and generators, with BERT's names.
 
-A generator's masked-LM head is read and written. The discriminator's own head, which tells replaced
-tokens from others, belongs to no task here. Each class that reads whole texts has its own linear
+Read and written are a generator's masked-LM head, and a discriminator's, which tells replaced tokens
+from others. Each class that reads whole texts has its own linear
 map in front of the classifier; it is the pooler of our encoder.
 """
 
@@ -17,6 +17,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     HEAD_CLASSES,
     MASKED_WORDS,
     QUESTION_ANSWERING,
+    REPLACED_TOKENS,
     Architecture,
     Entries,
     Family,
@@ -69,6 +70,7 @@ class ElectraArchitecture(Architecture):
         "sequence_summary",
         "qa_outputs",
     )
+    detection = "ForPreTraining"
     masked_lm = ("generator_predictions.", "generator_lm_head.")
     classes = tuple(x for x in HEAD_CLASSES if x != "ForNextSentencePrediction")
     buffers = ("embeddings.position_ids", "embeddings.token_type_ids")
@@ -90,6 +92,9 @@ class ElectraArchitecture(Architecture):
         stems[f"{head}.norm"] = ("generator_predictions.LayerNorm",)
         stems[f"{head}.bias"] = ("generator_lm_head.bias",)
         stems[f"{head}.decoder"] = ("generator_lm_head.weight",)
+        head = f"heads.{REPLACED_TOKENS}"
+        stems[f"{head}.dense"] = ("discriminator_predictions.dense",)
+        stems[f"{head}.out"] = ("discriminator_predictions.dense_prediction",)
         if layout:
             stems["backbone.pooler.dense"] = (layout,)
         own_dense = layout == _POOLERS["ForSequenceClassification"]

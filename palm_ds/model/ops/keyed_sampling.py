@@ -1,0 +1,47 @@
+"""Tokens drawn from a softmax by keys: a function of the scores and of each row's key alone.
+
+    argmax over v of  scores[v] / temperature + g[v],    g[v] = -log(-log u[v])    (Gumbel-max)
+
+u[v] is a hash of the row's key and v, so processes, micro-batches and their order do not matter.
+Scores that two layouts round differently then give another token only where the two best differ by
+as little: about once in a million draws. Inverting the cumulated probabilities instead would move
+every boundary between two tokens of the vocabulary by such an error.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from palm_ds.model.ops.dropout import GOLDEN_64, mix_bits, shifted
+
+_CHUNK = 1 << 23  # scores that exist at the same time
+_HALF_WORD = 32
+
+
+def gumbel_noise(keys: torch.Tensor, columns: int) -> torch.Tensor:
+    """(n, columns) fp32: a number of the standard Gumbel distribution for each of the `keys` (n,)
+    int64 and each column."""
+    numbers = torch.arange(1, columns + 1, device=keys.device) * GOLDEN_64
+    bits = shifted(mix_bits(mix_bits(keys)[:, None] + numbers), 64 - _HALF_WORD)
+    # With u = 1 - v, large values, which decide, are those of a small v: fp32 has room for these.
+    v = (bits.float() + 0.5) * 2.0**-_HALF_WORD
+    return -(-torch.log1p(-v)).log()
+
+
+@torch.no_grad()
+def keyed_samples(
+    rows: torch.Tensor,
+    embeddings: torch.Tensor,
+    bias: torch.Tensor,
+    keys: torch.Tensor,
+    temperature: float = 1.0,
+) -> torch.Tensor:
+    """(n,) int64: a token for each of the `rows` (n, width), whose scores are their products with
+    the output `embeddings` (vocabulary, width) plus the `bias` (vocabulary,)."""
+    size = max(_CHUNK // len(embeddings), 1)
+    found = []
+    for some, own in zip(rows.split(size), keys.split(size), strict=True):
+        scores = F.linear(some, embeddings, bias.to(some.dtype)).float() / temperature
+        found.append((scores + gumbel_noise(own, len(embeddings))).argmax(-1))
+    return torch.cat(found)

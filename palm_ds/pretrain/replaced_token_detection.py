@@ -1,0 +1,142 @@
+"""Tell which tokens a generator has replaced (ELECTRA: Clark et al. 2020; DeBERTa-v3: He et al.).
+
+    text        the cat sat on the mat
+    generator   the [MASK] sat on the [MASK]     predicts the masked tokens, and samples them
+    encoder     the dog sat on the mat           which of these are not the original ones?
+
+Both are trained together: the generator by masked words, with `generator_weight`; the encoder, the
+discriminator, by binary cross-entropy over every token but the special ones, with
+`discriminator_weight`. A token sampled as it was counts as original. What is masked, and the key
+that each sample follows from, belong to the n-th example, as masks do elsewhere: the samples are
+the same for any number of processes, and of every evaluation.
+
+ELECTRA is the default, `generator: {width: 0.25}` and `embedding_sharing: shared`, but that 15 % of
+the masked tokens are shown to its generator as they are (`mask_rate: 0.85`). DeBERTa-v3 is
+`generator: {num_layers: HALF, width: 1}` and `embedding_sharing: gradient_disentangled`; it trains
+the two by optimizers of their own, of which the same comes with Adam, apart from clipping: no
+parameter has gradients of both losses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from pydantic import NonNegativeFloat, PositiveFloat
+
+from palm_ds.common.errors import UserError
+from palm_ds.common.settings import Share
+from palm_ds.data.sources.corpus import CorpusSource
+from palm_ds.data.tasks.example import Example
+from palm_ds.data.tasks.masking import Unit
+from palm_ds.data.tasks.task import CorpusTask
+from palm_ds.model.encoder.shared_embeddings import EmbeddingSharing
+from palm_ds.model.heads.replaced_tokens import (
+    TOKEN,
+    Generator,
+    GeneratorSettings,
+    ReplacedTokenHead,
+    generator_name,
+)
+from palm_ds.pretrain.shared.unit_masking import UnitMasking
+from palm_ds.weights.model_folder import encoder_config
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from palm_ds.model.encoder.encoder import Encoder
+
+_MOST_KEY = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplacedTokenDetection(UnitMasking, CorpusTask):
+    generator: GeneratorSettings = field(default_factory=GeneratorSettings)
+    """The generator's sizes, as in `{num_layers: 6, width: 1}`, and a folder to start it from."""
+    embedding_sharing: EmbeddingSharing = "shared"
+    """shared: one set of embeddings, trained by both losses (ELECTRA). gradient_disentangled: the
+    encoder's are the generator's, which its loss does not train, plus differences (DeBERTa-v3).
+    none: each has its own."""
+    temperature: PositiveFloat = 1.0
+    """The generator's scores are divided by it before tokens are sampled."""
+    generator_weight: NonNegativeFloat = 1.0
+    """Weight of the generator's loss, times `weight`."""
+    discriminator_weight: NonNegativeFloat = 50.0
+    """Weight of the discriminator's loss, times `weight`."""
+    units: tuple[Unit, ...] = ("token",)
+    """Units to mask as a whole, as in knowledge_masking."""
+    mask_rate: Share = 1.0
+    """Share of the predicted tokens that the generator sees as [MASK]."""
+    random_rate: Share = 0.0
+    """Share of the predicted tokens that the generator sees as a random token; the rest is shown
+    unchanged."""
+
+    head_settings: ClassVar[Sequence[str]] = ("generator", "embedding_sharing", "temperature")
+    changes_encoder: ClassVar[bool] = True
+
+    def loss_weights(self) -> dict[str, float]:
+        return {
+            self.name: self.weight * self.discriminator_weight,
+            generator_name(self.name): self.weight * self.generator_weight,
+        }
+
+    def label(self, example: Example, source: CorpusSource, rng: np.random.Generator) -> None:
+        """Tokens that another task of the group has masked before are left to it."""
+        free = example.input_ids == example.unmasked_ids
+        where = self.mask(example, source, rng, free=free)
+        keys = rng.integers(_MOST_KEY, size=len(where))
+        targets = np.column_stack([example.unmasked_ids[where], keys])
+        example.labels[generator_name(self.name)] = where, targets
+        told = np.flatnonzero(free & (example.source_offsets >= 0))
+        example.labels[self.name] = told, example.unmasked_ids[told]
+
+    def resolved(self, source: CorpusSource) -> ReplacedTokenDetection:
+        """With the sizes of the generator that it starts from."""
+        made = self.generator
+        if not made.path or made.hidden_size:
+            return self
+        try:
+            config = encoder_config(made.path)
+        except UserError as error:
+            raise UserError(f"{self.path_of('generator')}.path: {error}") from None
+        sizes = {
+            "num_layers": config.num_layers,
+            "hidden_size": config.hidden_size,
+            "intermediate_size": config.feed_forward_size,
+            "num_heads": config.num_heads,
+        }
+        return replace(self, generator=replace(made, **sizes))
+
+    def head(self, backbone: Encoder) -> nn.Module:
+        config = self.generator.config(backbone.config, self.path_of("generator"))
+        generator = Generator(
+            config, backbone, sharing=self.embedding_sharing, temperature=self.temperature
+        )
+        return ReplacedTokenHead(backbone, generator)
+
+    def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
+        """Of the generator's targets: the corpus's unigram frequencies. That of the discriminator
+        depends on what was sampled (`tallied`)."""
+        if targets.ndim < 2:
+            return super().baseline(targets, source)
+        tokens, frequency = targets[:, TOKEN], source.unigrams
+        return -np.log(frequency[tokens]), (tokens == frequency.argmax()).astype(float)
+
+    def tallied(self, tallies: Mapping[str, float]) -> dict[str, Any]:
+        """How many of the replaced tokens are found, and how many of those found were replaced. The
+        baseline takes every token for an original one, with the probability that it is."""
+        replaced, flagged = tallies["replaced"], tallies["flagged"]
+        share = replaced / tallies["tokens"]
+        found = {
+            "f1": 2 * tallies["detected"] / max(replaced + flagged, 1),
+            "detected": tallies["detected"] / max(replaced, 1),
+            "precision": tallies["detected"] / max(flagged, 1),
+            "replaced": share,
+        }
+        return {
+            "metrics": found,
+            "baseline_loss": float(-sum(p * np.log(p) for p in (share, 1 - share) if p)),
+            "baseline_accuracy": 1 - share,
+        }
