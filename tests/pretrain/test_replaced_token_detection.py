@@ -13,18 +13,13 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 
-from palm_ds.common.errors import UserError
-from palm_ds.common.rng import keyed_generator
 from palm_ds.data.sources.corpus import CorpusSource, split_corpus
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset, build_rows, refs
 from palm_ds.data.tasks.task import build
 from palm_ds.model.encoder.encoder import Encoder, EncoderConfig, build_encoder
-from palm_ds.model.encoder.shared_embeddings import merged_tables, split_tables
 from palm_ds.model.heads.replaced_tokens import KEY, TOKEN, generator_name
 from palm_ds.model.inputs.batch import Batch
-from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
-from palm_ds.model.ops.keyed_sampling import gumbel_noise, keyed_samples
 from tests.helpers.small_corpus import write_small_corpus
 
 LENGTH, NAME = 48, "replaced_token_detection"

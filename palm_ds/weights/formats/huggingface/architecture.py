@@ -101,7 +101,9 @@ class Architecture(ABC):
     masked_lm: ClassVar[tuple[str, ...]]
     """What the names of a masked-LM head begin with."""
     detection: ClassVar[str] = ""
-    """Ending of the class whose files have a head that detects replaced tokens; empty: none has."""
+    """Ending of the class with a head that detects replaced tokens; empty: there is none."""
+    detection_beside: ClassVar[bool] = False
+    """Whether files of its other classes keep such a head, which transformers ignores."""
     classes: ClassVar[tuple[str, ...]] = tuple(HEAD_CLASSES)
     """Endings of its classes with one classification head."""
     other_prefixes: ClassVar[tuple[str, ...]] = ()

@@ -107,10 +107,11 @@ def resolve_export(
         ending = target.head_class or _usual_class(name, heads)
         _check_class(name, heads, kind, ending)
         return ResolvedExport(kind=kind, ending=ending, heads={name: HEAD_CLASSES[ending].name})
-    if detecting := _detection(heads, kind, target):
-        ending = architecture_of(kind).detection
-        return ResolvedExport(kind=kind, ending=ending, heads={detecting: REPLACED_TOKENS})
-    chosen = {}
+    detecting = {name: REPLACED_TOKENS for name in _detection(heads, target)}
+    if detecting and (ending := architecture_of(kind).detection):
+        return ResolvedExport(kind=kind, ending=ending, heads=detecting)
+    beside = detecting if architecture_of(kind).detection_beside else {}
+    chosen: dict[str, str] = {}
     if words := _words(heads, target):
         if not FAMILIES[kind].has_masked_lm(config):
             words = ""
@@ -125,9 +126,8 @@ def resolve_export(
     if fits and (words or alone):
         chosen[pair_head] = pair_head
     only = "ForMaskedLM" if words else "ForNextSentencePrediction" if chosen else BARE
-    return ResolvedExport(
-        kind=kind, ending="ForPreTraining" if len(chosen) == 2 else only, heads=chosen
-    )
+    ending = "ForPreTraining" if len(chosen) == 2 else only
+    return ResolvedExport(kind=kind, ending=ending, heads={**chosen, **beside})
 
 
 def reads_another(head: HeadInfo, kind: str, target: ExportOptions) -> bool:
@@ -189,12 +189,10 @@ def _usual_class(name: str, heads: Mapping[str, HeadInfo]) -> str:
     return "ForQuestionAnswering" if name == QUESTION_ANSWERING else "ForTokenClassification"
 
 
-def _detection(heads: Mapping[str, HeadInfo], kind: str, target: ExportOptions) -> str:
-    """The head that detects replaced tokens, unless a masked-LM head is asked for: a discriminator
-    is written with it, where this family has a place for it."""
-    has_place = architecture_of(kind).detection and not target.words
+def _detection(heads: Mapping[str, HeadInfo], target: ExportOptions) -> list[str]:
+    """The head that detects replaced tokens, if there is one and no masked-LM head is asked for."""
     found = [name for name, head in heads.items() if head.kind == "replaced_tokens"]
-    return found[0] if has_place and found else ""
+    return [] if target.words else found[:1]
 
 
 def _words(heads: Mapping[str, HeadInfo], target: ExportOptions) -> str:

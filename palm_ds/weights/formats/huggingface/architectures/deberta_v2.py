@@ -105,7 +105,7 @@ class DebertaV2Architecture(Architecture):
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     }
     heads = ("lm_predictions", "mask_predictions", "cls", "pooler", "classifier", "qa_outputs")
-    detection = "Model"
+    detection_beside = True
     masked_lm = ("lm_predictions.", "cls.predictions.")
     classes = tuple(x for x in HEAD_CLASSES if x != "ForNextSentencePrediction")
     buffers = ("embeddings.position_ids",)

@@ -1,8 +1,8 @@
 """ELECTRA: discriminators and generators, with BERT's names.
 
-Read and written are a generator's masked-LM head, and a discriminator's, which tells replaced tokens
-from others. Each class that reads whole texts has its own linear
-map in front of the classifier; it is the pooler of our encoder.
+A generator has a masked-LM head, a discriminator one that tells replaced tokens from others. Each
+class that reads whole texts has its own linear map in front of the classifier; it is the pooler of
+our encoder.
 """
 
 from __future__ import annotations

@@ -135,16 +135,19 @@ def test_microsofts_head_is_read_and_written_as_transformers_computes_it(tmp_pat
     folder = DEBERTA.save(tmp_path / "in", "ForMaskedLM")
     changed(folder, architectures=None, legacy=True, pos_att_type="p2c|c2p")
     state = load_file(folder / "model.safetensors")
-    state["mask_predictions.dense.weight"] = torch.zeros(48, 48)
+    detecting = {"dense": (48, 48), "LayerNorm": (48,), "classifier": (1, 48)}
+    for part, shape in detecting.items():
+        state[f"mask_predictions.{part}.weight"] = torch.randn(shape)
+        state[f"mask_predictions.{part}.bias"] = torch.randn(shape[0])
     state["deberta.embeddings.position_embeddings.weight"] = torch.zeros(520, 48)
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     contents = open_contents(folder)
-    assert set(contents.heads) == {"masked_words"}
-    assert contents.skipped.keys() == {
-        "mask_predictions.dense.weight",
-        "deberta.embeddings.position_embeddings.weight",
-    }
+    assert set(contents.heads) == {"masked_words", "replaced_tokens"}
+    assert contents.skipped.keys() == {"deberta.embeddings.position_embeddings.weight"}
     convert(folder, tmp_path / "out", "huggingface")
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert written.keys() == state.keys() - contents.skipped.keys()
+    assert all(torch.equal(written[name], state[name]) for name in written)
     model: Any = DebertaV2ForMaskedLM.from_pretrained(tmp_path / "out")
     encoder, batch = load_encoder(contents), Batch.from_rows([texts((30,))], length=30, pad=0)
     head = load_masked_lm(contents, "masked_words", encoder)
