@@ -13,13 +13,18 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional as F  # noqa: N812
 
+from palm_ds.common.errors import UserError
+from palm_ds.common.rng import derive_key, keyed_generator
 from palm_ds.data.sources.corpus import CorpusSource, split_corpus
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset, build_rows, refs
 from palm_ds.data.tasks.task import build
 from palm_ds.model.encoder.encoder import Encoder, EncoderConfig, build_encoder
+from palm_ds.model.encoder.shared_embeddings import merged_tables, split_tables
 from palm_ds.model.heads.replaced_tokens import KEY, TOKEN, generator_name
 from palm_ds.model.inputs.batch import Batch
+from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
+from palm_ds.model.ops.keyed_sampling import gumbel_noise, keyed_samples
 from tests.helpers.small_corpus import write_small_corpus
 
 LENGTH, NAME = 48, "replaced_token_detection"
@@ -179,3 +184,163 @@ def gradients(model: Model, loss: torch.Tensor) -> dict[str, torch.Tensor]:
     found = torch.autograd.grad(loss, [*parameters.values()], retain_graph=True, allow_unused=True)
     pairs = zip(parameters.items(), found, strict=True)
     return {name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs}
+
+
+# ---- labels ----
+
+
+@pytest.mark.parametrize("together", [(NAME,), ("knowledge_masking", NAME)])
+def test_labels_equal_a_slow_restatement(source: CorpusSource, together: tuple[str, ...]) -> None:
+    """The generator predicts tokens at the rate, each with a key; the discriminator is asked about
+    all but special tokens and those that another task has masked."""
+    rate, tokens, masked = 0.3, 0, 0
+    dataset = dataset_of(source, *together, rate=rate, mask_rate=0.85)
+    seen: set[int] = set()
+    for n, layout in enumerate(dataset.layouts(np.arange(40))):
+        example = dataset.example(n, layout)
+        others = {*example.labels["knowledge_masking"][0].tolist()} if len(together) > 1 else set()
+        at, targets = example.labels[MADE]
+        changed = {i for i, x in enumerate(example.input_ids) if x != example.unmasked_ids[i]}
+        shown = (others & changed) - {*at.tolist()}
+        asked = [i for i in range(1, len(example) - 1) if i not in shown]
+        where, original = example.labels[NAME]
+        assert where.tolist() == asked
+        assert original.tolist() == [example.unmasked_ids[i] for i in asked]
+        assert {*at.tolist()} <= {*asked}
+        assert targets[:, TOKEN].tolist() == [example.unmasked_ids[i] for i in at]
+        assert changed <= {*at.tolist()} | shown
+        tokens, masked = tokens + len(asked), masked + len(changed - shown)
+        seen |= {*targets[:, KEY].tolist()}
+        if len(together) == 1 and n < 5:
+            rng = keyed_generator(derive_key(dataset.key, NAME, "label"), n)
+            task = replace(dataset.tasks[0])
+            again = task.example(layout, source, rng)
+            task.label(again, source, rng)
+            assert again.labels[MADE][1].tolist() == targets.tolist()
+    assert masked / tokens == pytest.approx(rate * 0.85, abs=0.02)
+    assert len(seen) > masked  # no key twice
+
+
+def test_samples_follow_the_softmax() -> None:
+    """20,000 draws from one distribution at temperature 2."""
+    torch.manual_seed(3)
+    row, table, bias = torch.randn(1, 6), torch.randn(11, 6), torch.randn(11)
+    keys = torch.randint(2**63 - 1, (20_000,))
+    found = keyed_samples(row.expand(len(keys), -1), table, bias, keys, temperature=2.0)
+    share = torch.bincount(found, minlength=11) / len(keys)
+    wanted = ((row @ table.T + bias)[0] / 2).softmax(-1)
+    error = (wanted * (1 - wanted) / len(keys)).sqrt()
+    assert ((share - wanted).abs() < 4 * error).all()
+    order = torch.randperm(len(keys))
+    again = keyed_samples(row.expand(len(keys), -1), table, bias, keys[order], temperature=2.0)
+    assert again.equal(found[order])
+    noise = gumbel_noise(keys[:3], 500)
+    for one, key in zip(noise, keys, strict=False):
+        assert one.numpy() == pytest.approx(slow_gumbel(int(key), 500), abs=1e-5)
+
+
+# ---- the model ----
+
+
+@pytest.mark.parametrize("sharing", ["shared", "gradient_disentangled", "none"])
+def test_a_batch_without_labels_gives_zero_gradients(source: CorpusSource, sharing: str) -> None:
+    """Every parameter takes part, and no text is changed."""
+    dataset = dataset_of(source, NAME, "retromae", embedding_sharing=sharing)
+    model = model_of(dataset, build_encoder(config_of("bert", source.vocabulary.size)))
+    batch = replace(batch_of(dataset, 0, 2), labels={})
+    sum(x.loss_sum for x in model(batch).values()).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and (parameter.grad == 0).all(), name
+
+
+def test_other_heads_use_the_sum_of_both_tables(source: CorpusSource) -> None:
+    """Masked words and RetroMAE's decoder, whose gradient is that of the differences alone; every
+    parameter has one name, and is saved once, as the sum."""
+    dataset = dataset_of(
+        source, NAME, "knowledge_masking", "retromae", embedding_sharing="gradient_disentangled"
+    )
+    model = model_of(dataset, build_encoder(config_of("bert", source.vocabulary.size)))
+    with torch.no_grad():
+        model.backbone.word.delta.normal_()
+    words = model.heads["knowledge_masking"]
+    base = model.heads[NAME].generator.encoder.word.weight
+    assert torch.equal(words.output_embeddings, base + model.backbone.word.delta)
+    words.output_embeddings.sum().backward()
+    model.heads["retromae"].tokens(torch.arange(3)).sum().backward()
+    assert base.grad is None and model.backbone.word.delta.grad[:3].eq(2).all()
+    names = [name for name, _ in model.named_parameters()]
+    assert f"heads.{NAME}.generator.encoder.word.weight" in names
+    state = model.state_dict()
+    assert sorted(state) == sorted(names)
+    merged = merged_tables(state)
+    assert torch.equal(merged["backbone.word.weight"], base + model.backbone.word.delta)
+    assert not [name for name in merged if "delta" in name]
+    again = split_tables(merged, state)
+    assert again.keys() == state.keys()
+    for name, values in state.items():
+        torch.testing.assert_close(again[name], values, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "message"),
+    [
+        ("bert", {"width": 0.3}, r"tasks.x.generator: num_heads: 1 does not divide|hidden"),
+        ("cnn", {}, "a generator has to be a transformer"),
+    ],
+)
+def test_refused(kind: str, keys: dict[str, float], message: str) -> None:
+    sizes = {"hidden_size": 12, "num_layers": 1, "num_heads": 4, "vocab_size": 20}
+    config = EncoderConfig.from_dict({**sizes, "kind": kind, "token_types": 1, "task_types": 0})
+    own = {"num_heads": 5} if kind == "bert" else {}
+    task = build("x", {"kind": NAME, "source": "text", "generator": {**keys, **own}})
+    with pytest.raises(UserError, match=message):
+        task.head(build_encoder(config))
+
+
+def test_an_encoder_has_one_generator(source: CorpusSource) -> None:
+    backbone = build_encoder(config_of("electra", source.vocabulary.size))
+    tasks = [build(name, {"kind": NAME, "source": "text"}) for name in ("one", "two")]
+    heads = {task.name: task.head(backbone) for task in tasks}
+    with pytest.raises(UserError, match="tasks.two: an encoder has one generator.*share: one"):
+        Model(backbone, heads, {name: name for name in heads})
+
+
+# ---- learning ----
+
+
+@pytest.mark.parametrize("sharing", ["shared", "gradient_disentangled"])
+def test_the_discriminator_becomes_better_than_its_baseline(
+    source: CorpusSource, sharing: str
+) -> None:
+    """200 steps from scratch: its loss falls below the entropy of the share of replaced tokens, and
+    most of those it detects were replaced."""
+    dataset = dataset_of(source, NAME, embedding_sharing=sharing)
+    sizes = {"hidden_size": 32, "options": {}}
+    kernels = Kernels(attention="tiles", masked_lm_loss="chunked")
+    torch.manual_seed(0)
+    config = config_of("electra", source.vocabulary.size, **sizes)
+    model, task = model_of(dataset, build_encoder(config, kernels)), dataset.tasks[0]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+    weights = task.loss_weights()
+    assert weights == {NAME: 50, MADE: 1}
+    for step in range(200):
+        batch = batch_of(dataset, 8 * step, 8)
+        means = [x.loss_sum / batch.count(n) * weights[n] for n, x in model(batch).items()]
+        optimizer.zero_grad()
+        sum(means).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    batch = batch_of(dataset, 5000, 60)
+    with torch.no_grad():
+        found = model.eval()(batch)
+    tallies = {name: float(value) for name, value in found[NAME].tallies.items()}
+    made = task.tallied(tallies)
+    loss, count = float(found[NAME].loss_sum) / batch.count(NAME), batch.count(NAME)
+    share = tallies["replaced"] / count
+    entropy = -share * math.log(share) - (1 - share) * math.log(1 - share)
+    assert made["baseline_loss"] == pytest.approx(entropy)
+    assert made["baseline_accuracy"] == made["metrics"]["always_original"] == 1 - share
+    assert made["metrics"]["accuracy"] == pytest.approx(float(found[NAME].correct) / count)
+    print(loss, entropy, made["metrics"])
+    assert loss < 0.8 * entropy
+    assert made["metrics"]["precision"] > 0.6 and made["metrics"]["detected"] > 0.3
