@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from palm_ds.model.encoder.encoder import encoder_class
+from palm_ds.pretrain.replaced_token_detection import ReplacedTokenDetection
 from palm_ds.train.recipe.recipe import Recipe, read_recipe
 
 B = 10**9
@@ -115,3 +116,60 @@ def test_their_optimizers_and_encoders(root: Path) -> None:
         assert (tuple(optimizer.betas), optimizer.eps, optimizer.clip) == ((0.9, 0.98), 1e-6, 0)
         config = recipe.backbone_config
         assert encoder_class(config).rope_base(config) == 160_000
+
+
+@dataclass(frozen=True)
+class Detection:
+    """A recipe with a generator, in the authors' terms."""
+
+    steps: int
+    rows: tuple[int, int]
+    """Their number and their length."""
+    lr: float
+    warmup: int
+    rate: float
+    shown: float
+    """Share of the masked tokens that the generator sees as [MASK]."""
+    generator: tuple[int, int, int, int]
+    """Layers, hidden size, inner size, attention heads."""
+    sharing: str
+    weight: float
+
+
+ELECTRA_SMALL = Detection(
+    10**6, (128, 128), 5e-4, 10_000, 0.15, 0.85, (12, 64, 256, 1), "shared", 50.0
+)
+DEBERTA_V3_SMALL = Detection(
+    *(10**6, (256, 512), 1e-4, 10_000, 0.15, 1.0),
+    *((3, 768, 3072, 12), "gradient_disentangled", 10.0),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs", "layers"),
+    [("electra_small", ELECTRA_SMALL, 12), ("deberta_v3_small", DEBERTA_V3_SMALL, 6)],
+)
+def test_replaced_tokens_as_published(
+    root: Path, name: str, theirs: Detection, layers: int
+) -> None:
+    recipe = read_recipe(root / f"launch/recipes/{name}.yaml")
+    assert recipe.curriculum.steps == theirs.steps
+    assert (recipe.rows, recipe.length) == theirs.rows
+    optimizer = recipe.optimizer
+    assert (optimizer.kind, optimizer.weight_decay, optimizer.clip) == ("adamw", 0.01, 1.0)
+    assert (tuple(optimizer.betas), optimizer.eps) == ((0.9, 0.999), 1e-6)
+    for step in (0, 99, theirs.warmup - 1, theirs.warmup, 500_000, theirs.steps - 1):
+        lr = optimizer.lr * recipe.lr_scale(recipe.curriculum.at(step, recipe.seed))
+        done, left = (step + 1) / theirs.warmup, theirs.steps - theirs.warmup
+        wanted = theirs.lr * min(done, (theirs.steps - step) / left)
+        assert lr == pytest.approx(wanted, rel=1e-3, abs=theirs.lr * 2e-6), step
+    task = recipe.built_tasks["replaced_token_detection"]
+    assert isinstance(task, ReplacedTokenDetection)
+    assert (task.rate, task.mask_rate, task.random_rate) == (theirs.rate, theirs.shown, 0.0)
+    assert (task.units, task.temperature) == (("token",), 1.0)
+    assert [*task.loss_weights().values()] == [theirs.weight, 1.0]
+    assert task.embedding_sharing == theirs.sharing
+    encoder = recipe.backbone_config
+    made = task.generator.config(encoder)
+    sizes = made.num_layers, made.hidden_size, made.feed_forward_size, made.num_heads
+    assert sizes == theirs.generator and encoder.num_layers == layers

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -308,19 +309,19 @@ def test_an_encoder_has_one_generator(source: CorpusSource) -> None:
 # ---- learning ----
 
 
-@pytest.mark.parametrize("sharing", ["shared", "gradient_disentangled"])
-def test_the_discriminator_becomes_better_than_its_baseline(
-    source: CorpusSource, sharing: str
-) -> None:
+@pytest.mark.slow
+def test_the_discriminator_becomes_better_than_its_baseline(tmp_path: Path) -> None:
     """200 steps from scratch: its loss falls below the entropy of the share of replaced tokens, and
     most of those it detects were replaced."""
-    dataset = dataset_of(source, NAME, embedding_sharing=sharing)
-    sizes = {"hidden_size": 32, "options": {}}
+    corpus = write_small_corpus(tmp_path / "corpus", words=200)
+    source = split_corpus(corpus, 0.0, ())[0]
+    dataset = dataset_of(source, NAME, embedding_sharing="gradient_disentangled")
+    sizes = {"hidden_size": 32, "options": {}, "init_range": 0.2}
     kernels = Kernels(attention="tiles", masked_lm_loss="chunked")
     torch.manual_seed(0)
     config = config_of("electra", source.vocabulary.size, **sizes)
     model, task = model_of(dataset, build_encoder(config, kernels)), dataset.tasks[0]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
     weights = task.loss_weights()
     assert weights == {NAME: 50, MADE: 1}
     for step in range(200):
@@ -341,6 +342,5 @@ def test_the_discriminator_becomes_better_than_its_baseline(
     assert made["baseline_loss"] == pytest.approx(entropy)
     assert made["baseline_accuracy"] == made["metrics"]["always_original"] == 1 - share
     assert made["metrics"]["accuracy"] == pytest.approx(float(found[NAME].correct) / count)
-    print(loss, entropy, made["metrics"])
     assert loss < 0.8 * entropy
     assert made["metrics"]["precision"] > 0.6 and made["metrics"]["detected"] > 0.3
