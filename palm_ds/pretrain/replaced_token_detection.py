@@ -76,6 +76,24 @@ class ReplacedTokenDetection(UnitMasking, CorpusTask):
     head_settings: ClassVar[Sequence[str]] = ("generator", "embedding_sharing", "temperature")
     changes_encoder: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        """Takes the sizes of a generator that it starts from, which are then stored: its folder is
+        read once."""
+        super().__post_init__()
+        if not self.generator.path or self.generator.hidden_size:
+            return
+        try:
+            config = encoder_config(self.generator.path)
+        except UserError as error:
+            raise UserError(f"{self.path_of('generator')}.path: {error}") from None
+        sizes = {
+            "num_layers": config.num_layers,
+            "hidden_size": config.hidden_size,
+            "intermediate_size": config.feed_forward_size,
+            "num_heads": config.num_heads,
+        }
+        object.__setattr__(self, "generator", replace(self.generator, **sizes))
+
     def loss_weights(self) -> dict[str, float]:
         return {
             self.name: self.weight * self.discriminator_weight,
@@ -91,23 +109,6 @@ class ReplacedTokenDetection(UnitMasking, CorpusTask):
         example.labels[generator_name(self.name)] = where, targets
         told = np.flatnonzero(free & (example.source_offsets >= 0))
         example.labels[self.name] = told, example.unmasked_ids[told]
-
-    def resolved(self, source: CorpusSource) -> ReplacedTokenDetection:
-        """With the sizes of the generator that it starts from."""
-        made = self.generator
-        if not made.path or made.hidden_size:
-            return self
-        try:
-            config = encoder_config(made.path)
-        except UserError as error:
-            raise UserError(f"{self.path_of('generator')}.path: {error}") from None
-        sizes = {
-            "num_layers": config.num_layers,
-            "hidden_size": config.hidden_size,
-            "intermediate_size": config.feed_forward_size,
-            "num_heads": config.num_heads,
-        }
-        return replace(self, generator=replace(made, **sizes))
 
     def head(self, backbone: Encoder) -> nn.Module:
         config = self.generator.config(backbone.config, self.path_of("generator"))
