@@ -135,8 +135,15 @@ def slow_gumbel(key: int, columns: int) -> np.ndarray:
         x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & whole
         return x ^ (x >> 31)
 
-    golden, row = 0x9E3779B97F4A7C15, mix(key)
-    bits = [mix((row + (v + 1) * golden) & whole) >> 32 for v in range(columns)]
+    def odd(x: int) -> int:
+        return mix(x) % 2**32 | 1
+
+    def signed(x: int) -> int:
+        return (x + 2**31) % 2**32 - 2**31
+
+    columns_of = [odd((v + 1) * 0x9E3779B97F4A7C15 & whole) for v in range(columns)]
+    products = [signed(odd(key) * column) for column in columns_of]
+    bits = [signed((x ^ (x >> 15)) * 0x9E3779B1) + 2**31 for x in products]
     return np.array([-math.log(-math.log1p(-(x + 0.5) / 2**32)) for x in bits])
 
 

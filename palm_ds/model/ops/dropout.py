@@ -119,11 +119,11 @@ def keep_mask(
     column. Mixing their product leaves no pattern of a product."""
     dropped = drop_threshold(rate)
     if rows.device.type != "cpu" or torch.compiler.is_compiling():
-        return torch.ge(_element_bits(rows, columns), dropped).to(dtype)
+        return torch.ge(element_bits(rows, columns), dropped).to(dtype)
     out = torch.empty(len(rows), len(columns), dtype=dtype)
     chunk = max(_CHUNK // max(len(columns), 1), 1)
     for part, target in zip(rows.split(chunk), out.split(chunk), strict=True):
-        torch.ge(_element_bits(part, columns), dropped, out=target)
+        torch.ge(element_bits(part, columns), dropped, out=target)
     return out
 
 
@@ -132,7 +132,7 @@ def odd_bits(hashes: torch.Tensor) -> torch.Tensor:
     return hashes.to(torch.int32) | 1
 
 
-def _element_bits(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+def element_bits(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """32 random bits (rows, columns)."""
     bits = rows[:, None] * columns
     return bits.bitwise_xor_(bits >> 15).mul_(GOLDEN_32)
@@ -140,12 +140,12 @@ def _element_bits(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
 
 def mix_bits(x: torch.Tensor) -> torch.Tensor:
     """The finalizer of splitmix64, as `palm_ds.common.rng` has it: a bijection of 64-bit words."""
-    x = (x ^ shifted(x, 30)) * MIX_FIRST
-    x = (x ^ shifted(x, 27)) * MIX_SECOND
-    return x ^ shifted(x, 31)
+    x = (x ^ _shifted(x, 30)) * MIX_FIRST
+    x = (x ^ _shifted(x, 27)) * MIX_SECOND
+    return x ^ _shifted(x, 31)
 
 
-def shifted(x: torch.Tensor, bits: int) -> torch.Tensor:
+def _shifted(x: torch.Tensor, bits: int) -> torch.Tensor:
     """x >> bits with zeros from the left; torch repeats the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 

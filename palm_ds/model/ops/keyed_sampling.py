@@ -13,20 +13,20 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from palm_ds.model.ops.dropout import GOLDEN_64, mix_bits, shifted
+from palm_ds.model.ops.dropout import GOLDEN_64, element_bits, mix_bits, odd_bits
 
-_CHUNK = 1 << 23  # scores that exist at the same time
-_HALF_WORD = 32
+_CHUNK, _CHUNK_ON_CPU = 1 << 24, 1 << 18  # scores that exist at the same time; some fit a cache
+_HALF, _UNIT = 2.0**31 + 0.5, 2.0**-32  # int32 to the open interval from 0 to 1
 
 
 def gumbel_noise(keys: torch.Tensor, columns: int) -> torch.Tensor:
     """(n, columns) fp32: a number of the standard Gumbel distribution for each of the `keys` (n,)
     int64 and each column."""
     numbers = torch.arange(1, columns + 1, device=keys.device) * GOLDEN_64
-    bits = shifted(mix_bits(mix_bits(keys)[:, None] + numbers), 64 - _HALF_WORD)
+    bits = element_bits(odd_bits(mix_bits(keys)), odd_bits(mix_bits(numbers)))
     # With u = 1 - v, large values, which decide, are those of a small v: fp32 has room for these.
-    v = (bits.float() + 0.5) * 2.0**-_HALF_WORD
-    return -(-torch.log1p(-v)).log()
+    v = bits.double().add_(_HALF).mul_(_UNIT).float()
+    return v.neg_().log1p_().neg_().log_().neg_()
 
 
 @torch.no_grad()
@@ -39,9 +39,10 @@ def keyed_samples(
 ) -> torch.Tensor:
     """(n,) int64: a token for each of the `rows` (n, width), whose scores are their products with
     the output `embeddings` (vocabulary, width) plus the `bias` (vocabulary,)."""
-    size = max(_CHUNK // len(embeddings), 1)
+    chunk = _CHUNK_ON_CPU if rows.device.type == "cpu" else _CHUNK
+    size = max(chunk // len(embeddings), 1)
     found = []
     for some, own in zip(rows.split(size), keys.split(size), strict=True):
         scores = F.linear(some, embeddings, bias.to(some.dtype)).float() / temperature
-        found.append((scores + gumbel_noise(own, len(embeddings))).argmax(-1))
+        found.append(gumbel_noise(own, len(embeddings)).add_(scores).argmax(-1))
     return torch.cat(found)
