@@ -31,6 +31,7 @@ from palm_ds.data.reader import TableSettings  # noqa: E402
 from palm_ds.data.stream.curriculum_spec import parse_stages  # noqa: E402
 from palm_ds.data.tasks.task import Task, known_kinds  # noqa: E402
 from palm_ds.model.config.config import PRESETS, EncoderConfig  # noqa: E402
+from palm_ds.model.heads.replaced_tokens import GeneratorSettings  # noqa: E402
 from palm_ds.model.lora import LoraSettings  # noqa: E402
 from palm_ds.runtime.deepspeed.ds_config import Comms, PalmSection  # noqa: E402
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig  # noqa: E402
@@ -65,6 +66,7 @@ SECTIONS = {
     "track.mlflow": MlflowSettings,
     "track.trackio": TrackioSettings,
     "loss_spike": SpikeSettings,
+    "tasks.NAME.generator": GeneratorSettings,
 }
 NOT_WRITTEN = {
     "Task": ("name",),

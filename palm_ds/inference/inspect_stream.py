@@ -25,6 +25,7 @@ from palm_ds.data.tasks.task import Task
 from palm_ds.model.distillation.soft_labels import soft_name
 from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import predicts_tokens
+from palm_ds.model.heads.replaced_tokens import generator_name
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
 from palm_ds.text.display import token_texts
@@ -147,14 +148,18 @@ def _tokenizer(data: Data) -> Tokenizer:
 
 
 def token_prediction_tasks(recipe: Recipe, vocabulary: SpecialTokens) -> frozenset[str]:
-    """The tasks whose head predicts tokens, found by building every head on a tiny encoder."""
+    """The tasks whose head, or its generator, predicts tokens, found by building every head on a
+    tiny encoder."""
     config = full_config(recipe.backbone_config, vocabulary)
     backbone = build_encoder(
         replace(config, hidden_size=8, num_layers=1, num_heads=1, intermediate_size=8)
     )
-    tasks = recipe.built_tasks
-    heads = {name: tasks[task.share or name].head(backbone) for name, task in tasks.items()}
-    return frozenset(name for name, head in heads.items() if predicts_tokens(head))
+    owners = {name: recipe.built_tasks[x.share or name] for name, x in recipe.built_tasks.items()}
+    generating = {
+        x for x, owner in owners.items() if generator_name(owner.name) in owner.loss_weights()
+    }
+    heads = {x: owner.head(backbone) for x, owner in owners.items() if x not in generating}
+    return frozenset({*generating, *(x for x, head in heads.items() if predicts_tokens(head))})
 
 
 def sequences(view: View, rows: Iterable[int]) -> Iterator[PackedExample]:
@@ -213,7 +218,7 @@ def _tokens(view: View, example: Example, first: int, last: int, colour: str) ->
     vocabulary = view.tokenizer.vocabulary
     predicted = np.zeros(len(example), bool)
     for task in view.token_tasks & example.labels.keys():
-        predicted[example.labels[task][0]] = True
+        predicted[example.labels[_shown(example, task)][0]] = True
     predicted &= example.source_offsets >= 0  # a [CLS] is read, not predicted
     now = token_texts(view.tokenizer, example.input_ids[first:last])
     before = token_texts(view.tokenizer, example.unmasked_ids[first:last])
@@ -290,8 +295,14 @@ def as_record(view: View, seen: PackedExample) -> dict[str, Any]:
 
 def _labels(example: Example, task: Task) -> tuple[np.ndarray, np.ndarray]:
     """Positions and targets (n,) of a task's labels; of a target with several parts, the first."""
-    where, targets = example.labels[task.name]
+    where, targets = example.labels[_shown(example, task.name)]
     return where, targets[:, 0] if targets.ndim > 1 else targets
+
+
+def _shown(example: Example, task: str) -> str:
+    """The labels of a task that are shown: those of its generator, if it has one."""
+    made = generator_name(task)
+    return made if made in example.labels else task
 
 
 def _label_records(view: View, task: Task, example: Example) -> list[dict[str, Any]]:
@@ -345,7 +356,7 @@ def _task_table(view: View, seen: Sequence[PackedExample]) -> Table:
     tasks = {task.name: task for each in seen for task in each.dataset.tasks}
     for name, task in tasks.items():
         examples = [each.example for each in seen if task in each.dataset.tasks]
-        labels = sum(len(e.labels[name][0]) for e in examples if name in e.labels)
+        labels = sum(len(e.labels[_shown(e, name)][0]) for e in examples if name in e.labels)
         which = (
             _shown_as(view, name, examples)
             if name in view.token_tasks
@@ -359,9 +370,11 @@ def _shown_as(view: View, name: str, examples: Sequence[Example]) -> str:
     """Describe the input at the positions to predict; empty if they are predicted from [CLS]."""
     counts: Counter[str] = Counter()
     for example in examples:
-        where, targets = example.labels.get(name, (np.empty(0, int),) * 2)
-        if targets.ndim > 1:
+        shown = _shown(example, name)
+        where, targets = example.labels.get(shown, (np.empty(0, int),) * 2)
+        if targets.ndim > 1 and shown == name:
             continue
+        targets = targets[:, 0] if targets.ndim > 1 else targets
         ids, mask = example.input_ids[where], view.tokenizer.vocabulary.mask
         counts["[MASK]"] += int((ids == mask).sum())
         counts["unchanged"] += int((ids == targets).sum())

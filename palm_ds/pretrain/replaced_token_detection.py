@@ -10,17 +10,16 @@ discriminator, by binary cross-entropy over every token but the special ones, wi
 that each sample follows from, belong to the n-th example, as masks do elsewhere: the samples are
 the same for any number of processes, and of every evaluation.
 
-ELECTRA is the default, `generator: {width: 0.25}` and `embedding_sharing: shared`, but that 15 % of
-the masked tokens are shown to its generator as they are (`mask_rate: 0.85`). DeBERTa-v3 is
-`generator: {num_layers: HALF, width: 1}` and `embedding_sharing: gradient_disentangled`; it trains
-the two by optimizers of their own, of which the same comes with Adam, apart from clipping: no
-parameter has gradients of both losses.
+The defaults are ELECTRA's, but that it shows 15 % of the masked tokens to its generator as they are
+(`mask_rate: 0.85`). DeBERTa-v3 has `generator: {num_layers: HALF, width: 1}` and
+`embedding_sharing: gradient_disentangled`. It trains the two by optimizers of their own: with Adam
+the same, but for clipping, since no parameter has gradients of both losses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -53,7 +52,7 @@ _MOST_KEY = 2**63 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class ReplacedTokenDetection(UnitMasking, CorpusTask):
-    generator: GeneratorSettings = field(default_factory=GeneratorSettings)
+    generator: GeneratorSettings = GeneratorSettings()
     """The generator's sizes, as in `{num_layers: 6, width: 1}`, and a folder to start it from."""
     embedding_sharing: EmbeddingSharing = "shared"
     """shared: one set of embeddings, trained by both losses (ELECTRA). gradient_disentangled: the

@@ -17,7 +17,6 @@ from palm_ds.engine import Engine
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.encoder.flops import training_flops
-from palm_ds.model.heads.replaced_tokens import generator_name
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.device.torch_settings import collecting_between
@@ -31,7 +30,7 @@ from palm_ds.train.loop.monitors import LabelWatch, RankTime, SlowRanks, StepMet
 from palm_ds.train.loop.prefetch import prefetched
 from palm_ds.train.loop.recovery import Recovery
 from palm_ds.train.loop.saving import Saver
-from palm_ds.train.plan.work import vocab_tasks
+from palm_ds.train.plan.work import generated_labels, vocab_tasks
 from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.report.run_log import RunLog
 from palm_ds.train.setup.build import AnyStream
@@ -217,14 +216,9 @@ class Loop:
     def _passes(self) -> list[tuple[EncoderConfig, list[str]]]:
         """Each encoder of the model, with the losses whose labels go through its vocabulary."""
         model = self.model
-        made = [
-            (
-                each.encoder.config,
-                [generator_name(t) for t, x in model.head_of.items() if x == head],
-            )
-            for head, each in model.generators.items()
-        ]
-        return [(model.backbone.config, vocab_tasks(model)), *made]
+        made = [each.encoder.config for each in model.generators.values()]
+        own = (model.backbone.config, vocab_tasks(model))
+        return [own, *((config, generated_labels(model)) for config in made)]
 
     def _log_due(self, step: int, result: StepResult) -> bool:
         last = step + 1 == self.recipe.curriculum.steps

@@ -56,15 +56,21 @@ def plan_memory(model: ModelSize, work: StepWork, config: DSConfig, *, world: in
     rows, _ = config.micro_batching(work.rows, world)
     tokens, labels = rows * work.length, rows * work.labels / work.rows
     size = 4 if config.precision == "fp32" else 2
+    encoders = [(model.config, labels)]
+    if model.generator is not None:
+        encoders.append((model.generator, rows * work.generated / work.rows))
     return MemoryPlan(
         **state_bytes(model.parameters, config, world, trained=model.trained),
         buffers=buffer_bytes(model, config, world),
-        activations=activation_bytes(
-            model.config,
-            size,
-            tokens=tokens,
-            labels=labels,
-            recompute=config.activation_checkpointing,
+        activations=sum(
+            activation_bytes(
+                encoder,
+                size,
+                tokens=tokens,
+                labels=labels,
+                recompute=config.activation_checkpointing,
+            )
+            for encoder, labels in encoders
         ),
         working=_working_bytes(model.config, size, tokens, labels),
         teachers=sum(teacher.bytes(world) for teacher in model.teachers),

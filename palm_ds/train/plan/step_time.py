@@ -58,7 +58,7 @@ def plan_step_time(
     if peak is None:
         raise UserError(f"plan: {cluster.card.name} has no matrix products in {config.precision}")
     repeated = 4 / 3 if config.activation_checkpointing else 1.0
-    flops = repeated * work.flops(model.config)
+    flops = repeated * work.of_model(model)
     read = sum(work.flops(teacher.config) / 3 for teacher in model.teachers)
     products, reading = (x / cluster.gpus / (peak * cluster.efficiency) for x in (flops, read))
     shard = model.parameters / (cluster.gpus if config.stage else 1)

@@ -73,7 +73,7 @@ def make_plan(model: ModelSize, work: StepWork, config: DSConfig, cluster: Clust
         memory=plan_memory(model, work, config, world=cluster.gpus),
         time=time,
         tokens_per_second=work.tokens / time.total,
-        mfu=work.flops(model.config) / time.total / peak,
+        mfu=work.of_model(model) / time.total / peak,
     )
 
 

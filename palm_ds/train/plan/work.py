@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.encoder.flops import head_flops, pairs_within, sequence_sums
 from palm_ds.model.heads.heads import predicts_tokens
+from palm_ds.model.heads.replaced_tokens import generator_name
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
 
@@ -42,6 +43,8 @@ class ModelSize:
     largest_layer: int
     """Of the largest encoder layer."""
     teachers: tuple[TeacherSize, ...] = ()
+    generator: EncoderConfig | None = None
+    """A second encoder that is trained, on the same rows; its parameters are among those above."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +62,15 @@ class StepWork:
     an entry all pairs count."""
     labels: float
     """Tokens that go through the masked-LM head."""
+    generated: float = 0.0
+    """Those that go through the generator's."""
+
+    def of_model(self, model: ModelSize) -> float:
+        """`flops` of the encoder and of a generator."""
+        if model.generator is None:
+            return self.flops(model.config)
+        made = replace(self, labels=self.generated)
+        return self.flops(model.config) + made.flops(model.generator)
 
     def flops(self, config: EncoderConfig) -> float:
         """Forward and backward, nothing counted twice; as in the log. Forward is a third."""
@@ -81,6 +93,7 @@ def size_of(model: Model) -> ModelSize:
         ),
         largest=max(each),
         largest_layer=max(layers, default=0),
+        generator=next((x.encoder.config for x in model.generators.values()), None),
     )
 
 
@@ -89,9 +102,14 @@ def vocab_tasks(model: Model) -> list[str]:
     return [task for task, name in model.head_of.items() if predicts_tokens(model.heads[name])]
 
 
+def generated_labels(model: Model) -> list[str]:
+    """The names of the labels that go through a generator's vocabulary."""
+    return [generator_name(x) for x, head in model.head_of.items() if head in model.generators]
+
+
 def work_of(model: Model, batches: Iterable[Batch], rows: int) -> StepWork:
     """The work of a step from (some of) its batches, as if all its `rows` were like them."""
-    tokens = squares = labels = seen = 0.0
+    tokens = squares = labels = generated = seen = 0.0
     tasks, length = vocab_tasks(model), 0
     pairs = model.backbone.flops(model.backbone.config).pairs
     near = {window: 0.0 for window in pairs if window is not None}
@@ -99,6 +117,7 @@ def work_of(model: Model, batches: Iterable[Batch], rows: int) -> StepWork:
         sums = sequence_sums(batch)
         tokens, squares = tokens + float(sums[0]), squares + float(sums[1])
         labels += sum(batch.count(task) for task in tasks if task in batch.labels)
+        generated += sum(map(batch.count, generated_labels(model)))
         seen, length = seen + len(batch.input_ids), batch.input_ids.shape[1]
         for window in near:
             near[window] += float(pairs_within(batch, window))
@@ -110,4 +129,5 @@ def work_of(model: Model, batches: Iterable[Batch], rows: int) -> StepWork:
         squares=squares * scale,
         near={window: pairs * scale for window, pairs in near.items()},
         labels=labels * scale,
+        generated=generated * scale,
     )
