@@ -20,12 +20,14 @@ from palm_ds.data.sources.corpus import CorpusSource, split_corpus
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset, build_rows, refs
 from palm_ds.data.tasks.task import build
 from palm_ds.model.encoder.encoder import Encoder, EncoderConfig, build_encoder
+from palm_ds.model.encoder.flops import training_flops
 from palm_ds.model.encoder.shared_embeddings import merged_tables, split_tables
 from palm_ds.model.heads.replaced_tokens import KEY, TOKEN, generator_name
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.ops.keyed_sampling import gumbel_noise, keyed_samples
+from palm_ds.train.plan.work import size_of, work_of
 from tests.helpers.small_corpus import write_small_corpus
 
 LENGTH, NAME = 48, "replaced_token_detection"
@@ -311,6 +313,18 @@ def test_an_encoder_has_one_generator(source: CorpusSource) -> None:
     heads = {task.name: task.head(backbone) for task in tasks}
     with pytest.raises(UserError, match="tasks.two: an encoder has one generator.*share: one"):
         Model(backbone, heads, {name: name for name in heads})
+
+
+def test_a_plan_counts_the_generator(source: CorpusSource) -> None:
+    """Its layers on every token, and its vocabulary at the masked ones."""
+    dataset = dataset_of(source, NAME)
+    model = model_of(dataset, build_encoder(config_of("electra", source.vocabulary.size)))
+    batch = batch_of(dataset, 0, 4)
+    size, work = size_of(model), work_of(model, [batch], rows=8)
+    assert (work.labels, work.generated) == (0, 2 * batch.count(MADE))
+    passes = [(model.backbone.config, []), (model.generators[NAME].encoder.config, [MADE])]
+    wanted = 2 * sum(float(training_flops(config, batch, labels)) for config, labels in passes)
+    assert work.of_model(size) == pytest.approx(wanted)
 
 
 # ---- learning ----

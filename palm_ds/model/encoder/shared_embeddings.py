@@ -101,6 +101,11 @@ def parts_of_tables(names: Iterable[str]) -> dict[str, Parts]:
     return {f"backbone.{x}.weight": Parts(bases[x], deltas[x]) for x in deltas if x in bases}
 
 
+def differences_of_tables(names: Iterable[str]) -> set[str]:
+    """Those of the parameters that are differences from a generator's embeddings."""
+    return {name for name in names if _DELTA.fullmatch(name)}
+
+
 def merged_tables(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """A model's parameters with the sums in place of the differences."""
     parts = parts_of_tables(state)

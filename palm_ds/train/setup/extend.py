@@ -18,6 +18,7 @@ import torch
 from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.shared_embeddings import differences_of_tables
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.pooling import TextPooling
@@ -126,6 +127,12 @@ def warm_start(
     _check(old, before, signature)
     stored = ShardReader(found.files)
     parameters = dict(model.named_parameters())
+    if differences_of_tables(parameters) != differences_of_tables(found.parameters):
+        raise UserError(
+            f"extend: {old}: only one of the two runs has embeddings that are differences from a "
+            "generator's (embedding_sharing: gradient_disentangled); start from its weights with "
+            "`init_from`"
+        )
     fresh = tuple(name for name in parameters if name not in stored)
     grown = _grown(before["task_ids"], signature.task_ids, parameters, stored)
     kept = {name: p for name, p in parameters.items() if name not in fresh and name not in grown}
