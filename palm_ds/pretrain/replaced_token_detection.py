@@ -19,13 +19,12 @@ the same, but for clipping, since no parameter has gradients of both losses.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from pydantic import NonNegativeFloat, PositiveFloat
 
-from palm_ds.common.errors import UserError
 from palm_ds.common.settings import Share
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example
@@ -40,7 +39,6 @@ from palm_ds.model.heads.replaced_tokens import (
     generator_name,
 )
 from palm_ds.pretrain.shared.unit_masking import UnitMasking
-from palm_ds.weights.model_folder import encoder_config
 
 if TYPE_CHECKING:
     from torch import nn
@@ -74,24 +72,6 @@ class ReplacedTokenDetection(UnitMasking, CorpusTask):
 
     head_settings: ClassVar[Sequence[str]] = ("generator", "embedding_sharing", "temperature")
     changes_encoder: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        """Takes the sizes of a generator that it starts from, which are then stored: its folder is
-        read once."""
-        super().__post_init__()
-        if not self.generator.path or self.generator.hidden_size:
-            return
-        try:
-            config = encoder_config(self.generator.path)
-        except UserError as error:
-            raise UserError(f"{self.path_of('generator')}.path: {error}") from None
-        sizes = {
-            "num_layers": config.num_layers,
-            "hidden_size": config.hidden_size,
-            "intermediate_size": config.feed_forward_size,
-            "num_heads": config.num_heads,
-        }
-        object.__setattr__(self, "generator", replace(self.generator, **sizes))
 
     def loss_weights(self) -> dict[str, float]:
         return {

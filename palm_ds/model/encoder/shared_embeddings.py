@@ -72,10 +72,10 @@ def share_embeddings(generator: Encoder, discriminator: Encoder, how: EmbeddingS
 def tied_tables(word: nn.Module) -> tuple[nn.Parameter, nn.Parameter | None]:
     """The parameters of a token embedding for a module that uses them too: the table, and the
     differences that are added to it, if there are any; that table is then not trained."""
-    if isinstance(word, DisentangledEmbedding):
-        return word.base.weight, word.delta
-    assert isinstance(word.weight, nn.Parameter)
-    return word.weight, None
+    delta = word.delta if isinstance(word, DisentangledEmbedding) else None
+    table = word.base.weight if isinstance(word, DisentangledEmbedding) else word.weight
+    assert isinstance(table, nn.Parameter)
+    return table, delta
 
 
 def tied_sum(table: torch.Tensor, delta: torch.Tensor | None) -> torch.Tensor:

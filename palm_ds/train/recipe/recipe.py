@@ -324,11 +324,35 @@ def make_recipe(values: Mapping[str, Any], where: str = "recipe") -> Recipe:
     """Make a recipe from a mapping; `where` names its file in errors. If it has no encoder of its
     own, it gets that of `init_from`."""
     try:
-        recipe = parse(Recipe, _with_encoder(values), "")
+        recipe = parse(Recipe, _with_generators(_with_encoder(values)), "")
         _ = recipe.task_ids  # checks itself
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     return recipe
+
+
+def _with_generators(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The mapping with the sizes of the generators that tasks start from, which are then stored:
+    their folders are read once."""
+    tasks = values.get("tasks")
+    if not isinstance(tasks, Mapping):
+        return values
+    found = {}
+    for name, task in tasks.items():
+        own = task.get("generator") if isinstance(task, Mapping) else None
+        if isinstance(own, Mapping) and own.get("path") and not own.get("hidden_size"):
+            try:
+                config = encoder_config(str(own["path"]))
+            except UserError as error:
+                raise UserError(f"tasks.{name}.generator.path: {error}") from None
+            sizes = {
+                "num_layers": config.num_layers,
+                "hidden_size": config.hidden_size,
+                "intermediate_size": config.feed_forward_size,
+                "num_heads": config.num_heads,
+            }
+            found[name] = {**task, "generator": {**own, **sizes}}
+    return {**values, "tasks": {**tasks, **found}} if found else values
 
 
 def _with_encoder(values: Mapping[str, Any]) -> Mapping[str, Any]:
