@@ -147,7 +147,7 @@ def check_whole(
             raise UserError(f'head "{part.split(".")[1]}": {part} is missing')
     ends = HEAD_CLASSES.get(chosen.ending)
     every = encoder_class(config).pools_tokens
-    pair = chosen.ending == "ForPreTraining" and NEXT_SENTENCE in chosen.heads.values()
+    pair = chosen.ending == "ForPreTraining" and REPLACED_TOKENS not in chosen.heads.values()
     pooled = pair or (ends is not None and (ends.pooled or every))
     if pooled and "backbone.pooler.dense.weight" not in entries:
         raise UserError(f"{chosen.architecture} needs a pooler, which this checkpoint lacks")
