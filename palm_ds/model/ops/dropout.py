@@ -77,7 +77,7 @@ def table_keys(batch: Batch, keys: DropoutKeys, rows: int) -> DropoutKeys:
     if key is None:
         key = int(torch.randint(2**63 - 1, ()))
     numbers = -1 - torch.arange(rows, device=device)  # those of tokens are not negative
-    return replace(keys, tokens=_mix(numbers * _GOLDEN + key))
+    return replace(keys, tokens=mix_bits(numbers * GOLDEN_64 + key))
 
 
 def dropout(x: torch.Tensor, rate: float, keys: DropoutKeys | None) -> torch.Tensor:
