@@ -416,22 +416,24 @@ def _agree(
     tokens, steps, totals = numbers[0], numbers[1], numbers[2:]
     assert steps == step * processes.world, "processes are at different steps"
     pairs = zip(over_tokens.items(), totals, strict=False)
-    found = {name: tokens if over else labels for (name, over), labels in pairs}
+    divisors = {name: tokens if over else labels for (name, over), labels in pairs}
     stopping, written = totals[len(over_tokens) :]
-    return _Agreement(found, tokens, stopping > 0, written == processes.world)
+    return _Agreement(divisors, tokens, stopping > 0, written == processes.world)
 
 
 def _global_batch_losses(model: Any, fgm: float) -> dict[str, GlobalBatchLoss]:
     """{task: head} of the tasks whose loss is over the whole step. Raises UserError if there are
     any with `fgm`, the length of FGM's perturbation."""
     heads = {task: model.heads[head] for task, head in model.head_of.items()}
-    found = {task: head for task, head in heads.items() if getattr(head, "global_batch", False)}
-    if fgm and found:
+    global_heads = {
+        task: head for task, head in heads.items() if getattr(head, "global_batch", False)
+    }
+    if fgm and global_heads:
         raise UserError(
-            f"optimizer.fgm: tasks.{next(iter(found))} compares all texts of a step, "
+            f"optimizer.fgm: tasks.{next(iter(global_heads))} compares all texts of a step, "
             "which embeddings perturbed in one micro-batch do not allow; remove one of the two"
         )
-    return found
+    return global_heads
 
 
 def _fgm(model: Any, length: float, config: dict[str, Any]) -> FGM:

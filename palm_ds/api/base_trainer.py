@@ -187,16 +187,16 @@ class BaseTrainer(Summary, ABC):
     @checks_arguments()
     def evaluate(self, rows: Rows | None = None, *, task: str = "") -> Metrics:
         """{task: {metric: value}} on the rows of `dev`, or on other rows with labels."""
-        found: dict[str, dict[str, float]] = {}
+        scores: dict[str, dict[str, float]] = {}
         predictor, given = self.session.predictor(task), None if rows is None else listed(rows)
         for name in predictor.tasks:
             source = self.run.recipe.sources[self.run.recipe.built_tasks[name].source]
             labelled = source.validation if given is None else given
             if labelled:
-                found[name] = scores_of(predictor, name, labelled, self.definition.processes)
-        if not found:
+                scores[name] = scores_of(predictor, name, labelled, self.definition.processes)
+        if not scores:
             raise UserError("evaluate: give rows with labels; no task has `dev` rows")
-        return found
+        return scores
 
     # ---- saving ----
 

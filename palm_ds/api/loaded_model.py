@@ -99,8 +99,8 @@ class LoadedModel(Summary):
         `generate`: how texts are written, such as {"beams": 5} (docs/generation.md). Raises
         UserError."""
         predictor = self._for(task).generating(generate or {})
-        found = predictions_of(predictor, listed(rows), SINGLE_PROCESS, columns, format)
-        return TaskPredictions(found)
+        predictions = predictions_of(predictor, listed(rows), SINGLE_PROCESS, columns, format)
+        return TaskPredictions(predictions)
 
     @checks_arguments()
     def evaluate(self, rows: Rows, *, task: str = "") -> Metrics:
@@ -176,10 +176,10 @@ class LoadedModel(Summary):
         if not task:
             taken = head_taken(recipe, self.predictor.model.state_dict())
             return taken.name if taken else ""
-        found = self._for(task).tasks[task].hf_export()
-        if found is None:
+        head = self._for(task).tasks[task].hf_export()
+        if head is None:
             raise UserError(f"task: transformers has no class for {task!r}; `save` keeps it")
-        return found.name
+        return head.name
 
 
 @checks_arguments(tasks="a list of names")

@@ -83,8 +83,8 @@ class NotebookProgress:
 
 
 def _numbers(score: Mapping[str, Any]) -> dict[str, float]:
-    found = {**(score.get("metrics") or {}), "loss": score.get("loss")}
-    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+    numbers = {**(score.get("metrics") or {}), "loss": score.get("loss")}
+    return {name: value for name, value in numbers.items() if isinstance(value, int | float)}
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def predictions_of(
         raise UserError(f"format: {format!r} is of files, and these rows are in memory; remove it")
     if not isinstance(rows, str) and not rows:
         return {name: [] for name in predictor.tasks}
-    found: dict[str, list[dict[str, Any]]] = {}
+    predictions: dict[str, list[dict[str, Any]]] = {}
     why = ""
     for each in predictor.passes:
         try:
@@ -49,10 +49,10 @@ def predictions_of(
         except UserError as error:
             why = why or str(error)
             continue
-        found |= _pass(predictor, each, source, processes)
-    if not found:
+        predictions |= _pass(predictor, each, source, processes)
+    if not predictions:
         raise UserError(why)
-    return found
+    return predictions
 
 
 def scores_of(
@@ -88,15 +88,15 @@ def _pass(
     predictor: Predictor, each: EncoderPass, source: TableSource, processes: ProcessGroup
 ) -> dict[str, list[dict[str, Any]]]:
     names = [task.name for task in each.tasks]
-    found: dict[str, list[dict[str, Any]]] = {name: [{}] * len(source) for name in names}
+    predictions: dict[str, list[dict[str, Any]]] = {name: [{}] * len(source) for name in names}
     with _eval_mode(predictor):
         rank, world = processes.rank, processes.world
         own = list(predictor.predict(each, source, rank=rank, world=world))
     for chunk in [chunk for chunks in processes.gather(own) for chunk in chunks]:
         for name in names:
             for row, made in zip(chunk.rows, chunk.predictions[name], strict=True):
-                found[name][int(row)] = made
-    return found
+                predictions[name][int(row)] = made
+    return predictions
 
 
 @contextmanager

@@ -77,7 +77,7 @@ class RunDefinition:
         self.settings = read_settings(values, name)
         self.mixture = mixture
         self._name = name
-        self._metrics = {task: _functions(found) for task, found in metrics.items()}
+        self._metrics = {task: _functions(own) for task, own in metrics.items()}
 
     @property
     def tasks(self) -> dict[str, TaskWithData]:
@@ -110,7 +110,11 @@ class RunDefinition:
             if self.backbone.tokenizer:
                 sources[first.name]["tokenizer"] = self.backbone.tokenizer
             tasks |= {task.name: task.entry(first.name) for task in task_group}
-        own = {name: [name_of(f) for f in found] for name, found in self._metrics.items() if found}
+        own = {
+            name: [name_of(f) for f in functions]
+            for name, functions in self._metrics.items()
+            if functions
+        }
         data = {
             "sources": sources,
             "tasks": tasks,
@@ -136,7 +140,11 @@ class RunDefinition:
     def data(self) -> Data:
         """The opened rows."""
         recipe = self.recipe  # writes the rows
-        rows = {file: x for task in self.tasks.values() for file, x in task.in_memory.items()}
+        rows = {
+            file: rows_of_file
+            for task in self.tasks.values()
+            for file, rows_of_file in task.in_memory.items()
+        }
         return open_data(recipe, rows)
 
     def invalidate(self) -> None:
@@ -181,10 +189,10 @@ class RunDefinition:
 
 def _functions(metrics: object) -> tuple[FunctionType, ...]:
     """A metric or several. Raises UserError for what is no function."""
-    found = []
+    functions = []
     for each in metrics if isinstance(metrics, Sequence) else (metrics,):
         if not isinstance(each, FunctionType):
             raise UserError(f"metrics: expected functions (predictions, labels), got {each!r:.60}")
         check_metric(each)
-        found.append(each)
-    return tuple(found)
+        functions.append(each)
+    return tuple(functions)

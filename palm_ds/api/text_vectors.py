@@ -31,7 +31,7 @@ class TextVectors:
         embedder = self._embedder(_settings(settings))
         encoded = _encoded(texts, embedder)
         if embedder.settings.tokens:
-            return [torch.from_numpy(found) for found in embedder.embed_tokens(encoded)]
+            return [torch.from_numpy(vectors) for vectors in embedder.embed_tokens(encoded)]
         return torch.from_numpy(embedder.embed_encoded(encoded))
 
     def _embedder(self, settings: EmbeddingSettings) -> Embedder:

@@ -165,10 +165,10 @@ def check_keywords(names: Iterable[str], where: str) -> None:
 
 def merged(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`values` updated with `over`, recursively where both have a mapping."""
-    found = dict(values)
+    together = dict(values)
     for key, value in over.items():
-        old = found.get(key)
+        old = together.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             value = merged(old, value)
-        found[key] = value
-    return found
+        together[key] = value
+    return together

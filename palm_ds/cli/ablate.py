@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         always=args.always,
         steps=args.steps,
     )
-    found = variants(ablation)
+    schedules = variants(ablation)
 
     def command(variant: Variant) -> list[str]:
         option = ("--deepspeed_config", ds_config)
@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
         return command_of(launcher, "pretrain", variant.file, *option, *rest)
 
     stop_on_signals()
-    run_all(found, command)
-    table = compare(ablation, found)
+    run_all(schedules, command)
+    table = compare(ablation, schedules)
     show_table(args, table, ablation.out / "ablation.json", "ablation.json")
     return 0
 

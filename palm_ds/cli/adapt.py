@@ -129,9 +129,9 @@ def _write_recipe(args: argparse.Namespace, values: Mapping[str, Any]) -> None:
 
     file = args.out / RECIPE
     if file.is_file():
-        if found := differences(read_yaml(file), dict(values)):
+        if changes := differences(read_yaml(file), dict(values)):
             raise UserError(
-                f"{file}: is not the recipe of this command ({found[0]}); train it with `palm-ds "
+                f"{file}: is not the recipe of this command ({changes[0]}); train it with `palm-ds "
                 f"pretrain {file} --run_dir {args.out}`, or choose another folder"
             )
         return
@@ -164,10 +164,10 @@ def _train_and_compare(
     else:
         line = f"{args.model}: has no masked-LM head; a new one is trained"
         console_of(args).print(line, markup=False)
-    found = RunSpec(recipe=recipe, ds_config=read_ds_config(ds_config), folder=args.out)
+    run = RunSpec(recipe=recipe, ds_config=read_ds_config(ds_config), folder=args.out)
     console = console_of(args, width=140) if args.json or args.quiet else None
     with stop_signals(starting=True) as flag:
-        code = train(found, flag=flag, examples=examples, console=console)
+        code = train(run, flag=flag, examples=examples, console=console)
     if code:
         return code
     trained = TrainedModel.open(args.out, device=start.device)

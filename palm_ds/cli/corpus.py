@@ -20,11 +20,11 @@ def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
 def _inspect(args: argparse.Namespace) -> int:
     from palm_ds.corpus.inspect import as_record, as_text, heading, open_documents
 
-    corpus, found = open_documents(args.corpus, documents=args.documents, first=args.first)
+    corpus, documents = open_documents(args.corpus, documents=args.documents, first=args.first)
     if not (args.json or args.quiet):
         show(args, {}, heading(corpus))
     tokenizer = corpus.tokenizer()
-    for name, piece in found:
+    for name, piece in documents:
         text = as_text(name, piece, corpus, tokenizer)
         show(args, as_record(name, piece, tokenizer), text)
     return 0

@@ -71,16 +71,16 @@ def run(args: argparse.Namespace) -> int:
         dtype=args.dtype,
     )
     with progress("embed", group.rank == 0 and not args.quiet) as done:
-        found = embed_files(embedder, job, model=args.model, group=group, done=done)
-    if found:
+        result = embed_files(embedder, job, model=args.model, group=group, done=done)
+    if result:
         console = console_of(args)
-        if found.continued:
-            console.print(f"note: {found.continued:,} rows were embedded by an earlier run")
-        speed = found.rows / max(found.seconds, 1e-9)
-        took = f"{found.seconds:.1f} s, {speed:,.0f} rows/s"
-        what = f"{found.rows:,} rows, {found.size} numbers each"
-        record = {"rows": found.rows, "size": found.size, "seconds": found.seconds}
-        record |= {"continued": found.continued, "output": args.output}
+        if result.continued:
+            console.print(f"note: {result.continued:,} rows were embedded by an earlier run")
+        speed = result.rows / max(result.seconds, 1e-9)
+        took = f"{result.seconds:.1f} s, {speed:,.0f} rows/s"
+        what = f"{result.rows:,} rows, {result.size} numbers each"
+        record = {"rows": result.rows, "size": result.size, "seconds": result.seconds}
+        record |= {"continued": result.continued, "output": args.output}
         summarize(args, record, f"{what}, {took}; written to {args.output}")
     return 0
 

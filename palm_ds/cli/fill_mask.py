@@ -37,16 +37,16 @@ def _lines() -> Iterator[str]:
     """The non-empty lines of stdin."""
     if sys.stdin.isatty():
         print("type a text with [MASK] on each line; end with Ctrl-D", file=sys.stderr, flush=True)
-    found = False
+    any_text = False
     for number, line in enumerate(sys.stdin.buffer, 1):
         try:
             text = line.decode().strip()
         except UnicodeDecodeError:
             raise UserError(f"line {number} of the input is not UTF-8 text") from None
         if text:
-            found = True
+            any_text = True
             yield text
-    if not found:
+    if not any_text:
         raise UserError("no text: give one, or lines on the standard input")
 
 

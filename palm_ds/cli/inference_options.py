@@ -40,8 +40,8 @@ def start_processes(device: str) -> tuple[ProcessGroup, torch.device]:
     if launched_processes() > 1:
         from palm_ds.runtime.deepspeed.ds_config import DSConfig
 
-        found = start(DSConfig(path="", sections={}, stage=0, precision="fp32"))
-        return found, device_named(device) if device else found.device
+        processes = start(DSConfig(path="", sections={}, stage=0, precision="fp32"))
+        return processes, device_named(device) if device else processes.device
     gpu = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
     return SINGLE_PROCESS, device_named(device or ("cuda" if gpu else "cpu"))
 

@@ -73,8 +73,8 @@ def find(argv: Sequence[str]) -> tuple[Command, Sequence[str]]:
     word = word.replace("_", "-")
     if word not in known:
         raise UserError(f"palm-ds {word}: no such command{suggest(word, known)}")
-    found = load(word)
-    return found.find(argv[1:]) if isinstance(found, CommandGroup) else (found, argv[1:])
+    command = load(word)
+    return command.find(argv[1:]) if isinstance(command, CommandGroup) else (command, argv[1:])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -124,8 +124,8 @@ def _devices(names: str, threads: int) -> list[torch.device]:
     if threads:
         torch.set_num_threads(threads)
     gpu = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR") != "cpu"
-    found = names.split(",") if names else ["cuda:0" if gpu else "cpu"]
-    return [device_named(name.strip()) for name in found]
+    devices = names.split(",") if names else ["cuda:0" if gpu else "cpu"]
+    return [device_named(name.strip()) for name in devices]
 
 
 def _host_name(name: str) -> str:

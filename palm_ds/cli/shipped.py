@@ -69,15 +69,15 @@ def description(path: Path) -> str:
 def copy(name: str, destination: Path) -> Path:
     """Copy a shipped file to an existing folder or a new file. Raises UserError."""
     files = {**recipes(), **ds_configs()}
-    found = _named(name, files)
-    if found is None:
+    file = _named(name, files)
+    if file is None:
         raise UserError(f"{name}: no shipped file has this name{_near(name, files)}")
-    target = destination / found.name if destination.is_dir() else destination
+    target = destination / file.name if destination.is_dir() else destination
     if target.exists():
         raise UserError(f"{target}: already exists; give another name, or remove it")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(found, target)
+        shutil.copyfile(file, target)
     except OSError as error:
         raise UserError(f"{target}: cannot be written: {error.strerror or error}") from None
     return target
@@ -87,20 +87,20 @@ def _files(kind: str, suffix: str) -> dict[str, Path]:
     folders = [folder for folder in _FOLDERS[kind] if folder.is_dir()]
     if not folders:
         return {}
-    found = sorted(folders[0].rglob(f"*{suffix}"))
-    return {path.relative_to(folders[0]).as_posix(): path for path in found}
+    paths = sorted(folders[0].rglob(f"*{suffix}"))
+    return {path.relative_to(folders[0]).as_posix(): path for path in paths}
 
 
 def _find(text: str, files: Mapping[str, Path], what: str) -> str:
     if os.path.exists(text):
         return text
-    found = _named(text, files)
-    if found is None:
+    file = _named(text, files)
+    if file is None:
         near = suggest_path(text) or _near(text, files)
         raise UserError(f"{text}: no such file, and no shipped {what} has this name{near}")
     if os.environ.get("RANK", "0") == "0":
         print(f"note: {text}: the shipped {what} of this name", file=sys.stderr, flush=True)
-    return str(found)
+    return str(file)
 
 
 def _named(text: str, files: Mapping[str, Path]) -> Path | None:

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
     read_ds_config(ds_config)
     out = Path(args.out)
-    found = suite_runs(_with_shipped(read_suite(args.suite, args.overrides)), out)
+    runs = suite_runs(_with_shipped(read_suite(args.suite, args.overrides)), out)
 
     def command(member: SuiteRun) -> list[str]:
         option = ("--deepspeed_config", ds_config)
@@ -51,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
     failed: dict[str, str] = {}
     if not args.table:
         stop_on_signals()
-        failed = run_all(found, command, slots_of(args.jobs, bool(args.launcher)))
-    table = compare(found, failed, out)
+        failed = run_all(runs, command, slots_of(args.jobs, bool(args.launcher)))
+    table = compare(runs, failed, out)
     show_table(args, table, out / "suite.json", "suite.json")
     return 1 if failed else 0
 

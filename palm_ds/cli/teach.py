@@ -38,11 +38,13 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--output: missing; name the file to write, such as scores.parquet")
     ds_config = DSConfig(path="", sections={}, stage=0, precision=args.precision)
     processes = start(ds_config)
-    found = teach(recipe, output, ds_config=ds_config, processes=processes)
+    result = teach(recipe, output, ds_config=ds_config, processes=processes)
     stop()
-    continued = f"; {found.continued} of {found.parts} parts were there" if found.continued else ""
-    record = {"rows": found.rows, "by": found.by, "continued": found.continued, "output": output}
-    summarize(args, record, f"{found.rows:,} {found.by}{continued}; written to {output}")
+    continued = (
+        f"; {result.continued} of {result.parts} parts were there" if result.continued else ""
+    )
+    record = {"rows": result.rows, "by": result.by, "continued": result.continued, "output": output}
+    summarize(args, record, f"{result.rows:,} {result.by}{continued}; written to {output}")
     hint_next(f"palm-ds finetune {args.recipe} --deepspeed_config FILE teacher.file={output}")
     return 0
 

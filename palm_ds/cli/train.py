@@ -91,11 +91,11 @@ def _train(args: argparse.Namespace, following: Sequence[str], flag: StopFlag) -
     dry_run, profile = args.dry_run or bool(plan_for), _profile(args)
     recipe = read_recipe(recipe_file, _overrides(args))
     folder = Path(args.run_dir or Path("runs") / Path(recipe_file).stem)
-    found = RunSpec(recipe=recipe, ds_config=read_ds_config(ds_config), folder=folder)
+    run = RunSpec(recipe=recipe, ds_config=read_ds_config(ds_config), folder=folder)
     if args.print_config:
-        return _show_config(found, args)
+        return _show_config(run, args)
     code = train(
-        found,
+        run,
         flag=flag,
         dry_run=dry_run,
         plan_for=plan_for,
@@ -129,11 +129,11 @@ def _record(folder: Path, code: int, *, dry_run: bool) -> dict[str, object]:
         return {"run": folder, "checked": not code}
     from palm_ds.train.report.metrics_file import FILE, read_metrics
 
-    found = read_metrics(folder / FILE)
-    last = found.evaluations[-1]["scores"] if found.evaluations else {}
+    metrics = read_metrics(folder / FILE)
+    last = metrics.evaluations[-1]["scores"] if metrics.evaluations else {}
     names = ("loss", "accuracy", "metrics")
     scores = {task: {name: score.get(name) for name in names} for task, score in last.items()}
-    step = found.steps[-1]["step"] if found.steps else 0
+    step = metrics.steps[-1]["step"] if metrics.steps else 0
     return {"run": folder, "finished": not code, "step": step, "scores": scores}
 
 

@@ -32,11 +32,11 @@ def _same_bytes(args: argparse.Namespace) -> int:
     options = ("eps", "config", "tokenizer", "tolerance")
     if given := [name for name in options if getattr(args, name) is not None]:
         raise UserError(f"--{given[0]}: compares outputs; name two checkpoints, A and B")
-    found = verify_folder(args.a)
-    record = {str(each.folder): each.problems for each in found}
-    lines = ["\n  ".join([f"{each.folder}: {each}", *each.problems]) for each in found]
+    verdicts = verify_folder(args.a)
+    record = {str(each.folder): each.problems for each in verdicts}
+    lines = ["\n  ".join([f"{each.folder}: {each}", *each.problems]) for each in verdicts]
     show(args, record, *lines)
-    return 1 if any(each.problems for each in found) else 0
+    return 1 if any(each.problems for each in verdicts) else 0
 
 
 def _same_outputs(args: argparse.Namespace) -> int:

@@ -167,8 +167,8 @@ def differences(old: object, new: object, where: str = "") -> list[str]:
         return []
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         keys = [*old, *(key for key in new if key not in old)]
-        found = [differences(old.get(k), new.get(k), f"{where}.{k}".lstrip(".")) for k in keys]
-        return [line for lines in found for line in lines]
+        changes = [differences(old.get(k), new.get(k), f"{where}.{k}".lstrip(".")) for k in keys]
+        return [line for lines in changes for line in lines]
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new) > 0:
         pairs = enumerate(zip(old, new, strict=True))
         return [line for i, (a, b) in pairs for line in differences(a, b, f"{where}[{i}]")]

@@ -62,11 +62,11 @@ def with_descriptions(doc: str | None, cls: type) -> str:
 def descriptions(cls: type) -> dict[str, str]:
     """{field: its description} of a dataclass and its bases; empty where there is no source, as in
     an interpreter."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for each in reversed(cls.__mro__):
         if dataclasses.is_dataclass(each):
-            found |= _own_descriptions(each)
-    return found
+            texts |= _own_descriptions(each)
+    return texts
 
 
 def _own_descriptions(cls: type) -> dict[str, str]:

@@ -18,20 +18,20 @@ def import_class(name: str, base: type[T], where: str) -> type[T]:
     """Imports `module.Class`, which must be a subclass of `base`; raises UserError, with `where`
     in front, if it cannot."""
     module_name, _, class_name = name.rpartition(".")
-    found = getattr(_module(module_name, where), class_name, None)
-    if not (isinstance(found, type) and issubclass(found, base)):
+    cls = getattr(_module(module_name, where), class_name, None)
+    if not (isinstance(cls, type) and issubclass(cls, base)):
         wanted = f"{base.__module__}.{base.__qualname__}"
         raise UserError(f"{where}: {name!r} is not a subclass of {wanted}")
-    return found
+    return cls
 
 
 def import_function(name: str, where: str) -> Callable[..., Any]:
     """Imports `module.function`; raises UserError, with `where` in front, if it cannot."""
     module_name, _, function = name.rpartition(".")
-    found = getattr(_module(module_name, where), function, None)
-    if not callable(found) or isinstance(found, type):
+    attribute = getattr(_module(module_name, where), function, None)
+    if not callable(attribute) or isinstance(attribute, type):
         raise UserError(f"{where}: {name!r} is not a function")
-    return found
+    return attribute
 
 
 def _module(name: str, where: str) -> ModuleType:

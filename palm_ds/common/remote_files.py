@@ -142,13 +142,13 @@ class RemoteFolder:
 
     def find(self) -> list[str]:
         """The names of all files below the URL, sorted."""
-        found = self._try("", lambda: self._system.find(self._root))
-        return sorted(path.removeprefix(self._root).lstrip("/") for path in found)
+        paths = self._try("", lambda: self._system.find(self._root))
+        return sorted(path.removeprefix(self._root).lstrip("/") for path in paths)
 
     def glob(self, pattern: str) -> list[str]:
         """The URLs of the files that match a pattern, sorted."""
-        found = self._try(pattern, lambda: list(self._system.glob(self._path(pattern))))
-        return sorted(self._system.unstrip_protocol(str(path)) for path in found)
+        paths = self._try(pattern, lambda: list(self._system.glob(self._path(pattern))))
+        return sorted(self._system.unstrip_protocol(str(path)) for path in paths)
 
     def write(self, name: str, data: bytes) -> None:
         """Writes a small file. Raises UserError if files cannot be written there."""

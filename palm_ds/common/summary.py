@@ -32,8 +32,8 @@ def html_table(rows: Sequence[Sequence[object]], heads: Sequence[str] = ()) -> s
 def score_table(scores: Mapping[str, Mapping[str, float]]) -> str:
     """{task: {metric: value}} as a table of HTML: a line for each task."""
     rows = [
-        (task, ", ".join(f"{name} {value:.4g}" for name, value in found.items()))
-        for task, found in scores.items()
+        (task, ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
+        for task, metrics in scores.items()
     ]
     return html_table(rows, ("task", "scores"))
 

@@ -103,7 +103,7 @@ def _job(
             f"corpus {folder}: was not prepared from text; annotations cannot be added to it"
         )
     source = input_options(options["input"])
-    found, _ = find_inputs(inputs, source)
+    files, _ = find_inputs(inputs, source)
     text = text_options(options["text"])
     job = PreparationJob(
         text=text,
@@ -113,7 +113,7 @@ def _job(
         strict=False,
         sample_bytes=options["sample_bytes"],
         lexicons=hash_lexicons([*text.lexicon_phrase, *text.lexicon_entity]),
-        inputs=found,
+        inputs=files,
         units=tuple(tuple(InputSpan(*span) for span in unit) for unit in options["units"]),
         screen=screen_options(options.get("screen", {})),
     )

@@ -137,18 +137,18 @@ def capital(document: Document) -> np.ndarray:
 def heading(document: Document) -> np.ndarray:
     """Headings: 0 outside, 1 at the first token, 2 inside. A heading is the title given with a
     text, or a short line between paragraphs (`palm_ds.text.headings`), and is a whole sentence."""
-    found: list[tuple[int, int]] = []
+    headings: list[tuple[int, int]] = []
     start = 0
     if document.has_title:
         start = int(document.part_starts[1])
-        found.append((0, start))
+        headings.append((0, start))
     if document.has_title or not len(document.part_starts):
-        found += [
+        headings += [
             (first, last)
             for first, last in find_headings(document.text, start)
             if not _within(document.sentence_starts, first, last)
         ]
-    return document.first_and_inside([np.array(found, np.int64).reshape(-1, 2)])
+    return document.first_and_inside([np.array(headings, np.int64).reshape(-1, 2)])
 
 
 def _within(starts: np.ndarray, first: int, last: int) -> bool:
@@ -227,16 +227,16 @@ def find_function(name: str, what: str) -> Callable:
     if not module_name or not attribute:
         raise UserError(f"{what} {name!r}: must be module:function")
     try:
-        found: object = importlib.import_module(module_name)
+        target: object = importlib.import_module(module_name)
     except ImportError as error:
         raise UserError(f"{what} {name!r}: cannot import {module_name!r}: {error}") from None
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(target, part):
             raise UserError(f"{what} {name!r}: {module_name!r} has no {attribute!r}")
-        found = getattr(found, part)
-    if not callable(found):
+        target = getattr(target, part)
+    if not callable(target):
         raise UserError(f"{what} {name!r}: {attribute!r} is not a function")
-    return found
+    return target
 
 
 def apply_annotation(name: str, function: TokenAnnotation, document: Document) -> np.ndarray:

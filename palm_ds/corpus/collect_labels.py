@@ -24,27 +24,27 @@ def unit_labels(task: tuple[str, int]) -> dict[str, str]:
     """The labels in a work unit, `task` = (folder of the job, unit), with the line on which each is
     first seen. Stops as soon as there are more than an annotation can hold."""
     job = load_job(Path(task[0]))
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     unit = WorkUnitReader(job, task[1], watched=False)
     for record in unit:
-        if record.label is not None and record.label not in found:
-            found[record.label] = unit.place(record)
-            if len(found) > MAX_VALUES:
+        if record.label is not None and record.label not in labels:
+            labels[record.label] = unit.place(record)
+            if len(labels) > MAX_VALUES:
                 break
-    return found
+    return labels
 
 
 def collect_labels(folder: Path, job: PreparationJob, run: ParallelMap) -> list[str]:
     """Collects the label names of a job and writes them to labels.json, for the workers."""
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     if job.input.structure == "ernie":
-        found = dict.fromkeys(ERNIE_LABELS, "")
+        labels = dict.fromkeys(ERNIE_LABELS, "")
     else:
         for part in run(unit_labels, ((str(folder), number) for number in range(len(job.units)))):
-            found = {**part, **found}
-            if len(found) > MAX_VALUES:
-                raise _too_many(found, job)
-    names = sorted(found, key=_order)
+            labels = {**part, **labels}
+            if len(labels) > MAX_VALUES:
+                raise _too_many(labels, job)
+    names = sorted(labels, key=_order)
     write_json(folder / LABELS, names)
     return names
 

@@ -40,7 +40,7 @@ def as_text(name: str, piece: TokenSpan, corpus: Corpus, tokenizer: Tokenizer) -
 
 def as_record(name: str, piece: TokenSpan, tokenizer: Tokenizer) -> dict[str, Any]:
     """A document as plain values: its id, its tokens, and each annotation's value for each."""
-    values = {annotation: found.tolist() for annotation, found in piece.annotations.items()}
+    values = {annotation: numbers.tolist() for annotation, numbers in piece.annotations.items()}
     return {"id": name, "tokens": list(tokenizer.tokens(piece.ids)), "annotations": values}
 
 

@@ -98,17 +98,19 @@ class _Counter:
 
     def learn(self, words: Sequence[str], flags: Sequence[int]) -> None:
         """Adds new words of the index, in its order."""
-        found = [self.number(word, flag) for word, flag in zip(words, flags, strict=True)]
-        self.of_word.extend([self.names[x] + 1 if isinstance(x, str) else x for x in found])
+        numbers = [self.number(word, flag) for word, flag in zip(words, flags, strict=True)]
+        self.of_word.extend(
+            [self.names[number] + 1 if isinstance(number, str) else number for number in numbers]
+        )
         self.apart.extend([bool(flag & self.gap) for flag in flags])
 
     def count(self, numbers: np.ndarray) -> None:
         """Counts the words of a text, given as numbers in the index."""
-        found = self.of_word.array[numbers]
-        first, second = found[:-1], found[1:]
+        mined = self.of_word.array[numbers]
+        first, second = mined[:-1], mined[1:]
         both = (first > 0) & (second > 0) & ~self.apart.array[numbers[1:]]
-        self.total += int((found != 0).sum())
-        self.words.append(found[found > 0])
+        self.total += int((mined != 0).sum())
+        self.words.append(mined[mined > 0])
         self.pairs.append(first[both] << 32 | second[both])
 
     def counts(self) -> CooccurrenceCounts:
@@ -160,7 +162,7 @@ def select_collocations(
     counts: CooccurrenceCounts, options: TextOptions
 ) -> list[tuple[str, str, int, float]]:
     """Selects the collocations: (word, word, count, npmi)."""
-    found = []
+    collocations = []
     for (a, b), n in counts.pairs.items():
         if n < options.collocation_count or a == b:
             continue
@@ -168,8 +170,8 @@ def select_collocations(
         alone = counts.words[a] / counts.total * counts.words[b] / counts.total
         npmi = math.log(together / alone) / -math.log(together) if together < 1 else 1.0
         if npmi >= options.collocation_npmi:
-            found.append((a, b, n, npmi))
-    return found
+            collocations.append((a, b, n, npmi))
+    return collocations
 
 
 def add_counts(whole: CooccurrenceCounts, part: CooccurrenceCounts) -> None:

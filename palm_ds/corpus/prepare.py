@@ -175,14 +175,14 @@ def plan(inputs: Sequence[str], options: PrepareOptions) -> PreparationJob:
     ids_alone = options.input.structure == "ernie"
     loses = options.text.lower or (given is not None and given.lower)
     annotations = _annotations(options, loses and not ids_alone)
-    found, ignored = find_inputs(inputs, options.input)
+    files, ignored = find_inputs(inputs, options.input)
     if ignored:
         some = ", ".join(ignored[:5]) + (" ..." if len(ignored) > 5 else "")
         log.info("skipped %d files of unknown types (%s)", len(ignored), some)
-    total = sum(item.bytes for item in found)
+    total = sum(item.bytes for item in files)
     best = min(max(total / _SHARDS, _SMALLEST), _LARGEST)
     size = options.shard_mb * _MB if options.shard_mb else best
-    units = split_into_units(found, options.input, size=max(1, int(size)))
+    units = split_into_units(files, options.input, size=max(1, int(size)))
     if not units:
         raise UserError(f"input {', '.join(inputs)}: all files are empty")
     excluded = find_inputs(options.not_in, options.input)[0] if options.not_in else ()
@@ -194,7 +194,7 @@ def plan(inputs: Sequence[str], options: PrepareOptions) -> PreparationJob:
         strict=options.strict,
         sample_bytes=int(options.sample_mb * _MB),
         lexicons=hash_lexicons([*options.text.lexicon_phrase, *options.text.lexicon_entity]),
-        inputs=found,
+        inputs=files,
         units=units,
         screen=options.screen,
         excluded=excluded,
@@ -239,9 +239,9 @@ def _check_same(out: str | Path, manifest: Manifest, job: PreparationJob) -> Non
         there["input"] = asdict(input_options(there["input"]))
     now = {"inputs": job.input_entries(), **job.options()}
     there, now = json.loads(json.dumps([there, now]))
-    if found := differences(there, now):
+    if changes := differences(there, now):
         raise UserError(
-            f"{out}: is a corpus with different options or inputs ({found[0]}); choose another "
+            f"{out}: is a corpus with different options or inputs ({changes[0]}); choose another "
             "folder or remove it"
         )
 
@@ -262,12 +262,12 @@ def _enter(partial: Path, job: PreparationJob) -> None:
     """Resumes the interrupted run of the same job. That of another job is discarded if it has
     finished no shard."""
     if (partial / "job.json").exists():
-        if (found := changed_option(partial, job)) and any(partial.glob("parts/*.json")):
+        if (change := changed_option(partial, job)) and any(partial.glob("parts/*.json")):
             raise UserError(
-                f"{partial}: was started with different options or inputs ({found}); repeat those, "
-                "or remove it to start over"
+                f"{partial}: was started with different options or inputs ({change}); repeat "
+                "those, or remove it to start over"
             )
-        if found:
+        if change:
             _empty(partial)
         else:
             log.info("continuing with %s", partial)

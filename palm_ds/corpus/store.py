@@ -111,7 +111,9 @@ class Corpus:
         later, counted once."""
         if annotation not in self._span_counts:
             columns = (block.columns[annotation] for block in self._blocks())
-            self._span_counts[annotation] = sum(int(np.count_nonzero(x == 1)) for x in columns)
+            self._span_counts[annotation] = sum(
+                int(np.count_nonzero(column == 1)) for column in columns
+            )
         return self._span_counts[annotation]
 
     def read(self, start: int, end: int, annotations: Sequence[str] | None = None) -> TokenSpan:

@@ -113,13 +113,13 @@ class WorkUnitReader:
             self.span = number
             item = self.job.inputs[span.input]
             reader = RecordReader(item, span, self.job.input)
-            for found in _counted(reader, span) if self.watched else reader:
-                if not isinstance(found, Record):
-                    self._reject(found)
+            for entry in _counted(reader, span) if self.watched else reader:
+                if not isinstance(entry, Record):
+                    self._reject(entry)
                     continue
                 self._record += 1
                 if self._record - 1 not in self.dropped:
-                    yield found
+                    yield entry
             self.lines.append(reader.lines)
 
     def reject(self, record: Record, reason: str) -> None:
@@ -176,14 +176,14 @@ def _lines_before(path: str, end: int) -> int:
 def _counted(reader: RecordReader, span: InputSpan) -> Iterator[RecordOrRejection]:
     """Yields from the reader and reports progress."""
     text = cost = reported = 0
-    for found in reader:
-        text += _text_bytes(found)
-        cost += found.cost
+    for entry in reader:
+        text += _text_bytes(entry)
+        cost += entry.cost
         if text >= _REPORT_EVERY:
             done = min(cost, span.bytes - reported)
             report_progress(text, done)
             reported, text, cost = reported + done, 0, 0
-        yield found
+        yield entry
     report_progress(text, span.bytes - reported)
 
 

@@ -241,15 +241,17 @@ def find_repeated(parts: Sequence[ShardSummary], most: int = 8 << 20) -> np.ndar
     hashes are in memory at a time."""
     count = sum(part.shard.documents for part in parts)
     pieces = max(1, -(-count // most))
-    found = [np.zeros(0, np.int64)]
+    repeated = [np.zeros(0, np.int64)]
     for piece in range(pieces):
         hashes, numbers = _hashes_between(
             parts, (piece << 64) // pieces, (piece + 1 << 64) // pieces
         )
         order = np.argsort(hashes, kind="stable")
         same = hashes[order][1:] == hashes[order][:-1]
-        found.append(numbers[order][np.append(same, False) | np.append(False, same)[: len(order)]])
-    return np.sort(np.concatenate(found))
+        repeated.append(
+            numbers[order][np.append(same, False) | np.append(False, same)[: len(order)]]
+        )
+    return np.sort(np.concatenate(repeated))
 
 
 def _hashes_between(
@@ -258,11 +260,11 @@ def _hashes_between(
     """(hashes, document numbers) of the documents whose hashes are in low .. high - 1."""
     hashes, numbers, at = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)], 0
     for part in parts:
-        found = part.lengths().document_hashes
-        inside = np.flatnonzero((found >= np.uint64(low)) & (found <= np.uint64(high - 1)))
-        hashes.append(found[inside])
+        stored = part.lengths().document_hashes
+        inside = np.flatnonzero((stored >= np.uint64(low)) & (stored <= np.uint64(high - 1)))
+        hashes.append(stored[inside])
         numbers.append(at + inside)
-        at += len(found)
+        at += len(stored)
     return np.concatenate(hashes), np.concatenate(numbers)
 
 

@@ -97,8 +97,8 @@ def guesser_of(filler: Filler) -> Guesser:
 
 def _whole_words(filler: Filler, hidden: Hidden) -> list[tuple[str, float]]:
     special = filler.tokenizer.roles.values()
-    found = named(filler, hidden)
-    return [(x, p) for x, p in found if x not in special and not x.startswith(_CONTINUES)]
+    guesses = named(filler, hidden)
+    return [(x, p) for x, p in guesses if x not in special and not x.startswith(_CONTINUES)]
 
 
 def augment(
@@ -232,9 +232,9 @@ def english_class(word: str) -> str:
 
 def words_by_class(texts: Sequence[str]) -> dict[str, list[str]]:
     """{class: its words in these texts, each once, sorted}."""
-    found: dict[str, set[str]] = {}
+    by_class: dict[str, set[str]] = {}
     for text in texts:
         for word, tag in tagged_words(text):
             if tag:
-                found.setdefault(tag, set()).add(word)
-    return {tag: sorted(words) for tag, words in found.items()}
+                by_class.setdefault(tag, set()).add(word)
+    return {tag: sorted(words) for tag, words in by_class.items()}

@@ -177,9 +177,9 @@ class Embedder:
         lengths = np.array([[len(each) for each in texts]])
         kept = level(lengths, most)[0] if lengths.sum() > most else lengths[0]
         spans = [TokenSpan(0, ids[:n]) for ids, n in zip(texts, kept, strict=True)]
-        found = build_input(spans, self.tokenizer.vocabulary)
-        types = np.minimum(found.token_type_ids, self.encoder.config.token_types - 1)
-        return replace(self.encoded(found.input_ids), token_type_ids=types)
+        layout = build_input(spans, self.tokenizer.vocabulary)
+        types = np.minimum(layout.token_type_ids, self.encoder.config.token_types - 1)
+        return replace(self.encoded(layout.input_ids), token_type_ids=types)
 
     def encoded(self, ids: np.ndarray) -> PackedText:
         """A text that was encoded elsewhere."""

@@ -141,9 +141,11 @@ def _key(embedder: Embedder, table: Table) -> str:
     """Key of all that the vectors depend on: the same for a run that continues this one. The output
     may be in the model's folder: hidden files, such as its parts, do not count."""
     folder = embedder.folder
-    found = [folder] if folder.is_file() else sorted(folder.rglob("[!.]*"))
-    files = [x for x in found if x.is_file() and "/." not in f"/{x.relative_to(folder)}"]
-    stats = [(str(x), x.stat().st_size, x.stat().st_mtime_ns) for x in files]
+    paths = [folder] if folder.is_file() else sorted(folder.rglob("[!.]*"))
+    files = [
+        path for path in paths if path.is_file() and "/." not in f"/{path.relative_to(folder)}"
+    ]
+    stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     dtype = str(next(embedder.encoder.parameters()).dtype)
     settings = [asdict(embedder.settings), embedder.task_id, embedder.batch_tokens, dtype]
     text = json.dumps([stats, settings, str(embedder.device.type), table.fingerprint, __version__])

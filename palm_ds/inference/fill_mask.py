@@ -161,8 +161,8 @@ class Filler:
     def _hidden(self, part: _Part, word: str) -> list[_Part]:
         """The part with every token of every occurrence of a word masked."""
         inside = [False] * len(part.ids)
-        for found in _whole_word(word, any_case=self.tokenizer.lower).finditer(part.text):
-            first, last = found.span()
+        for match in _whole_word(word, any_case=self.tokenizer.lower).finditer(part.text):
+            first, last = match.span()
             first -= part.text[first - 1 : first] == " "  # a space may belong to the token after it
             inside = [
                 old or first <= at < last for old, at in zip(inside, part.starts, strict=True)
@@ -271,9 +271,9 @@ def example_lines(
             continue  # all are [UNK]
         hidden = keyed_generator(derive_key("hidden word"), number).choice(words, 1)
         truth, ids[hidden] = ids[hidden], vocabulary.mask
-        (found,) = filler.guess(ids, hidden, truth, top=top)
+        (guess,) = filler.guess(ids, hidden, truth, top=top)
         text = filler.tokenizer.decode(ids[1:-1], skip_special=False)
-        guesses = ", ".join(f'"{word}" {100 * p:.0f} %' for word, p in named(filler, found))
+        guesses = ", ".join(f'"{word}" {100 * p:.0f} %' for word, p in named(filler, guess))
         was = display_tokens(filler.tokenizer, truth)[0]
         lines.append(f'example: {text}  ->  {guesses}; it was "{was}"')
     return lines

@@ -130,10 +130,10 @@ def open_held_out(recipe: Recipe, *, rows: int) -> View:
 def examples_already_read(old: Path) -> dict[str, int]:
     """{dataset: examples} read by the run to extend; the new run continues after them."""
     folder = old / "checkpoints"
-    found = checkpoint.latest_good(folder, group=SINGLE_PROCESS, warn=lambda line: None)
-    if found is None:
+    newest = checkpoint.latest_good(folder, group=SINGLE_PROCESS, warn=lambda line: None)
+    if newest is None:
         raise UserError(f"extend: {old}: no checkpoint in {folder}; name a run folder")
-    return dict(found.state["consumed"])
+    return dict(newest.state["consumed"])
 
 
 def _check(rows: int) -> None:

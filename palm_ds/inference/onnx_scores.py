@@ -68,31 +68,31 @@ def _scorer(
         if writing := [x for x, task in tasks.items() if task.predicts == "texts"]:
             raise UserError(f"--score: {writing[0]} writes texts, which a graph alone does not")
         meanings = outputs_of(predictor.recipe, predictor.model)
-        found = {SOURCE: {name: own[name] for name in tasks}}
+        outputs = {SOURCE: {name: own[name] for name in tasks}}
         for precision in precisions:
             graph = OnnxModel(folder / FOLDER / FILES[precision], about)
             model = OnnxTasks(predictor.model, graph, meanings)
-            found[precision] = _scores(replace(predictor, tasks=tasks, model=model), files)
-        return _by_metric(found)
+            outputs[precision] = _scores(replace(predictor, tasks=tasks, model=model), files)
+        return _by_metric(outputs)
 
     return score
 
 
 def _readable(predictor: Predictor, files: Sequence[str]) -> dict[str, TableTask]:
     """The tasks that can read the files. Raises UserError if none can."""
-    found: list[str] = []
+    readable: list[str] = []
     errors: list[UserError] = []
     for each in predictor.passes:
         tasks = {task.name: task for task in each.tasks}
         try:
             job = PredictionJob(inputs=files, output=Path())
             open_inputs(replace(predictor, tasks=tasks), job)
-            found += tasks
+            readable += tasks
         except UserError as error:
             errors.append(error)
-    if not found:
+    if not readable:
         raise UserError(f"--score: {errors[0]}")
-    return {name: task for name, task in predictor.tasks.items() if name in found}
+    return {name: task for name, task in predictor.tasks.items() if name in readable}
 
 
 def _scores(predictor: Predictor, files: Sequence[str]) -> dict[str, Mapping[str, float]]:
@@ -147,18 +147,18 @@ class OnnxTasks(Model):
 
     def scores(self, batch: Batch, tasks: Collection[str]) -> dict[str, torch.Tensor]:
         """As `Model.scores`: the scores at the positions of each task's labels."""
-        found: dict[str, torch.Tensor] = {}
+        by_head: dict[str, torch.Tensor] = {}
         for task in (name for name in tasks if name in batch.labels):
             head = self.graph.description.heads[self.head_of[task]]
             texts = _unpacked(batch, batch.labels[task][0].numpy(), self._pad)
             self._check_task_ids(texts, task)
             outputs = self.graph.run(texts.inputs, [*head.outputs, *filter(None, [head.tags])])
             rows = texts.rows(np.stack([outputs[x] for x in head.outputs], -1), head)
-            found[task] = self._as_trained(task, torch.from_numpy(rows))
+            by_head[task] = self._as_trained(task, torch.from_numpy(rows))
             if head.tags:
                 tags = torch.from_numpy(texts.rows(outputs[head.tags], head))
-                found[task] = self._with_tags(task, tags, found[task], batch.groups[task])
-        return found
+                by_head[task] = self._with_tags(task, tags, by_head[task], batch.groups[task])
+        return by_head
 
     @property
     def _pad(self) -> int:

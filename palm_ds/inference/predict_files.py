@@ -127,8 +127,8 @@ def open_inputs(predictor: Predictor, job: PredictionJob) -> list[_InputTable]:
     tables: dict[str, _InputTable] = {}
     for each in predictor.passes:
         if repr(each.read) not in tables:
-            alike = [x for x in predictor.passes if repr(x.read) == repr(each.read)]
-            with _wanted_by([task for x in alike for task in x.tasks], predictor):
+            alike = [other for other in predictor.passes if repr(other.read) == repr(each.read)]
+            with _wanted_by([task for other in alike for task in other.tasks], predictor):
                 tables[repr(each.read)] = open_input(job, each.read, predictor.tasks.values())
     if len(counts := {each.rows for each in tables.values()}) > 1:
         raise UserError(
@@ -136,8 +136,8 @@ def open_inputs(predictor: Predictor, job: PredictionJob) -> list[_InputTable]:
             "tasks' sources differ in `read`; predict them one at a time (--tasks)"
         )
     opened = [tables[repr(each.read)] for each in predictor.passes]
-    for each, found in zip(predictor.passes, opened, strict=True):
-        source = predictor.source(found.bare)
+    for each, sources in zip(predictor.passes, opened, strict=True):
+        source = predictor.source(sources.bare)
         with _wanted_by(each.tasks, predictor):
             for task in (each.input_task, *each.tasks):
                 task.check(source, labelled=False)
@@ -212,8 +212,8 @@ def _write_part(
     expected = -(-sum(each.rows for each in opened) // group.world)
     finished = 0
     with (parts / f"part_{group.rank}").open("w", encoding="utf-8") as file:
-        for each, found in zip(predictor.passes, opened, strict=True):
-            source = predictor.source(found.bare)
+        for each, sources in zip(predictor.passes, opened, strict=True):
+            source = predictor.source(sources.bare)
             for chunk in predictor.predict(each, source, rank=group.rank, world=group.world):
                 for task, predictions in chunk.predictions.items():
                     cut[task] += chunk.cut
@@ -231,13 +231,13 @@ Predictions = Mapping[str, Sequence[dict[str, Any]]]
 
 def _joined(parts: Path, world: int, tasks: Mapping[str, TableTask], rows: int) -> Predictions:
     """{task: one prediction per row, in input order}."""
-    found: dict[str, list[dict[str, Any] | None]] = {task: [None] * rows for task in tasks}
+    whole: dict[str, list[dict[str, Any] | None]] = {task: [None] * rows for task in tasks}
     for rank in range(world):
         with (parts / f"part_{rank}").open(encoding="utf-8") as file:
             for line in file:
                 task, row, prediction = json.loads(line)
-                found[task][row] = prediction
-    joined = {task: [each for each in every if each is not None] for task, every in found.items()}
+                whole[task][row] = prediction
+    joined = {task: [each for each in every if each is not None] for task, every in whole.items()}
     for task, predictions in joined.items():
         assert len(predictions) == rows, f"{task}: a row was not predicted"
     return joined
@@ -249,11 +249,11 @@ def _scores(
     """{task: metrics} for tasks whose labels are in the input; notes say why others have none."""
     scores: dict[str, dict[str, float]] = {}
     notes: list[str] = []
-    for each, found in zip(predictor.passes, opened, strict=True):
-        source = predictor.source(found.table)
+    for each, sources in zip(predictor.passes, opened, strict=True):
+        source = predictor.source(sources.table)
         for task in each.tasks:
             made = {i: dict(x) for i, x in enumerate(predictions[task.name]) if x}
-            if lacking := found.rows - len(made):
+            if lacking := sources.rows - len(made):
                 notes.append(f"{task.name}: {lacking} rows without a prediction")
             try:
                 _check_labels(task, source)

@@ -29,15 +29,15 @@ LINES = "predictions.json"
 
 def file_names(tasks: Iterable[str]) -> dict[str, str]:
     """{task: prefix of its files}: its name, with characters replaced that files cannot have."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for task in tasks:
         name = re.sub(r"[^\w .-]", "_", task).strip(" .") or "task"
-        others = {other.lower() for other in found.values()}
+        others = {other.lower() for other in names.values()}
         number = next(
             k for k in range(1, len(others) + 3) if _numbered(name, k).lower() not in others
         )
-        found[task] = _numbered(name, number)
-    return found
+        names[task] = _numbered(name, number)
+    return names
 
 
 def _numbered(name: str, number: int) -> str:
@@ -56,7 +56,7 @@ def write_task(
     """Write the files of one task, prefixed with `name`; returns their names. `predictions` has one
     entry per row of `source`, empty if the task predicts nothing for a row."""
     table = source.table
-    known = {item: dict(found) for item, found in enumerate(predictions) if found}
+    known = {item: dict(prediction) for item, prediction in enumerate(predictions) if prediction}
     further = task.prediction_files(known, source)
     written: dict[str, Iterable[str]] = {
         "rows.json" if LINES in further else LINES: _lines(predictions, table)
@@ -74,9 +74,9 @@ def write_task(
 def _lines(predictions: Sequence[Mapping[str, Any]], table: Table) -> Iterator[str]:
     """PaddlePALM's lines, with the row's own id if it has one."""
     ids = table.column("id") if "id" in table.columns else None
-    for index, found in enumerate(predictions):
+    for index, prediction in enumerate(predictions):
         row = {"index": index} if ids is None else {"index": index, "id": ids[index]}
-        yield json.dumps({**row, **found}, ensure_ascii=False) + "\n"
+        yield json.dumps({**row, **prediction}, ensure_ascii=False) + "\n"
 
 
 def _indented(content: object) -> str:
@@ -86,8 +86,8 @@ def _indented(content: object) -> str:
 def submission(task: PredictionFiles, predictions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A header and one line per row."""
     yield "index\tprediction\n"
-    for index, found in enumerate(predictions):
-        yield f"{index}\t{task.submission_value(found)}\n"
+    for index, prediction in enumerate(predictions):
+        yield f"{index}\t{task.submission_value(prediction)}\n"
 
 
 def check_output(folder: Path) -> None:

@@ -172,11 +172,11 @@ class Predictor:
         limits = GenerationLimits(
             length=self.recipe.length, segments=encoder.token_types, task_id=each.task_id
         )
-        found, cut = {}, 0
+        texts, cut = {}, 0
         for task in each.tasks:
             assert isinstance(task, TextGenerator), "other tasks build other examples"
             cut = task.cut_sources(source, limits)
-            found[task.name] = generate_texts(
+            texts[task.name] = generate_texts(
                 self.model,
                 task,
                 range(len(source)),
@@ -185,7 +185,7 @@ class Predictor:
                 settings=task.decoding,
                 batch_tokens=_GENERATION_FACTOR * self.batch_tokens,
             )
-        return PredictedChunk(rows=source.numbers, predictions=found, cut=cut)
+        return PredictedChunk(rows=source.numbers, predictions=texts, cut=cut)
 
     def examples(self, each: EncoderPass, source: TableSource) -> list[BuiltExample]:
         """The examples of all rows of a source, in order, for batches of the caller's making."""
@@ -262,11 +262,14 @@ def _example(dataset: TaskGroupDataset, tasks: Sequence[Task], ref: ExampleRef) 
 
 
 def _chunk(work: _Work, pieces: list[Decoded], tasks: Mapping[str, TableTask]) -> PredictedChunk:
-    found = {name: made for name, (_, made) in gathered(pieces, tasks, [work.source]).items()}
+    predictions = {name: made for name, (_, made) in gathered(pieces, tasks, [work.source]).items()}
     return PredictedChunk(
         rows=work.source.numbers,
         predictions={
-            name: [_written(task, found.get(name, {}).get(i, {})) for i in range(len(work.source))]
+            name: [
+                _written(task, predictions.get(name, {}).get(i, {}))
+                for i in range(len(work.source))
+            ]
             for name, task in tasks.items()
         },
         cut=work.cut,

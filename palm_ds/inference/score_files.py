@@ -109,25 +109,25 @@ def matched(entries: Sequence[StoredPrediction], gold: Table, path: str) -> list
     """One prediction for each row of the gold table, in row order. Raises UserError if a row has
     no prediction or two, or a prediction no row."""
     keys = _keys(entries, gold, path)
-    ids = [str(x) for x in gold.column("id")] if "id" in gold.columns else []
+    ids = [str(value) for value in gold.column("id")] if "id" in gold.columns else []
     place_of = {name: i for i, name in enumerate(ids)} if keys == "id" else {}
-    found: dict[int, StoredPrediction] = {}
+    stored: dict[int, StoredPrediction] = {}
     for order, entry in enumerate(entries):
         row = order if keys == "order" else _row(entry, place_of, keys)
         if not 0 <= row < len(gold):
             raise UserError(f"{entry.place}: {_beyond(entry, gold, keys)}")
-        if row in found:
+        if row in stored:
             raise UserError(
                 f"{entry.place}: a second prediction for {gold.where(row)}; the first is "
-                f"{found[row].place}"
+                f"{stored[row].place}"
             )
-        found[row] = entry
-    if lacking := [row for row in range(len(gold)) if row not in found]:
+        stored[row] = entry
+    if lacking := [row for row in range(len(gold)) if row not in stored]:
         raise UserError(
-            f"{path}: no prediction for {gold.where(lacking[0])} ({len(found)} predictions, "
+            f"{path}: no prediction for {gold.where(lacking[0])} ({len(stored)} predictions, "
             f"{len(gold)} rows)"
         )
-    return [found[row] for row in range(len(gold))]
+    return [stored[row] for row in range(len(gold))]
 
 
 def _keys(entries: Sequence[StoredPrediction], gold: Table, path: str) -> str:

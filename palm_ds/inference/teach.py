@@ -183,7 +183,9 @@ def _info(work: _TeachWork) -> ScoreFileInfo:
     labels = {name: list(tasks[name].head_outputs().labels) for name in work.plan.soft_tasks}
     about: dict[str, Any] = {"teacher": dict(work.data.teachers), "labels": labels}
     outputs = {name: tasks[name].head_outputs() for name in labels}
-    about["scales"] = {name: (x.mean, x.deviation) for name, x in outputs.items() if x.scaled}
+    about["scales"] = {
+        name: (output.mean, output.deviation) for name, output in outputs.items() if output.scaled
+    }
     if not work.by_rows:
         stream = stream_fingerprint(work.recipe, work.data)
         return ScoreFileInfo(**about, stream=stream, top_k=work.teachers.top_k)

@@ -216,7 +216,7 @@ class LoraPart(NamedTuple):
 def merged_parts(names: Iterable[str]) -> dict[str, list[LoraPart]]:
     """{parameter of the merged model: the parts whose rows it has}, from the names of the
     parameters of a model with LoRA."""
-    found: dict[str, list[LoraPart]] = {}
+    merged: dict[str, list[LoraPart]] = {}
     known = dict.fromkeys(names)
     for name in sorted(known, key=_place):  # a checkpoint lists them in another order
         if _ADAPTER.fullmatch(name):
@@ -226,8 +226,8 @@ def merged_parts(names: Iterable[str]) -> dict[str, list[LoraPart]]:
         part = LoraPart(name, down, down.replace(".lora_A.", ".lora_B."))
         split = _SPLIT.fullmatch(whole)
         joined = f"{split[1]}.{split[3]}" if split else whole
-        found.setdefault(joined, []).append(part if down in known else LoraPart(name))
-    return found
+        merged.setdefault(joined, []).append(part if down in known else LoraPart(name))
+    return merged
 
 
 def _place(name: str) -> int:

@@ -146,10 +146,10 @@ class Model(nn.Module):
                 continue
             loss, correct = head(rows, each.targets, *each.groups)
             # Every process computes scores, with labels or without: ZeRO 3 gathers weights jointly.
-            found = head.logits(rows, *each.groups) if task in scores else None
-            found = found if each.real else None
+            logits = head.logits(rows, *each.groups) if task in scores else None
+            logits = logits if each.real else None
             tallies = self._tallies(head, rows, each)
-            outputs[task] = TaskOutput(loss * each.real, correct * each.real, found, tallies)
+            outputs[task] = TaskOutput(loss * each.real, correct * each.real, logits, tallies)
         if not self.pooled:
             self._touch_pooler(pieces[0], outputs)
         return outputs | generated | self._learned_inside(states, batch)
@@ -186,9 +186,9 @@ class Model(nn.Module):
         """The outputs of what is learned of the teacher's states."""
         if not (self.distillation and batch.teacher and batch.teacher.states):
             return {}
-        found = self.distillation(states, batch.teacher.states, batch)
+        losses = self.distillation(states, batch.teacher.states, batch)
         nothing = torch.full((), torch.nan, device=batch.input_ids.device)
-        return {soft_name(part): TaskOutput(loss, nothing) for part, loss in found.items()}
+        return {soft_name(part): TaskOutput(loss, nothing) for part, loss in losses.items()}
 
     def logits(self, batch: Batch, task: str) -> torch.Tensor:
         """Scores (n, any) at the task's positions in `batch.labels`."""

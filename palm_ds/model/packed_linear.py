@@ -90,9 +90,9 @@ def can_pack(dtype: torch.dtype) -> bool:
     with torch.inference_mode(), torch.random.fork_rng(devices=[]):
         linear = nn.Linear(32, 16).to(dtype)
         try:
-            found = PackedLinear(linear)(x)
+            output = PackedLinear(linear)(x)
         except (RuntimeError, AttributeError, NotImplementedError):
             return False
         return bool(
-            (found - F.linear(x, linear.weight, linear.bias)).abs().max() < _TOLERANCE[dtype]
+            (output - F.linear(x, linear.weight, linear.bias)).abs().max() < _TOLERANCE[dtype]
         )

@@ -57,12 +57,12 @@ def pool_padded(vectors: torch.Tensor, real: torch.Tensor, how: Pooling) -> torc
     length). Without segments, which ONNX has not."""
     mask = real.unsqueeze(-1)
     if how.pooling == "mean":
-        found = torch.where(mask, vectors, 0.0).sum(1) / mask.sum(1).clamp(min=1)
+        pooled = torch.where(mask, vectors, 0.0).sum(1) / mask.sum(1).clamp(min=1)
     elif how.pooling == "max":
-        found = torch.where(mask, vectors, -torch.inf).amax(1)
+        pooled = torch.where(mask, vectors, -torch.inf).amax(1)
     else:
-        found = first_tokens(vectors, real)
-    return F.normalize(found, dim=-1) if how.normalize else found
+        pooled = first_tokens(vectors, real)
+    return F.normalize(pooled, dim=-1) if how.normalize else pooled
 
 
 def first_tokens(vectors: torch.Tensor, real: torch.Tensor) -> torch.Tensor:

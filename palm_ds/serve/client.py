@@ -109,12 +109,12 @@ class ServingClient:
         answers = self._in_batches(
             "/rerank", "documents", documents, {"query": query, "model": model, **settings}
         )
-        found = [
+        ranked = [
             (first * self._batch + each["index"], each["relevance_score"])
             for first, answer in enumerate(answers)
             for each in answer["results"]
         ]
-        return sorted(found, key=lambda pair: (-pair[1], pair[0]))[:top]
+        return sorted(ranked, key=lambda pair: (-pair[1], pair[0]))[:top]
 
     def search(self, query: str, *, top: int = 10) -> list[dict[str, Any]]:
         """The nearest texts of the server's index."""

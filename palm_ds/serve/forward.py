@@ -78,8 +78,8 @@ def scores_of(
     length = -(-longest // _ROUND) * _ROUND
     batch = collate([[examples[n] for n in row] for row in rows], length=length, pad=pad)
     with torch.inference_mode():
-        found = model.scores(batch.to(device), list(batch.labels))
-    scores = {task: each.float().cpu().numpy() for task, each in found.items()}
+        results = model.scores(batch.to(device), list(batch.labels))
+    scores = {task: each.float().cpu().numpy() for task, each in results.items()}
     order = [n for row in rows for n in row]
     return _by_example(model, scores, [examples[n][0] for n in order], order)
 
@@ -90,12 +90,12 @@ def _by_example(
     """Each example's part of the scores; `examples` are in the order of the batch."""
     pooling = {x for x in scores if isinstance(model.heads[model.head_of[x]], VectorHead)}
     used = dict.fromkeys(scores, 0)
-    found: list[Scores] = [{}] * len(order)
+    by_example: list[Scores] = [{}] * len(order)
     for number, example in zip(order, examples, strict=True):
         own: dict[str, np.ndarray] = {}
         for task, (at, _) in example.labels.items():
             if many := min(len(at), 1) if task in pooling else len(at):
                 own[task] = scores[task][used[task] : used[task] + many]
                 used[task] += many
-        found[number] = own
-    return found
+        by_example[number] = own
+    return by_example

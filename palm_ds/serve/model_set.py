@@ -70,10 +70,12 @@ class ModelSet:
     def filling(self, name: str) -> ServedModel:
         """The model that predicts masked words. Raises RequestError."""
         wanted = [self.named(name)] if name else list(self.models.values())
-        found = next((x for x in wanted if x.filler), None)
-        if found is None:
-            raise RequestError(404, "no masked-LM head in " + ", ".join(x.name for x in wanted))
-        return found
+        filler = next((model for model in wanted if model.filler), None)
+        if filler is None:
+            raise RequestError(
+                404, "no masked-LM head in " + ", ".join(model.name for model in wanted)
+            )
+        return filler
 
     def ranking(self, task: str, name: str) -> tuple[ServedModel, str]:
         """The model and its task that score pairs: the named one, or the first. Raises
@@ -145,11 +147,11 @@ def _embedding_model(index: SearchIndex, models: Mapping[str, ServedModel], file
             "gives such vectors"
         )
     able.sort(key=lambda model: model.path.absolute() != made)
-    found = {model.name: _likeness(index, model) for model in able}
-    for name, cosine in found.items():
+    likeness = {model.name: _likeness(index, model) for model in able}
+    for name, cosine in likeness.items():
         if cosine > _MIN_COSINE:
             return name
-    name, cosine = next(iter(found.items()))
+    name, cosine = next(iter(likeness.items()))
     raise UserError(
         f"--index: {file}: not the vectors that {name} gives for these texts (a cosine of "
         f"{cosine:.2f}): it has {index.model}'s for its own; embed these again, or serve that model"

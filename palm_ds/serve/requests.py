@@ -130,8 +130,8 @@ def predict_work(model: ServedModel, task: str, inputs: Sequence[Input]) -> Work
             for one, own in zip(built, scores, strict=True)
             if task in own
         ]
-        _, found = gathered(pieces, model.tasks, [source]).get(task, (0, {}))
-        return [found.get(item, {}) for item in range(len(rows))], cut
+        _, predictions = gathered(pieces, model.tasks, [source]).get(task, (0, {}))
+        return [predictions.get(item, {}) for item in range(len(rows))], cut
 
     examples = [one.example for one in built]
     return Work(model=model, examples=examples, task_id=each.task_id, finish=finish)
@@ -211,8 +211,8 @@ def fill_work(model: ServedModel, texts: Sequence[str], top: int) -> Work:
 
     def record(text: str, each: MaskedText, scores: Scores) -> dict[str, Any]:
         probabilities = torch.from_numpy(scores[filler.task]).softmax(-1)
-        found = best_guesses(probabilities, each.at, each.truths, top=top)
-        return as_record(filler, text, Filled(each.ids, found))
+        guesses = best_guesses(probabilities, each.at, each.truths, top=top)
+        return as_record(filler, text, Filled(each.ids, guesses))
 
     def finish(scores: Sequence[Scores]) -> list[dict[str, Any]]:
         return [record(*each) for each in zip(texts, masked, scores, strict=True)]

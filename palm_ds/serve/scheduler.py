@@ -116,7 +116,7 @@ class Scheduler:
             model = pieces[0][0].model
             started = time.monotonic()
             try:
-                found = compute(model, device, pieces)
+                results = compute(model, device, pieces)
             except (
                 Exception
             ) as error:  # whatever a device raises ends these requests, not the server
@@ -128,7 +128,7 @@ class Scheduler:
             report = _report(pieces, time.monotonic() - started)
             self._observe(report)
             self._resize(model, report)
-            for work in self._note(pieces, found):
+            for work in self._note(pieces, results):
                 self._finisher.submit(_finish, work)
 
     def _resize(self, model: ServedModel, report: BatchReport) -> None:

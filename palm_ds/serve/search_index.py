@@ -53,14 +53,14 @@ def open_index(file: Path, texts: Sequence[str], column: str = "") -> SearchInde
     about = _about(file)
     settings = _settings(file, about)
     vectors = _vectors(file, about)
-    found = _texts(texts, column) if texts else _texts(about["inputs"], column, about)
-    if len(found) != len(vectors):
+    passages = _texts(texts, column) if texts else _texts(about["inputs"], column, about)
+    if len(passages) != len(vectors):
         raise UserError(
-            f"{file}: {len(vectors):,} vectors, but {len(found):,} texts; give the files that it "
-            "was made from (--texts)"
+            f"{file}: {len(vectors):,} vectors, but {len(passages):,} texts; give the files that "
+            "it was made from (--texts)"
         )
     return SearchIndex(
-        vectors=vectors, texts=found, settings=settings, model=str(about.get("model", ""))
+        vectors=vectors, texts=passages, settings=settings, model=str(about.get("model", ""))
     )
 
 

@@ -160,14 +160,14 @@ def _filler(model: Model, embedder: Embedder) -> Filler | None:
 def names_of(paths: Sequence[str]) -> dict[str, Path]:
     """{name: path} of what was given as PATH or NAME=PATH. A path's name is its last part that is
     not weights, hf or best. Raises UserError for a name given twice."""
-    found: dict[str, Path] = {}
+    by_name: dict[str, Path] = {}
     for text in paths:
         name, separator, rest = text.partition("=")
         path = Path(rest) if separator else Path(text)
         if not separator:
             parts = path.absolute().parts
             name = next((x for x in reversed(parts) if x not in ("weights", "hf", "best")), "model")
-        if not name or name in found:
+        if not name or name in by_name:
             raise UserError(f"{text}: another model is named {name!r}; give one as NAME=PATH")
-        found[name] = path
-    return found
+        by_name[name] = path
+    return by_name

@@ -61,8 +61,8 @@ class Service:
         model = self.models.with_task(task, name)
         check_rows([x if isinstance(x, dict) else {"": x} for x in inputs], self.limits)
         prepare = functools.partial(predict_work, model, task, inputs)
-        found, cut = await self._answer(prepare, len(inputs), deadline)
-        return model, found, cut
+        predictions, cut = await self._answer(prepare, len(inputs), deadline)
+        return model, predictions, cut
 
     async def embed(
         self,
@@ -100,8 +100,8 @@ class Service:
         self._check_query(query, documents)
         pairs = [(query, document) for document in documents]
         prepare = functools.partial(predict_work, model, task, pairs)
-        found, _ = await self._answer(prepare, len(pairs), deadline)
-        return model, task, [model.tasks[task].relevance(each) for each in found]
+        scores, _ = await self._answer(prepare, len(pairs), deadline)
+        return model, task, [model.tasks[task].relevance(each) for each in scores]
 
     async def rerank_by_vectors(
         self, query: str, documents: Sequence[str], name: str, deadline: float
@@ -141,8 +141,8 @@ class Service:
         """(model, the tokens of each text)."""
         model = self.models.named(name)
         check_rows([{"": text} for text in texts], self.limits, "texts")
-        found = functools.partial(self._in_thread, tokens_of, model, texts)
-        return model, await self._bounded(found, len(texts), deadline)
+        work = functools.partial(self._in_thread, tokens_of, model, texts)
+        return model, await self._bounded(work, len(texts), deadline)
 
     async def _answer(self, prepare: Callable[[], Work], texts: int, deadline: float) -> Any:
         """Prepare some work, queue it and wait for its answer. Raises RequestError."""

@@ -118,17 +118,17 @@ class Classification(ClassesTask):
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, float]:
         """Scores over the rows with a label; empty if there are none."""
-        found, targets = self._compared(predictions, source)
-        if not len(found):
+        predicted, targets = self._compared(predictions, source)
+        if not len(predicted):
             return {}
-        scores = {"accuracy": accuracy(found, targets)}
+        scores = {"accuracy": accuracy(predicted, targets)}
         if self.positive or len(self.labels) == 2:
             positive = self.labels.index(self.positive) if self.positive else 1
-            scores["f1"] = f1(found, targets, positive=positive)
+            scores["f1"] = f1(predicted, targets, positive=positive)
             scores |= labels.auc_of(self, predictions, self.targets(source), positive)
         if len(self.labels) > 2:
-            scores["macro_f1"] = macro(found, targets, range(len(self.labels))).f1
-        return scores | {"matthews": matthews(found, targets)}
+            scores["macro_f1"] = macro(predicted, targets, range(len(self.labels))).f1
+        return scores | {"matthews": matthews(predicted, targets)}
 
     def score_rows(
         self, source: TableSource, predictions: Sequence[StoredPrediction]
@@ -146,13 +146,15 @@ class Classification(ClassesTask):
     def tables(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, list[list[Any]]]:
-        found, targets = self._compared(predictions, source)
-        return confusion_table(found.tolist(), targets.tolist(), self.labels)
+        predicted, targets = self._compared(predictions, source)
+        return confusion_table(predicted.tolist(), targets.tolist(), self.labels)
 
     def _compared(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> tuple[np.ndarray, np.ndarray]:
         """Predicted and true classes, both (n,), of the rows with a label."""
         targets = self.targets(source)[list(predictions)]
-        found = np.array([self.labels.index(each["label"]) for each in predictions.values()])
-        return found[targets >= 0], targets[targets >= 0]
+        predicted = np.array(
+            [self.labels.index(prediction["label"]) for prediction in predictions.values()]
+        )
+        return predicted[targets >= 0], targets[targets >= 0]

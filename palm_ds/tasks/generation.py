@@ -169,12 +169,12 @@ class Generation(FlowOptions, TextTask, TextGenerator):
 
     def describe_rows(self, source: TableSource, max_length: int) -> str:
         items = self.items(source, max_length)
-        found = self.layout(items, np.empty((len(items), 0)), source, max_length)
+        layouts = self.layout(items, np.empty((len(items), 0)), source, max_length)
         whole = self._sources(source).whole_lengths(items[:, 0]).sum(1)
         parts = [f"{self.name}: {len(source):,} rows"]
-        if cut := int((found["tokens"].sum(1) < whole).sum()):
+        if cut := int((layouts["tokens"].sum(1) < whole).sum()):
             parts.append(f"sources truncated: {cut:,}")
-        if cut := int((found["ends"] == 0).sum()):
+        if cut := int((layouts["ends"] == 0).sum()):
             parts.append(f"targets truncated to {self.max_target} tokens: {cut:,}")
         return "; ".join(parts)
 

@@ -74,14 +74,14 @@ class Matching(ClassesTask):
 
     def with_head_of(self, origin: Task) -> Matching:
         """With the labels of the task that owns the shared head; the strategy must be the same."""
-        found = super().with_head_of(origin)
-        assert isinstance(found, Matching) and isinstance(origin, Matching)
+        task = super().with_head_of(origin)
+        assert isinstance(task, Matching) and isinstance(origin, Matching)
         if origin.strategy != self.strategy:
             raise UserError(
                 f"{self.where}.share: {origin.name!r} matches {origin.strategy}, this task "
                 f"{self.strategy}"
             )
-        return found
+        return task
 
     def resolved(self, source: TableSource) -> Matching:
         return self if self.pairwise else super().resolved(source)
@@ -210,11 +210,11 @@ class Matching(ClassesTask):
             correct = [p["probs"] > p["probs_neg"] for p in pairs]
             return {"accuracy": float(np.mean(correct))} if correct else {}
         targets = self.targets(source)[list(predictions)]
-        found = np.array([self.labels.index(each["label"]) for each in predictions.values()])
+        predicted = np.array([self.labels.index(each["label"]) for each in predictions.values()])
         known = targets >= 0
         if not known.any():
             return {}
-        both = found[known], targets[known]
+        both = predicted[known], targets[known]
         scores = {"accuracy": accuracy(*both), "f1": f1(*both)}
         scores |= labels.auc_of(self, predictions, self.targets(source), 1)
         return scores | {"matthews": matthews(*both)}

@@ -124,18 +124,21 @@ class MultiLabel(ClassesTask):
     ) -> dict[str, float]:
         """Scores over the rows with labels; empty if there are none."""
         targets = self.targets(source)[list(predictions)]
-        found = np.array(
-            [[name in each["labels"] for name in self.labels] for each in predictions.values()]
+        predicted = np.array(
+            [
+                [name in prediction["labels"] for name in self.labels]
+                for prediction in predictions.values()
+            ]
         ).reshape(targets.shape)
         known = ~np.isnan(targets).any(1)
         if not known.any():
             return {}
-        found, targets = found[known], targets[known]
-        micro, macro = multilabel_micro(found, targets), multilabel_macro(found, targets)
+        predicted, targets = predicted[known], targets[known]
+        micro, macro = multilabel_micro(predicted, targets), multilabel_macro(predicted, targets)
         return {
             "micro_f1": micro.f1,
             "macro_f1": macro.f1,
-            "exact_match": exact_match(found, targets),
+            "exact_match": exact_match(predicted, targets),
             "precision": micro.precision,
             "recall": micro.recall,
         }

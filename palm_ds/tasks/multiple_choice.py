@@ -202,16 +202,16 @@ class MultipleChoice(TextTask):
     ) -> dict[str, float]:
         """Accuracy over the rows with a label; empty if there are none. If the rows to score have
         no choices, labels are compared as text."""
-        labels = [str(each["label"]) for each in predictions.values()]
+        labels = [str(prediction["label"]) for prediction in predictions.values()]
         if self.choices not in source.columns or not self.answers:
             column = source.column(self.label_column)
             return {"accuracy": accuracy(labels, [str(column[item]) for item in predictions])}
         choices = self._choices(source)
         pairs = zip(labels, predictions, strict=True)
-        found = np.array([self._number(label, choices[item]) for label, item in pairs])
+        predicted = np.array([self._number(label, choices[item]) for label, item in pairs])
         targets = self.targets(source)[list(predictions)]
         known = targets >= 0
-        return {"accuracy": accuracy(found[known], targets[known])} if known.any() else {}
+        return {"accuracy": accuracy(predicted[known], targets[known])} if known.any() else {}
 
     def check_labels(self, source: TableSource) -> None:
         source.need(self.label_column, self.where)

@@ -149,15 +149,15 @@ class Ranking(TextTask):
         scores = [predictions[item]["score"] for item in items]
         relevant = grades[items] >= self.relevant_from
         ranking = rank(groups, scores, relevant)
-        found = {
+        metrics = {
             "mrr": mrr(ranking),
             "map": average_precision(ranking),
             f"ndcg@{self.k}": ndcg(rank(groups, scores, grades[items]), self.k),
         }
         if all("label" in predictions[item] for item in items):  # a file may contain only scores
             labels = [predictions[item]["label"] for item in items]
-            found["f1"] = f1(labels, relevant.astype(int))
-        return found
+            metrics["f1"] = f1(labels, relevant.astype(int))
+        return metrics
 
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
         """The `score`, or else the last of `probs`, and the `label` if given."""
@@ -165,10 +165,10 @@ class Ranking(TextTask):
         if value is None:
             value = stored.value("probs")
             value = value[-1] if isinstance(value, list) and value else value
-        found: dict[str, Any] = {"score": stored.number("score", value)}
+        prediction: dict[str, Any] = {"score": stored.number("score", value)}
         if "label" in stored.values:
-            found["label"] = int(stored.number("label", stored.values["label"]))
-        return found
+            prediction["label"] = int(stored.number("label", stored.values["label"]))
+        return prediction
 
     def head_outputs(self) -> HeadOutputs:
         return HeadOutputs(relevance=True)

@@ -141,12 +141,14 @@ class Reading(ReadingTask):
         longest, most = self.longest(source), 2 * self.n_best
         while True:
             spans = best_spans(*scores[at].T, longest=longest, most=most, allowed=mark[at] > 0)
-            found, enough = self._different(places[spans], example.item, source)
+            candidates, enough = self._different(places[spans], example.item, source)
             if enough or len(spans) < most:
                 break
             most *= 4
-        logits = np.take_along_axis(scores[at], spans, 0)[list(found)]  # (found, 2)
-        listed = [[*pair, *found[k]] for k, pair in zip(found, logits.tolist(), strict=True)]
+        logits = np.take_along_axis(scores[at], spans, 0)[list(candidates)]  # (candidates, 2)
+        listed = [
+            [*pair, *candidates[k]] for k, pair in zip(candidates, logits.tolist(), strict=True)
+        ]
         return {"null": scores[0].tolist(), "found": listed}
 
     def _different(
@@ -187,10 +189,10 @@ class Reading(ReadingTask):
         if rules == "squad2" and self.may_refuse(source) and odds_known:
             texts = {str(i): _best_text(each) for i, each in predictions.items()}
             odds = {str(i): each["null_odds"] for i, each in predictions.items()}
-            found = squad_v2(texts, wanted, odds, self.null_threshold)
+            metrics = squad_v2(texts, wanted, odds, self.null_threshold)
         else:
-            found = _RULES[rules]({str(i): x["text"] for i, x in predictions.items()}, wanted)
-        return {k: v for k, v in found.items() if not k.endswith(("total", "skipped"))}
+            metrics = _RULES[rules]({str(i): x["text"] for i, x in predictions.items()}, wanted)
+        return {k: v for k, v in metrics.items() if not k.endswith(("total", "skipped"))}
 
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
         return {**stored.values, "text": str(stored.value("text"))}
@@ -221,10 +223,12 @@ class Reading(ReadingTask):
         answer, the n-best list and the no-answer odds, by question id (or row number)."""
         ids = source.column("id") if "id" in source.columns else source.numbers
         name = {item: str(ids[item]) for item in predictions}
-        listed = {name[i]: each["n_best"] for i, each in predictions.items()}
+        listed = {name[i]: prediction["n_best"] for i, prediction in predictions.items()}
         odds = {name[i]: x["null_odds"] for i, x in predictions.items() if "null_odds" in x}
         return {
-            "predictions.json": {name[i]: each["text"] for i, each in predictions.items()},
+            "predictions.json": {
+                name[i]: prediction["text"] for i, prediction in predictions.items()
+            },
             "nbest_predictions.json": listed,
             **({"null_odds.json": odds} if odds else {}),
         }
@@ -272,7 +276,7 @@ def _of_windows(logits: torch.Tensor, groups: torch.Tensor) -> tuple[torch.Tenso
 
 def _best_text(prediction: Mapping[str, Any]) -> str:
     """The best non-empty answer."""
-    return next((each["text"] for each in prediction["n_best"] if each["text"]), "")
+    return next((answer["text"] for answer in prediction["n_best"] if answer["text"]), "")
 
 
 def _is_read(encoded: TokenizedColumn, item: int, places: np.ndarray, ids: np.ndarray) -> bool:

@@ -106,10 +106,10 @@ class Retrieval(EmbeddingTask):
     def _negatives(self, source: TableSource, item: int) -> list[str]:
         if not self._has_negatives(source):
             return []
-        found = source.column("negatives")[item] or []
-        if self.negatives == "need" and not found and self._query(source, item) is not None:
+        negatives = source.column("negatives")[item] or []
+        if self.negatives == "need" and not negatives and self._query(source, item) is not None:
             raise UserError(f"{source.where(item)}: negatives is empty; {self.where} needs some")
-        return found
+        return negatives
 
     def _query(self, source: TableSource, item: int) -> str | None:
         return source.column("query")[item]
@@ -155,7 +155,7 @@ class Retrieval(EmbeddingTask):
         return source.cached(f"teacher of {self.name}", lambda: self._read_teacher(source))
 
     def _read_teacher(self, source: TableSource) -> list[np.ndarray]:
-        found = []
+        teacher_scores = []
         for item, scores in enumerate(source.column("teacher_scores")):
             candidates = 1 + len(self._negatives(source, item))
             scores = [] if self._query(source, item) is None else scores
@@ -164,8 +164,8 @@ class Retrieval(EmbeddingTask):
                     f"{source.where(item)}: {len(scores)} teacher_scores, for a positive and "
                     f"{candidates - 1} negatives"
                 )
-            found.append(np.array(scores, np.float32))
-        return found
+            teacher_scores.append(np.array(scores, np.float32))
+        return teacher_scores
 
     # -- head and predictions --
 
@@ -202,8 +202,8 @@ class Retrieval(EmbeddingTask):
         texts: dict[str, np.ndarray] = {}
         queries: dict[str, np.ndarray] = {}
         relevant: dict[str, set[str]] = {}
-        for item, found in predictions.items():
-            own, vectors = self.row_texts(source, item), found["vectors"]
+        for item, prediction in predictions.items():
+            own, vectors = self.row_texts(source, item), prediction["vectors"]
             query = self._query(source, item)
             if query is not None:
                 queries[query] = vectors[0]

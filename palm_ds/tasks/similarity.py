@@ -78,9 +78,9 @@ class Similarity(EmbeddingTask):
 
     def with_head_of(self, origin: Task) -> Similarity:
         """With the scale of the task that owns the shared head."""
-        found = super().with_head_of(origin)
+        task = super().with_head_of(origin)
         assert isinstance(origin, Similarity)
-        return replace(found, low=origin.low, high=origin.high)
+        return replace(task, low=origin.low, high=origin.high)
 
     def resolved(self, source: TableSource) -> Similarity:
         """With the lowest and the highest label of the training rows."""

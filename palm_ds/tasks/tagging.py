@@ -110,19 +110,19 @@ class Tagging(TagScoring):
         """The words of the first text of the example, which this task or another task of the task
         group has built."""
         words, row = self.words(source), source.row(example.item)
-        if found := words_in_window(example, words):
-            return found
+        if seen := words_in_window(example, words):
+            return seen
         (column,) = self.columns_of(source)
         mine = row[column] if isinstance(row[column], str) else " ".join(row[column])
         if mine == row.get("text_a"):
-            found = words_in_text(example, words, source.encoded("text_a"))
-        if not found:
+            seen = words_in_text(example, words, source.encoded("text_a"))
+        if not seen:
             raise UserError(
                 f"{source.where(example.item)}: {self.where}: its words are not those of the text "
                 "that another task of the task group builds; put it first in the task group, "
                 f"or let that task read `texts: [{column}]`"
             )
-        return found
+        return seen
 
     # ---- head and predictions ----
 
@@ -180,12 +180,12 @@ class Tagging(TagScoring):
         the "spans". A word that another task of the task group truncated gets O and 0."""
         items = list(pieces)
         sizes = np.diff(self.words(source).starts)
-        found = [joined(pieces[item], sizes[item]) for item in items]
+        sentences = [joined(pieces[item], sizes[item]) for item in items]
         if self._constrains:
-            self._choose_allowed(found)
+            self._choose_allowed(sentences)
         return {
             item: self._prediction(best, shares, item, source)
-            for item, (best, shares) in zip(items, found, strict=True)
+            for item, (best, shares) in zip(items, sentences, strict=True)
         }
 
     def _choose_allowed(self, found: list[tuple[np.ndarray, np.ndarray]]) -> None:

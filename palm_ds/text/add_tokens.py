@@ -114,7 +114,7 @@ def _with_vocabulary(tokenizer: Tokenizer, ids: Mapping[str, int]) -> Backend:
     taken = set(ids.values())
     vocabulary = {t: i for t, i in state["model"]["vocab"].items() if i not in taken}
     state["model"]["vocab"] = vocabulary | dict(ids)
-    state["added_tokens"] = [found for found in state["added_tokens"] if found["id"] not in taken]
+    state["added_tokens"] = [entry for entry in state["added_tokens"] if entry["id"] not in taken]
     return Backend.from_str(json.dumps(state))
 
 

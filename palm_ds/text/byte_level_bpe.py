@@ -66,14 +66,16 @@ def as_tokenizer_json(file: Path, settings: TokenizerSettings) -> str:
 
 def _vocabulary(file: Path) -> dict[str, int]:
     try:
-        found = json.loads(read_text(file), object_pairs_hook=partial(unique_keys, str(file)))
+        vocabulary = json.loads(read_text(file), object_pairs_hook=partial(unique_keys, str(file)))
     except (ValueError, RecursionError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"tokenizer {file}: not JSON: {error}") from None
-    if not isinstance(found, dict) or not all(type(x) is int and x >= 0 for x in found.values()):
+    if not isinstance(vocabulary, dict) or not all(
+        type(x) is int and x >= 0 for x in vocabulary.values()
+    ):
         raise UserError(f"tokenizer {file}: expected an object of tokens and their ids")
-    return found
+    return vocabulary
 
 
 def _merges(file: Path) -> list[list[str]]:

@@ -77,12 +77,12 @@ def _parts(value: object) -> Iterator[Mapping[str, Any]]:
     """All nested normalizers (pre-tokenizers, decoders)."""
     waiting = [value]
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, list):
-            waiting += each
-        elif isinstance(each, Mapping):
-            yield each
-            waiting += [x for x in each.values() if isinstance(x, list | Mapping)]
+        part = waiting.pop()
+        if isinstance(part, list):
+            waiting += part
+        elif isinstance(part, Mapping):
+            yield part
+            waiting += [x for x in part.values() if isinstance(x, list | Mapping)]
 
 
 def _growth(part: Mapping[str, Any]) -> float:
@@ -136,8 +136,8 @@ def may_run_away(backend: Tokenizer) -> bool:
     can take too long on some text: the library then panics."""
     used = [part for part in (backend.normalizer, backend.pre_tokenizer) if part is not None]
     states = [json.loads(part.__getstate__()) for part in used]  # pyright: ignore
-    found = [part.get("pattern") for part in _parts(states)]
-    regular = [each["Regex"] for each in found if isinstance(each, dict) and "Regex" in each]
+    patterns = [part.get("pattern") for part in _parts(states)]
+    regular = [each["Regex"] for each in patterns if isinstance(each, dict) and "Regex" in each]
     return any(len(re.findall(r"[*+?}]", pattern)) > 1 for pattern in regular)
 
 

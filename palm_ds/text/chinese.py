@@ -53,10 +53,10 @@ def simplify_in_place(text: str) -> str:
     '汉字 and 头发'
     """
     simplify = find_simplifier()
-    found = simplify(text)
-    if len(found) == len(text):
-        return found
-    return "".join(each if len(each := simplify(old)) == 1 else old for old in text)
+    simplified = simplify(text)
+    if len(simplified) == len(text):
+        return simplified
+    return "".join(new if len(new := simplify(old)) == 1 else old for old in text)
 
 
 TAGS = frozenset({"nr", "ns", "nt", "nz", "nrfg", "nrt"})

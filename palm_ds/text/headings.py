@@ -34,20 +34,20 @@ _CHINESE_INNER = re.compile("[，；：。！？$=@]")
 def find_headings(text: str, start: int = 0) -> list[tuple[int, int]]:
     """(start, end) characters of each heading in text[start:], left to right."""
     blocks = list(_blocks(text, start))
-    found: list[tuple[int, int]] = []
+    headings: list[tuple[int, int]] = []
     before_run = True  # whether the text before the block (or before its headings) is finished
     for i, (first, last) in enumerate(blocks[:-1]):
         block = text[first:last]
         follows = text[slice(*blocks[i + 1])]
         if before_run and _may_be(block):
             if _is_prose(follows):
-                found.append((first, last))
+                headings.append((first, last))
             elif _may_be(follows) and _is_prose(text[slice(*(blocks[i + 2 :] or [(0, 0)])[0])]):
-                found += [(first, last), blocks[i + 1]]  # a second heading with prose under it
+                headings += [(first, last), blocks[i + 1]]  # a second heading with prose under it
             before_run = False
         else:
             before_run = bool(_ENDED.search(block))
-    return found
+    return headings
 
 
 def _blocks(text: str, start: int) -> Iterator[tuple[int, int]]:

@@ -94,8 +94,8 @@ class Lexicon:
         while len(at):
             key = state * self._width + units[at + depth]
             where = np.minimum(np.searchsorted(self._keys, key), len(self._keys) - 1)
-            found = self._keys[where] == key
-            at, state = at[found], self._to[where[found]]
+            known = self._keys[where] == key
+            at, state = at[known], self._to[where[known]]
             depth += 1
             longest[at[self._final[state]]] = depth
             on = at + depth < len(units)

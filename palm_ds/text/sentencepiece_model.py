@@ -80,8 +80,8 @@ def layout_of(model: Path) -> str:
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             continue
         plain = str(named).lower().replace("xlmroberta", "xlm-roberta")
-        if found := next((name for name in (*_FAIRSEQ, ALBERT) if plain.startswith(name)), ""):
-            return found
+        if prefix := next((name for name in (*_FAIRSEQ, ALBERT) if plain.startswith(name)), ""):
+            return prefix
     return ""
 
 
@@ -95,12 +95,12 @@ def find_sentencepiece_model(vocabulary: Path) -> Path:
     """Finds the SentencePiece model of a vocab.txt that lists its pieces: in the same folder or in
     `subword/`."""
     for folder in (vocabulary.parent, vocabulary.parent / "subword"):
-        found = sorted(folder.glob("*.model"))
-        if len(found) > 1:
-            names = ", ".join(file.name for file in found)
+        models = sorted(folder.glob("*.model"))
+        if len(models) > 1:
+            names = ", ".join(file.name for file in models)
             raise UserError(f"tokenizer {vocabulary}: several .model files ({names}); keep one")
-        if found:
-            return found[0]
+        if models:
+            return models[0]
     raise UserError(
         f"tokenizer {vocabulary}: lists SentencePiece pieces ({WORD_START}...), but the model that "
         "splits text into them is missing; put the .model file into the same folder"

@@ -110,7 +110,9 @@ class Tokenizer:
         self._unlisted = self.kept.config.get(UNLISTED, [])
         self.origin, self._may_panic = origin, may_run_away(backend)
         given = roles or {}
-        self.roles = {x: find_role(x, self._known, origin, given.get(x, "")) for x in ROLE_TOKENS}
+        self.roles = {
+            role: find_role(role, self._known, origin, given.get(role, "")) for role in ROLE_TOKENS
+        }
         if backend.post_processor is None:
             backend.post_processor = bert_template(self.roles, self._known)
 
@@ -209,10 +211,10 @@ class Tokenizer:
         where = f"tokenizer {self.origin}: cannot split a text into tokens"
         with without_panics(applies=self._may_panic), errors_in_texts(texts, where):
             encodings = self._splitter.encode_batch(given, add_special_tokens=False)
-        spans = [np.array(each.offsets, np.int64).reshape(-1, 2) for each in encodings]
+        spans = [np.array(encoding.offsets, np.int64).reshape(-1, 2) for encoding in encodings]
         if self.segmenter:
             spans = [in_text(x, at) for x, (_, at) in zip(spans, prepared, strict=True)]
-        ids = [self._plain[np.array(each.ids, np.int64)] for each in encodings]
+        ids = [self._plain[np.array(encoding.ids, np.int64)] for encoding in encodings]
         return list(zip(ids, spans, strict=True))
 
     def decode(self, ids: Sequence[int] | np.ndarray, *, skip_special: bool = True) -> str:

@@ -128,8 +128,12 @@ def read_settings(folder: Path) -> TokenizerSettings:
         strip_accents=_flag(folder, values, "strip_accents", None),
         chinese=_flag(folder, values, "tokenize_chinese_chars", True) is not False,
         add_prefix_space=_flag(folder, values, "add_prefix_space", False) is True,
-        roles={x: _text(values[f"{x}_token"]) for x in ROLES if values.get(f"{x}_token")},
-        bounds={x: _text(values[f"{x}_token"]) for x in _BOUNDS if values.get(f"{x}_token")},
+        roles={
+            role: _text(values[f"{role}_token"]) for role in ROLES if values.get(f"{role}_token")
+        },
+        bounds={
+            role: _text(values[f"{role}_token"]) for role in _BOUNDS if values.get(f"{role}_token")
+        },
         usual=_USUAL["roberta" if name in _LIKE_ROBERTA else "bert"] if named else {},
         tokens=tokens,
         ids=ids,
@@ -299,13 +303,13 @@ def adds_special_tokens(backend: Backend) -> bool:
 
 def normalization(backend: Backend, *, lower: bool) -> dict[str, bool | None]:
     """BERT's settings, for programs that read only vocab.txt."""
-    found = backend.normalizer
-    if not isinstance(found, normalizers.BertNormalizer):
+    normalizer = backend.normalizer
+    if not isinstance(normalizer, normalizers.BertNormalizer):
         return {"do_lower_case": lower}
     return {
         "do_lower_case": lower,
-        "strip_accents": found.strip_accents,
-        "tokenize_chinese_chars": found.handle_chinese_chars,
+        "strip_accents": normalizer.strip_accents,
+        "tokenize_chinese_chars": normalizer.handle_chinese_chars,
     }
 
 
@@ -321,21 +325,21 @@ def joins_pairs(backend: Backend, kept: KeptSettings) -> dict[str, int]:
 def add_settings_tokens(backend: Backend, settings: TokenizerSettings, where: str) -> None:
     """Add the tokens of the settings to a vocabulary; existing ones are matched before splitting
     from now on. Raises UserError if a token gets another id than the settings require."""
-    found = {token.content: repr(token) for token in backend.get_added_tokens_decoder().values()}
+    added = {token.content: repr(token) for token in backend.get_added_tokens_decoder().values()}
     named = settings.roles.values()
     for text in sorted(settings.tokens, key=lambda each: settings.ids.get(each, -1)):
         token = settings.tokens[text]
         if text not in settings.ids and backend.token_to_id(text) is None:
             continue  # transformers adds it when it opens the saved files, as it did before
         token.special = token.special or text in named
-        if found.get(text) != repr(token):
+        if added.get(text) != repr(token):
             (backend.add_special_tokens if token.special else backend.add_tokens)([token])
         if (number := settings.ids.get(text, -1)) not in (-1, backend.token_to_id(text)):
             raise UserError(
                 f"{where}: {text!r} has id {backend.token_to_id(text)}, but {number} in the "
                 "tokenizer's configuration"
             )
-    plain = [text for text in _specials(settings) if text not in found | dict(settings.tokens)]
+    plain = [text for text in _specials(settings) if text not in added | dict(settings.tokens)]
     known = [text for text in plain if backend.token_to_id(text) is not None]
     backend.add_special_tokens([AddedToken(x, special=True, normalized=False) for x in known])
 

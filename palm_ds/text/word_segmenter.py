@@ -121,16 +121,16 @@ def _lowered(text: str, places: np.ndarray) -> tuple[str, np.ndarray]:
 def in_text(spans: np.ndarray, origin: np.ndarray) -> np.ndarray:
     """(tokens, 2) the characters [start, end) in a text, given those in the prepared one. A word's
     sign by itself covers none."""
-    found = np.zeros_like(spans)
+    numbers = np.zeros_like(spans)
     for number, (start, end) in enumerate(spans):
         places = origin[start:end]
         places = places[places >= 0]
         if len(places):
-            found[number] = places[0], places[-1] + 1
+            numbers[number] = places[0], places[-1] + 1
         else:
             after = origin[start:]
-            found[number] = next(iter(after[after >= 0]), origin.max(initial=-1) + 1)
-    return found
+            numbers[number] = next(iter(after[after >= 0]), origin.max(initial=-1) + 1)
+    return numbers
 
 
 # ---- files ----
@@ -144,9 +144,9 @@ def find_word_segmenter(folder: Path, kind: str) -> WordSegmenter | None:
     if kind == JIEBA:
         return WordSegmenter(kind=JIEBA)
     places = [folder / _WORDS, folder / DICTIONARY, folder / "subword" / DICTIONARY]
-    found = next((file for file in places if file.is_file()), None)
-    if found is not None and (kind or found.name == DICTIONARY):
-        return WordSegmenter(kind=MAXIMUM_MATCH, words=_read_words(found))
+    segmenter_file = next((file for file in places if file.is_file()), None)
+    if segmenter_file is not None and (kind or segmenter_file.name == DICTIONARY):
+        return WordSegmenter(kind=MAXIMUM_MATCH, words=_read_words(segmenter_file))
     if kind:
         raise UserError(
             f"tokenizer {folder}: {KEY} is {kind}, but its dictionary is missing: {DICTIONARY} or "

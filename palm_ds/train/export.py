@@ -65,7 +65,7 @@ def head_taken(recipe: Recipe, parameters: Collection[str]) -> ExportedHead | No
 
 def _tasks_with_heads(recipe: Recipe) -> list[str]:
     tasks = recipe.built_tasks.items()
-    return [x for x, t in tasks if t.reads == "table" and not (t.auxiliary or t.edits_text)]
+    return [name for name, t in tasks if t.reads == "table" and not (t.auxiliary or t.edits_text)]
 
 
 def _exported_head(recipe: Recipe, task: str, parameters: Collection[str]) -> ExportedHead | None:
@@ -74,7 +74,7 @@ def _exported_head(recipe: Recipe, task: str, parameters: Collection[str]) -> Ex
     if head is None or not has_class(recipe.backbone_config, head.outputs.head_class):
         return None
     prefix = f"heads.{head.name}."
-    parts = {x.removeprefix(prefix) for x in parameters if x.startswith(prefix)}
+    parts = {name.removeprefix(prefix) for name in parameters if name.startswith(prefix)}
     return replace(head, task_id=recipe.task_ids[task]) if parts == _HEAD_PARAMETERS else None
 
 
@@ -247,7 +247,7 @@ def _write_heads(
             final.state,
             data,
             steps=final.steps,
-            scores={task: found for task, found in scores.items() if task == name},
+            scores={task: metrics for task, metrics in scores.items() if task == name},
             head=head,
         )
 
@@ -311,7 +311,7 @@ def write_onnx(folder: Path, recipe: Recipe) -> Iterator[str]:
 
 def _seconds_for_onnx(folder: Path, layers: int) -> float:
     """Measured on a CPU core: 7 with one small layer, 13 with 6 of 384, 30 with 12 of 768."""
-    return 6 + layers + sum(x.stat().st_size for x in folder.glob("*.safetensors")) / 40e6
+    return 6 + layers + sum(file.stat().st_size for file in folder.glob("*.safetensors")) / 40e6
 
 
 def _family(config: EncoderConfig, recipe: Recipe) -> str:
@@ -350,8 +350,8 @@ def held_out_scores(folder: Path, steps: int) -> dict[str, dict[str, float]]:
     or else loss and accuracy. Empty if there was none."""
     file = folder / FILE
     evaluations = read_metrics(file).evaluations if file.is_file() else []
-    found = next((x for x in reversed(evaluations) if x["step"] == steps), {})
-    scores = {task: _measures(score) for task, score in (found.get("scores") or {}).items()}
+    evaluation = next((record for record in reversed(evaluations) if record["step"] == steps), {})
+    scores = {task: _measures(score) for task, score in (evaluation.get("scores") or {}).items()}
     return {task: values for task, values in scores.items() if values}
 
 

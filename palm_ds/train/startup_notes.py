@@ -121,6 +121,10 @@ def evaluation_notes(recipe: Recipe, data: Data) -> list[str]:
             known = [task.describe(source) for _, source, _ in data.train[task.source]]
             for side in (data.held_out, *data.evaluation_sets.values()):
                 held = [source for _, source, _ in side.get(task.source, ()) if len(source)]
-                found = {source.name: task.describe(source) for source in held}
-                notes += [f"{place}: {x}" for place, x in found.items() if x and x not in known]
+                remarks = {source.name: task.describe(source) for source in held}
+                notes += [
+                    f"{place}: {remark}"
+                    for place, remark in remarks.items()
+                    if remark and remark not in known
+                ]
     return notes

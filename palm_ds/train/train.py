@@ -320,7 +320,7 @@ def _open_run(
 def _starting_point(parts: _Parts) -> StartingPoint:
     """Find where the run starts; log that and what it consists of."""
     run, data = parts.run, parts.data
-    found = find_starting_point(
+    start = find_starting_point(
         run, parts.model, parts.signature, parts.stream, data, parts.processes
     )
     if run.recipe.lora:
@@ -328,7 +328,7 @@ def _starting_point(parts: _Parts) -> StartingPoint:
     log.info("%s", overview(run, parts.stream, parts.model, parts.processes.world))
     for text in startup_notes(run, data, parts.plan, parts.processes):
         log.info("%s", text)
-    return found
+    return start
 
 
 def _check_first(run: RunSpec) -> None:
@@ -412,9 +412,9 @@ def _start_engine(parts: _Parts, start_at: StartingPoint) -> Engine:
         best.named_task and not start_at.found
     ):  # an unknown metric is an error now, not after an epoch
         few = parts.validation.first_rows_of(best.named_task, engine.world)
-        found = evaluate(engine, few, recipe.built_tasks, recipe.own_metrics)
-        if best.named_task in found:
-            best.metric(found[best.named_task])
+        scores = evaluate(engine, few, recipe.built_tasks, recipe.own_metrics)
+        if best.named_task in scores:
+            best.metric(scores[best.named_task])
     return engine
 
 

@@ -54,11 +54,11 @@ class ModelFolder:
         if not checkpoint.steps_in(place):
             return cls(path=place, notes=_note(path, place))
         said: list[str] = []
-        found = checkpoint.latest_good(place, group=SINGLE_PROCESS, warn=said.append)
-        assert found is not None, "there was a checkpoint a moment ago"
+        newest = checkpoint.latest_good(place, group=SINGLE_PROCESS, warn=said.append)
+        assert newest is not None, "there was a checkpoint a moment ago"
         # Leftovers of an interrupted save do not matter here; a bad checkpoint does.
         bad = [line for line in said if checkpoint.PARTIAL not in line]
-        return cls(path=found.path, checkpoint=found, notes=(*_note(path, found.path), *bad))
+        return cls(path=newest.path, checkpoint=newest, notes=(*_note(path, newest.path), *bad))
 
     def open(self, **options: Any) -> CheckpointContents:
         """Open the weights; `options` as of `open_checkpoint`. Raises UserError."""
@@ -125,7 +125,7 @@ def _place(path: Path) -> Path:
             return folder
     if checkpoint.steps_in(path / _CHECKPOINTS):
         return path / _CHECKPOINTS
-    if is_run and not any(each.recognises(path) for each in FORMATS):
+    if is_run and not any(form.recognises(path) for form in FORMATS):
         raise UserError(
             f"{path}: this run is not finished ({_progress(path)}) and has no model yet: no "
             "weights/, no best/ and no checkpoint in checkpoints/; the same palm-ds pretrain "

@@ -56,7 +56,9 @@ def write_adapter(
     about = read_json(hf / "config.json")
     form = architecture_of(about["model_type"])
     prefix = f"{FAMILIES[about['model_type']].tensor_prefix}."
-    kind = next((each for each in HEAD_CLASSES if about["architectures"][0].endswith(each)), "")
+    kind = next(
+        (ending for ending in HEAD_CLASSES if about["architectures"][0].endswith(ending)), ""
+    )
     saved = _saved(hf, prefix, with_head=bool(kind))
     layers = _layers(form, form.read_config(about, str(hf / "config.json")))
     tensors = _hf_adapter(adapter, prefix, form, layers) | saved
@@ -90,8 +92,8 @@ def _layers(form: Architecture, config: EncoderConfig) -> list[str]:
 
 def _modules(form: Architecture, role: str) -> tuple[str, ...]:
     """The modules of a layer of transformers that a target is."""
-    found = form.lora_modules[role]
-    return (found,) if isinstance(found, str) else found
+    modules = form.lora_modules[role]
+    return (modules,) if isinstance(modules, str) else modules
 
 
 def _saved(hf: Path, prefix: str, *, with_head: bool) -> dict[str, torch.Tensor]:
@@ -114,14 +116,14 @@ def _hf_adapter(
     matrices = encoder_class(config).matrices(config)
     role_of = {module: role for role, module in lora_modules(matrices).items()}
     roles_of = {role: matrix.roles for matrix in matrices for role in matrix.roles}
-    found: dict[tuple[str, tuple[str, ...], str], dict[str, torch.Tensor]] = {}
+    pieces: dict[tuple[str, tuple[str, ...], str], dict[str, torch.Tensor]] = {}
     for name, tensor in adapter.items():
         match = _ADAPTER.fullmatch(name)
         assert match is not None
         role = role_of[match[2]]
-        found.setdefault((match[1], _modules(form, role), match[3]), {})[role] = tensor
+        pieces.setdefault((match[1], _modules(form, role), match[3]), {})[role] = tensor
     made = {}
-    for (layer, modules, part), of_roles in found.items():
+    for (layer, modules, part), of_roles in pieces.items():
         first, tensor = next(iter(of_roles.items()))
         roles = roles_of[first]
         if len({form.lora_modules[role] for role in roles}) < len(roles):

@@ -122,12 +122,12 @@ def _renamed(state: State, layers: Sequence[int]) -> dict[str, torch.Tensor]:
     """Only the chosen layers, under their new numbers; one may be chosen twice."""
     kept = {}
     for name, tensor in state.items():
-        if not (found := _LAYER.fullmatch(name)):
+        if not (match := _LAYER.fullmatch(name)):
             kept[name] = tensor
             continue
         for number, chosen in enumerate(layers):
-            if chosen == int(found[1]):
-                kept[f"backbone.layers.{number}.{found[2]}"] = tensor
+            if chosen == int(match[1]):
+                kept[f"backbone.layers.{number}.{match[2]}"] = tensor
     return kept
 
 

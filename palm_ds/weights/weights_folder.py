@@ -271,12 +271,12 @@ def _with_heads(
 ) -> tuple[CheckpointContents, State]:
     """Only these heads, under other names."""
     heads = {names[name]: head for name, head in contents.heads.items() if name in names}
-    found = {name: x for name, x in state.items() if not name.startswith("heads.")}
+    renamed = {name: x for name, x in state.items() if not name.startswith("heads.")}
     for old, new in names.items():
         prefix = f"heads.{old}."
         parts = {n.removeprefix(prefix): x for n, x in state.items() if n.startswith(prefix)}
-        found |= {f"heads.{new}.{part}": tensor for part, tensor in parts.items()}
-    return replace(contents, heads=heads), found
+        renamed |= {f"heads.{new}.{part}": tensor for part, tensor in parts.items()}
+    return replace(contents, heads=heads), renamed
 
 
 # ---- fitting ----

@@ -81,19 +81,19 @@ def find_inputs(
 ) -> tuple[tuple[Input, ...], tuple[str, ...]]:
     """Finds the inputs, in the order given; files of a folder or pattern are sorted by name. Also
     returns the files in folders that are skipped because their type is unknown."""
-    found: list[Input] = []
+    files: list[Input] = []
     ignored: list[str] = []
     for name in names:
         if name == EMBEDDED:
-            found.append(_embedded(options))
+            files.append(_embedded(options))
             continue
         paths, skipped = _expand(name, options)
         ignored += skipped
         for path, shown in paths:
-            found += _listed(path, shown, options)
-    if not found:
+            files += _listed(path, shown, options)
+    if not files:
         raise UserError("no input; give files, folders, patterns or `embedded`")
-    return _distinct(found), tuple(ignored)
+    return _distinct(files), tuple(ignored)
 
 
 def _listed(path: Path | str, shown: str, options: InputOptions) -> list[Input]:
@@ -153,10 +153,10 @@ def _remote(url: str, options: InputOptions) -> tuple[_Files, list[str]]:
         raise UserError(f"input {url}: --format ernie reads files on this machine; copy them first")
     if "*" in url:
         before = url.partition("*")[0].rpartition("/")[0]
-        found = RemoteFolder(before).glob(url.removeprefix(f"{before}/"))
-        if not found:
+        matching = RemoteFolder(before).glob(url.removeprefix(f"{before}/"))
+        if not matching:
             raise UserError(f"input {url}: no file matches this pattern")
-        return [(file, file.rpartition("/")[2]) for file in found], []
+        return [(file, file.rpartition("/")[2]) for file in matching], []
     folder = RemoteFolder(url)
     if folder.info().get("type") != "directory":
         return [(url, url.partition("?")[0].rpartition("/")[2])], []

@@ -133,10 +133,10 @@ def read_list(file: Path) -> list[tuple[Path, int]]:
         text = file.read_text("utf-8-sig")
     except UnicodeDecodeError:
         raise UserError(f"file list {file}: not UTF-8 text") from None
-    found = [_listed(file, n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not found:
+    entries = [_listed(file, n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not entries:
         raise UserError(f"file list {file}: names no files")
-    return found
+    return entries
 
 
 def _listed(file: Path, number: int, line: str) -> tuple[Path, int]:

@@ -41,11 +41,11 @@ class Clusters:
 
     def first(self, documents: np.ndarray) -> np.ndarray:
         """The first document of the cluster of each document."""
-        found = self.parent[documents]
-        while not np.array_equal(found, above := self.parent[found]):
-            found = above
-        self.parent[documents] = found
-        return found
+        roots = self.parent[documents]
+        while not np.array_equal(roots, above := self.parent[roots]):
+            roots = above
+        self.parent[documents] = roots
+        return roots
 
     def link(self, one: np.ndarray, other: np.ndarray) -> None:
         """Joins the clusters of pairs of documents."""
@@ -124,8 +124,8 @@ def similarities(
 def _signatures(units: Sequence[UnitFingerprints], documents: np.ndarray) -> np.ndarray:
     starts = np.array([unit.start for unit in units])
     number = np.searchsorted(starts, documents, side="right") - 1
-    found = np.zeros((len(documents), units[0].signatures.shape[1]), np.uint32)
+    signatures = np.zeros((len(documents), units[0].signatures.shape[1]), np.uint32)
     for unit in np.unique(number):
         mine = number == unit
-        found[mine] = units[unit].signatures[documents[mine] - starts[unit]]
-    return found
+        signatures[mine] = units[unit].signatures[documents[mine] - starts[unit]]
+    return signatures

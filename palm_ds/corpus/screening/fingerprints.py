@@ -55,8 +55,8 @@ class Fingerprints:
         """(terms,) uint64: a hash of each term of the text."""
         if not text.isascii():
             text = unicodedata.normalize("NFKC", text)
-        found = _TERM.findall(text.lower()) or [text]
-        return np.fromiter(map(self._known.__getitem__, found), np.uint64, len(found))
+        terms = _TERM.findall(text.lower()) or [text]
+        return np.fromiter(map(self._known.__getitem__, terms), np.uint64, len(terms))
 
 
 def exact_hash(terms: np.ndarray) -> int:
@@ -68,10 +68,10 @@ def shingles(terms: np.ndarray, size: int = _SHINGLE) -> np.ndarray:
     """(shingles,) uint64: a hash of each run of `size` terms, or of a shorter text."""
     size = min(size, len(terms))
     count = len(terms) - size + 1
-    found = np.zeros(count, np.uint64)
+    hashes = np.zeros(count, np.uint64)
     for offset in range(size):
-        found = found * _FACTOR + terms[offset : offset + count]
-    return _mixed(found)
+        hashes = hashes * _FACTOR + terms[offset : offset + count]
+    return _mixed(hashes)
 
 
 def signatures(texts: Sequence[np.ndarray]) -> np.ndarray:

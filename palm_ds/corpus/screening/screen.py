@@ -101,7 +101,7 @@ def _screen(job: PreparationJob, number: int, out: Path) -> None:
     filters = [] if side is not job else [find_filter(name) for name in job.screen.filters]
     reader = WorkUnitReader(side, mine, watched=False)
     prints, near = Fingerprints(), job.screen.near
-    exact, places, found, filtered = [], [], [], {}
+    exact, places, signatures, filtered = [], [], [], {}
     pending: list[np.ndarray] = []
     for record in reader:
         places.append((reader.span, record.line))
@@ -113,10 +113,10 @@ def _screen(job: PreparationJob, number: int, out: Path) -> None:
         if near:
             pending.append(fingerprints.shingles(terms))
             if len(pending) == _BATCH:
-                found.append(fingerprints.signatures(pending))
+                signatures.append(fingerprints.signatures(pending))
                 pending = []
-    found.append(fingerprints.signatures(pending) if near else np.zeros((0, 0), np.uint32))
-    _save(out, np.array(exact, np.uint64), np.concatenate(found), places, filtered)
+    signatures.append(fingerprints.signatures(pending) if near else np.zeros((0, 0), np.uint32))
+    _save(out, np.array(exact, np.uint64), np.concatenate(signatures), places, filtered)
     write_json(out / "state.json", {"lines": reader.lines, "filtered": filtered})
 
 
@@ -183,16 +183,16 @@ class _Screened:
     @cached_property
     def lines_before(self) -> list[list[int]]:
         """For each span of each unit, the lines of its file in earlier spans."""
-        found, before = [], {}
+        counts, before = [], {}
         for number in range(_units(self.job)):
             side, mine = _side(self.job, number)
             spans = side.units[mine]
             keys = [(side is self.job, span.input) for span in spans]
-            found.append([])
+            counts.append([])
             for key, lines in zip(keys, self._state(number)["lines"], strict=True):
-                found[-1].append(before.get(key, 0))
+                counts[-1].append(before.get(key, 0))
                 before[key] = before.get(key, 0) + lines
-        return found
+        return counts
 
     def write(self) -> dict[str, int]:
         """Writes dropped.jsonl, and the numbers of each unit's dropped records."""
@@ -225,10 +225,10 @@ class _Screened:
         while not np.array_equal(originals, above := first[originals]):
             originals = above
         copies = np.flatnonzero(originals != own)
-        found = {}
+        by_copy = {}
         for record, original in zip(copies.tolist(), originals[copies].tolist(), strict=True):
-            found[record] = self._copy(unit, record, original)
-        return found
+            by_copy[record] = self._copy(unit, record, original)
+        return by_copy
 
     def _copy(self, unit: UnitFingerprints, record: int, original: int) -> dict[str, Any]:
         number = int(np.searchsorted(self.starts, original, side="right")) - 1

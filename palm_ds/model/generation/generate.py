@@ -136,7 +136,7 @@ def generate(
     beams = _first(prompts, width, device)
     decoder.widen(width)
     last = torch.full((prompts * width,), begin, device=device)
-    found: dict[int, Generated] = {}
+    finished: dict[int, Generated] = {}
     for count in range(1, (longest if lockstep else int(most.max())) + 1):
         logits = decoder.step(last).float()
         allowed = _allowed(torch.log_softmax(logits, -1), beams, settings, rules)
@@ -148,7 +148,7 @@ def generate(
             parent, beams = _best(beams, allowed, count, settings, rules)
         done = _done(beams, count, most[beams.prompts], settings)
         for place in done.nonzero().flatten().tolist():
-            found.setdefault(int(beams.prompts[place]), _result(beams, place, rules))
+            finished.setdefault(int(beams.prompts[place]), _result(beams, place, rules))
         if lockstep:
             done = torch.zeros_like(done)
         if done.all():
@@ -159,7 +159,7 @@ def generate(
             decoder.select(hypotheses.flatten(), kept if len(kept) < len(done) else None)
         beams = beams.take(kept)
         last = beams.tokens[:, :, -1].flatten()
-    return [found[prompt] for prompt in range(prompts)]
+    return [finished[prompt] for prompt in range(prompts)]
 
 
 def _first(prompts: int, width: int, device: torch.device | str) -> _Beams:

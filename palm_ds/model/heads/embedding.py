@@ -66,8 +66,8 @@ def kl(scores: torch.Tensor, teacher: torch.Tensor, present: torch.Tensor) -> to
     """(queries,) Kullback-Leibler divergence of the softmax of scores (queries, candidates) from
     that of a teacher's; `present` (queries, candidates) bool."""
     target = teacher.masked_fill(~present, -math.inf).log_softmax(-1)
-    found = scores.masked_fill(~present, -math.inf).log_softmax(-1)
-    difference = (target - found).masked_fill(~present, 0.0)  # -inf minus -inf is NaN
+    log_shares = scores.masked_fill(~present, -math.inf).log_softmax(-1)
+    difference = (target - log_shares).masked_fill(~present, 0.0)  # -inf minus -inf is NaN
     return (target.exp() * difference).sum(-1)
 
 

@@ -378,8 +378,8 @@ def _verify(path: Path, files: Mapping[str, Mapping[str, Any]], group: ProcessGr
     """The first problem with the files, or nothing. Processes share the work."""
     mine = sorted(files)[group.rank :: group.world]
     problems = [check_file(path / name, files[name]) for name in mine]
-    found = [problem for part in group.gather(problems) for problem in part if problem]
-    return found[0] if found else ""
+    all_problems = [problem for part in group.gather(problems) for problem in part if problem]
+    return all_problems[0] if all_problems else ""
 
 
 def check_file(path: Path, entry: Mapping[str, Any]) -> str:

@@ -98,13 +98,13 @@ class EngineState:
         """Continue from the newest good checkpoint of a folder, up to step `at_most`; its state."""
         assert not self.writer.busy, "a checkpoint is being written: finish_save comes first"
         self.writer.wait_for_deletion()
-        found = checkpoint.latest_good(
+        newest = checkpoint.latest_good(
             folder, group=self.processes, warn=warn, at_most=at_most, valid=valid
         )
-        if found is None:
+        if newest is None:
             return None
-        self.restore(found)
-        return found.state
+        self.restore(newest)
+        return newest.state
 
     def restore(self, found: checkpoint.VerifiedCheckpoint) -> None:
         """Continue from a checkpoint."""

@@ -159,8 +159,8 @@ class CheckpointWriter:
         """Whether all hosts have memory for the copies of their processes. Decided once, with a
         line if it is short."""
         if self._enough_memory is None:
-            found = self._group.gather((host_name(), bytes_of(shards), free_host_memory()))
-            problem = short_memory(found)
+            sizes = self._group.gather((host_name(), bytes_of(shards), free_host_memory()))
+            problem = short_memory(sizes)
             if problem and self._group.rank == 0:
                 log.warning("training waits while checkpoints are written: %s", problem)
             self._enough_memory = not problem

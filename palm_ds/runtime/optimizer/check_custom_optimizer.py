@@ -54,12 +54,18 @@ def checked_optimizer_class(
     """
     where = "optimizer.kind"
     base = torch.optim.Optimizer
-    found: type[torch.optim.Optimizer] = import_class(kind, base, where)
+    optimizer_class: type[torch.optim.Optimizer] = import_class(kind, base, where)
     taken = ("lr", "weight_decay")
-    check_options(found, options, "optimizer.options", base=base, reserved=taken, allow_extra=True)
+    check_options(
+        optimizer_class, options, "optimizer.options", base=base, reserved=taken, allow_extra=True
+    )
     try:
-        counts = "step" in _Trial(found, options).run(range(1)).states[0]
-        cls = found if counts else type(found.__name__, (_CountsUpdates, found), {})
+        counts = "step" in _Trial(optimizer_class, options).run(range(1)).states[0]
+        cls = (
+            optimizer_class
+            if counts
+            else type(optimizer_class.__name__, (_CountsUpdates, optimizer_class), {})
+        )
         kept = _check(_Trial(cls, options), decays=decays, zero_stage=zero_stage)
     except _RefusedError as error:
         raise UserError(f"{where}: {kind}: {error}") from None
@@ -178,7 +184,7 @@ def _resumed(trial: _Trial, kept: OptimizerStateSpec, done: int) -> _TrialResult
 
 def _state_spec(ran: _TrialResult) -> OptimizerStateSpec:
     """The per-tensor state. Raises _RefusedError for anything a checkpoint cannot store."""
-    found = []
+    states = []
     for tensor, state in zip(ran.tensors, ran.states, strict=True):
         moments = {
             name: _dtype(name, value, tensor)
@@ -188,8 +194,8 @@ def _state_spec(ran: _TrialResult) -> OptimizerStateSpec:
         step = state["step"]
         if torch.is_tensor(step) and step.numel() != 1:
             raise _RefusedError("its state 'step' is not an update count; use another name for it")
-        found.append((moments, torch.zeros_like(step) if torch.is_tensor(step) else 0))
-    (moments, step), *others = found
+        states.append((moments, torch.zeros_like(step) if torch.is_tensor(step) else 0))
+    (moments, step), *others = states
     if any(other[0] != moments for other in others):
         raise _RefusedError("the keys of its state differ between matrices and vectors")
     return OptimizerStateSpec(moments=moments, step=step)

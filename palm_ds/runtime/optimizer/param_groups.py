@@ -24,13 +24,13 @@ _GENERATOR = ".generator."  # an encoder within a head
 def match_patterns(patterns: Iterable[str], names: Sequence[str], where: str) -> set[str]:
     """The names that match any of the patterns. Raises UserError, starting with `where`, for a
     pattern without a match."""
-    found: set[str] = set()
+    matched: set[str] = set()
     for pattern in patterns:
         matches = {name for name in names if fnmatchcase(name, pattern)}
         if not matches:
             raise UserError(f"{where}: no parameter matches {pattern!r}{_near(pattern, names)}")
-        found |= matches
-    return found
+        matched |= matches
+    return matched
 
 
 def _near(pattern: str, names: Sequence[str]) -> str:
@@ -90,10 +90,10 @@ def param_lr_scales(
     layers = max((int(m[1]) + 1 for m in map(_LAYER.match, names) if m), default=0)
     if layer_decay < 1 and not layers:
         raise UserError("optimizer.layer_decay: the model has no layers named backbone.layers.0")
-    found = {name: layer_decay ** _depth(name, layers, above) for name in names}
+    factors = {name: layer_decay ** _depth(name, layers, above) for name in names}
     for pattern, scale in (scales or {}).items():
-        found |= dict.fromkeys(match_patterns([pattern], names, "learning rates"), scale)
-    return found
+        factors |= dict.fromkeys(match_patterns([pattern], names, "learning rates"), scale)
+    return factors
 
 
 def _depth(name: str, layers: int, above: Sequence[str]) -> int:

@@ -175,8 +175,8 @@ class ScaledAdam(NeedsLayouts):
         for weight in weights:
             if weight not in self._sizes:
                 sizes = [param.shape.numel() for param in self.layout(weight).params]
-                found = torch.tensor(sizes, dtype=torch.float64, device=weight.device)
-                self._sizes[weight] = found
+                values = torch.tensor(sizes, dtype=torch.float64, device=weight.device)
+                self._sizes[weight] = values
         return torch.cat([self._sizes[weight] for weight in weights])
 
     def _pieces(self, weights: Sequence[torch.Tensor], values: Sequence[Values]) -> list[_Piece]:

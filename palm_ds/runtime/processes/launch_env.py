@@ -111,11 +111,11 @@ def place() -> LaunchedProcess:
 
 def check_mpi_agrees(expected: int) -> None:
     """Raises UserError if mpi4py found another number of processes than mpirun says."""
-    if (found := _number("WORLD_SIZE")) != expected:
+    if (stated := _number("WORLD_SIZE")) != expected:
         name = next(name for name in _SIZES if name in os.environ)
         raise UserError(
-            f"{name}={expected}, but mpi4py sees {found}: it loads another MPI than this mpirun's; "
-            "set MPI4PY_LIBMPI to the libmpi.so of this one, or use torchrun or deepspeed"
+            f"{name}={expected}, but mpi4py sees {stated}: it loads another MPI than this "
+            "mpirun's; set MPI4PY_LIBMPI to the libmpi.so of this one, or use torchrun or deepspeed"
         )
 
 
@@ -168,9 +168,9 @@ def ranks_of_srun() -> dict[str, str]:
 
 def _first_host(hosts: str) -> str:
     """Of a list as Slurm writes it: `gpu[03-05,9]` begins with gpu03."""
-    found = re.match(r"([^,\[]*)(?:\[([^\],-]*)[^\]]*\])?([^,\[]*)", hosts)
-    assert found is not None, hosts
-    return "".join(part or "" for part in found.groups())
+    match = re.match(r"([^,\[]*)(?:\[([^\],-]*)[^\]]*\])?([^,\[]*)", hosts)
+    assert match is not None, hosts
+    return "".join(part or "" for part in match.groups())
 
 
 def _has_ranks() -> bool:

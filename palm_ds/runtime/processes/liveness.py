@@ -257,8 +257,8 @@ def warn_of_the_unwatched() -> None:
 
 def running() -> Liveness | None:
     """The thread of this process."""
-    found = (thread for thread in threading.enumerate() if isinstance(thread, Liveness))
-    return next((thread for thread in found if not thread.ended), None)
+    threads = (thread for thread in threading.enumerate() if isinstance(thread, Liveness))
+    return next((thread for thread in threads if not thread.ended), None)
 
 
 def reached(step: int) -> None:

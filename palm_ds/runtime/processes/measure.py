@@ -51,8 +51,8 @@ def product_seconds(processes: Processes) -> list[float]:
 def clocks(processes: Processes) -> list[float]:
     """Seconds by which the clock of each process is ahead of rank 0's. Collective."""
     processes.barrier()
-    found = processes.gather(time.time())
-    return [clock - found[0] for clock in found]
+    times = processes.gather(time.time())
+    return [clock - times[0] for clock in times]
 
 
 def sees_shared_folder(processes: Processes, folder: Path) -> list[bool]:
@@ -65,8 +65,8 @@ def sees_shared_folder(processes: Processes, folder: Path) -> list[bool]:
     deadline = time.monotonic() + _SHARED_SECONDS  # a client of NFS may see it late
     while not (seen := (folder / name).exists()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    found = processes.gather(seen)
+    answers = processes.gather(seen)
     with suppress(OSError):
         if processes.rank == 0:
             (folder / name).unlink()
-    return found
+    return answers

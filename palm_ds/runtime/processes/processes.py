@@ -96,9 +96,9 @@ class Processes:
             return [rows]
         padded = rows.new_zeros(max(counts), *rows.shape[1:])
         padded[: len(rows)] = rows
-        found = [torch.empty_like(padded) for _ in counts]
-        dist.all_gather(found, padded)
-        return [part[:count] for part, count in zip(found, counts, strict=True)]
+        gathered = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(gathered, padded)
+        return [part[:count] for part, count in zip(gathered, counts, strict=True)]
 
     def barrier(self) -> None:
         dist.barrier(group=self._host_group)
@@ -185,10 +185,10 @@ def crowded_hosts(processes: Processes) -> list[str]:
     """A line for each host whose processes outnumber the cores that they may use: launchers and
     batch systems bind them. Collective."""
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
-    found = processes.gather((host_name(), cores))
+    hosts = processes.gather((host_name(), cores))
     lines = []
-    for host in dict.fromkeys(host for host, _ in found):
-        each = [used for name, used in found if name == host]
+    for host in dict.fromkeys(host for host, _ in hosts):
+        each = [used for name, used in hosts if name == host]
         shared = set[int]().union(*each)
         if 0 < len(shared) < len(each):
             cores_word = "core" if len(shared) == 1 else "cores"

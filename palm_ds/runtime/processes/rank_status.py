@@ -71,8 +71,8 @@ def report(rank: int | None = None, **facts: object) -> None:
 
 def read_all(folder: Path) -> list[RankStatus]:
     """The processes that have reported, by rank."""
-    found = filter(None, map(_read, folder.glob("*.json")))
-    return sorted(found, key=lambda status: status.rank)
+    statuses = filter(None, map(_read, folder.glob("*.json")))
+    return sorted(statuses, key=lambda status: status.rank)
 
 
 def _read(path: Path) -> RankStatus | None:

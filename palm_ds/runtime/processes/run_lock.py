@@ -141,8 +141,8 @@ def release_held() -> None:
 def refresh(file: Path, owner: LockOwner) -> bool:
     """Mark the lock as alive; write it again if somebody deleted it. Returns False if it belongs to
     another run."""
-    found = _read(file)
-    if found not in (owner, None):
+    holder = _read(file)
+    if holder not in (owner, None):
         return False
     try:
         os.utime(file)

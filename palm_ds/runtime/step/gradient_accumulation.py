@@ -244,7 +244,7 @@ class MicroSteps(Generic[B]):
         """The loss sums of micro-batches without dropout, attacks and teachers; `tasks`: those that
         have labels on some process. Trains nothing. Collective."""
         whole = {task: loss for task, loss in self.global_batch.items() if task in tasks}
-        sums, found = (
+        sums, losses = (
             LossSums(),
             [StepVectors[B](task, loss) for task, loss in whole.items()],
         )
@@ -254,25 +254,27 @@ class MicroSteps(Generic[B]):
                 for batch in self.copies.copied(batches):
                     outputs = self.engine(batch)
                     sums.add(outputs)
-                    for each in found:
+                    for each in losses:
                         each.add(batch, outputs[each.task].scores)
         finally:
             self.engine.train()
-        sums.add({each.task: each.finish(self.processes) for each in found})
+        sums.add({each.task: each.finish(self.processes) for each in losses})
         return {task: loss for task, loss in sums.loss.items() if task in tasks}
 
     def _cached_gradients(
         self, batches: Sequence[B], tasks: Sequence[str], step: int
     ) -> dict[str, CachedGradients]:
         """The loss of each task over all micro-batches of all processes. Collective."""
-        found: list[StepVectors[B]] = [StepVectors(task, self.global_batch[task]) for task in tasks]
+        vectors: list[StepVectors[B]] = [
+            StepVectors(task, self.global_batch[task]) for task in tasks
+        ]
         for number, batch in enumerate(self.copies.copied(batches)):
             self._repeat_draws(step, number)
             with torch.no_grad(), self.timer.measure():
                 outputs = self.engine(self._with_dropout(batch, step))
-            for each in found:
+            for each in vectors:
                 each.add(batch, outputs[each.task].scores)
-        return {each.task: each.finish(self.processes) for each in found}
+        return {each.task: each.finish(self.processes) for each in vectors}
 
     def _repeat_draws(self, step: int, number: int) -> None:
         """Let both passes of a micro-batch draw the same from torch's generator: dropout that is

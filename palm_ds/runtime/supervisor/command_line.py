@@ -111,15 +111,15 @@ def understand(words: Sequence[str]) -> RunCommand:
 
 def _understand_deepspeed(words: Sequence[str], launcher: int) -> RunCommand:
     options, at = _options(words, launcher + 1)
-    found = RunCommand(words=words, launcher=launcher, options=options, script=at)
+    command = RunCommand(words=words, launcher=launcher, options=options, script=at)
     if "--no_ssh" in options or options.get("--launcher", "pdsh") != "pdsh":
-        return found
+        return command
     given = options.get("--hostfile", options.get("-H"))
     hostfile = Path(given or _DEFAULT_HOSTFILE)
     if not hostfile.is_file():
         if given:
             raise UserError(f"--hostfile {given}: no such file{suggest_path(given)}")
-        return found
+        return command
     for name in ("-i", "--include", "-e", "--exclude", "--num_nodes"):
         if name in options:
             raise UserError(f"palm-ds run: {name}: name the hosts in {hostfile} only")
@@ -167,11 +167,11 @@ def _lines(file: Path) -> list[str]:
 def variables_for_other_hosts() -> dict[str, str]:
     """Variables that `deepspeed` passes on too: some of the environment, and the file
     .deepspeed_env."""
-    found = {k: v for k, v in os.environ.items() if k.startswith(_PASSED_ON)}
+    variables = {k: v for k, v in os.environ.items() if k.startswith(_PASSED_ON)}
     name = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
     for file in (Path.home() / name, Path(name)):
         for line in _lines(file) if file.is_file() else ():
             key, equals, value = line.strip().partition("=")
             if equals and not key.startswith("#"):
-                found[key] = value
-    return found
+                variables[key] = value
+    return variables

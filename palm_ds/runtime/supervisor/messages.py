@@ -49,12 +49,12 @@ class MessageReader:
             data = b""
         self.closed = not data
         *lines, self._buffer = (self._buffer + data).split(b"\n")
-        found = []
+        messages = []
         for line in lines:  # a login shell may print a greeting
             with contextlib.suppress(ValueError):
                 message = json.loads(line)
-                found += [message] if isinstance(message, dict) else []
-        return found
+                messages += [message] if isinstance(message, dict) else []
+        return messages
 
 
 def send(descriptor: int, **message: object) -> None:

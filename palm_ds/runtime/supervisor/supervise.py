@@ -111,13 +111,13 @@ class _Supervisor:
 
     def _on_answering_hosts(self, attempt: Attempt) -> Outcome:
         asked = list(self.command.slots)
-        found = attempt.connect()
-        missing = [host for host in asked if host not in found]
+        answers = attempt.connect()
+        missing = [host for host in asked if host not in answers]
         if attempt.killed:
             self._say(f"killed {attempt.killed} processes left by an earlier start")
         if self.stop.urgency:
             return Outcome(code=errors.STOPPED, reason="", saved=-1, hosts=0)
-        if len(found) < self.settings.min_hosts:
+        if len(answers) < self.settings.min_hosts:
             reason = f"{', '.join(missing) or 'this machine'}: no answer"
             return Outcome(code=errors.FAILED, reason=reason, saved=-1, hosts=0)
         if missing:

@@ -114,8 +114,8 @@ def _group(zero: _SwappingZero | None, tensor: torch.Tensor | None) -> int | Non
     if zero is None:
         return None
     tensors = zero.fp32_partitioned_groups_flat
-    found = next((number for number, each in enumerate(tensors) if each is tensor), None)
-    return found if found is not None and zero._swappable_optimizer_subgroup(found) else None
+    place = next((number for number, each in enumerate(tensors) if each is tensor), None)
+    return place if place is not None and zero._swappable_optimizer_subgroup(place) else None
 
 
 def guard_swapping(zero: object) -> None:
@@ -135,8 +135,8 @@ def guard_swapping(zero: object) -> None:
 
     def read(parameter: _GroupTensor, async_parameter: object = None) -> None:
         cls.swap_in_optimizer_state(itself, parameter, async_parameter)
-        found = _sums(itself, parameter)
-        if written.setdefault(parameter.ds_id, found) != found:
+        sums = _sums(itself, parameter)
+        if written.setdefault(parameter.ds_id, sums) != sums:
             raise UserError(_CORRUPTION_MESSAGE.format(folder=itself.swap_folder))
 
     def write(parameter: _GroupTensor, async_swap: bool = False) -> None:

@@ -49,12 +49,12 @@ def parsed(body: bytes) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    body = dict(pairs)
+    if len(body) < len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))
         _refuse(f"key {twice[:_MAX_KEY_LENGTH]!r} is given twice")
-    return found
+    return body
 
 
 def _no_constant(name: str) -> NoReturn:

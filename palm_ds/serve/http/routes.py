@@ -57,10 +57,10 @@ def _deadline(request: Request) -> float:
 
 async def predict(task: str, body: schemas.PredictBody, request: Request) -> Response:
     """Predictions of a task for texts, pairs or rows."""
-    model, found, cut = await _service(request).predict(
+    model, predictions, cut = await _service(request).predict(
         task, body.inputs, body.model, _deadline(request)
     )
-    return Json({"model": model.name, "task": task, "predictions": found, "truncated": cut})
+    return Json({"model": model.name, "task": task, "predictions": predictions, "truncated": cut})
 
 
 async def embed(body: schemas.EmbedBody, request: Request) -> Response:
@@ -89,10 +89,10 @@ def _settings(model: ServedModel, dimensions: int | None, **changes: Any) -> Emb
 
 async def fill_mask(body: schemas.FillMaskBody, request: Request) -> Response:
     """The most probable tokens for every [MASK]."""
-    model, found = await _service(request).fill(
+    model, guesses = await _service(request).fill(
         body.texts, body.top, body.model, _deadline(request)
     )
-    return Json({"model": model.name, "results": found})
+    return Json({"model": model.name, "results": guesses})
 
 
 async def rerank(body: schemas.RerankBody, request: Request) -> Response:
@@ -114,14 +114,14 @@ async def rerank(body: schemas.RerankBody, request: Request) -> Response:
 
 async def tokenize(body: schemas.TokenizeBody, request: Request) -> Response:
     """The tokens of texts, with the characters they come from."""
-    model, found = await _service(request).tokenize(body.texts, body.model, _deadline(request))
-    return Json({"model": model.name, "results": found})
+    model, tokens = await _service(request).tokenize(body.texts, body.model, _deadline(request))
+    return Json({"model": model.name, "results": tokens})
 
 
 async def search(body: schemas.SearchBody, request: Request) -> Response:
     """The texts of the index that are nearest to a query."""
-    model, found = await _service(request).search(body.query, body.top, _deadline(request))
-    return Json({"model": model.name, "results": found})
+    model, hits = await _service(request).search(body.query, body.top, _deadline(request))
+    return Json({"model": model.name, "results": hits})
 
 
 # ---- OpenAI's form ----

@@ -106,16 +106,16 @@ def squad_v2(
             raise UserError("`threshold` needs `odds`: the odds that each question has no answer")
         silent = doubt > threshold
     final = {name: np.where(silent, ~answerable, scores) for name, scores in each.items()}
-    found = {name: mean(scores) for name, scores in final.items()}
+    metrics = {name: mean(scores) for name, scores in final.items()}
     for prefix, which in (("has_answer", answerable), ("no_answer", ~answerable)):
         if which.any():
-            found |= {f"{prefix}_{name}": mean(scores[which]) for name, scores in final.items()}
-            found[f"{prefix}_total"] = int(which.sum())
+            metrics |= {f"{prefix}_{name}": mean(scores[which]) for name, scores in final.items()}
+            metrics[f"{prefix}_total"] = int(which.sum())
     if doubt is not None and len(doubt):
         for name, scores in each.items():
             best = best_threshold(scores, doubt, answerable)
-            found |= {f"best_{name}": best.score, f"best_{name}_threshold": best.odds}
-    return found | _totals(predictions, references)
+            metrics |= {f"best_{name}": best.score, f"best_{name}_threshold": best.odds}
+    return metrics | _totals(predictions, references)
 
 
 def best_threshold(

@@ -72,17 +72,17 @@ def scheme_named(name: str) -> str:
 
 def chunks(tags: Iterable[str]) -> list[Chunk]:
     """The chunks of one sentence in order, read from tags of any scheme."""
-    found: list[Chunk] = []
+    runs: list[Chunk] = []
     start, before, before_type = 0, "O", ""
     for i, tag in enumerate([*tags, "O"]):
         letter, kind = split_tag(tag)
         if before != "O" and _parts(before, before_type, letter, kind):
-            found.append(Chunk(start, i, before_type))
+            runs.append(Chunk(start, i, before_type))
             start = i
         elif before == "O":
             start = i
         before, before_type = letter, kind
-    return found
+    return runs
 
 
 def _parts(before: str, before_type: str, letter: str, kind: str) -> bool:
@@ -161,10 +161,10 @@ def chunk_scores(
     expected: Counter[str] = Counter()
     same_tags, tokens = 0, 0
     for tags, labelled in _sentences(predictions, labels):
-        found, wanted = chunks(tags), chunks(labelled)
-        predicted.update(chunk.type for chunk in found)
+        predicted_chunks, wanted = chunks(tags), chunks(labelled)
+        predicted.update(chunk.type for chunk in predicted_chunks)
         expected.update(chunk.type for chunk in wanted)
-        right.update(chunk.type for chunk in set(found) & set(wanted))
+        right.update(chunk.type for chunk in set(predicted_chunks) & set(wanted))
         same_tags += sum(a == b for a, b in zip(tags, labelled, strict=True))
         tokens += len(labelled)
     types = {

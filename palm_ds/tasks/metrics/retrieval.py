@@ -45,9 +45,9 @@ def retrieval_metrics(
     evaluator = pytrec_eval.RelevanceEvaluator(
         judged, {f"ndcg_cut.{k}", f"recall.{k}", "recip_rank", "map"}
     )
-    found = evaluator.evaluate(_ranked(queries, texts, left_out or {}))
+    metrics = evaluator.evaluate(_ranked(queries, texts, left_out or {}))
     return {
-        name: float(np.mean([found[str(q)][theirs] for q in range(len(queries))]))
+        name: float(np.mean([metrics[str(q)][theirs] for q in range(len(queries))]))
         for theirs, name in names.items()
     }
 
@@ -56,7 +56,7 @@ def _ranked(
     queries: npt.NDArray[np.float32], texts: npt.NDArray[np.float32], left_out: Mapping[int, int]
 ) -> dict[str, dict[str, float]]:
     """{query: {text: score}} of each query's best texts."""
-    found: dict[str, dict[str, float]] = {}
+    ranked: dict[str, dict[str, float]] = {}
     size = max(_BLOCK // len(texts), 1)
     for first in range(0, len(queries), size):
         scores = queries[first : first + size] @ texts.T
@@ -65,5 +65,5 @@ def _ranked(
                 own[left_out[q]] = -np.inf
             best = np.argsort(-own, kind="stable")[:DEPTH]
             best = best[own[best] > -np.inf]
-            found[str(q)] = dict(zip(map(str, best.tolist()), own[best].tolist(), strict=True))
-    return found
+            ranked[str(q)] = dict(zip(map(str, best.tolist()), own[best].tolist(), strict=True))
+    return ranked

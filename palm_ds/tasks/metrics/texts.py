@@ -59,12 +59,12 @@ def bleu(predictions: Sequence[Words], references: References, n: int = 4) -> fl
     length = wanted = 0
     for text, accepted in zip(predictions, references, strict=True):
         length += len(text)
-        wanted += min((abs(len(each) - len(text)), len(each)) for each in accepted)[1]
+        wanted += min((abs(len(answer) - len(text)), len(answer)) for answer in accepted)[1]
         for k in range(n):
             own = ngrams(text, k + 1)
             known: Counter[tuple[str, ...]] = Counter()
-            for each in accepted:
-                known |= ngrams(each, k + 1)
+            for answer in accepted:
+                known |= ngrams(answer, k + 1)
             matches[k] += sum((own & known).values())
             totals[k] += sum(own.values())
     if not all(totals) or not any(matches):
@@ -75,12 +75,12 @@ def bleu(predictions: Sequence[Words], references: References, n: int = 4) -> fl
 
 
 def _precisions(matches: Sequence[int], totals: Sequence[int]) -> list[float]:
-    found, smoothed = [], 1.0
+    precisions, smoothed = [], 1.0
     for right, total in zip(matches, totals, strict=True):
         if not right:
             smoothed /= 2
-        found.append((right or smoothed) / total)
-    return found
+        precisions.append((right or smoothed) / total)
+    return precisions
 
 
 # ---- ROUGE ----

@@ -70,7 +70,7 @@ def find_answers(source: TableSource, context: str, answers: str) -> Answers:
 
 def _places(source: TableSource, item: int, context: str, column: str) -> list[tuple[str, int]]:
     """(text, start) of the answers of a row; start -1: the answer is not in the context."""
-    found = []
+    places = []
     for answer in source.column(column)[item] or ():
         try:
             text, start = str(answer["text"]), int(answer["start"])
@@ -84,8 +84,8 @@ def _places(source: TableSource, item: int, context: str, column: str) -> list[t
                 f"{source.where(item)}: {column}: {text[:40]!r} is not in the context at "
                 f"character {start}"
             )
-        found.append((text, start))
-    return found
+        places.append((text, start))
+    return places
 
 
 def covering(spans: np.ndarray, start: int, end: int) -> tuple[int, int]:
@@ -127,11 +127,12 @@ def join_windows(
     null_threshold: predict no answer if its score exceeds that of the best answer by more than
     this; None: always predict an answer. The score of no answer is the lowest over all windows, as
     in BERT's run_squad.py."""
-    found = [entry for window in windows for entry in window["found"]]
-    found.sort(key=lambda entry: (-entry[0] - entry[1], entry[2], entry[3]))
-    texts = [context[int(start) : int(end)] for _, _, start, end in found]
+    candidates = [entry for window in windows for entry in window["found"]]
+    candidates.sort(key=lambda entry: (-entry[0] - entry[1], entry[2], entry[3]))
+    texts = [context[int(start) : int(end)] for _, _, start, end in candidates]
     best = [
-        AnswerSpan(texts[k], int(found[k][2]), *found[k][:2]) for k in different(texts, n_best)
+        AnswerSpan(texts[k], int(candidates[k][2]), *candidates[k][:2])
+        for k in different(texts, n_best)
     ] or [AnswerSpan("", -1, 0.0, 0.0)]
     if null_threshold is None:
         return _prediction(best[0], best)

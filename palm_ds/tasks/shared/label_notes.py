@@ -77,5 +77,5 @@ def _number(name: str) -> float | None:
 
 
 def _listed(names: Iterable[str]) -> str:
-    found = list(names)
-    return ", ".join(map(repr, found[:_MAX_NAMED])) + (", ..." if len(found) > _MAX_NAMED else "")
+    listed = list(names)
+    return ", ".join(map(repr, listed[:_MAX_NAMED])) + (", ..." if len(listed) > _MAX_NAMED else "")

@@ -24,13 +24,13 @@ _LARGEST = 1e18
 def classes(task: ClassesTask, source: TableSource, *, strict: bool = False) -> np.ndarray:
     """(rows,) int64: index of the class of each row in `task.labels`."""
     number = {name: i for i, name in enumerate(task.labels)}
-    found = np.full(len(source), -1, np.int64)
+    numbers = np.full(len(source), -1, np.int64)
     for item, value in enumerate(_column(task, source, strict)):
         if strict:
             one_value(value, task, source, item)
             task.number(value, source, item)
-        found[item] = number.get(str(value), -1)
-    return found
+        numbers[item] = number.get(str(value), -1)
+    return numbers
 
 
 def class_sets(
@@ -39,7 +39,7 @@ def class_sets(
     """(rows, classes) float32: 1 for the classes of a row, else 0; all NaN if its label is missing
     or unknown."""
     number = {name: i for i, name in enumerate(task.labels)}
-    found = np.full((len(source), len(number)), np.nan, np.float32)
+    sets = np.full((len(source), len(number)), np.nan, np.float32)
     for item, value in enumerate(_column(task, source, strict)):
         if strict and value is None:
             one_value(value, task, source, item)
@@ -48,9 +48,9 @@ def class_sets(
             for name in names:
                 task.number(name, source, item)
         if value is not None and all(name in number for name in names):
-            found[item] = 0
-            found[item, [number[name] for name in names]] = 1
-    return found
+            sets[item] = 0
+            sets[item, [number[name] for name in names]] = 1
+    return sets
 
 
 def auc_of(
@@ -62,11 +62,14 @@ def auc_of(
     """The AUC of the class `positive` by its probability, over the rows with a label; empty if a
     prediction has no probabilities (a submission file), or without rows of both kinds. `targets`:
     (rows,) classes, -1 where there is none."""
-    shares = [each.get("probs") for each in predictions.values()]
-    if not all(isinstance(each, list) and len(each) == len(task.labels) for each in shares):
+    shares = [prediction.get("probs") for prediction in predictions.values()]
+    if not all(
+        isinstance(prediction, list) and len(prediction) == len(task.labels)
+        for prediction in shares
+    ):
         return {}
     actual = targets[list(predictions)]
-    scores = np.array([each[positive] for each in shares if each], np.float64)
+    scores = np.array([prediction[positive] for prediction in shares if prediction], np.float64)
     value = auc(scores[actual >= 0], actual[actual >= 0], positive)
     return {} if math.isnan(value) else {"auc": value}
 
@@ -86,22 +89,22 @@ def split_names(value: object, separator: str, nothing: str) -> list[str]:
 
 def numbers(task: TextTask, source: TableSource, *, strict: bool = False) -> np.ndarray:
     """(rows,) float64: the number of each row."""
-    found = np.full(len(source), np.nan)
+    values = np.full(len(source), np.nan)
     for item, value in enumerate(_column(task, source, strict)):
         if strict:
             one_value(value, task, source, item)
-        found[item] = _number(value)
-        if strict and np.isnan(found[item]):
+        values[item] = _number(value)
+        if strict and np.isnan(values[item]):
             raise UserError(
                 f"{source.where(item)}: {task.label_column}: {value!r} is not a number; "
                 f"{task.where} expects one, such as 3.5"
             )
-        if strict and abs(found[item]) > _LARGEST:
+        if strict and abs(values[item]) > _LARGEST:
             raise UserError(
                 f"{source.where(item)}: {task.label_column}: {value} is beyond {_LARGEST:g}, whose "
                 "square is no fp32 number"
             )
-    return found
+    return values
 
 
 def check_overlap(
@@ -110,11 +113,11 @@ def check_overlap(
     """Raises UserError if the rows have several classes and no prediction is one of them: the
     predictions then belong to other data."""
     right = {str(value) for value in _column(task, source, strict=True)}
-    found = {str(each.value("label")) for each in predictions}
-    if len(right) > 1 and not right & found:
+    predicted = {str(stored.value("label")) for stored in predictions}
+    if len(right) > 1 and not right & predicted:
         raise UserError(
             f"{predictions[0].place}: no predicted class occurs among the labels: predicted are "
-            f"{_some(found)}, the labels are {_some(right)}"
+            f"{_some(predicted)}, the labels are {_some(right)}"
         )
 
 
@@ -157,6 +160,6 @@ def paired_numbers(
     """(n,) predicted values and (n,) targets of the rows that have a number. `targets`: (rows,),
     NaN where there is none."""
     wanted = targets[list(predictions)]
-    found = np.array([each["value"] for each in predictions.values()])
+    predicted = np.array([prediction["value"] for prediction in predictions.values()])
     known = ~np.isnan(wanted)
-    return found[known], wanted[known]
+    return predicted[known], wanted[known]

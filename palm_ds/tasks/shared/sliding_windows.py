@@ -87,10 +87,10 @@ def _largest(values: np.ndarray, most: int) -> np.ndarray:
 
 def different(texts: Sequence[str], most: int) -> list[int]:
     """Indices of the first `most` distinct texts; empty texts are skipped."""
-    found: dict[str, int] = {}
+    best: dict[str, int] = {}
     for place, text in enumerate(texts):
-        if len(found) == most:
+        if len(best) == most:
             break
         if text:
-            found.setdefault(text, place)
-    return list(found.values())
+            best.setdefault(text, place)
+    return list(best.values())

@@ -40,12 +40,12 @@ def conll(predictions: Mapping[int, Mapping[str, Any]], source: TableSource) -> 
     """CoNLL lines: one token per line, tab-separated columns, an empty line after each row. The
     tags of the row, if any, precede the predicted ones."""
     for item in range(len(source)):
-        found, row = predictions.get(item, {}), source.row(item)
-        tokens = found.get("tokens", row.get("tokens")) or []
+        prediction, row = predictions.get(item, {}), source.row(item)
+        tokens = prediction.get("tokens", row.get("tokens")) or []
         columns = [
             tokens,
             *([row["tags"]] if _fits(row.get("tags"), tokens) else []),
-            found.get("tags", []),
+            prediction.get("tags", []),
         ]
         for cells in zip(*columns, strict=True):
             yield "\t".join(" ".join(str(cell).split()) or "_" for cell in cells) + "\n"

@@ -134,7 +134,7 @@ def chunks_of_spans(
     for span in sorted(spans, key=lambda span: span["start"] - span["end"]):
         first = int(np.searchsorted(places[:, 1], span["start"], "right"))
         last = int(np.searchsorted(places[:, 0], span["end"], "left"))
-        if first >= last or any(first < each.end and each.start < last for each in taken):
+        if first >= last or any(first < chunk.end and chunk.start < last for chunk in taken):
             continue
         taken.append(Chunk(first, last, span["type"]))
         moved += (int(places[first, 0]), int(places[last - 1, 1])) != (span["start"], span["end"])
@@ -159,10 +159,10 @@ def span_counts(
     """{type: counts} of (predicted, expected) spans of all texts."""
     types: dict[str, MatchCounts] = {}
     for texts in pairs:
-        found, expected = (
+        predicted, expected = (
             {(span["type"], span["start"], span["end"]) for span in spans} for spans in texts
         )
-        for span in found | expected:
-            counts = MatchCounts(span in found & expected, span in found, span in expected)
+        for span in predicted | expected:
+            counts = MatchCounts(span in predicted & expected, span in predicted, span in expected)
             types[span[0]] = types.get(span[0], MatchCounts()) + counts
     return dict(sorted(types.items()))

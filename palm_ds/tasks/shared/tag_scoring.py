@@ -61,11 +61,11 @@ class TagScoring(TagsTask):
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[int, list[str]]:
         """{item: tags in the scheme of the head}, for rows with only known tags."""
-        found = {}
+        known = {}
         for item in predictions if self.labelled_by(source) else ():
             with suppress(UserError):
-                found[item] = self.known_tags(source, item)
-        return found
+                known[item] = self.known_tags(source, item)
+        return known
 
     def _as_written(self, tags: list[str]) -> list[str]:
         return tags if self.written == tag_schemes.NONE else convert(tags, self.written)
@@ -91,9 +91,15 @@ class TagScoring(TagsTask):
     ) -> dict[str, float]:
         """The metrics and the F1 of each type."""
         if self.labelled_by(source) == SPANS:
-            made = {item: {"spans": stored_spans(each)} for item, each in enumerate(predictions)}
+            made = {
+                item: {"spans": stored_spans(prediction)}
+                for item, prediction in enumerate(predictions)
+            }
         else:
-            made = {item: {"tags": stored_tags(each)} for item, each in enumerate(predictions)}
+            made = {
+                item: {"tags": stored_tags(prediction)}
+                for item, prediction in enumerate(predictions)
+            }
         task = self.for_scoring(source, made)
         task.check_labels(source)
         known = task._known(made, source)

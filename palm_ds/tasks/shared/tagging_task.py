@@ -163,13 +163,13 @@ class TagsTask(TextTask):
             column = self.labelled_by(source)
             raise UserError(f"{self.where}: {source.name} has no tag but O in column {column!r}")
         none = self.trained == tag_schemes.NONE
-        found = tuple(sorted(types)) if none else tag_schemes.labels_of(types, self.trained)
-        if len(found) > MOST_LABELS:
+        labels = tuple(sorted(types)) if none else tag_schemes.labels_of(types, self.trained)
+        if len(labels) > MOST_LABELS:
             raise UserError(
-                f"{self.where}: {len(found)} different tags in column "
+                f"{self.where}: {len(labels)} different tags in column "
                 f"{self.labelled_by(source)!r} of {source.name}; is this the right column?"
             )
-        return found
+        return labels
 
     def describe(self, source: TableSource) -> str:
         """Describe what is odd about the tags, and those that training changes or leaves out; empty
@@ -205,14 +205,14 @@ class TagsTask(TextTask):
     def _targets(self, source: TableSource) -> np.ndarray:
         words = self.words(source)
         number = {label: i for i, label in enumerate(self.labels)}
-        found = np.full(len(words.firsts), -1, np.int64)
+        targets = np.full(len(words.firsts), -1, np.int64)
         for item in range(len(source) if self.labelled_by(source) else 0):
             try:
                 tags = self.known_tags(source, item)
             except UserError:  # `check` reports these
                 continue
-            found[words.of(item)] = [number[tag] for tag in tags]
-        return found
+            targets[words.of(item)] = [number[tag] for tag in tags]
+        return targets
 
     def known_tags(self, source: TableSource, item: int) -> list[str]:
         """The tags of a row in the scheme of the head. Raises UserError if a tag is missing or

@@ -37,35 +37,38 @@ def _overlap(
     bleu_first: bool = False,
     stems: bool = False,
 ) -> dict[str, float]:
-    found, wanted = [words(text) for text in predictions], [[words(text)] for text in targets]
-    one, other = found, wanted
+    predicted, wanted = [words(text) for text in predictions], [[words(text)] for text in targets]
+    one, other = predicted, wanted
     if stems:
-        one, other = [stemmed(x) for x in found], [[stemmed(x) for x in each] for each in wanted]
+        one, other = (
+            [stemmed(x) for x in predicted],
+            [[stemmed(x) for x in each] for each in wanted],
+        )
     rouge = {
         "rouge_l": rouge_l(one, other),
         "rouge_1": rouge_n(one, other, 1),
         "rouge_2": rouge_n(one, other, 2),
     }
-    own = {"bleu_4": bleu(found, wanted)}
+    own = {"bleu_4": bleu(predicted, wanted)}
     return own | rouge if bleu_first else rouge | own
 
 
 def _dialogue(predictions: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
-    found, wanted = [words(text) for text in predictions], [[words(text)] for text in targets]
+    predicted, wanted = [words(text) for text in predictions], [[words(text)] for text in targets]
     return {
-        "bleu_1": bleu(found, wanted, 1),
-        "bleu_2": bleu(found, wanted, 2),
-        "distinct_1": distinct(found, 1),
-        "distinct_2": distinct(found, 2),
+        "bleu_1": bleu(predicted, wanted, 1),
+        "bleu_2": bleu(predicted, wanted, 2),
+        "distinct_1": distinct(predicted, 1),
+        "distinct_2": distinct(predicted, 2),
     }
 
 
 def _answers(predictions: Sequence[str], targets: Sequence[str]) -> dict[str, float]:
-    found = squad_v1(
+    scores = squad_v1(
         {str(i): text for i, text in enumerate(predictions)},
         {str(i): [text] for i, text in enumerate(targets)},
     )
-    return {name: found[name] for name in ("f1", "exact")}
+    return {name: scores[name] for name in ("f1", "exact")}
 
 
 _RULES: dict[str, Callable[[Sequence[str], Sequence[str]], dict[str, float]]] = {

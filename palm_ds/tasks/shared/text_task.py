@@ -205,17 +205,17 @@ class ClassesTask(TextTask):
         if self.labels:
             return self
         source.need(self.label_column, self.where)
-        found = sorted(self.names_in(source), key=_order)
-        if not found:
+        names = sorted(self.names_in(source), key=_order)
+        if not names:
             raise UserError(
                 f"{self.where}: {source.name} has no label in column {self.label_column!r}"
             )
-        if len(found) > MOST_LABELS:
+        if len(names) > MOST_LABELS:
             raise UserError(
-                f"{self.where}: {len(found)} different labels in column {self.label_column!r} of "
+                f"{self.where}: {len(names)} different labels in column {self.label_column!r} of "
                 f"{source.name}; is this the right column? If so, list them in `labels`"
             )
-        return replace(self, labels=tuple(found))
+        return replace(self, labels=tuple(names))
 
     def with_head_of(self, origin: Task) -> Task:
         """With the labels of the task that owns the shared head."""
@@ -241,8 +241,8 @@ class ClassesTask(TextTask):
     ) -> LabelledTask:
         """With all labels in the rows and predictions appended to its own."""
         source.need(self.label_column, self.where)
-        found = set().union(*map(self.names_predicted, predictions.values()))
-        others = (self.names_in(source) | found) - set(self.labels)
+        names = set().union(*map(self.names_predicted, predictions.values()))
+        others = (self.names_in(source) | names) - set(self.labels)
         return replace(self, labels=(*self.labels, *sorted(others, key=_order)))
 
     def describe_labels(self, source: TableSource) -> str:

@@ -34,25 +34,25 @@ def windows(words: TokenizedWords, most: int, overlap: int) -> np.ndarray:
 
     Windows have at most `most` tokens, contain the first token of every word, start at a word, and
     overlap by about `overlap` tokens. The last window of a row is as long as possible."""
-    found = []
+    places = []
     for row, length in enumerate(words.tokens.lengths):
         if length <= most:
-            found.append((row, 0, int(length)))
+            places.append((row, 0, int(length)))
         else:
             firsts = words.firsts[words.of(row)] - words.tokens.starts[row]
-            found += [(row, *place) for place in _cut(firsts, int(length), most, overlap)]
-    return np.array(found, np.int64).reshape(-1, 3)
+            places += [(row, *place) for place in _cut(firsts, int(length), most, overlap)]
+    return np.array(places, np.int64).reshape(-1, 3)
 
 
 def _cut(firsts: np.ndarray, length: int, most: int, overlap: int) -> list[tuple[int, int]]:
-    found = [(0, most)]
-    while found[-1][1] < length and firsts[-1] > found[-1][0]:
-        before, stop = found[-1]
+    cuts = [(0, most)]
+    while cuts[-1][1] < length and firsts[-1] > cuts[-1][0]:
+        before, stop = cuts[-1]
         start = _word_at(firsts, max(stop - overlap, before + 1))
         if start + most > length:  # it would be short: start earlier
             start = _word_at(firsts, max(length - most, before + 1))
-        found.append((start, min(start + most, length)))
-    return found
+        cuts.append((start, min(start + most, length)))
+    return cuts
 
 
 def _word_at(firsts: np.ndarray, place: int) -> int:

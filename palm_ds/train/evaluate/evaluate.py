@@ -86,21 +86,21 @@ def global_batch_losses(
     every = sorted(
         (each for part in processes.gather(own) for each in part), key=lambda each: each[:3]
     )
-    found = {}
+    by_task = {}
     for task, loss in losses.items():
         examples = [each for each in every if each.task == task]
         blocks = [examples[i : i + BLOCK] for i in range(0, len(examples), BLOCK)]
         totals = [_block(loss, block) for block in blocks]
         if totals:
-            found[task] = LossTotals(*map(sum, zip(*totals, strict=True)))
-    return found
+            by_task[task] = LossTotals(*map(sum, zip(*totals, strict=True)))
+    return by_task
 
 
 def _block(loss: GlobalBatchLoss, examples: Sequence[ExampleVectors]) -> LossTotals:
-    counts = torch.tensor([len(each.vectors) for each in examples])
+    counts = torch.tensor([len(example.vectors) for example in examples])
     losses, correct = loss.step_losses(
-        torch.from_numpy(np.concatenate([each.vectors for each in examples])),
-        torch.from_numpy(np.concatenate([each.targets for each in examples])),
+        torch.from_numpy(np.concatenate([example.vectors for example in examples])),
+        torch.from_numpy(np.concatenate([example.targets for example in examples])),
         torch.arange(len(examples)).repeat_interleave(counts),
     )
     return LossTotals(len(losses), float(losses.sum()), float(correct.sum()))
@@ -111,15 +111,15 @@ def generation_eval(
 ) -> dict[str, tuple[int, dict[int, dict[str, Any]]]]:
     """{task: (dataset, {row: prediction})} of the first dataset of each task that writes texts.
     Collective: all processes get the same."""
-    found: dict[str, tuple[int, dict[int, dict[str, Any]]]] = {}
+    generated: dict[str, tuple[int, dict[int, dict[str, Any]]]] = {}
     for number, dataset in enumerate(datasets):
-        for each in dataset.tasks:
-            task = tasks[each.name]
-            if not isinstance(task, TextGenerator) or each.name in found:
+        for member in dataset.tasks:
+            task = tasks[member.name]
+            if not isinstance(task, TextGenerator) or member.name in generated:
                 continue
             if rows := min(task.evaluate_rows, len(dataset.source)):
-                found[each.name] = number, _written(engine, dataset, task, rows)
-    return found
+                generated[member.name] = number, _written(engine, dataset, task, rows)
+    return generated
 
 
 def _written(
@@ -333,14 +333,16 @@ def evaluate_sets(
     engine: Engine, data: HeldOutSet, tasks: Mapping[str, Task], own: OwnMetrics = _NONE
 ) -> dict[str, TaskScore]:
     """{"task (set)": score} on every further evaluation set and the minimal pairs. Collective."""
-    found = {
+    evaluations = {
         set_title(task, name): score
         for name, rows in data.sets.items()
         for task, score in evaluate(engine, rows, tasks, own).items()
     }
     if data.pairs:
-        found[set_title(data.pairs.task, _PAIRS)] = _pair_score(engine, data.pairs, data.length)
-    return found
+        evaluations[set_title(data.pairs.task, _PAIRS)] = _pair_score(
+            engine, data.pairs, data.length
+        )
+    return evaluations
 
 
 def _pair_score(engine: Engine, pairs: PairSet, length: int) -> TaskScore:
@@ -353,15 +355,15 @@ def _pair_score(engine: Engine, pairs: PairSet, length: int) -> TaskScore:
         rank=engine.rank,
         world=engine.world,
     )
-    found = pairs.scores(np.sum(engine.processes.gather(own), axis=0))
-    paradigms = [[name, *each] for name, each in found.paradigms.items()]
+    pair_scores = pairs.scores(np.sum(engine.processes.gather(own), axis=0))
+    paradigms = [[name, *each] for name, each in pair_scores.paradigms.items()]
     return TaskScore(
-        count=found.pairs,
-        loss=found.loss,
-        accuracy=found.mean,
+        count=pair_scores.pairs,
+        loss=pair_scores.loss,
+        accuracy=pair_scores.mean,
         baseline_loss=math.nan,  # a text always counts
         baseline_accuracy=0.5,
-        metrics={"accuracy": found.mean},
+        metrics={"accuracy": pair_scores.mean},
         tables={"paradigms": [["paradigm", "pairs", "accuracy"], *paradigms]},
     )
 

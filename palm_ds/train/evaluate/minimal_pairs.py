@@ -61,16 +61,16 @@ class PairScores:
     @property
     def mean(self) -> float:
         """The mean accuracy over paradigms."""
-        return float(np.mean([each.accuracy for each in self.paradigms.values()]))
+        return float(np.mean([paradigm.accuracy for paradigm in self.paradigms.values()]))
 
     @property
     def pairs(self) -> int:
         """The number of pairs."""
-        return sum(each.pairs for each in self.paradigms.values())
+        return sum(paradigm.pairs for paradigm in self.paradigms.values())
 
     def record(self) -> dict[str, Any]:
         """As JSON values."""
-        paradigms = {name: each._asdict() for name, each in self.paradigms.items()}
+        paradigms = {name: paradigm._asdict() for name, paradigm in self.paradigms.items()}
         return {"mean": self.mean, "pairs": self.pairs, "paradigms": paradigms}
 
 
@@ -121,14 +121,14 @@ class PairSet:
         """(inputs,) losses of this process's share of the inputs, 0 of the others: `rows` packed
         rows of `length` tokens in each call of `logits`, of which all processes make equally many.
         `done` gets the number of inputs so far, and of all."""
-        found, count = np.zeros(len(self._inputs[0])), 0
+        sums, count = np.zeros(len(self._inputs[0])), 0
         for numbers, batch in self._batches(length, rows, rank, world):
             scores = logits(batch)
             if numbers and scores is not None:
-                found[numbers] = _means(scores, batch.labels[self.task][1], self._labels(numbers))
+                sums[numbers] = _means(scores, batch.labels[self.task][1], self._labels(numbers))
             count += len(numbers)
-            done(count, len(found))
-        return found
+            done(count, len(sums))
+        return sums
 
     def scores(self, losses: np.ndarray) -> PairScores:
         """The accuracies, given the (inputs,) losses of all processes."""
@@ -197,7 +197,7 @@ def pair_set(
     included."""
     numbers: dict[bytes, int] = {}
     sentences: list[np.ndarray] = []
-    found: dict[str, np.ndarray] = {}
+    scores: dict[str, np.ndarray] = {}
     room = most - tokenizer.vocabulary.around(1)
     for paradigm in paradigms:
         texts = [text for pair in paradigm.pairs for text in (pair.good, pair.bad)]
@@ -208,11 +208,11 @@ def pair_set(
             if number == len(sentences):
                 sentences.append(ids)
             own.append(number)
-        found[paradigm.name] = np.array(own).reshape(-1, 2)
+        scores[paradigm.name] = np.array(own).reshape(-1, 2)
     return PairSet(
         task=task,
         task_id=task_id,
-        paradigms=found,
+        paradigms=scores,
         sentences=sentences,
         vocabulary=tokenizer.vocabulary,
         score=score,

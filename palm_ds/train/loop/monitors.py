@@ -162,9 +162,9 @@ class LabelWatch:
             self._whole[task] = self._whole.get(task, 0.0) + share
         last = at.step + 1 == self.curriculum.steps
         waiting = [task for task in self.steps if task not in self._settled]
-        found = [task for task in waiting if last or self._whole[task] > FIRST_STEPS - 0.5]
-        self._settled |= set(found)
-        return found
+        silent = [task for task in waiting if last or self._whole[task] > FIRST_STEPS - 0.5]
+        self._settled |= set(silent)
+        return silent
 
     def describe(self, task: str) -> str:
         """The line of the log about a task that `add` returned."""

@@ -166,8 +166,8 @@ def table(ops: Sequence[TracedOp], steps: int) -> list[str]:
     total = sum(times.values()) or 1.0
     lines = [f"{'share':>7}{'GPU' if kernels else 'CPU':>7} ms/step{'calls/step':>12}  operation"]
     for key in sorted(times, key=lambda key: -times[key])[:_ROWS]:
-        share, each = 100 * times[key] / total, times[key] / 1000 / steps
-        lines.append(f"{share:6.1f}%{each:15.3f}{count[key] / steps:12.1f}  {key[:_NAME]}")
+        share, milliseconds = 100 * times[key] / total, times[key] / 1000 / steps
+        lines.append(f"{share:6.1f}%{milliseconds:15.3f}{count[key] / steps:12.1f}  {key[:_NAME]}")
     return lines
 
 

@@ -147,11 +147,11 @@ class Recovery:
         if attempt > limit:
             self._stop(trouble, step, f"gives up after {limit} rollbacks in a row")
             return False
-        found = self._restore_good(trouble, step)
-        if found is None:
+        good_state = self._restore_good(trouble, step)
+        if good_state is None:
             self._stop(trouble, step, "there is no good checkpoint from before it to return to")
             return False
-        restored = found["step"]
+        restored = good_state["step"]
         before.add(step, restored, in_a_row=in_a_row)
         self._rollbacks = before  # not those of the checkpoint
         first, last = restored + 1, step + 1

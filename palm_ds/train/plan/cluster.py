@@ -50,15 +50,15 @@ def parse_clusters(text: str) -> list[Cluster]:
     values: dict[str, float] = {}
     gpus: re.Match[str] | None = None
     for part in filter(None, (part.strip() for part in re.split(r",(?!\d{3})", text))):
-        if found := _GPUS.fullmatch(part):
-            gpus = found
-        elif found := _PER_HOST.fullmatch(part):
-            values["per_host"] = int(found["number"])
-        elif found := _NETWORK.fullmatch(part):
-            values["network"] = float(found["number"]) * 1e9 / 8
-            values["per_gpu"] = (found["each"] or "host").lower() == "gpu"
-        elif found := _SHARE.fullmatch(part):
-            values["efficiency"] = float(found["number"]) / 100
+        if match := _GPUS.fullmatch(part):
+            gpus = match
+        elif match := _PER_HOST.fullmatch(part):
+            values["per_host"] = int(match["number"])
+        elif match := _NETWORK.fullmatch(part):
+            values["network"] = float(match["number"]) * 1e9 / 8
+            values["per_gpu"] = (match["each"] or "host").lower() == "gpu"
+        elif match := _SHARE.fullmatch(part):
+            values["efficiency"] = float(match["number"]) / 100
         else:
             raise _wrong(f'cannot read "{part}"')
     if gpus is None:

@@ -84,14 +84,14 @@ class StepWork:
 
 def size_of(model: Model) -> ModelSize:
     layers = [sum(p.numel() for p in layer.parameters()) for layer in model.backbone.layers]
-    each = [parameter.numel() for parameter in model.parameters()]
+    sizes = [parameter.numel() for parameter in model.parameters()]
     return ModelSize(
         config=model.backbone.config,
-        parameters=sum(each),
+        parameters=sum(sizes),
         trained=sum(
             parameter.numel() for parameter in model.parameters() if parameter.requires_grad
         ),
-        largest=max(each),
+        largest=max(sizes),
         largest_layer=max(layers, default=0),
         generator=next((x.encoder.config for x in model.generators.values()), None),
     )

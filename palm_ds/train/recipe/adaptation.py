@@ -112,8 +112,8 @@ def _tasks(encoder: EncoderConfig, corpora: list[Corpus]) -> Mapping[str, dict[s
     and the encoder have what these need."""
     from palm_ds.model.encoder.encoder import encoder_class
 
-    found = [unit for unit in COUNTED_ANNOTATIONS if all(_has(unit, each) for each in corpora)]
-    masking: dict[str, Any] = {"source": "text", "units": found or ["token"]}
+    units = [unit for unit in COUNTED_ANNOTATIONS if all(_has(unit, each) for each in corpora)]
+    masking: dict[str, Any] = {"source": "text", "units": units or ["token"]}
     if encoder.kind == "modernbert":
         masking["rate"] = _MODERN_RATE
     tasks = {"knowledge_masking": masking}
@@ -129,8 +129,8 @@ def _shares(tasks: Sequence[str], steps: int) -> dict[str, int]:
     """Steps of each task group. Each task over sentences, with masks in its texts, has a quarter:
     those texts are of the same domain, so every step teaches its words."""
     masking, *pairs = tasks
-    each = steps // 4
-    groups = {f"{pair} + {masking}": each for pair in pairs if each}
+    quarter = steps // 4
+    groups = {f"{pair} + {masking}": quarter for pair in pairs if quarter}
     return {masking: steps - sum(groups.values()), **groups}
 
 

@@ -64,9 +64,9 @@ class TaskChecks:
             raise UserError(
                 f"tasks.{name}.head_lr: its head belongs to tasks.{task.share}; set it there"
             )
-        if (found := self.sources[task.source].reads) != task.reads:
+        if (reads := self.sources[task.source].reads) != task.reads:
             raise UserError(
-                f"tasks.{name}: reads a {task.reads}, but sources.{task.source} is a {found}"
+                f"tasks.{name}: reads a {task.reads}, but sources.{task.source} is a {reads}"
             )
 
     def check_blends(self) -> None:
@@ -147,7 +147,7 @@ class TaskChecks:
 
     def _check_weighted(self, task_group: str) -> None:
         """A task group learns something."""
-        if not self.taught and not any(self.tasks[x].weight for x in tasks_of(task_group)):
+        if not self.taught and not any(self.tasks[task].weight for task in tasks_of(task_group)):
             raise UserError(
                 f"stages: {task_group!r} would train nothing: the `weight` of its tasks is 0; "
                 "raise it, or remove the task group"

@@ -34,8 +34,8 @@ def import_metrics(names: Mapping[str, Sequence[str]], tasks: Mapping[str, Task]
         if not isinstance(tasks[name], TextTask):
             raise UserError(f"evaluate.metrics: {name!r} has no predictions to score")
     imported = {
-        task: [import_function(name, f"evaluate.metrics.{task}") for name in found]
-        for task, found in names.items()
+        task: [import_function(name, f"evaluate.metrics.{task}") for name in functions]
+        for task, functions in names.items()
     }
     for metric in chain.from_iterable(imported.values()):
         check_metric(metric)
@@ -54,11 +54,11 @@ def own_scores(
     assert isinstance(task, TextTask)  # checked on import
     labels = task.true_labels(source)
     rows = [row for row in predictions if predictions[row] and labels[row] is not None]
-    found: dict[str, float] = {}
+    scores: dict[str, float] = {}
     for metric in metrics if rows else ():
         made, right = [predictions[row] for row in rows], [labels[row] for row in rows]
-        found |= _named(metric, _value(metric, made, right, task.prediction_key))
-    return found
+        scores |= _named(metric, _value(metric, made, right, task.prediction_key))
+    return scores
 
 
 def check_metric(metric: Callable[..., Any]) -> None:

@@ -61,8 +61,8 @@ class StagePlan:
     @cached_property
     def sizes(self) -> tuple[StepSize, ...]:
         """The size of the steps of each stage; without rows if `batch` is in examples."""
-        found = [own.step_size(self.length, self.batch) for own in self.settings]
-        return tuple(size or self.usual_size for size in found)
+        sizes = [own.step_size(self.length, self.batch) for own in self.settings]
+        return tuple(size or self.usual_size for size in sizes)
 
     @cached_property
     def tokens(self) -> list[int]:

@@ -45,8 +45,8 @@ class BatchGrowth:
             raise UserError(f"batch.over: {self.over!r} is not like `1_000_000 tokens`")
         sizes = range(start, end, start)
         tokens = int(self.over.split()[0].replace("_", ""))
-        each = max(round(tokens / (length * sum([*sizes, end]))), 1)
-        return StepSize(length, end, tuple(sizes), each)
+        rows_each = max(round(tokens / (length * sum([*sizes, end]))), 1)
+        return StepSize(length, end, tuple(sizes), rows_each)
 
 
 def _rows(text: str, length: int) -> int:

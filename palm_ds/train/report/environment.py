@@ -49,7 +49,7 @@ def environment() -> dict[str, Any]:
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
     """The versions of those packages that are installed."""
-    return {name: found for name in names if (found := _version(name))}
+    return {name: version for name in names if (version := _version(name))}
 
 
 def _cpu_name() -> str:

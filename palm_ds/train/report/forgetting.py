@@ -124,8 +124,8 @@ def _line(ends: Sequence[StageEnd], measure: Measure, task: str) -> Line:
 
 
 def _number(value: object) -> float | None:
-    found = nan_to_null(value)
-    return float(found) if isinstance(found, (int, float)) else None
+    number = nan_to_null(value)
+    return float(number) if isinstance(number, (int, float)) else None
 
 
 # Cells -----------------------------------------------------------------------------------------

@@ -48,8 +48,8 @@ class Story:
             titles, started = list(record.get("scores") or {}), record.get("started")
             seen += [title for title in titles if started is None or task_of(title) in started]
         order = list(self.recipe.get("tasks") or {})
-        found = dict.fromkeys(seen)
-        return [t for t in order if t in found] + [t for t in found if t not in order]
+        names = dict.fromkeys(seen)
+        return [t for t in order if t in names] + [t for t in names if t not in order]
 
 
 def write_report(folder: str | Path) -> Path:
@@ -172,7 +172,7 @@ def _summary(story: Story) -> str:
 def _held_out(story: Story) -> str:
     """The scores of the final weights, with standard errors."""
     last = _last_scores(story)
-    by_metrics = {task: found for task, found in last.items() if found[1].get("metrics")}
+    by_metrics = {task: score for task, score in last.items() if score[1].get("metrics")}
     rows = [_score_row(task, *last[task]) for task in last if task not in by_metrics]
     return "\n".join(
         part for part in (_metric_scores(by_metrics), _loss_scores(rows), _details_of(by_metrics))

@@ -214,13 +214,13 @@ class RunLog:
 
 def _named(record: Mapping[str, Any]) -> dict[str, object]:
     """The numbers of a step's record by name: `loss/TASK`, `run/lr`."""
-    found: dict[str, object] = {}
+    named: dict[str, object] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
-            found |= {f"{name}/{task}": each for task, each in value.items()}
+            named |= {f"{name}/{task}": each for task, each in value.items()}
         elif name not in ("step", "elapsed"):
-            found[f"run/{name}"] = value
-    return found
+            named[f"run/{name}"] = value
+    return named
 
 
 def _console() -> Console:

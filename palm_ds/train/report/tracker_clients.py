@@ -144,8 +144,8 @@ class MlflowTracker:
             self._client.log_batch(self._id, params=params[first : first + 100])
 
     def _experiment(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(name)
-        return found.experiment_id if found else self._client.create_experiment(name)
+        experiment = self._client.get_experiment_by_name(name)
+        return experiment.experiment_id if experiment else self._client.create_experiment(name)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         now = int(time.time() * 1000)
@@ -192,13 +192,13 @@ def _say_nothing(*_values: object, **_how: object) -> None:
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """{dotted key: value}."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping) and value:
-            found |= _flat(value, f"{prefix}{key}.")
+            flat |= _flat(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
 def _mlflow_name(name: str) -> str:

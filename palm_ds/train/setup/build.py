@@ -122,20 +122,20 @@ def _mixed(
     datasets: Sequence[TaskGroupDataset],
 ) -> Mixtures:
     """The mixtures with a stage's own weights, {source: {corpus: weight}}, where it has any."""
-    found = {}
+    mixed = {}
     for task_group, pairs in mixtures.items():
         source = datasets[pairs[0][0]].tasks[0].source
         if weights := own.get(source):
             given = [weights.get(corpus, 0.0) for corpus in recipe.sources[source].weights]
             numbers = [number for number, _ in pairs]
-            found[task_group] = [
+            mixed[task_group] = [
                 (number, weight / sum(given))
                 for number, weight in zip(numbers, given, strict=True)
                 if weight
             ]
         else:
-            found[task_group] = [*pairs]
-    return found
+            mixed[task_group] = [*pairs]
+    return mixed
 
 
 def build_held_out(recipe: Recipe, data: Data) -> HeldOutSet:
@@ -176,15 +176,15 @@ def build_pairs(recipe: Recipe, model: Model, tokenizer: Tokenizer) -> PairSet |
 
 def _evaluation_sets(recipe: Recipe, data: Data) -> dict[str, HeldOutSet]:
     """The rows of each further evaluation set, for tasks whose source has one."""
-    found = {}
+    sets = {}
     for name, side in data.evaluation_sets.items():
         tasks = recipe.built_tasks
         task_groups = [
             b for b in recipe.curriculum.task_groups if tasks[tasks_of(b)[0]].source in side
         ]
         datasets, _ = datasets_of(recipe, task_groups, side, seed=0, fixed=True)
-        found[name] = held_out_set(datasets, 0, recipe.length, data.vocabulary.pad)
-    return found
+        sets[name] = held_out_set(datasets, 0, recipe.length, data.vocabulary.pad)
+    return sets
 
 
 def _check_held_out(recipe: Recipe, data: Data, dataset: TaskGroupDataset) -> None:
@@ -304,8 +304,8 @@ def default_task(recipe: Recipe, model: Model) -> str:
 def pooling_taken(recipe: Recipe) -> tuple[str, TextPooling] | None:
     """The task that trains vectors of texts, and how texts become them: `export_task` if it does,
     else the last such task. None if no task does."""
-    found = {name: task.text_pooling() for name, task in recipe.built_tasks.items()}
-    trained = {name: pooling for name, pooling in found.items() if pooling is not None}
+    poolings = {name: task.text_pooling() for name, task in recipe.built_tasks.items()}
+    trained = {name: pooling for name, pooling in poolings.items() if pooling is not None}
     if not trained:
         return None
     name = recipe.export_task if recipe.export_task in trained else list(trained)[-1]

@@ -31,7 +31,11 @@ class CorpusCheck:
     def __init__(self, corpora: Mapping[str, Corpus], folder: Path, group: ProcessGroup):
         self._file, self._group = folder / FILE, group
         known = group.gather(_read(self._file))[0]
-        local = {corpus_fingerprint(x): x.folder for x in corpora.values() if _is_local(x)}
+        local = {
+            corpus_fingerprint(corpus): corpus.folder
+            for corpus in corpora.values()
+            if _is_local(corpus)
+        }
         self._new = sorted(local.keys() - set(known))
         self._all = sorted({*known, *local})
         files = [(local[key], name) for key in self._new for name in local[key].manifest.files]
@@ -45,10 +49,10 @@ class CorpusCheck:
         """Raises UserError on all processes if one has found a damaged file. Collective."""
         if self._done:
             return
-        found = self._group.gather((self._problem, self._thread.is_alive()))
-        if problem := next((problem for problem, _ in found if problem), ""):
+        answers = self._group.gather((self._problem, self._thread.is_alive()))
+        if problem := next((problem for problem, _ in answers if problem), ""):
             raise UserError(problem)
-        if not any(running for _, running in found):
+        if not any(running for _, running in answers):
             self._done = True
             if self._group.rank == 0:
                 with suppress(OSError):  # compared again next time

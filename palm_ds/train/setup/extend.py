@@ -120,12 +120,12 @@ def warm_start(
 ) -> WarmStart:
     """Find what `model` takes over from the newest good checkpoint of the run folder `old`.
     Collective. Raises UserError if the two do not fit together."""
-    found = checkpoint.latest_good(old / "checkpoints", group=group, warn=warn)
-    if found is None:
+    newest = checkpoint.latest_good(old / "checkpoints", group=group, warn=warn)
+    if newest is None:
         raise UserError(f"extend: {old}: no checkpoint in {old / 'checkpoints'}; name a run folder")
-    before = signature_in(found)
+    before = signature_in(newest)
     _check(old, before, signature)
-    stored = ShardReader(found.files)
+    stored = ShardReader(newest.files)
     parameters = dict(model.named_parameters())
     if differences_of_tables(parameters) != differences_of_tables(found.parameters):
         raise UserError(
@@ -137,12 +137,12 @@ def warm_start(
     grown = _grown(before["task_ids"], signature.task_ids, parameters, stored)
     kept = {name: p for name, p in parameters.items() if name not in fresh and name not in grown}
     _check_shapes(old, before["shapes"], kept)
-    read = found.state["consumed"]
+    read = newest.state["consumed"]
     return WarmStart(
-        found=found,
+        found=newest,
         grown=grown,
         new=fresh,
-        dropped=tuple(name for name in found.parameters if name not in parameters),
+        dropped=tuple(name for name in newest.parameters if name not in parameters),
         consumed={dataset: read[dataset] for dataset in datasets if dataset in read},
     )
 

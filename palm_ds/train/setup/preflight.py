@@ -94,14 +94,14 @@ def compare_hosts(run: RunSpec, data: Data, processes: Processes) -> None:
     Collective."""
     if processes.world == 1:
         return
-    found = processes.gather(facts_of(run, data))
-    check_same(found)
+    facts = processes.gather(facts_of(run, data))
+    check_same(facts)
     seen = measure.sees_shared_folder(processes, existing_part(run.folder))
-    blind = dict.fromkeys(one.host for one, sees in zip(found, seen, strict=True) if not sees)
+    blind = dict.fromkeys(one.host for one, sees in zip(facts, seen, strict=True) if not sees)
     if blind and seen[0]:  # otherwise rank 0 cannot write there, and says so later
         raise UserError(
             f"run folder {run.folder}: not the same folder on {_named(blind)} as on "
-            f"{found[0].host}; name one on a file system that all hosts share"
+            f"{facts[0].host}; name one on a file system that all hosts share"
         )
 
 
@@ -138,8 +138,8 @@ def _measurements(
 
 
 def _host_line(hosts: Sequence[str]) -> str:
-    each = {host: hosts.count(host) for host in dict.fromkeys(hosts)}
-    return "hosts: " + ", ".join(f"{host} ({number})" for host, number in each.items())
+    counts = {host: hosts.count(host) for host in dict.fromkeys(hosts)}
+    return "hosts: " + ", ".join(f"{host} ({number})" for host, number in counts.items())
 
 
 def _disk_line(run: RunSpec, model: ModelSize) -> str:
@@ -161,10 +161,10 @@ def _memory_line(device: torch.device, plan: MemoryPlan) -> str:
         "DeepSpeed's buffers": plan.buffers,
         "activations": plan.activations + plan.working,
     }
-    each = ", ".join(f"{name} {size / _GB:,.3g}" for name, size in parts.items())
+    listed = ", ".join(f"{name} {size / _GB:,.3g}" for name, size in parts.items())
     return (
         f"memory of a process: about {plan.total / _GB:,.3g} of {memory / _GB:,.3g} GB (predicted: "
-        f"{each})"
+        f"{listed})"
     )
 
 
@@ -181,13 +181,13 @@ def _swap_line(run: RunSpec, values: float) -> str:
 def _checkpoint_line(run: RunSpec, processes: Processes, model: ModelSize) -> str:
     """Whether there is memory for the copies from which checkpoints are written. Collective."""
     size = checkpoint_bytes(run, model)
-    found = processes.gather((host_name(), size // processes.world, free_host_memory()))
+    hosts = processes.gather((host_name(), size // processes.world, free_host_memory()))
     how = "copied to host memory and written while training continues"
     if not run.recipe.save.background:
         how = "written while training waits (save.background: false)"
     elif run.ds_config.swap_path:
         how = "written while training waits: optimizer state is in files"
-    elif problem := short_memory(found):
+    elif problem := short_memory(hosts):
         how = f"written while training waits: {problem}"
     return f"checkpoints: {size / _GB:.3g} GB, {how}"
 
@@ -202,12 +202,12 @@ def _speed_line(hosts: Sequence[str], seconds: Sequence[float]) -> str:
 
 def _clock_lines(hosts: Sequence[str], ahead: Sequence[float]) -> list[str]:
     middle = statistics.median(ahead)
-    off = {host: x - middle for host, x in zip(hosts, ahead, strict=True)}
+    off = {host: offset - middle for host, offset in zip(hosts, ahead, strict=True)}
     return [
-        f"clock: {host} is {abs(x):,.0f} s {'ahead' if x > 0 else 'behind'}; runs do not depend on "
-        "it, but times in logs do"
-        for host, x in off.items()
-        if abs(x) > _CLOCK_SECONDS
+        f"clock: {host} is {abs(offset):,.0f} s {'ahead' if offset > 0 else 'behind'}; runs do not "
+        "depend on it, but times in logs do"
+        for host, offset in off.items()
+        if abs(offset) > _CLOCK_SECONDS
     ]
 
 

@@ -62,8 +62,8 @@ def _with_texts(task: Task, sources: Sequence[TableSource]) -> Task:
         return task
     if type(task).columns_of is not TextTask.columns_of:
         return task
-    found = {task.columns_of(source) for source in sources}
-    return replace(task, texts=found.pop()) if len(found) == 1 else task
+    columns = {task.columns_of(source) for source in sources}
+    return replace(task, texts=columns.pop()) if len(columns) == 1 else task
 
 
 def _default_task_row(recipe: Recipe, data: Data) -> int:

@@ -87,9 +87,9 @@ def find_starting_point(
     """The run's own last good checkpoint, else the run to extend, else `init_from` (whose weights
     are loaded here), else new weights."""
     recipe = run.recipe
-    found = checkpoint.latest_good(run.checkpoints, group=processes, warn=log.warning)
-    if found:
-        return StartingPoint(found=found)
+    newest = checkpoint.latest_good(run.checkpoints, group=processes, warn=log.warning)
+    if newest:
+        return StartingPoint(found=newest)
     if recipe.extend:
         datasets = [dataset.name for dataset in stream.datasets]
         old = Path(recipe.extend)

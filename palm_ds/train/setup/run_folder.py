@@ -74,18 +74,18 @@ def check_folder(run: RunSpec, data: Data) -> list[str]:
     before, now = _stored_recipe(file), _recipe_to_store(run, data)
     prints = before.pop("corpora"), now.pop("corpora")
     both = [name for name in prints[0] if name in prints[1]]  # others differ in the recipe itself
-    found = [f"the contents of {name}" for name in both if prints[0][name] != prints[1][name]]
-    found += differences(before, now)
+    changes = [f"the contents of {name}" for name in both if prints[0][name] != prints[1][name]]
+    changes += differences(before, now)
     unfinished = not saved or saved[0] < run.recipe.curriculum.steps
     allowed = (*NOT_LEARNED, *CHANGEABLE) if unfinished else NOT_LEARNED
-    changed = [line for line in found if not _concerns(line, allowed)]
+    changed = [line for line in changes if not _concerns(line, allowed)]
     if changed:
         more = f" (and {len(changed) - 4} more)" if len(changed) > 4 else ""
         raise UserError(
             f"{run.folder}: holds a run of a different recipe: {'; '.join(changed[:4])}{more}. "
             "Choose another folder, or restore the recipe and its data"
         )
-    return found
+    return changes
 
 
 def _concerns(difference: str, keys: Sequence[str]) -> bool:
@@ -176,10 +176,10 @@ def overview(run: RunSpec, stream: AnyStream, model: Model, world: int) -> str:
     frozen = f", {trained / 1e6:,.2f} M of them trained" if trained < parameters else ""
     micro, accumulation = run.ds_config.micro_batching(stream.rows, world)
     items = ", ".join(f"{dataset.name}: {dataset.num_items:,}" for dataset in stream.datasets)
-    found = dict.fromkeys(dataset.describe() for dataset in stream.datasets)
+    descriptions = dict.fromkeys(dataset.describe() for dataset in stream.datasets)
     return "\n".join(
         [
-            *filter(None, found),
+            *filter(None, descriptions),
             *table_summaries(stream),
             recipe.plan_table(),
             f"model: {parameters / 1e6:,.1f} M parameters{frozen}{_task_ids(recipe)}",
@@ -212,8 +212,8 @@ def _task_ids(recipe: Recipe) -> str:
 def _step_size(recipe: Recipe, stream: AnyStream) -> str:
     if recipe.rows:
         return "; ".join(dict.fromkeys(map(_size_line, recipe.stage_plan.sizes)))
-    each = {recipe.examples_of(task_group) for task_group in stream.curriculum.task_groups}
-    return f"{_range(each)} examples in up to {stream.rows} rows of {recipe.length}"
+    examples = {recipe.examples_of(task_group) for task_group in stream.curriculum.task_groups}
+    return f"{_range(examples)} examples in up to {stream.rows} rows of {recipe.length}"
 
 
 def _size_line(size: StepSize) -> str:

@@ -110,9 +110,9 @@ class _Opening:
             held, _ = split_rows(rows, 0.0, tokenizer, f"{name} (validation)")
         held = self._sampled(name, held)
         self.train[name], self.held_out[name] = [(name, training, 1.0)], [(name, held, 1.0)]
-        for title, each in source.evaluation_sets.items():
+        for title, evaluation in source.evaluation_sets.items():
             place = f"{where}.evaluation_sets.{title}"
-            table = self._table(each.table, each.read or source.read, place)
+            table = self._table(evaluation.table, evaluation.read or source.read, place)
             rows, _ = split_rows(table, 0.0, tokenizer, f"{name} ({title})")
             rows = self._sampled(name, rows)
             self.evaluation_sets.setdefault(title, {})[name] = [(name, rows, 1.0)]
@@ -144,11 +144,11 @@ class _Opening:
 
     def _tokenizer_of_weights(self, name: str) -> Path:
         start = self.recipe.init_from
-        found = self.start().tokenizer if start else None
-        if found is None:
+        tokenizer = self.start().tokenizer if start else None
+        if tokenizer is None:
             why = f"{start} has none" if start else "there is no `init_from`"
             raise UserError(f"sources.{name}.tokenizer: missing, and {why}; name a vocabulary")
-        return found
+        return tokenizer
 
     def _table(self, paths: str | list[str], read: TableSettings, where: str) -> Table:
         """A table, opened once. It is known by its path, which run folders store; if the same path
@@ -216,7 +216,7 @@ def open_teachers(
     try:
         if settings.file:
             return {}, {settings.file: sha256_of_file(_existing(settings.file))[:16]}
-        paths = {name: each.path for name, each in settings.all_models.items()}
+        paths = {name: model.path for name, model in settings.all_models.items()}
         opened = {path: open_model(_existing(path)) for path in dict.fromkeys(paths.values())}
     except UserError as error:
         raise UserError(f"teacher: {error}") from None

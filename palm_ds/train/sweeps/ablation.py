@@ -113,7 +113,7 @@ def variants(ablation: Ablation) -> list[Variant]:
     always = ablation.always
     if always and all(always in tasks_of(task_group) for task_group in budgets):
         raise UserError(f"--always: {always!r} is in every task group of the recipe already")
-    found = []
+    schedules = []
     for name in [*ablation.schedules, *(f"{n}+" for n in ablation.schedules if always)]:
         shape = name.removesuffix("+")
         stages: dict[str, Any] = {shape: list(budgets), "steps": dict(budgets)}
@@ -122,8 +122,8 @@ def variants(ablation: Ablation) -> list[Variant]:
         own = {**values, "stages": stages}
         recipe = make_recipe(own, f"{ablation.recipe}, {name}")
         run = RunSpec(recipe=recipe, ds_config=ablation.ds_config, folder=ablation.out / name)
-        found.append(Variant(name=name, values=own, run=run))
-    return found
+        schedules.append(Variant(name=name, values=own, run=run))
+    return schedules
 
 
 def _mix(base: Recipe) -> str:
@@ -192,8 +192,10 @@ def _facts(variant: Variant) -> dict[str, Any]:
 def table(scores: Mapping[str, Mapping[str, Score]]) -> str:
     """{schedule: {task: its held-out score}} as a Markdown table, one column per schedule."""
     rows = [["task", "held out", *scores]]
-    for task in dict.fromkeys(task for each in scores.values() for task in each):
-        of_task = [each.get(task) for each in scores.values()]
+    for task in dict.fromkeys(
+        task for variant_scores in scores.values() for task in variant_scores
+    ):
+        of_task = [variant_scores.get(task) for variant_scores in scores.values()]
         for number, (what, form) in enumerate(_lines(of_task).items()):
             cells = ["-" if score is None else form(score) for score in of_task]
             rows.append(["" if number else task, what, *cells])
@@ -229,7 +231,7 @@ def _accuracy(score: Score) -> str:
 
 
 def _above(score: Score) -> str:
-    accuracy, baseline, error = (score[x] for x in _COMPARED)
+    accuracy, baseline, error = (score[key] for key in _COMPARED)
     if accuracy is None or baseline is None or error is None:
         return "-"
     return f"{100 * (accuracy - baseline):+.1f} ± {100 * error:.1f}"

@@ -180,7 +180,7 @@ class Search:
         """Run trials until there are enough, one at a time in each slot, with the environment of
         the slot. If interrupted, waits until the runs have saved."""
         states = self._optuna.trial.TrialState
-        todo = [self.trial(x) for x in self.trials() if x.state == states.RUNNING]
+        todo = [self.trial(t) for t in self.trials() if t.state == states.RUNNING]
         done = len(self.trials()) - len(todo)
         if done:
             log.info("%d of %d trials are done", done, self.space.sweep.trials)
@@ -196,7 +196,7 @@ class Search:
                     time.sleep(0.1)
                     for each in running:
                         self._read_evaluations(each)
-                    for each in [x for x in running if x.child.poll() is not None]:
+                    for each in [t for t in running if t.child.poll() is not None]:
                         running.remove(each)
                         free.append(each.slot)
                         in_a_row = in_a_row + 1 if self._ended(each) else 0
@@ -305,8 +305,8 @@ def final_value(metrics: Metrics, space: SearchSpace) -> float | None:
     if not any(event["event"] == "end" for event in metrics.events):
         return None
     best = [event["step"] for event in metrics.events if event["event"] == "best"]
-    found = [e["scores"] for e in metrics.evaluations if not best or e["step"] == best[-1]]
-    return value_of(found[-1], space) if found else None
+    scores = [e["scores"] for e in metrics.evaluations if not best or e["step"] == best[-1]]
+    return value_of(scores[-1], space) if scores else None
 
 
 def value_of(scores: Mapping[str, Mapping[str, Any]], space: SearchSpace) -> float:

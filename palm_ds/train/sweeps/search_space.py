@@ -140,8 +140,8 @@ def search_space(sweep: Sweep, where: str) -> SearchSpace:
     values = read_values(sweep.recipe, sweep.overrides)
     try:
         parameters = {key: _parameter(key, given) for key, given in sweep.space.items()}
-        start = {key: each.extremes[0] for key, each in parameters.items()}
-        found = SearchSpace(
+        start = {key: parameter.extremes[0] for key, parameter in parameters.items()}
+        space = SearchSpace(
             sweep=sweep,
             values=values,
             recipe=_checked(values, start),
@@ -149,7 +149,7 @@ def search_space(sweep: Sweep, where: str) -> SearchSpace:
         )
         for key, value in _corners(parameters):
             _checked(values, {**start, key: value}, key)
-        return _with_metric(found)
+        return _with_metric(space)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
 

@@ -156,8 +156,8 @@ class SuiteRun:
         if not any(event["event"] == "end" for event in metrics.events):
             return None
         best = [event["step"] for event in metrics.events if event["event"] == "best"]
-        found = [e["scores"] for e in metrics.evaluations if not best or e["step"] == best[-1]]
-        return {task: _numbers(score) for task, score in found[-1].items()} if found else None
+        scores = [e["scores"] for e in metrics.evaluations if not best or e["step"] == best[-1]]
+        return {task: _numbers(score) for task, score in scores[-1].items()} if scores else None
 
 
 def _numbers(score: Mapping[str, Any]) -> dict[str, float]:
@@ -200,25 +200,25 @@ def _folders(suite: Suite) -> dict[str, Path]:
     top = Path(suite.data)
     if not top.is_dir():
         raise UserError(f"data: {top} is not a folder")
-    found = {each.name: each for each in sorted(top.iterdir()) if each.is_dir()}
-    found = {name: each for name, each in found.items() if any(each.glob("train*.*"))}
-    if not found:
+    folders = {folder.name: folder for folder in sorted(top.iterdir()) if folder.is_dir()}
+    folders = {name: folder for name, folder in folders.items() if any(folder.glob("train*.*"))}
+    if not folders:
         raise UserError(f"data: no folder in {top} has a file train.*")
-    return found
+    return folders
 
 
 def suite_runs(suite: Suite, out: Path) -> list[SuiteRun]:
     """All runs of a suite. Raises UserError if a recipe is wrong or `out` holds runs of other
     recipes."""
-    found = []
+    runs = []
     for name, values in _recipes(suite):
         for seed in suite.seed_list:
             own = {**copy.deepcopy(values), "seed": seed}
             make_recipe(own, f"{name}, seed {seed}")
             member = SuiteRun(name=name, seed=seed, values=own, folder=out / name / f"seed_{seed}")
             _check_same(member)
-            found.append(member)
-    return found
+            runs.append(member)
+    return runs
 
 
 def _check_same(member: SuiteRun) -> None:
@@ -291,8 +291,8 @@ def _filled(
 
 def _file(folder: Path, patterns: Sequence[str], what: str) -> str:
     for pattern in filter(None, patterns):
-        if found := sorted(folder.glob(pattern)):
-            return str(found[0])
+        if files := sorted(folder.glob(pattern)):
+            return str(files[0])
     tried = " or ".join(filter(None, patterns))
     raise UserError(f"{folder}: no file {tried}; name it under `sets`: {what}: PATTERN")
 
@@ -329,13 +329,13 @@ def run_all(
                     member = running[-1].member
                     log.info("== %s: in %s", member.title, member.folder)
                 time.sleep(0.1)
-                for each in [each for each in running if each.child.poll() is not None]:
-                    running.remove(each)
-                    free.append(each.slot)
-                    if why := _ended(each):
-                        failed[each.member.title] = why
+                for attempt in [attempt for attempt in running if attempt.child.poll() is not None]:
+                    running.remove(attempt)
+                    free.append(attempt.slot)
+                    if why := _ended(attempt):
+                        failed[attempt.member.title] = why
         except KeyboardInterrupt:
-            interrupt_all([each.child for each in running])
+            interrupt_all([attempt.child for attempt in running])
             raise
     return failed
 

@@ -48,13 +48,13 @@ def _record(of_set: Sequence[SuiteRun], failed: Mapping[str, str]) -> dict[str, 
     for seed, scores in done.items():
         for task, values in scores.items():
             for metric, value in values.items():
-                each = tasks.setdefault(task, {}).setdefault(metric, {"values": {}})
-                each["values"][str(seed)] = value
+                entry = tasks.setdefault(task, {}).setdefault(metric, {"values": {}})
+                entry["values"][str(seed)] = value
     for metrics in tasks.values():
-        for each in metrics.values():
-            values = list(each["values"].values())
-            each["median"] = statistics.median(values)
-            each |= {"lowest": min(values), "highest": max(values), "n": len(values)}
+        for entry in metrics.values():
+            values = list(entry["values"].values())
+            entry["median"] = statistics.median(values)
+            entry |= {"lowest": min(values), "highest": max(values), "n": len(values)}
     missing = [m.seed for m in of_set if m.seed not in done]
     return {
         "runs": len(of_set),
@@ -84,8 +84,8 @@ def average(record: Mapping[str, Any]) -> float | None:
 def markdown_table(record: Mapping[str, Any]) -> str:
     """A Markdown table with one line per metric of each data set, each metric in its own unit."""
     rows = [["data set", "metric", "median", "lowest - highest", "n"]]
-    for name, each in record.items():
-        rows += _rows(name, each)
+    for name, entry in record.items():
+        rows += _rows(name, entry)
     if len(record) > 1:
         mean = average(record)
         rows.append(["average", "", "-" if mean is None else f"{100 * mean:.2f}", "", ""])

@@ -63,12 +63,12 @@ def teachers_of_scores(
     plan: DistillationPlan, run: RunSpec, data: Data, processes: Processes
 ) -> Teachers:
     """The teachers whose scores are stored: of the vocabulary the best tokens alone."""
-    found = _teachers(plan, run, data, processes, WantedStates())
+    teachers = _teachers(plan, run, data, processes, WantedStates())
     if plan.settings and not plan.settings.shard:
         dtype = DTYPES[plan.settings.precision or run.ds_config.precision]
-        for teacher in found.teachers:
+        for teacher in teachers.teachers:
             prepare_to_predict(teacher.model, processes.device, dtype)
-    return replace(found, top_k=found.top_k or min(_STORED, found.vocabulary))
+    return replace(teachers, top_k=teachers.top_k or min(_STORED, teachers.vocabulary))
 
 
 def _teachers(

@@ -99,18 +99,18 @@ class DistillationPlan:
         """For the start of a run."""
         if self.settings is None:
             return []
-        found = [
+        lines = [
             f"teacher: {folder.contents.path}, {folder.contents.config.num_layers} layers of "
             f"{folder.contents.config.hidden_size}"
             + (f"; teaches {', '.join(folder.head_of)}" if folder.head_of else "")
             for folder in self.folders
         ]
-        found += [f"teacher: {note}" for each in self.folders for note in each.contents.all_notes]
+        lines += [f"teacher: {note}" for each in self.folders for note in each.contents.all_notes]
         if self.stored:
-            found.append(f"teacher: {self.stored.line}; teaches {', '.join(self.soft_tasks)}")
+            lines.append(f"teacher: {self.stored.line}; teaches {', '.join(self.soft_tasks)}")
         weights = (self.weights | self.settings.weights).items()
         weights = ", ".join(f"{name} {weight:g}" for name, weight in weights)
-        return [*found, f"teacher: weights: {weights}"]
+        return [*lines, f"teacher: weights: {weights}"]
 
 
 def resolve_teachers(recipe: Recipe, data: Data) -> DistillationPlan:
@@ -124,7 +124,8 @@ def resolve_teachers(recipe: Recipe, data: Data) -> DistillationPlan:
         stored = open_scores(Path(settings.file), recipe, data, wanted)
         return DistillationPlan(settings=settings, stored=stored, soft_tasks=stored.tasks)
     folders = [
-        _folder(name, each, recipe, data, wanted) for name, each in settings.all_models.items()
+        _folder(name, teacher, recipe, data, wanted)
+        for name, teacher in settings.all_models.items()
     ]
     taught = {task for folder in folders for task in folder.head_of}
     _check_taught(settings, wanted, taught, folders)
@@ -136,8 +137,8 @@ def _wanted_tasks(recipe: Recipe, settings: TeacherSettings) -> Collection[str]:
     """The tasks to teach, as far as a teacher can."""
     tasks, soft = recipe.built_tasks, settings.soft_labels
     named = [*(soft.tasks if soft else ()), *settings.heads]
-    for each in settings.models.values():
-        named += [*each.tasks, *each.heads]
+    for teacher in settings.models.values():
+        named += [*teacher.tasks, *teacher.heads]
     for name in named:
         if name not in tasks:
             raise UserError(f"teacher: no task {name!r}{suggest(name, tasks)}")
@@ -165,9 +166,9 @@ def _folder(
     heads = {}
     for task in wanted if not settings.tasks else [x for x in settings.tasks if x in wanted]:
         with torch.device("meta"):
-            found = _head_for(recipe.built_tasks[task], encoder, contents, settings, recipe)
-        if found:
-            heads[task] = found
+            head = _head_for(recipe.built_tasks[task], encoder, contents, settings, recipe)
+        if head:
+            heads[task] = head
         elif settings.tasks:
             raise UserError(_no_head(task, contents, name))
     return TeacherFolder(name=name, settings=settings, contents=contents, head_of=heads)

@@ -147,16 +147,16 @@ class StoredScores:
             name = soft_name(task)
             if name not in labels:
                 continue
-            found = scores.of(entries, len(labels[name][0]))
-            if found is None:
+            soft = scores.of(entries, len(labels[name][0]))
+            if soft is None:
                 raise UserError(
                     f"{self.path}: has other masked tokens for step {step + 1} than this run; "
                     "write it again with `palm-ds teach` and this recipe"
                 )
-            if isinstance(found, torch.Tensor):
-                labels[name] = labels[name][0], found.to(batch.input_ids.device)
+            if isinstance(soft, torch.Tensor):
+                labels[name] = labels[name][0], soft.to(batch.input_ids.device)
             else:
-                words[task] = found.to(batch.input_ids.device)
+                words[task] = soft.to(batch.input_ids.device)
         return replace(batch, labels=labels, teacher=TeacherOutputs(words=words))
 
 

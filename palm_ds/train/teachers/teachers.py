@@ -47,16 +47,16 @@ class Teacher:
         """Its states, and its scores at the soft labels of its tasks; of a task without labels
         those of a dummy. All processes that share its weights call it."""
         model, tasks = self.model, list(self.model.head_of)
-        found: dict[str, Scores] = {}
+        scores: dict[str, Scores] = {}
         with recorded(model.backbone, model.recorded_states) as states:
             for task, rows, labels in model.head_rows(self._own(batch), tasks):
                 head = model.heads[model.head_of[task]]
                 with self.whole(head):
                     words = isinstance(head, MaskedLMHead)
-                    found[task] = (
+                    scores[task] = (
                         word_scores(head, rows) if words else scores_of(head, rows, labels.groups)
                     )
-        return states, found
+        return states, scores
 
     def _own(self, batch: Batch) -> Batch:
         """The batch as this model reads it, the positions of soft labels as those of its tasks."""
@@ -73,10 +73,10 @@ class Teacher:
         )
 
     def _task_ids(self, ids: torch.Tensor) -> torch.Tensor:
-        found = torch.zeros_like(ids)
+        numbers = torch.zeros_like(ids)
         for student, own in (self.task_rows or {}).items():
-            found.masked_fill_(ids == student, own)
-        return found
+            numbers.masked_fill_(ids == student, own)
+        return numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,13 +115,15 @@ class Teachers:
         self, parts: Sequence[tuple[float, Scores]], device: torch.device
     ) -> VocabularyScores:
         total = sum(weight for weight, _ in parts)
-        each = [(w / total, x) for w, x in parts if not isinstance(x, torch.Tensor)]
-        mean = each[0][1] if len(each) == 1 else MeanScores(each)
+        weighted = [(w / total, x) for w, x in parts if not isinstance(x, torch.Tensor)]
+        mean = weighted[0][1] if len(weighted) == 1 else MeanScores(weighted)
         return top_scores(mean, self.top_k, self.vocabulary, device) if self.top_k else mean
 
 
 def _mean(parts: Sequence[tuple[float, Scores]]) -> torch.Tensor:
     """The weighted mean of scores (n, any), fp32."""
     total = sum(weight for weight, _ in parts)
-    each = [values.float() * (w / total) for w, values in parts if isinstance(values, torch.Tensor)]
-    return torch.stack(each).sum(0)
+    weighted = [
+        values.float() * (w / total) for w, values in parts if isinstance(values, torch.Tensor)
+    ]
+    return torch.stack(weighted).sum(0)

@@ -98,16 +98,16 @@ def convert(
     if options.verify and "eps" in opening:
         note = _change_by_eps(contents, tokenizer, options, opening)
         contents = replace(contents, notes=(*contents.notes, *note))
-    found: list[ParityReport] = []
+    reports: list[ParityReport] = []
 
     def write(part: Path) -> None:
         _write(contents, plan, part, tokenizer)
         if options.verify:
-            found.append(_verify(contents, plan, part, tokenizer, options, opening))
+            reports.append(_verify(contents, plan, part, tokenizer, options, opening))
         documents = read_documents(contents.path)
         documents.write(part)
         if plan.export.write_card:
-            plan.export.write_card(part, _provenance(contents, found, documents))
+            plan.export.write_card(part, _provenance(contents, reports, documents))
         if add:
             add(part)
 
@@ -118,7 +118,7 @@ def convert(
         format=contents.format,
         to=to,
         report=plan.report,
-        parity=found[0] if found else None,
+        parity=reports[0] if reports else None,
         notes=(*contents.all_notes, *notes_on(contents, tokenizer)),
     )
 
@@ -137,12 +137,12 @@ def opened(
     source: Path, *, tokenizer: str | Path | None = None, **opening: Any
 ) -> CheckpointContents:
     """Open the weights that a path stands for, optionally with another tokenizer."""
-    found = ModelFolder.find(source)
+    folder = ModelFolder.find(source)
     if tokenizer is None:
-        return found.open(**opening)
-    if found.path.exists() and "tokenizer" in format_of(found.path).options:
-        return found.open(tokenizer=tokenizer, **opening)  # checks the fingerprint
-    return replace(found.open(**opening), tokenizer=Path(tokenizer))
+        return folder.open(**opening)
+    if folder.path.exists() and "tokenizer" in format_of(folder.path).options:
+        return folder.open(tokenizer=tokenizer, **opening)  # checks the fingerprint
+    return replace(folder.open(**opening), tokenizer=Path(tokenizer))
 
 
 def verify_only(
@@ -287,12 +287,12 @@ def _verify(
         as_runnable(written, plan.export.task_id, plain=True),
     )
     inputs = parity.inputs_for(contents, written, tokenizer, options.texts)
-    found = parity.compare(*sides, inputs, heads=_heads_as_written(contents, written, plan))
-    if not found.passed:
+    report = parity.compare(*sides, inputs, heads=_heads_as_written(contents, written, plan))
+    if not report.passed:
         raise UserError(
-            f"{contents.path}: the converted model gives other outputs and was deleted: {found}"
+            f"{contents.path}: the converted model gives other outputs and was deleted: {report}"
         )
-    return found
+    return report
 
 
 def _change_by_eps(
@@ -328,12 +328,12 @@ def _heads_as_written(
     """{head of the source: its name in the written checkpoint}, matched by their tensors."""
     if plan.export.plan is None:
         return {name: name for name in contents.heads}
-    found = {}
+    names = {}
     for name, entry in written.entries.items():
         sources, _ = plan.export.plan.mapped.get(entry.source_names[0], ((), ""))
         if name.startswith("heads.") and sources:
-            found[sources[0].split(".")[1]] = name.split(".")[1]
-    return found
+            names[sources[0].split(".")[1]] = name.split(".")[1]
+    return names
 
 
 def _provenance(

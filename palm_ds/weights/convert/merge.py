@@ -172,7 +172,9 @@ def _check_alike(one: CheckpointContents, other: CheckpointContents) -> None:
                 f"{other.path}: the classes of {name} are {list(labels)}, but "
                 f"{list(head.outputs.labels)} in {one.path}"
             )
-    tokenizers = [load_tokenizer(x.tokenizer).fingerprint for x in (one, other) if x.tokenizer]
+    tokenizers = [
+        load_tokenizer(side.tokenizer).fingerprint for side in (one, other) if side.tokenizer
+    ]
     if len(set(tokenizers)) > 1:
         raise UserError(f"{other.path}: its tokenizer is not the one of {one.path}")
 

@@ -92,8 +92,8 @@ class GraphComparison:
             parity.compare(source, self._file(path, row), self.inputs, tolerance=tolerance)
             for source, row in zip(self.sources, self.rows, strict=True)
         ]
-        found = [x for each in made for x in each.differences if tags or "tags" not in x.name]
-        return replace(made[0], differences=tuple(found))
+        differences = [x for each in made for x in each.differences if tags or "tags" not in x.name]
+        return replace(made[0], differences=tuple(differences))
 
     def _file(self, path: Path, task_id: int) -> RunnableCheckpoint:
         return in_onnx_runtime(self.contents, path, self.about, task_id=task_id)
@@ -104,11 +104,11 @@ class GraphComparison:
         for source, row in zip(self.sources, self.rows, strict=True):
             one, other = source.open(), self._file(path, row).open()
             for texts in self.inputs:
-                wanted, found = one(texts), other(texts)
+                wanted, given = one(texts), other(texts)
                 for name, head in self.about.heads.items():
                     key = f"tags {name}" if head.tags else f"head {name}"
                     if key in wanted and (best := _best(wanted[key], head)) is not None:
-                        equal = best == _best(found[key], head)
+                        equal = best == _best(given[key], head)
                         same.setdefault(name, []).append(equal.reshape(len(equal), -1).all(1))
         return {name: float(torch.cat(x).float().mean()) for name, x in same.items()}
 
@@ -153,11 +153,11 @@ def _inputs(
 ) -> list[Texts]:
     """Padded batches, random and real; and random texts alone: the longest, and one of 2 tokens."""
     longest = contents.config.max_length
-    found = parity.inputs_for(contents, contents, tokenizer, texts)
-    random = found[0]
+    inputs = parity.inputs_for(contents, contents, tokenizer, texts)
+    random = inputs[0]
     times = -(-longest // random.ids.shape[1])
     for length in {longest, min(longest, 2)}:
-        found.append(
+        inputs.append(
             Texts(
                 kind=f"single ({length} tokens)",
                 ids=random.ids[:1].repeat(1, times)[:, :length],
@@ -165,7 +165,7 @@ def _inputs(
                 real=torch.ones(1, length, dtype=torch.bool),
             )
         )
-    return found
+    return inputs
 
 
 def _pooled(rows: torch.Tensor, how: Pooling) -> torch.Tensor:

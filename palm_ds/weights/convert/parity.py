@@ -62,7 +62,7 @@ class ParityReport:
         return self.worst.largest <= self.tolerance * max(self.worst.scale, 1.0)
 
     def __str__(self) -> str:
-        worst, kinds = self.worst, dict.fromkeys(each.kind for each in self.differences)
+        worst, kinds = self.worst, dict.fromkeys(difference.kind for difference in self.differences)
         sides = f"{self.sides[0]} against {self.sides[1]} on {' and '.join(kinds)} texts"
         if not worst.largest:
             return f"no difference; {sides}"
@@ -102,7 +102,7 @@ def compare(
     results = [_run(side, inputs) for side in (a, b)]
     left_out = set() if _own_pooler(a.contents) == _own_pooler(b.contents) else {"pooled"}
     rising = {f"head {name}" for name in _raised_heads(a.contents, b.contents)}
-    found = [
+    differences = [
         _difference(
             texts.kind,
             name,
@@ -115,7 +115,7 @@ def compare(
     ]
     return ParityReport(
         sides=(a.name, b.name),
-        differences=tuple(found),
+        differences=tuple(differences),
         tolerance=tolerance_of(a.contents, b.contents) if tolerance is None else tolerance,
     )
 
@@ -147,14 +147,14 @@ def _centred(scores: torch.Tensor) -> torch.Tensor:
 def tolerance_of(a: CheckpointContents, b: CheckpointContents) -> float:
     """The tolerance for fp32 if both dtypes agree, else that of the coarser one: its values were
     rounded."""
-    types = [each.entries["backbone.word.weight"].read().dtype for each in (a, b)]
+    types = [dtype.entries["backbone.word.weight"].read().dtype for dtype in (a, b)]
     if types[0] == types[1]:
         return TOLERANCE[torch.float32]
-    return max(TOLERANCE.get(each, TOLERANCE[torch.float32]) for each in types)
+    return max(TOLERANCE.get(dtype, TOLERANCE[torch.float32]) for dtype in types)
 
 
 def _check_shapes(a: CheckpointContents, b: CheckpointContents) -> None:
-    kinds = [each.config.kind for each in (a, b)]
+    kinds = [side.config.kind for side in (a, b)]
     if kinds[0] != kinds[1]:
         raise UserError(f"{a.path}, {b.path}: have different encoders, {kinds[0]} and {kinds[1]}")
     for name in ("hidden_size", "num_layers", "num_heads"):
@@ -166,10 +166,10 @@ def _check_shapes(a: CheckpointContents, b: CheckpointContents) -> None:
 def _run(side: RunnableCheckpoint, inputs: Sequence[Texts]) -> list[Outputs]:
     run = side.open()
     with torch.no_grad():
-        found = [run(texts) for texts in inputs]
+        outputs = [run(texts) for texts in inputs]
     del run
     _release_memory()
-    return found
+    return outputs
 
 
 def _release_memory() -> None:
@@ -227,10 +227,10 @@ def inputs_for(
     """Random ids within the limits of both, and natural texts if there is a tokenizer."""
     if not texts:
         raise UserError("texts: empty; give at least one text to compare the two sides on")
-    found = [_random_texts(a, b)]
+    inputs = [_random_texts(a, b)]
     if tokenizer is not None:
-        found.append(_real_texts(a, b, tokenizer, texts))
-    return found
+        inputs.append(_real_texts(a, b, tokenizer, texts))
+    return inputs
 
 
 def _random_texts(a: CheckpointContents, b: CheckpointContents) -> Texts:
@@ -265,9 +265,9 @@ def _real_texts(
 def _limits(a: CheckpointContents, b: CheckpointContents) -> tuple[int, int, int]:
     """(vocabulary size, token types, text length) that both sides support."""
     configs = (a.config, b.config)
-    words = min(each.entries["backbone.word.weight"].shape[0] for each in (a, b))
-    longest = min(_MAX_TOKENS, *(each.max_length for each in configs))
-    return words, min(each.token_types for each in configs), longest
+    words = min(config.entries["backbone.word.weight"].shape[0] for config in (a, b))
+    longest = min(_MAX_TOKENS, *(config.max_length for config in configs))
+    return words, min(config.token_types for config in configs), longest
 
 
 def _padded(kind: str, rows: Sequence[tuple[np.ndarray, np.ndarray]], pad: int) -> Texts:

@@ -31,12 +31,12 @@ def locate(source: Path, revision: str = "") -> tuple[Path, str]:
             raise UserError(f"revision: {source} has none; repositories of the hub have")
         return source, ""
     try:
-        found = hub_snapshot(name, revision or None)
+        snapshot = hub_snapshot(name, revision or None)
     except UserError as error:
         why = str(error).removeprefix(f"{name}: ")
         missing = f"no such file or folder{suggest_path(source)}"
         raise UserError(f"{name}: {missing}, and not from the Hugging Face hub: {why}") from None
-    return found.folder, f"{name} on the Hugging Face hub, revision {found.revision}"
+    return snapshot.folder, f"{name} on the Hugging Face hub, revision {snapshot.revision}"
 
 
 def _is_there(source: Path) -> bool:
@@ -65,9 +65,9 @@ def read_documents(source: Path) -> SourceDocuments:
     names = {x.name: x for x in sorted(folder.iterdir()) if _LICENCE.fullmatch(x.name)}
     names[KEPT_README] = folder / (KEPT_README if (folder / KEPT_README).is_file() else README)
     texts = {name: _text(path, folder) for name, path in names.items()}
-    found = {name: text for name, text in texts.items() if text}
-    licence = _licence(_text(folder / README, folder)) or _licence(found.get(KEPT_README, ""))
-    return SourceDocuments(texts=found, licence=licence)
+    documents = {name: text for name, text in texts.items() if text}
+    licence = _licence(_text(folder / README, folder)) or _licence(documents.get(KEPT_README, ""))
+    return SourceDocuments(texts=documents, licence=licence)
 
 
 def _text(path: Path, folder: Path) -> str:
@@ -89,5 +89,5 @@ def _licence(readme: str) -> str:
     """`license:` in the metadata block at the top of a model card."""
     _, start, rest = readme.partition("---\n")
     metadata, end, _ = rest.partition("\n---")
-    found = _IDENTIFIER.search(metadata) if start and end and readme.startswith("---") else None
-    return found[1] if found else ""
+    match = _IDENTIFIER.search(metadata) if start and end and readme.startswith("---") else None
+    return match[1] if match else ""

@@ -107,13 +107,13 @@ class OnnxResult:
     @property
     def warnings(self) -> list[str]:
         """Notes on what a smaller file loses, if that is much."""
-        found = [
+        warnings = [
             f"{each.name}: {worst.name} differs by {worst.largest:.2g}, with values up to "
             f"{worst.scale:.3g}; score it on rows with labels (--score)"
             for each in self.files
             if each.parity and (worst := each.parity.worst).largest > FAR * max(worst.scale, 1.0)
         ]
-        found += [
+        warnings += [
             f"{each.name}: {share:.0%} of the predictions of {head} are the source's"
             for each in self.files
             for head, share in each.agreement.items()
@@ -121,12 +121,12 @@ class OnnxResult:
         ]
         for task, metrics in self.scores.items():
             metric, values = next(iter(metrics.items()))
-            found += [
+            warnings += [
                 f"{FILES[name]}: {metric} of {task}: {value:.4f}; the source: {values[SOURCE]:.4f}"
                 for name, value in values.items()
                 if abs(value - values[SOURCE]) > MUCH * max(abs(values[SOURCE]), 1e-9)
             ]
-        return found
+        return warnings
 
     def record(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -168,16 +168,16 @@ def convert_to_onnx(
     run = of_run(contents) if of_run else OnnxRun()
     job = _plan_job(contents, options, run.allowed, plain=not opening.keys() - {"tokenizer"})
     _check_skipped(contents, job.report, options)
-    found: list[OnnxFile] = []
+    files: list[OnnxFile] = []
     scored: dict[str, Mapping[str, Mapping[str, float]]] = {}
 
     def write(part: Path) -> None:
         (part / FOLDER).mkdir()
-        found.extend(_write_files(job, part / FOLDER))
+        files.extend(_write_files(job, part / FOLDER))
         if run.score is not None:
-            made = run.score(part, job.description, [each.precision for each in found])
+            made = run.score(part, job.description, [each.precision for each in files])
             scored.update(made)
-        _write_rest(job, part, found, scored)
+        _write_rest(job, part, files, scored)
 
     write_new_folder(target, write)
     return OnnxResult(
@@ -186,7 +186,7 @@ def convert_to_onnx(
         format=contents.format,
         description=job.description,
         report=job.report,
-        files=tuple(found),
+        files=tuple(files),
         scores=scored,
         notes=(*contents.all_notes, *job.notes),
     )
@@ -207,14 +207,14 @@ def add_onnx(
     usual = {x: head for x, head in contents.heads.items() if x not in (MASKED_WORDS, *PAIR_HEADS)}
     options = OnnxOptions(precisions=tuple(precisions), verify=verify)
     job = _plan_job(replace(contents, heads=usual), options, {}, plain=True)
-    found: list[OnnxFile] = []
+    files: list[OnnxFile] = []
 
     def write(part: Path) -> None:
-        found.extend(_write_files(job, part))
-        _write_description(job, folder, found, {})
+        files.extend(_write_files(job, part))
+        _write_description(job, folder, files, {})
 
     write_folder_atomically(folder / FOLDER, write)
-    return tuple(found)
+    return tuple(files)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,9 +245,9 @@ def _plan_job(
 ) -> _OnnxJob:
     from palm_ds.weights.formats.onnx.write import OPSETS
 
-    for each in options.precisions:
-        if each not in FILES:
-            raise UserError(f"precision: {each!r}{suggest(each, FILES)}")
+    for precision in options.precisions:
+        if precision not in FILES:
+            raise UserError(f"precision: {precision!r}{suggest(precision, FILES)}")
     if options.opset not in OPSETS:
         raise UserError(f"opset: {options.opset}; expected {OPSETS[0]} to {OPSETS[-1]}")
     tokenizer = read_tokenizer(contents)
@@ -256,7 +256,7 @@ def _plan_job(
     planned = plan_graph(contents, options.heads, opset=options.opset, task_id=row, usual=usual)
     report = mapping_report.of_contents(contents)
     lacking = {name for name in planned.skipped if name.startswith("heads.")}
-    mapped = tuple(each for each in report.mapped if each.name not in lacking)
+    mapped = tuple(precision for precision in report.mapped if precision.name not in lacking)
     skipped = {
         source_name: why
         for name, why in planned.skipped.items()
@@ -293,15 +293,15 @@ def _write_files(job: _OnnxJob, folder: Path) -> list[OnnxFile]:
     compare = _comparison(job) if job.options.verify else None
     source = folder / FILES["fp32"]
     write_fp32(job.contents, job.description, source, job.allowed)
-    found = [_file("fp32", source, compare)]
+    files = [_file("fp32", source, compare)]
     for precision in job.precisions[1:]:
         path = folder / FILES[precision]
         if precision == "fp16":
             write_fp16(source, path, job.description)
-            found.append(_file(precision, path, compare))
+            files.append(_file(precision, path, compare))
         else:
-            found.append(_best_int8(source, path, compare))
-    return found
+            files.append(_best_int8(source, path, compare))
+    return files
 
 
 def _comparison(job: _OnnxJob) -> GraphComparison:
@@ -318,11 +318,11 @@ def _comparison(job: _OnnxJob) -> GraphComparison:
 def _file(precision: str, path: Path, compare: GraphComparison | None) -> OnnxFile:
     """A written file. Raises UserError if its outputs differ by more than the tolerance."""
     size = sum(x.stat().st_size for x in path.parent.glob(f"{path.name}*"))
-    found = OnnxFile(precision=precision, name=path.name, bytes=size, parity=None)
+    file = OnnxFile(precision=precision, name=path.name, bytes=size, parity=None)
     if compare is None:
-        return found
+        return file
     report = compare.checked(path, precision)
-    return replace(found, parity=report, agreement=compare.agreement(path))
+    return replace(file, parity=report, agreement=compare.agreement(path))
 
 
 def _best_int8(source: Path, path: Path, compare: GraphComparison | None) -> OnnxFile:

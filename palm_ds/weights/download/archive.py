@@ -183,8 +183,8 @@ class _Members:
                 target.mkdir(parents=True, exist_ok=True)
             else:
                 extract()
-                if (found := target.stat().st_size) != size:
-                    what = f"{name!r} is cut off: {found} of {size} bytes"
+                if (size_on_disk := target.stat().st_size) != size:
+                    what = f"{name!r} is cut off: {size_on_disk} of {size} bytes"
                     raise BadArchiveError(f"{self.archive}: {what}")
 
     def _taken(self, target: Path, size: int | None) -> str:

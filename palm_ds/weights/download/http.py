@@ -228,11 +228,11 @@ def _resume_or_restart(part: _PartialFile, response: HTTPResponse) -> int | None
     version = _version(response.headers)
     length = response.headers.get("Content-Length", "")
     if response.status == 206:
-        found = re.fullmatch(
+        match = re.fullmatch(
             r"bytes (\d{1,18})-\d+/(\d{1,18}|\*)", response.headers.get("Content-Range", "").strip()
         )
-        total = int(found[2]) if found and found[2] != "*" else None
-        if found and int(found[1]) == part.done and part.total in (None, total):
+        total = int(match[2]) if match and match[2] != "*" else None
+        if match and int(match[1]) == part.done and part.total in (None, total):
             part.remember(version or part.version, total)
             return total
         part.forget()
@@ -330,9 +330,9 @@ def _check(part: _PartialFile, sha256: str | None) -> None:
     if size not in (None, part.done):
         wrong = f"{part.done:,} bytes received, {size:,} expected"
     elif sha256 is not None:
-        found = sha256_of_file(part.path)
-        if found != sha256.lower():
-            wrong = f"sha256 is {found}, {sha256.lower()} expected"
+        digest = sha256_of_file(part.path)
+        if digest != sha256.lower():
+            wrong = f"sha256 is {digest}, {sha256.lower()} expected"
     if wrong:
         part.forget()
         raise UserError(f"{part.url}: {wrong}; the file is deleted")

@@ -102,8 +102,8 @@ def open_contents(
     path = Path(path)
     if is_checkpoint(path):
         return open_verified(checkpoint.open_published(path), tokenizer=tokenizer, eps=eps)
-    found, own = _from_weights(path), Path(tokenizer) if tokenizer else None
-    return with_eps(replace(found, tokenizer=own, text_tokenizer=None) if own else found, eps)
+    contents, own = _from_weights(path), Path(tokenizer) if tokenizer else None
+    return with_eps(replace(contents, tokenizer=own, text_tokenizer=None) if own else contents, eps)
 
 
 def open_verified(
@@ -161,8 +161,10 @@ def _tensors(file: Path, info: WeightsInfo) -> dict[str, TensorEntry]:
         check()
         return entry.read()
 
-    found = open_safetensors(file)
-    return {name: replace(found[name], read=partial(read, found[name])) for name in ordered(found)}
+    tensors = open_safetensors(file)
+    return {
+        name: replace(tensors[name], read=partial(read, tensors[name])) for name in ordered(tensors)
+    }
 
 
 def _files_in(folder: Path) -> dict[str, Path]:
@@ -250,7 +252,7 @@ def _entries(
     for name, parts in merged_parts(shapes).items():
         rows = sum(shapes[part.base][0] for part in parts)
         entries[name] = TensorEntry(
-            source_names=tuple(each for part in parts for each in part if each),
+            source_names=tuple(source for part in parts for source in part if source),
             shape=(rows, *shapes[parts[0].base][1:]),
             read=partial(merged_values, parts, lora_scale, read),
             transform="LoRA merged" if any(part.down for part in parts) else "",
@@ -318,13 +320,13 @@ def heads_of(
         if name.startswith("heads."):
             _, head, part = name.split(".", 2)
             parts.setdefault(head, set()).add(part)
-    found: dict[str, HeadInfo] = {}
+    heads: dict[str, HeadInfo] = {}
     for head, names in parts.items():
         if (names >= _MASKED and names <= _MASKED | _MAY_BE_MASKED) or names in _BARE_MASKED:
-            found[head] = HeadInfo(kind="masked_words", pooled=False)
+            heads[head] = HeadInfo(kind="masked_words", pooled=False)
         elif names in (set(_CLASSES), {*_CLASSES, TRANSITIONS}):
             crf = TRANSITIONS in names
-            found[head] = HeadInfo(
+            heads[head] = HeadInfo(
                 kind="classes",
                 classes=shapes[f"heads.{head}.out.bias"][0],
                 pooled=not crf and head not in token_heads,
@@ -332,8 +334,8 @@ def heads_of(
                 outputs=outputs.get(head, HeadOutputs()),
             )
         elif _is_detection(names):
-            found[head] = HeadInfo(kind="replaced_tokens", pooled=False)
-    return found
+            heads[head] = HeadInfo(kind="replaced_tokens", pooled=False)
+    return heads
 
 
 def _is_detection(parts: Collection[str]) -> bool:

@@ -31,8 +31,8 @@ def open_checkpoint(path: str | Path, **options: Any) -> CheckpointContents:
     Raises UserError if no format recognises the path, or an option is not one of its format's.
     """
     path = Path(path)
-    found = format_of(path)
-    return found.open(path, **check_options(found, options, path))
+    form = format_of(path)
+    return form.open(path, **check_options(form, options, path))
 
 
 def format_of(path: Path) -> Format:
@@ -42,15 +42,15 @@ def format_of(path: Path) -> Format:
             raise UserError(f"{path}: no such file or folder{suggest_path(path)}")
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    for each in FORMATS:
-        if each.recognises(path):
-            return each
+    for known in FORMATS:
+        if known.recognises(path):
+            return known
     check_not_other(path)
     if (path / CONFIG).is_file():
         return HUGGINGFACE  # its reader explains what is wrong with the folder
     if not path.exists():
         raise UserError(f"{path}: no such file or folder{suggest_path(path)}")
-    wanted = "; ".join(each.looks_for for each in FORMATS)
+    wanted = "; ".join(known.looks_for for known in FORMATS)
     raise UserError(f"{path}: not a checkpoint of a known format; looked for: {wanted}")
 
 

@@ -55,10 +55,10 @@ def weight_files(folder: Path) -> tuple[str, ...]:
 
 def open_tensors(folder: Path) -> dict[str, TensorEntry]:
     """Every tensor of a folder's model.safetensors or pytorch_model.bin."""
-    found = weight_files(folder)
-    if not found:
+    files = weight_files(folder)
+    if not files:
         raise UserError(f"{folder}: neither {SAFETENSORS} nor {BIN}")
-    name = found[0]
+    name = files[0]
     read = open_safetensors if name.startswith(SAFETENSORS) else open_bin
     if not name.endswith(".index.json"):
         return read(folder / name)

@@ -158,12 +158,12 @@ def _zipped_pickle(path: Path) -> Iterator[bytes]:
         check_total(path, sum(member.file_size for member in members), path.stat().st_size)
         if any(name.endswith("/constants.pkl") for name in names):
             raise UserError(f"{path}: is a TorchScript program; save the model's state_dict")
-        found = [x for x in members if re.fullmatch(r"[^/]*/data\.pkl", x.filename)]
-        if len(found) != 1:
+        pickles = [x for x in members if re.fullmatch(r"[^/]*/data\.pkl", x.filename)]
+        if len(pickles) != 1:
             raise UserError(f"{path}: is a zip archive, but not one of torch.save")
-        if found[0].file_size > _LARGEST_PICKLE:
-            raise UserError(f"{path}: its pickle has {found[0].file_size:,} bytes; refused")
-        yield archive.read(found[0])
+        if pickles[0].file_size > _LARGEST_PICKLE:
+            raise UserError(f"{path}: its pickle has {pickles[0].file_size:,} bytes; refused")
+        yield archive.read(pickles[0])
 
 
 def _legacy_pickles(path: Path) -> Iterator[mmap.mmap]:
@@ -207,8 +207,8 @@ def _check_name(path: Path, name: str, allowed: Collection[str]) -> None:
 def _why(error: Exception) -> str:
     """One line without torch's advice to trust the file."""
     text = str(error)
-    if found := re.search(r"Unsupported \w+ [\w.]+", text):
-        return found[0]
+    if match := re.search(r"Unsupported \w+ [\w.]+", text):
+        return match[0]
     line = next(iter(text.strip().splitlines()), "")
     return type(error).__name__ if not line or "weights_only" in text else printable(line)[:300]
 

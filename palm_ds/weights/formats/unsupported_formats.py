@@ -54,10 +54,10 @@ def check_not_other(path: Path) -> None:
 def _check_ends(path: Path, names: Iterable[str]) -> None:
     for name in names:
         shown = printable(name)[:200]
-        if found := _VARIANT.fullmatch(name):
+        if variant := _VARIANT.fullmatch(name):
             raise UserError(
-                f"{path}: has only the variant {found[2]} of its weights ({shown}); save the model "
-                f"without variant=, or rename a single file to {found[1]}.{found[3]}"
+                f"{path}: has only the variant {variant[2]} of its weights ({shown}); save the "
+                f"model without variant=, or rename a single file to {variant[1]}.{variant[3]}"
             )
         if name.endswith(_DISTRIBUTED):
             raise UserError(

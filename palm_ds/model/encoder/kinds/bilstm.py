@@ -80,8 +80,8 @@ class LSTMLayer(nn.Module):
             dtype=x.dtype,
             shape=(x.shape[1], 2, x.shape[0], half),
         )
-        found = out.permute(2, 0, 1, 3).flatten(2)  # (rows, length, hidden)
-        return _rolled(found, -first)
+        states = out.permute(2, 0, 1, 3).flatten(2)  # (rows, length, hidden)
+        return _rolled(states, -first)
 
     def _onnx_gates(self, name: str) -> torch.Tensor:
         """(directions, 4 * half, any): a parameter with the gates in ONNX's order."""

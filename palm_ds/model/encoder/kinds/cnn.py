@@ -93,11 +93,11 @@ class ConvolutionLayer(nn.Module):
         self.convolutions = nn.ModuleList(made)
 
     def forward(self, x: torch.Tensor, sequences: Sequences) -> torch.Tensor:
-        found = []
+        windows = []
         for window, convolution in zip(self.windows, self.convolutions, strict=True):
             seen = [sequences.shifted(x, offset) for offset in _offsets(window)]
-            found.append(convolution(torch.cat(seen, -1)))
-        x = self.activation(torch.cat(found, -1))
+            windows.append(convolution(torch.cat(seen, -1)))
+        x = self.activation(torch.cat(windows, -1))
         near = [sequences.shifted(x, offset, -torch.inf) for offset in _offsets(self.pool)]
         return torch.stack(near).amax(0) if self.pool > 1 else x
 

@@ -65,8 +65,10 @@ def open_contents(
     shards = open_shards(folder)
     prefix, ours = _prefix(shards)
     file = _config_file(folder, config)
-    found = _ours(shards, prefix, file) if ours else _huggingface(shards, prefix, file, untied_head)
-    return checked(with_eps(found, eps))
+    contents = (
+        _ours(shards, prefix, file) if ours else _huggingface(shards, prefix, file, untied_head)
+    )
+    return checked(with_eps(contents, eps))
 
 
 def _prefix(shards: Shards) -> tuple[str, bool]:

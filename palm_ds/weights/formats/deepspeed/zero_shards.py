@@ -156,16 +156,16 @@ def _named(folder: Path, pattern: re.Pattern[str]) -> list[str]:
 
 
 def _by_rank(folder: Path, pattern: re.Pattern[str]) -> dict[int, Path]:
-    found: dict[int, Path] = {}
+    files: dict[int, Path] = {}
     for name in _named(folder, pattern):
         match = pattern.fullmatch(name)
         assert match is not None
         if int(match[2]):
             raise UserError(f"{folder / name}: tensor-parallel shards are not supported")
-        found[int(match[1] or 0)] = folder / name
-    if found:
-        _check_ranks(folder, found, len(found))
-    return found
+        files[int(match[1] or 0)] = folder / name
+    if files:
+        _check_ranks(folder, files, len(files))
+    return files
 
 
 def _check_ranks(folder: Path, files: Mapping[int, Path], world: int) -> None:
@@ -221,12 +221,12 @@ def _stage_0(folder: Path, model: Mapping[str, Any], places: _Places) -> Shards:
     lines = _masters(model.get("optimizer"))
     if not places:
         places.update(_matched(lines, parameters))
-    found = {name: lines[line][start:end] for name, (line, start, end) in places.items()}
+    tensors = {name: lines[line][start:end] for name, (line, start, end) in places.items()}
     entries = {
-        name: _entry(name, [found.get(name, tensor)], tensor.shape)
+        name: _entry(name, [tensors.get(name, tensor)], tensor.shape)
         for name, tensor in parameters.items()
     }
-    half = [n for n, x in parameters.items() if x.dtype != torch.float32 and n not in found]
+    half = [n for n, x in parameters.items() if x.dtype != torch.float32 and n not in tensors]
     notes = [f"{len(half)} parameters in half precision: the shards have no fp32 weights for them"]
     return _shards(folder, 0, entries, model, notes if half else [])
 
@@ -324,13 +324,13 @@ def _parameters(model: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 def _aliases(module: Mapping[str, Any]) -> dict[str, str]:
     """{second name of a tensor: its first}: at stage 0, DeepSpeed does not list tied parameters."""
     first: dict[tuple[Any, ...], str] = {}
-    found: dict[str, str] = {}
+    aliases: dict[str, str] = {}
     for name, tensor in module.items():
         if isinstance(tensor, torch.Tensor) and tensor.numel():
             place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
             if first.setdefault(place, name) != name:
-                found[name] = first[place]
-    return found
+                aliases[name] = first[place]
+    return aliases
 
 
 def _tensor(value: object) -> torch.Tensor:
@@ -388,7 +388,7 @@ def _masters(optimizer: object) -> list[torch.Tensor]:
 
 def _matched(lines: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tensor]) -> _Places:
     """Finds each parameter's fp32 weights: rounded, they equal the values in the module."""
-    waiting, found = dict(parameters), {}
+    waiting, matched = dict(parameters), {}
     for number, line in enumerate(lines):
         offset = 0
         while offset < len(line):
@@ -396,9 +396,9 @@ def _matched(lines: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tenso
             if name is None:
                 break
             size = waiting.pop(name).numel()
-            found[name] = (number, offset, offset + size)
+            matched[name] = (number, offset, offset + size)
             offset += size
-    return found
+    return matched
 
 
 def _is_rounded(half: torch.Tensor, line: torch.Tensor) -> bool:

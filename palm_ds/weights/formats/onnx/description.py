@@ -88,8 +88,8 @@ def read_description(folder: Path) -> OnnxDescription:
     if not path.is_file():
         raise UserError(f"{folder}: has no {DESCRIPTION}; palm-ds convert --to onnx writes it")
     values = read_json(path)
-    if (found := values.pop("format", None)) != _VERSION:
-        raise UserError(f"{path}: format {found!r}; this version reads {_VERSION}")
+    if (version := values.pop("format", None)) != _VERSION:
+        raise UserError(f"{path}: format {version!r}; this version reads {_VERSION}")
     known = {name: x for name, x in values.items() if name in OnnxDescription.__dataclass_fields__}
     return parse(OnnxDescription, known, str(path))
 

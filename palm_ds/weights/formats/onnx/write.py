@@ -118,16 +118,16 @@ def _first_line(error: BaseException) -> str:
 def _quiet() -> Iterator[None]:
     """Without the exporter's advice to its developers."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "root")]
-    before = [each.level for each in loggers]
+    before = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for each in loggers:
-            each.setLevel(logging.ERROR)
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
         try:
             yield
         finally:
-            for each, level in zip(loggers, before, strict=True):
-                each.setLevel(level)
+            for logger, level in zip(loggers, before, strict=True):
+                logger.setLevel(level)
 
 
 def _ordered(model: onnx.ModelProto, outputs: tuple[str, ...]) -> onnx.ModelProto:

@@ -78,8 +78,8 @@ class PaddleConfig:
     def _labels(self, classes: int) -> tuple[str, ...]:
         """The class names, if the config has all of them and they are not LABEL_0, ..."""
         named = self.values.get("id2label")
-        found = [named.get(str(i)) for i in range(classes)] if isinstance(named, dict) else []
-        names = [x for i, x in enumerate(found) if isinstance(x, str) and x != f"LABEL_{i}"]
+        labels = [named.get(str(i)) for i in range(classes)] if isinstance(named, dict) else []
+        names = [x for i, x in enumerate(labels) if isinstance(x, str) and x != f"LABEL_{i}"]
         return tuple(names) if len(names) == classes else ()
 
     @property
@@ -107,12 +107,12 @@ def _find_config(folder: Path) -> Path:
         if path.is_file():
             return path
     for place in places:
-        found = sorted(place.glob(_NAMED_CONFIG))
-        if len(found) > 1:
-            names = ", ".join(path.name for path in found)
+        files = sorted(place.glob(_NAMED_CONFIG))
+        if len(files) > 1:
+            names = ", ".join(path.name for path in files)
             raise UserError(f"{place}: several configs ({names}); give config=")
-        if found:
-            return found[0]
+        if files:
+            return files[0]
     raise UserError(
         f"{folder}: found none of {', '.join(CONFIGS)} and {_NAMED_CONFIG} here or in the parent "
         "folder, which is needed for the number of attention heads; give config="
@@ -122,8 +122,8 @@ def _find_config(folder: Path) -> Path:
 def _flat(values: dict[str, Any]) -> dict[str, Any]:
     """PaddleNLP before 2.5 nested the encoder's config in that of the model with a head."""
     inner = values.get("init_args")
-    found = [x for x in inner if isinstance(x, dict)] if isinstance(inner, list) else []
-    return {**found[0], **values} if found else values
+    mappings = [x for x in inner if isinstance(x, dict)] if isinstance(inner, list) else []
+    return {**mappings[0], **values} if mappings else values
 
 
 def find_vocabulary(folder: Path, rows: int) -> Path | None:

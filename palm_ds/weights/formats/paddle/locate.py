@@ -101,11 +101,11 @@ def _of_folder(path: Path) -> PaddleFiles | None:
     pickles += sorted(name for name in names if name.endswith(".pdparams"))
     lone = sorted(name for name in names if name.endswith(".pdiparams"))
     for name in (PALM_ARCHIVE, *_COMBINED, *lone, *pickles):
-        if name in names and (found := _of_file(path / name)):
-            return found
+        if name in names and (source := _of_file(path / name)):
+            return source
     listed = f"{SAFETENSORS}.index.json"
-    if SAFETENSORS in names and (found := _of_file(path / SAFETENSORS)):
-        return found
+    if SAFETENSORS in names and (source := _of_file(path / SAFETENSORS)):
+        return source
     if listed in names and _nlp_names(read_json(path / listed).get("weight_map", {})):
         return PaddleFiles("safetensors", path / listed)
     return _of_folder(path / "params") if (path / "params").is_dir() else None
@@ -140,15 +140,15 @@ def tensors(
     others: dict[str, str] = {}
     if source.layout == "pickle":
         pickled = read_pickle(source.path)
-        found, others = _by_known_names(pickled.tensors, pickled.parameter_names), pickled.others
+        named, others = _by_known_names(pickled.tensors, pickled.parameter_names), pickled.others
     elif source.layout == "archive":
-        found = read_archive(source.path)
+        named = read_archive(source.path)
     elif source.layout == "combined":
         stored = read_combined(source.path)
-        found = dict(zip(_combined(stored, source.path, values, names), stored, strict=True))
+        named = dict(zip(_combined(stored, source.path, values, names), stored, strict=True))
     else:
-        found = read_folder(source.path)
-    return {name: _entry(name, stored) for name, stored in found.items()}, others
+        named = read_folder(source.path)
+    return {name: _entry(name, stored) for name, stored in named.items()}, others
 
 
 def _by_known_names(

@@ -156,8 +156,8 @@ _DYGRAPH_HEADS = {
 def _dygraph_head(module: str, end: str, name: str) -> TensorRole | None:
     if name == "mlm_bias":
         return TensorRole(f"heads.{MASKED_WORDS}.bias")
-    found = _DYGRAPH_HEADS.get(module) if end else None
-    return TensorRole(f"heads.{found}.{end}") if found else None
+    head = _DYGRAPH_HEADS.get(module) if end else None
+    return TensorRole(f"heads.{head}.{end}") if head else None
 
 
 DYGRAPH = NamingScheme(

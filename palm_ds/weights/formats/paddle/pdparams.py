@@ -56,9 +56,9 @@ def read_pickle(path: Path) -> Pickled:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 unpickler = RestrictedUnpickler(data, path)
                 made = unpickler.run()
-                found = _Collector(unpickler).collect(made)
-                check_total(path, sum(x.size for x in found.tensors.values()), len(data))
-                return found
+                collected = _Collector(unpickler).collect(made)
+                check_total(path, sum(x.size for x in collected.tensors.values()), len(data))
+                return collected
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 

@@ -88,11 +88,11 @@ def open_contents(
         raise UserError(f"{path}: {what}")
     check_alone(source, path)
     about = read_paddle_config(source.folder, config)
-    found, others = tensors(source, about.values, names)
-    sorted_out = _sort(found, source, prefix)
+    known, others = tensors(source, about.values, names)
+    sorted_out = _sort(known, source, prefix)
     if not about.kind and sorted_out.base in FAMILIES:
         about = replace(about, values={**about.values, "model_type": sorted_out.base})
-    made = _make(found, sorted_out, source)
+    made = _make(known, sorted_out, source)
     own, notes = numbers(made.entries, about, sorted_out.scheme, palm=sorted_out.palm, eps=eps)
     heads = _heads(made, about, sorted_out.roles)
     skipped = {**{name: f"not a tensor: {what}" for name, what in others.items()}, **made.skipped}

@@ -211,12 +211,12 @@ class RestrictedUnpickler:
             raise self.error(f"a name of {value.length} bytes; refused")
         raw = self.data[value.start : value.start + value.length]
         try:
-            found = raw.decode("utf-8" if value.form == "utf-8" else "latin1")
+            text_value = raw.decode("utf-8" if value.form == "utf-8" else "latin1")
         except UnicodeDecodeError:
             raise self.error("garbled: a name that is not UTF-8") from None
-        if not found.isprintable():  # messages will contain it
-            raise self.error(f"a name that is not printable, {found[:40]!r}; refused")
-        return found
+        if not text_value.isprintable():  # messages will contain it
+            raise self.error(f"a name that is not printable, {text_value[:40]!r}; refused")
+        return text_value
 
     def name(self, module: str, name: str) -> None:
         kind = _ALLOWED_GLOBALS.get((module, name))

@@ -130,11 +130,11 @@ def read_combined(path: Path) -> list[StoredVariable]:
     """The variables of a combined file, in its order; it does not contain their names."""
     with _open(path) as file:
         cursor = _Cursor(file, path, str(path), 0, _length(file))
-        found: list[StoredVariable] = []
-        while cursor.left or not found:
-            cursor.name = f"{path}: variable {len(found) + 1}"
-            found.append(_record(cursor))
-        return found
+        variables: list[StoredVariable] = []
+        while cursor.left or not variables:
+            cursor.name = f"{path}: variable {len(variables) + 1}"
+            variables.append(_record(cursor))
+        return variables
 
 
 def read_archive(path: Path) -> dict[str, StoredVariable]:
@@ -142,7 +142,7 @@ def read_archive(path: Path) -> dict[str, StoredVariable]:
 
     Raises UserError for members that are not regular files, or whose names lead out of the archive.
     """
-    found: dict[str, StoredVariable] = {}
+    variables: dict[str, StoredVariable] = {}
     with _open(path) as file:
         end = _length(file)
         for member in _members(file, path):
@@ -150,13 +150,13 @@ def read_archive(path: Path) -> dict[str, StoredVariable]:
             if _no_variable(name):
                 continue
             where = f"{path}: {member.name}"
-            if name in found:
+            if name in variables:
                 raise UserError(f"{where}: duplicate member {name}")
             if member.offset_data + member.size > end:
                 raise UserError(f"{where}: the archive ends inside it")
             start = member.offset_data
-            found[name] = _whole(_Cursor(file, path, where, start, start + member.size))
-    return found
+            variables[name] = _whole(_Cursor(file, path, where, start, start + member.size))
+    return variables
 
 
 def _members(file: BinaryIO, path: Path) -> Iterator[tarfile.TarInfo]:

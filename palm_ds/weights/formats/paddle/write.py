@@ -250,11 +250,11 @@ def _second_names(plan: ExportPlan) -> dict[str, str]:
     """{second name: tensor} of the tied tensors."""
     names = {name for group in plan.groups for name in group.names}
     words = f"{plan.config_json['model_type']}.embeddings.word_embeddings.weight"
-    found = {}
+    copies = {}
     for bias, decoder in _ALSO.items():
         if bias in names:
-            found |= {f"{decoder}.weight": words, f"{decoder}.bias": bias}
-    return found
+            copies |= {f"{decoder}.weight": words, f"{decoder}.bias": bias}
+    return copies
 
 
 def _heads(entries: Mapping[str, TensorEntry]) -> dict[str, HeadInfo]:

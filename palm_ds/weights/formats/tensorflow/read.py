@@ -94,13 +94,13 @@ def _found(path: Path) -> list[Path]:
 
 
 def _the_one(path: Path) -> Path:
-    found = _found(path)
-    if not found:
+    indices = _found(path)
+    if not indices:
         raise UserError(f"{path}: not a TensorFlow checkpoint: no *{INDEX}")
-    if len(found) > 1:
-        names = ", ".join(x.name.removesuffix(INDEX) for x in found)
+    if len(indices) > 1:
+        names = ", ".join(x.name.removesuffix(INDEX) for x in indices)
         raise UserError(f"{path}: contains several checkpoints; give one of them: {names}")
-    return found[0]
+    return indices[0]
 
 
 def _config(index: Path, eps: float | None) -> EncoderConfig:

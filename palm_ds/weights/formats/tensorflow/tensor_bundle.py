@@ -127,12 +127,12 @@ def _table(path: Path) -> Iterator[tuple[str, bytes]]:
         done += size
         if done > len(data):
             raise UserError(f"{path}: lists the same blocks again and again; refused")
-        for key, found in _entries(_block(data, start, size, path), path):
+        for key, entry in _entries(_block(data, start, size, path), path):
             if key:
-                yield _text(key, path), found
+                yield _text(key, path), entry
             else:
                 seen = True
-                _check_header(found, path)
+                _check_header(entry, path)
     if not seen:
         raise UserError(f"{path}: has no header")
 
@@ -257,11 +257,11 @@ def _shape(message: bytes, name: str, index: Path) -> tuple[int, ...]:
 def _data_file(index: Path, number: int, name: str) -> Path:
     stem = index.name.removesuffix(".index")
     pattern = re.compile(re.escape(f"{stem}.data-{number:05d}-of-") + r"\d{5}")
-    found = [path for path in index.parent.iterdir() if pattern.fullmatch(path.name)]
-    if len(found) != 1:
-        what = "no" if not found else "more than one"
+    files = [path for path in index.parent.iterdir() if pattern.fullmatch(path.name)]
+    if len(files) != 1:
+        what = "no" if not files else "more than one"
         raise UserError(f"{index}: {what} {stem}.data-{number:05d}-of-*, where {name} is")
-    return found[0]
+    return files[0]
 
 
 def _check_place(tensor: BundleEntry, index: Path) -> None:
