@@ -78,8 +78,8 @@ def killed_and_resumed_to_the_last_bit(result: dict[str, Any]) -> None:
 
 
 def lora_is_the_same_in_every_layout(result: dict[str, Any]) -> None:
-    """With dropout, under ZeRO 0, 2 and 3, with one and two processes; to the last bit if killed and
-    resumed."""
+    """With dropout, under ZeRO 0, 2 and 3, with one and two processes; to the last bit if killed
+    and resumed."""
     runs = {name: each for name, each in result.items() if name.startswith("lora, ")}
     assert len(runs) == 3
     first = runs["lora, ZeRO 0, 1"]
@@ -102,9 +102,9 @@ def lora_is_the_same_in_every_layout(result: dict[str, Any]) -> None:
 
 
 def distillation_is_the_same_in_every_layout(result: dict[str, Any]) -> None:
-    """Under ZeRO 0, 2 and 3, with one and two processes, the teacher whole or shared out; to the last
-    bit if killed and resumed. The teacher's losses are in every step that has its texts, and the
-    projections in no weights/."""
+    """Under ZeRO 0, 2 and 3, with one and two processes, the teacher whole or shared out; to the
+    last bit if killed and resumed. The teacher's losses are in every step that has its texts, and
+    the projections in no weights/."""
     runs = {name: each for name, each in result.items() if name.startswith("taught, ")}
     assert len(runs) == 3
     for name, each in runs.items():

@@ -127,7 +127,7 @@ def warm_start(
     _check(old, before, signature)
     stored = ShardReader(newest.files)
     parameters = dict(model.named_parameters())
-    if differences_of_tables(parameters) != differences_of_tables(found.parameters):
+    if differences_of_tables(parameters) != differences_of_tables(newest.parameters):
         raise UserError(
             f"extend: {old}: only one of the two runs has embeddings that are differences from a "
             "generator's (embedding_sharing: gradient_disentangled); start from its weights with "
