@@ -304,6 +304,7 @@ def transformers_model(args: argparse.Namespace, length: int) -> Any:
     """Its masked-LM class of this body, of the same sizes."""
     import transformers
 
+    made: Any = transformers  # its configurations take more than they declare
     width, layers, heads = _SHAPES[args.shape]
     sizes: dict[str, Any] = {
         "vocab_size": WORDS,
@@ -314,17 +315,17 @@ def transformers_model(args: argparse.Namespace, length: int) -> Any:
     }
     if args.body == "bert":
         rates = {"hidden_dropout_prob": DROPOUT, "attention_probs_dropout_prob": DROPOUT}
-        config = transformers.BertConfig(**sizes, **rates, intermediate_size=4 * width)
-        return transformers.BertForMaskedLM(config)
+        config = made.BertConfig(**sizes, **rates, intermediate_size=4 * width)
+        return made.BertForMaskedLM(config)
     rates = {f"{part}_dropout": DROPOUT for part in ("embedding", "attention", "mlp")}
     ids = dict.fromkeys(("pad", "bos", "eos", "cls", "sep"), 0)
-    config = transformers.ModernBertConfig(
+    config = made.ModernBertConfig(
         **sizes,
         **rates,
         **{f"{name}_token_id": number for name, number in ids.items()},
         intermediate_size=width * 3 // 2,
     )
-    return transformers.ModernBertForMaskedLM(config)
+    return made.ModernBertForMaskedLM(config)
 
 
 def all_examples(stream: PackedStream) -> list[list[int]]:

@@ -18,11 +18,13 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from palm_ds.common.errors import UserError
 from palm_ds.common.version import __version__
 from palm_ds.corpus.store import Corpus
 from palm_ds.data.sources.row_inputs import dataset_names_in
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.distillation.distillation import without_projections
+from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.encoder.shared_embeddings import merged_tables
 from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.model.lora import adapter_of, merged
@@ -42,6 +44,7 @@ from palm_ds.weights.convert.try_onnx import AddedOnnx, try_onnx, why_no_onnx
 from palm_ds.weights.download.downloader import hub_name_of
 from palm_ds.weights.formats.huggingface.families import has_class, served_family
 from palm_ds.weights.formats.huggingface.model_card import Provenance
+from palm_ds.weights.formats.huggingface.target import family_to_write
 from palm_ds.weights.formats.native import ADAPTER, WEIGHTS
 from palm_ds.weights.formats.onnx.description import FOLDER as ONNX
 from palm_ds.weights.formats.weights_info import INFO, WeightsInfo, read_info
@@ -288,6 +291,16 @@ def check_export(recipe: Recipe) -> None:
     """Raises UserError if a package that the export needs is missing."""
     if recipe.export_onnx:
         check_installed("export_onnx")
+
+
+def check_family(recipe: Recipe, encoder: Encoder) -> None:
+    """Raises UserError if an encoder of an architecture that Hugging Face has cannot be written as
+    it, as its paddings and positions are others."""
+    if encoder.hf:
+        try:
+            family_to_write(encoder.config, _family(encoder.config, recipe))
+        except UserError as error:
+            raise UserError(f"backbone: hf/ could not be written after the run: {error}") from None
 
 
 def write_onnx(folder: Path, recipe: Recipe) -> Iterator[str]:

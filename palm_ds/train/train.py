@@ -34,6 +34,7 @@ from palm_ds.train.export import (
     FinalWeights,
     best_weights,
     check_export,
+    check_family,
     export,
     text_tokenizer,
     write_onnx,
@@ -357,6 +358,7 @@ def _build_parts(run: RunSpec, data: Data, plan: DistillationPlan, processes: Pr
         training=True,
         level=logging.INFO,
     )
+    check_family(recipe, model.backbone)
     tokenizer = text_tokenizer(recipe, data.tokenizer, data.corpora.values()) or data.tokenizer
     validation = replace(validation, pairs=build_pairs(recipe, model, tokenizer))
     attach_teachers(plan, model, seed=recipe.seed)

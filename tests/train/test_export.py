@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,17 +14,20 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from palm_ds.common.errors import UserError
 from palm_ds.inference.predictor import Predictor
 from palm_ds.inference.trained_model import TrainedModel
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
-from palm_ds.train.export import head_taken, text_tokenizer
+from palm_ds.train.export import check_family, head_taken, text_tokenizer
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.setup.sources import open_data
 from palm_ds.train.train import train
 from palm_ds.weights import weights_folder
 from palm_ds.weights.convert.convert import ConversionOptions, convert
 from tests.helpers.saved_model import TASKS, recipe_of, save_model
+from tests.helpers.small_encoders import small_transformer
 from tests.helpers.text_tables import source_of
 
 DS_CONFIG = make_ds_config({"zero_optimization": {"stage": 0}})
@@ -167,3 +171,15 @@ def test_any_exported_head_predicts_the_same(tmp_path: Path, name: str) -> None:
     convert(tmp_path / "copy", tmp_path / "of copy", "huggingface", options)
     compare(ours, predicted_by_transformers(tmp_path / "of copy"), labels)
     assert np.isfinite([x.get("value", 0) for x in ours]).all()
+
+
+@pytest.mark.parametrize(("kind", "pad"), [("mpnet", 0), ("mpnet", 1), ("bert", 0), ("bert", 1)])
+def test_an_encoder_that_no_family_has_is_refused_at_the_start(kind: str, pad: int) -> None:
+    """Hugging Face's MPNet and Roberta have padding 1 alone."""
+    config = small_transformer(kind, position_offset=2, pad=pad)
+    recipe: Any = SimpleNamespace(export_family="")
+    if pad == 1:
+        check_family(recipe, build_encoder(config))
+        return
+    with pytest.raises(UserError, match="^backbone: hf/ could not be written after the run: Hugg"):
+        check_family(recipe, build_encoder(config))

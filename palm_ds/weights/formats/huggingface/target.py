@@ -97,7 +97,7 @@ def resolve_export(
     config: EncoderConfig, heads: Mapping[str, HeadInfo], target: ExportOptions
 ) -> ResolvedExport:
     """Choose a class that this encoder and its heads fill completely."""
-    kind = _family(config, target)
+    kind = family_to_write(config, target.family)
     if target.head_class == BARE:
         if target.head:
             raise UserError(f"head_class: {BARE} is the encoder alone, without head {target.head}")
@@ -153,13 +153,13 @@ def check_whole(
         raise UserError(f"{chosen.architecture} needs a pooler, which this checkpoint lacks")
 
 
-def _family(config: EncoderConfig, target: ExportOptions) -> str:
-    """The family to write. Raises UserError if none fits the encoder."""
+def family_to_write(config: EncoderConfig, wanted: str = "") -> str:
+    """The wanted family, or that of the encoder. Raises UserError if none fits the encoder."""
     form = architecture_for(config)
-    if target.family:
-        if why := form.check_family(target.family):
+    if wanted:
+        if why := form.check_family(wanted):
             raise UserError(why)
-        return target.family
+        return wanted
     if found := form.family_of(config):
         return found
     raise UserError(form.no_family(config))
