@@ -64,12 +64,7 @@ class Model(nn.Module):
         for head in heads:
             if head not in head_of.values():
                 raise UserError(f'head "{head}": no task uses it; remove it, or give it a task')
-        generators = [x for x, y in heads.items() if getattr(y, "generator", None) is not None]
-        if len(generators) > 1:
-            raise UserError(
-                f"tasks.{generators[1]}: an encoder has one generator, that of "
-                f"tasks.{generators[0]}; use it with `share: {generators[0]}`"
-            )
+        _check_generators(heads)
         self.backbone = backbone  # first, so that the tied embeddings have the backbone's name
         self.heads = nn.ModuleDict(heads)
         self.head_of = dict(head_of)
@@ -148,7 +143,7 @@ class Model(nn.Module):
             # Every process computes scores, with labels or without: ZeRO 3 gathers weights jointly.
             logits = head.logits(rows, *each.groups) if task in scores else None
             logits = logits if each.real else None
-            tallies = self._tallies(head, rows, each)
+            tallies = {} if self.training else _tallies(head, rows, each)
             outputs[task] = TaskOutput(loss * each.real, correct * each.real, logits, tallies)
         if not self.pooled:
             self._touch_pooler(pieces[0], outputs)
@@ -157,20 +152,12 @@ class Model(nn.Module):
     def _with_samples(self, batch: Batch) -> tuple[Batch, dict[str, TaskOutput]]:
         """The batch that the encoder reads, and the outputs of generators that wrote in it."""
         outputs = {}
-        for name in self.generators:
-            tasks = [task for task, head in self.head_of.items() if head == name]
-            batch, found = self.heads[name].replace_tokens(batch, tasks)  # type: ignore[operator]
-            outputs |= {each: TaskOutput(*output) for each, output in found.items()}
+        for name, head in self.heads.items():
+            if isinstance(head, ReplacedTokenHead) and head.generator is not None:
+                tasks = [task for task, its in self.head_of.items() if its == name]
+                batch, written = head.replace_tokens(batch, tasks)
+                outputs |= {each: TaskOutput(*output) for each, output in written.items()}
         return batch, outputs
-
-    def _tallies(
-        self, head: Any, rows: torch.Tensor, labels: TaskLabels
-    ) -> dict[str, torch.Tensor]:
-        """What a head counts in texts that it is not trained on, if it counts."""
-        if self.training or not hasattr(head, "tallies"):
-            return {}
-        found = head.tallies(rows, labels.targets)
-        return {name: value * labels.real for name, value in found.items()}
 
     def _soft_output(
         self, name: str, rows: torch.Tensor, labels: TaskLabels, teacher: TeacherOutputs
@@ -327,3 +314,21 @@ def _vectors(rows: torch.Tensor, labels: TaskLabels) -> TaskOutput:
     vectors = rows.float()
     zero = vectors.sum() * 0
     return TaskOutput(zero, zero.detach(), vectors if labels.real else vectors[:0])
+
+
+def _check_generators(heads: Mapping[str, nn.Module]) -> None:
+    """Raises UserError for more than one generator."""
+    names = [x for x, head in heads.items() if getattr(head, "generator", None) is not None]
+    if len(names) > 1:
+        raise UserError(
+            f"tasks.{names[1]}: an encoder has one generator, that of tasks.{names[0]}; use it "
+            f"with `share: {names[0]}`"
+        )
+
+
+def _tallies(head: Any, rows: torch.Tensor, labels: TaskLabels) -> dict[str, torch.Tensor]:
+    """What a head counts in texts that it is not trained on, if it counts."""
+    if not hasattr(head, "tallies"):
+        return {}
+    counts = head.tallies(rows, labels.targets)
+    return {name: value * labels.real for name, value in counts.items()}

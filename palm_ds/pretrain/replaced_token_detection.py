@@ -86,8 +86,8 @@ class ReplacedTokenDetection(UnitMasking, CorpusTask):
         keys = rng.integers(_MOST_KEY, size=len(where))
         targets = np.column_stack([example.unmasked_ids[where], keys])
         example.labels[generator_name(self.name)] = where, targets
-        told = np.flatnonzero(free & (example.source_offsets >= 0))
-        example.labels[self.name] = told, example.unmasked_ids[told]
+        own = np.flatnonzero(free & (example.source_offsets >= 0))
+        example.labels[self.name] = own, example.unmasked_ids[own]
 
     def head(self, backbone: Encoder) -> nn.Module:
         config = self.generator.config(backbone.config, self.path_of("generator"))

@@ -70,12 +70,12 @@ def _without_shared(
     """The values without those that the discriminator has too. Raises UserError if it has
     others."""
     prefix, rest = f"heads.{head}.generator.encoder.", dict(state)
-    for theirs in [name for name in own if name.startswith(_BELOW)]:
-        name = prefix + theirs.removeprefix(_BACKBONE)
+    for shared in [name for name in own if name.startswith(_BELOW)]:
+        name = prefix + shared.removeprefix(_BACKBONE)
         values = rest.pop(name, None)
-        if values is not None and not torch.equal(values, own[theirs].cpu().float()):
+        if values is not None and not torch.equal(values, own[shared].cpu().float()):
             raise UserError(
-                f"{contents.path}: its embeddings are not those of the discriminator ({theirs} "
+                f"{contents.path}: its embeddings are not those of the discriminator ({shared} "
                 f"differs); set tasks.{head}.embedding_sharing to gradient_disentangled or none"
             )
     return rest

@@ -17,7 +17,7 @@ deviations; biases 0, LayerNorm weights 1. They are drawn in module order from t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -138,6 +138,26 @@ class TransformerSpec:
             widest=(2 + gated) * inner + size,
         )
 
+    def masked_lm_weights(self, config: EncoderConfig) -> int:
+        """Weights that a masked-LM head multiplies a token with."""
+        transform = config.hidden_size if self.head_transform else 0
+        return self.width(config) * (transform + (config.vocab_size or 0))
+
+    def parameters(self, config: EncoderConfig, vocabulary: int) -> int:
+        """Parameters of the large tables and of all matrices."""
+        rows = vocabulary + (config.max_positions if self.learned_positions else 0)
+        return self.width(config) * rows + self.weights(config, once=True)
+
+    def matrices(self, config: EncoderConfig) -> tuple[Matrix, ...]:
+        """Matrices of a layer."""
+        layer = self.layers[0]
+        return (
+            Matrix(path="qkv", roles=("query", "key", "value"), stacked=layer.qkv_sizes(config)),
+            Matrix(path="project", roles=("attention_output",)),
+            Matrix(path="expand", roles=("intermediate",), stacked=(1, 1) if layer.gated else (1,)),
+            Matrix(path="contract", roles=("output",)),
+        )
+
 
 class TransformerEncoder(Encoder):
     """An architecture is a subclass with its own `spec`.
@@ -178,7 +198,7 @@ class TransformerEncoder(Encoder):
         self.pooler = self.build_pooler()
         init_weights(self, config.init_range)
         if spec.scaled_output_init:
-            self._scale_outputs()
+            _scale_outputs(self.layers, config.num_layers)
         if kernels.compile == "on":
             self._compile()
 
@@ -210,13 +230,6 @@ class TransformerEncoder(Encoder):
     @classmethod
     def ties_words(cls, config: EncoderConfig) -> bool:
         return cls.spec(config).tied_output
-
-    @torch.no_grad()
-    def _scale_outputs(self) -> None:
-        for layer in self.layers:
-            for name in ("project", "contract"):
-                weight = layer.get_parameter(f"{name}.weight")
-                weight /= (2 * self.config.num_layers) ** 0.5
 
     def _norm(self, size: int) -> nn.Module:
         return build_norm(self.structure.norm, size, self.config.layer_norm_eps, self.kernels)
@@ -313,17 +326,11 @@ class TransformerEncoder(Encoder):
 
     @classmethod
     def masked_lm_weights(cls, config: EncoderConfig) -> int:
-        spec, size = cls.spec(config), config.hidden_size
-        made = (size if spec.head_transform else 0) + (config.vocab_size or 0)
-        return spec.width(config) * made
+        return cls.spec(config).masked_lm_weights(config)
 
     @classmethod
     def least_parameters(cls, config: EncoderConfig, vocabulary: int) -> int:
-        if not cls.is_specified():
-            return 0
-        spec = cls.spec(config)
-        rows = vocabulary + (config.max_positions if spec.learned_positions else 0)
-        return spec.width(config) * rows + spec.weights(config, once=True)
+        return cls.spec(config).parameters(config, vocabulary) if cls.is_specified() else 0
 
     @classmethod
     def embedding_width(cls, config: EncoderConfig) -> int:
@@ -371,13 +378,7 @@ class TransformerEncoder(Encoder):
     @classmethod
     def matrices(cls, config: EncoderConfig) -> tuple[Matrix, ...]:
         """Those of EncoderLayer; a subclass whose layers have others says so itself."""
-        layer = cls.spec(config).layers[0]
-        return (
-            Matrix(path="qkv", roles=("query", "key", "value"), stacked=layer.qkv_sizes(config)),
-            Matrix(path="project", roles=("attention_output",)),
-            Matrix(path="expand", roles=("intermediate",), stacked=(1, 1) if layer.gated else (1,)),
-            Matrix(path="contract", roles=("output",)),
-        )
+        return cls.spec(config).matrices(config)
 
     @classmethod
     def is_specified(cls) -> bool:
@@ -406,6 +407,14 @@ class TransformerEncoder(Encoder):
             and not self.adds_to_scores(self.config)
             and type(self).forward is TransformerEncoder.forward
         )
+
+
+@torch.no_grad()
+def _scale_outputs(layers: Iterable[nn.Module], depth: int) -> None:
+    for layer in layers:
+        for name in ("project", "contract"):
+            weight = layer.get_parameter(f"{name}.weight")
+            weight /= (2 * depth) ** 0.5
 
 
 def _check(config: EncoderConfig, spec: TransformerSpec) -> None:

@@ -221,16 +221,16 @@ class ReplacedTokenHead(Head):
         for (positions, _), sampled, is_real in zip(labels, found, real, strict=True):
             if is_real:
                 ids[positions] = sampled.tokens
-        told = {}
+        detection = {}
         for task in tasks:
             if task in batch.labels:
                 positions, original = batch.labels[task]
-                told[task] = positions, (ids[positions] != original).long()
+                detection[task] = positions, (ids[positions] != original).long()
         outputs = {
             name: HeadOutput(each.loss_sum * is_real, each.correct * is_real)
             for name, each, is_real in zip(names, found, real, strict=True)
         }
         shown = replace(
-            batch, input_ids=ids.view_as(batch.input_ids), labels={**batch.labels, **told}
+            batch, input_ids=ids.view_as(batch.input_ids), labels={**batch.labels, **detection}
         )
         return shown, outputs
