@@ -44,7 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tagging: BIO, IOB1, ...; none: no chunks (detected)",
     )
     add("--style", default="", metavar="S", help="reading: squad1, squad2 or cmrc (by the data)")
-    add("--task", nargs="+", default=[], metavar="KEY=VALUE", help="other settings of the task")
+    add(
+        "--task",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        help="other settings of the task; with --pairs: the name of the task that reads them",
+    )
     add(
         "--pairs",
         nargs="+",
@@ -126,7 +132,9 @@ def _score_pairs(args: argparse.Namespace) -> None:
         args.model, device=device, precision=args.precision, batch_tokens=args.batch_tokens
     )
     with progress("pairs", group.rank == 0 and not args.quiet) as done:
-        scores = score_minimal_pairs(model, args.pairs, args.score, group=group, done=done)
+        scores = score_minimal_pairs(
+            model, args.pairs, args.score, task=" ".join(args.task), group=group, done=done
+        )
     if group.rank == 0:
         record = {"model": args.model, "score": args.score, **scores.record()}
         _show(args, record, _pair_table(scores))
@@ -178,7 +186,8 @@ order of the rows. Files of `palm-ds predict` are scored by the task that wrote 
 
 Minimal pairs: JSON lines with sentence_good and sentence_bad, or text whose odd lines are bad and
 whose even lines are good. A pair is right if the good sentence has the lower loss; a tie counts
-half. Each file is a paradigm, and the mean is over paradigms.""",
+half. Each file is a paradigm, and the mean is over paradigms. A model that reads from left to right
+gives a sentence the summed loss of its tokens.""",
     piped=True,
     add_arguments=add_arguments,
     run=run,

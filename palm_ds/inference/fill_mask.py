@@ -3,7 +3,8 @@
     filler = TrainedModel.open("runs/mine").filler()
     filler.fill("The capital of [MASK] is Paris.", top=5)
 
-Several [MASK]s in one text are predicted independently.
+Several [MASK]s in one text are predicted independently. A model that reads from left to right
+predicts one, from the text before it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_generator, permutation_at
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example, collate
+from palm_ds.model.heads.outputs import Reading
+from palm_ds.model.inputs.visibility import causal
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.display import LETTER, display_tokens
 from palm_ds.text.tokenizer import Tokenizer
@@ -71,19 +74,25 @@ class Filler:
     folder: Path
     task: str = ""
     task_id: int = 0
+    reading: Reading = "masked"
+    """Where the head predicts a token."""
+
+    def label(self, example: Example, at: np.ndarray, head: str) -> None:
+        """Add labels for a head where it predicts the tokens `at` some positions; what they attend
+        to is as in training."""
+        places = at - (self.reading != "masked")
+        example.labels[head] = places, np.zeros(len(at), np.int64)
+        if self.reading == "causal":
+            example.visibility = causal(len(example))
 
     def probabilities(self, ids: np.ndarray, at: np.ndarray) -> torch.Tensor:
         """(len(at), vocab_size) float32: token probabilities at these positions of a text, whose
         ids include the special tokens."""
         nothing = np.zeros(len(ids), np.int64)
-        labels = {MASKED_WORDS: (at, np.zeros(len(at), np.int64))}
         example = Example(
-            input_ids=ids,
-            token_type_ids=nothing,
-            source_offsets=nothing,
-            annotations={},
-            labels=labels,
+            input_ids=ids, token_type_ids=nothing, source_offsets=nothing, annotations={}
         )
+        self.label(example, at, MASKED_WORDS)
         batch = collate([[(example, self.task_id)]], length=len(ids), pad=0)
         device = next(self.model.parameters()).device
         with torch.no_grad():
@@ -110,6 +119,11 @@ class Filler:
             raise UserError(
                 f"{missing} {_short(text)!r}; write {MASK} for a missing word, such as "
                 f"'The capital of {MASK} is Paris.', or mask a word of the text with --hide WORD"
+            )
+        if len(at) > 1 and self.reading == "causal":
+            raise UserError(
+                f"{len(at)} tokens are masked in {_short(text)!r}: the model reads from left to "
+                "right and predicts one, from the text before it"
             )
         longest = self.model.backbone.config.max_length
         if len(ids) > longest:

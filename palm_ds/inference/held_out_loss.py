@@ -6,7 +6,8 @@
     scores.mean, scores.paradigms["npi_present_1"].accuracy
 
 In a corpus, 15 % of the tokens are predicted, each by itself, 80 % of them shown as [MASK], 10 % as
-a random token: the same tokens for every model of one tokenizer, whatever it was trained on.
+a random token: the same tokens for every model of one tokenizer, whatever it was trained on. A
+model that reads from left to right predicts all tokens.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ from palm_ds.data.reader.minimal_pairs import read_paradigms
 from palm_ds.data.sources.corpus import split_corpus
 from palm_ds.data.stream.packing import row_capacity
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset, build_rows, held_out_rows
+from palm_ds.data.tasks.task import CorpusTask
 from palm_ds.inference.trained_model import TrainedModel
+from palm_ds.model.heads.outputs import Reading
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
+from palm_ds.pretrain.causal_language_model import CausalLanguageModel
 from palm_ds.pretrain.knowledge_masking import KnowledgeMasking
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS, ProcessGroup
 from palm_ds.train.evaluate.minimal_pairs import (
@@ -81,6 +85,7 @@ def masked_lm_loss(
         rows=max(model.tokens // length, 1),
         task_id=filler.task_id,
         segments=config.token_types,
+        reading=filler.reading,
     )
     sums = torch.zeros(3, dtype=torch.float64)
     for batch in batches:
@@ -100,12 +105,13 @@ def masked_batches(
     rows: int,
     task_id: int = 0,
     segments: int = 0,
+    reading: Reading = "masked",
 ) -> Iterator[Batch]:
     """The texts in batches of `rows` packed rows, with labels of one task."""
     training, held = split_corpus(corpus, held_out, ())
     dataset = TaskGroupDataset(
         name=MASKED_WORDS,
-        tasks=(KnowledgeMasking(name=MASKED_WORDS, source="", rate=RATE, units=("token",)),),
+        tasks=(_task(reading),),
         task_id=task_id,
         source=held if held_out else training,
         seed=_SEED,
@@ -116,6 +122,13 @@ def masked_batches(
     packed = held_out_rows(dataset, 0, examples)
     for first in range(0, len(packed), rows):
         yield build_rows([dataset], packed[first : first + rows], length, corpus.vocabulary.pad)
+
+
+def _task(reading: Reading) -> CorpusTask:
+    if reading == "causal":
+        return CausalLanguageModel(name=MASKED_WORDS)
+    shifted = reading == "shifted"
+    return KnowledgeMasking(name=MASKED_WORDS, rate=RATE, units=("token",), shifted=shifted)
 
 
 def _sums(words: Model, batch: Batch, device: torch.device) -> torch.Tensor:
@@ -131,13 +144,14 @@ def score_minimal_pairs(
     files: str | Sequence[str],
     score: PairScore = "unmasked",
     *,
+    task: str = "",
     group: ProcessGroup = SINGLE_PROCESS,
     done: Callable[[int, int], None] = lambda inputs, of: None,
 ) -> PairScores:
     """The accuracies on the pairs of files, each a paradigm; every process of the group reads its
-    share. `score` and `done`: see train/evaluate/minimal_pairs.py. Raises UserError, also if the
-    model has no masked-LM head."""
-    paradigms, filler = read_paradigms(files), model.filler()
+    share. `score` and `done`: see train/evaluate/minimal_pairs.py; `task`: see
+    `TrainedModel.filler`. Raises UserError, also if the model has no masked-LM head."""
+    paradigms, filler = read_paradigms(files), model.filler(task)
     backbone = filler.model.backbone
     pairs = pair_set(
         paradigms,
@@ -146,6 +160,7 @@ def score_minimal_pairs(
         task_id=filler.task_id,
         most=backbone.config.max_length,
         score=score,
+        reading=filler.reading,
     )
     length = row_capacity(backbone.kernels.attention, pairs.longest) or model.tokens
     rows = max(model.tokens // length, 1)

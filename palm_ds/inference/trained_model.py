@@ -27,13 +27,14 @@ from palm_ds.common.settings import Settings, one_of
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.stream.packing import batch_tokens_for
-from palm_ds.data.tasks.task import TableTask
+from palm_ds.data.tasks.task import TableTask, build
 from palm_ds.inference.embedder import Embedder, EmbeddingSettings, make_embedder
 from palm_ds.inference.fill_mask import Filler, example_lines
 from palm_ds.inference.model_tasks import asked_tasks, recipe_of
 from palm_ds.inference.predictor import Predictor
 from palm_ds.model.encoder.encoder import PLAIN, Encoder, build_encoder, encoder_class
 from palm_ds.model.heads.heads import MaskedLMHead
+from palm_ds.model.heads.outputs import Reading
 from palm_ds.model.kernels import Kernels, choose_kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.packed_linear import prepare_to_predict
@@ -224,13 +225,29 @@ class TrainedModel(Settings):
             folder=self.path,
             task=task,
             task_id=self.contents.task_ids.get(task, 0) if self.contents.config.task_types else 0,
+            reading=self.reading(task, head),
         )
+
+    def reading(self, task: str, head: str) -> Reading:
+        """Where a masked-LM head predicts a token: as its task does, if the recipe is known."""
+        own = dict(self.contents.recipe.get("tasks") or {}).get(task)
+        if own is not None and self.contents.head_of.get(task) == head:
+            return build(task, own).head_outputs().reading
+        return self.contents.heads[head].outputs.reading
 
     def words(self) -> Model:
         """The encoder with all its masked-LM heads, by their tasks."""
         heads, head_of = self.contents.masked_lm_heads, self.contents.head_of
         used = {task: head for task, head in head_of.items() if head in heads}
         return self._word_model(used or {name: name for name in heads}, self._kernels)
+
+    @property
+    def _causal_tasks(self) -> list[str]:
+        """The tasks whose masked-LM heads read from left to right."""
+        heads = self.contents.masked_lm_heads
+        used = {task: head for task, head in self.contents.head_of.items() if head in heads}
+        named = (used or {head: head for head in heads}).items()
+        return [task for task, head in named if self.reading(task, head) == "causal"]
 
     @property
     def _kernels(self) -> Kernels:
@@ -240,6 +257,7 @@ class TrainedModel(Settings):
             device=self.device,
             dtype=self.dtype,
             config=config,
+            partial_tasks=self._causal_tasks,
             windows=encoder_class(config).has_windows(config),
             score_biases=encoder_class(config).adds_to_scores(config),
         )

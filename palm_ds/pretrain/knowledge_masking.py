@@ -15,33 +15,27 @@ the same share without long runs of one kind. Random tokens here are never speci
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.task import CorpusTask
+from palm_ds.model.heads.outputs import Reading
+from palm_ds.pretrain.shared.token_prediction import TokenPrediction
 from palm_ds.pretrain.shared.unit_masking import UnitMasking
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from palm_ds.model.encoder.encoder import Encoder
 
 
 @dataclass(frozen=True, kw_only=True)
-class KnowledgeMasking(UnitMasking, CorpusTask):
+class KnowledgeMasking(UnitMasking, TokenPrediction, CorpusTask):
+    shifted: bool = False
+    """Predict a masked token at the place before it, as causal_language_model does, so that one
+    head serves both (MNTP; GPT-BERT)."""
+
+    @property
+    def reading(self) -> Reading:
+        return "shifted" if self.shifted else "masked"
+
     def label(self, example: Example, source: CorpusSource, rng: np.random.Generator) -> None:
         where = self.mask(example, source, rng)
-        example.labels[self.name] = where, example.unmasked_ids[where]
-
-    def head(self, backbone: Encoder) -> nn.Module:
-        from palm_ds.model.heads.heads import MaskedLMHead
-
-        return MaskedLMHead(backbone)
-
-    def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
-        """The corpus's unigram frequencies."""
-        frequency = source.unigrams
-        return -np.log(frequency[targets]), (targets == frequency.argmax()).astype(float)
+        example.labels[self.name] = where - self.shifted, example.unmasked_ids[where]

@@ -207,7 +207,7 @@ def fill_work(model: ServedModel, texts: Sequence[str], top: int) -> Work:
     masked = [_masked(filler, text, f"texts[{n}]") for n, text in enumerate(texts)]
     examples = [_plain(model.embedder.encoded(each.ids)) for each in masked]
     for example, each in zip(examples, masked, strict=True):
-        example.labels[filler.task] = each.at, np.zeros(len(each.at), np.int64)
+        filler.label(example, each.at, filler.task)
 
     def record(text: str, each: MaskedText, scores: Scores) -> dict[str, Any]:
         probabilities = torch.from_numpy(scores[filler.task]).softmax(-1)

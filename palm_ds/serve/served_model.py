@@ -119,7 +119,7 @@ def open_served(path: Path, name: str, options: ModelOptions) -> ServedModel:
         task_ids=_task_ids(opened.contents),
         poolings=poolings,
         predictor=predictor,
-        filler=_filler(first, embedder),
+        filler=_filler(first, embedder, opened),
         batch_tokens=opened.tokens,
     )
 
@@ -146,15 +146,17 @@ def _task_ids(contents: CheckpointContents) -> Mapping[str, int]:
     return contents.task_ids if contents.config.task_types else {}
 
 
-def _filler(model: Model, embedder: Embedder) -> Filler | None:
-    """The masked-LM head of the first task that has one."""
-    task = next(
-        (x for x, head in model.head_of.items() if isinstance(model.heads[head], MaskedLMHead)), ""
-    )
-    if not task:
+def _filler(model: Model, embedder: Embedder, opened: TrainedModel) -> Filler | None:
+    """The masked-LM head of the exported task, else of the first that has one."""
+    heads = model.head_of.items()
+    words = [task for task, head in heads if isinstance(model.heads[head], MaskedLMHead)]
+    if not words:
         return None
-    task_id = _task_ids(embedder.contents).get(task, 0)
-    return Filler(model, embedder.tokenizer, embedder.folder, task, task_id)
+    exported = opened.contents.export_task
+    task = exported if exported in words else words[0]
+    task_id = _task_ids(opened.contents).get(task, 0)
+    reading = opened.reading(task, model.head_of[task])
+    return Filler(model, embedder.tokenizer, embedder.folder, task, task_id, reading)
 
 
 def names_of(paths: Sequence[str]) -> dict[str, Path]:

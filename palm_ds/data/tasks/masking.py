@@ -66,12 +66,26 @@ def shown(
     *,
     mask_rate: float,
     random_rate: float,
+    other: bool = False,
 ) -> np.ndarray:
     """(n,) replacements for the masked tokens `ids` (n,): [MASK], a random regular token, or the
-    token itself, depending on `draws` (n,) in [0, 1) (BERT, section 3.1)."""
-    other = vocabulary.regular[rng.integers(len(vocabulary.regular), size=len(ids))]
-    kept = np.where(draws < mask_rate + random_rate, other, ids)
+    token itself, depending on `draws` (n,) in [0, 1) (BERT, section 3.1). A random token may be the
+    token itself unless it must be another one, `other`."""
+    if other:
+        drawn = other_tokens(ids, vocabulary.regular, rng)
+    else:
+        drawn = vocabulary.regular[rng.integers(len(vocabulary.regular), size=len(ids))]
+    kept = np.where(draws < mask_rate + random_rate, drawn, ids)
     return np.where(draws < mask_rate, vocabulary.mask, kept)
+
+
+def other_tokens(ids: np.ndarray, regular: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """(n,) a random one of the ascending `regular` tokens for each of `ids` (n,), but not that one
+    itself."""
+    place = np.searchsorted(regular, ids)
+    known = regular[np.minimum(place, len(regular) - 1)] == ids  # [UNK] is not among them
+    drawn = rng.integers(len(regular) - known)
+    return regular[drawn + (known & (drawn >= place))]
 
 
 def class_prior_baseline(targets: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

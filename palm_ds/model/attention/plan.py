@@ -47,8 +47,8 @@ class AttentionPlan:
     visibility: torch.Tensor | None = None
     """(2, rows * length) int32: the order and the limit of each token, where the mask or the tiles
     do not have them."""
-    partial: bool = False
-    """Whether the batch has texts whose tokens do not all attend to one another."""
+    displaced: bool = False
+    """Whether the batch has tokens that stand elsewhere than their positions say."""
     positions: torch.Tensor | None = None
     """(rows, length): the position of each token in its sequence, for layers that turn queries and
     keys by it; None: no layer does."""

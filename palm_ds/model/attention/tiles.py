@@ -79,7 +79,11 @@ def _parts_of(
         if shape not in biases:
             far = distant(sum(shape), window, torch.device("cpu"))[before : before + tokens]
             biases[shape] = torch.zeros(1, *far.shape).masked_fill_(far, -torch.inf)
-        yield Tile(tokens, biases[shape], before, after)
+        bias = biases[shape]
+        if tile.bias is not None:
+            end = start + tokens
+            bias = bias + tile.bias[:, start:end, start - before : end + after]
+        yield Tile(tokens, bias, before, after)
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import FiniteFloat
 
@@ -13,10 +13,14 @@ from palm_ds.common.settings import Settings, one_of
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 """transformers' `problem_type`, which selects the function that its pipelines apply to scores."""
 
+Reading: TypeAlias = Literal["masked", "shifted", "causal"]
+"""Where a masked-LM head predicts a token: at its own place; at the place before it; there too, from
+the text before it alone."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeadOutputs(Settings):
-    """The meaning of a classification head's scores."""
+    """The meaning of a head's scores."""
 
     labels: tuple[str, ...] = ()
     """Class names, if known."""
@@ -31,6 +35,8 @@ class HeadOutputs(Settings):
     relevance: bool = False
     """Whether only the second of two scores minus the first counts. Other programs get this one
     number; its sigmoid is the second class's probability."""
+    reading: Reading = "masked"
+    """Where a masked-LM head predicts a token."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -106,6 +106,9 @@ class Batch:
     visibility: torch.Tensor | None = None
     """(2, rows, length) int32: the order and the limit of each token (model/inputs/visibility.py);
     None: every token attends to its whole sequence."""
+    displaced: bool = False
+    """Whether tokens of texts with a visibility stand elsewhere than their positions say, as
+    queries do: distances within a row are then not those of the text."""
     teacher: TeacherOutputs | None = None
     """What teachers make of it; None where nothing is learned from them."""
 
@@ -118,6 +121,7 @@ class Batch:
         sequence_ids = np.full(shape, -1, np.int64)
         partial = any(text.visibility is not None for row in rows for text in row)
         visibility = np.zeros((2, *shape), np.int32) if partial else None
+        displaced = False
         lengths: list[int] = []
         for r, row in enumerate(rows):
             start = sequences = 0
@@ -133,6 +137,7 @@ class Batch:
                 sequence_ids[r, inside] = np.repeat(numbers, parts)
                 if visibility is not None and text.visibility is not None:
                     visibility[:, r, inside] = text.visibility.order, text.visibility.limit
+                    displaced |= text.position_ids is not None
                 lengths += parts
                 sequences += len(parts)
                 start = inside.stop
@@ -146,6 +151,7 @@ class Batch:
             sequence_ids=torch.from_numpy(sequence_ids),
             cu_seqlens=torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)),
             visibility=None if visibility is None else torch.from_numpy(visibility),
+            displaced=displaced,
         )
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
@@ -162,6 +168,7 @@ class Batch:
             first_row=self.first_row,
             dropout_key=self.dropout_key,
             visibility=None if self.visibility is None else change(self.visibility),
+            displaced=self.displaced,
             teacher=self.teacher,
         )
 

@@ -3,6 +3,7 @@
     token i attends to token j of its text if order[j] <= limit[i], and always to itself
 
     full         all to all                                    order 0, limit 0
+    causal       t_i to t_1 ... t_i                            i, i
     prefix_lm    source s and target t: s to s, t_i to s and t_1 ... t_i
                                                                s: 0, 0; t_i: i, i
     multi_flow   also queries that no other token attends to: a query sees the source, the first
@@ -38,6 +39,12 @@ class Visibility:
 def full(tokens: int) -> Visibility:
     """Every token attends to every token."""
     return Visibility(np.zeros(tokens, np.int32), np.zeros(tokens, np.int32))
+
+
+def causal(tokens: int) -> Visibility:
+    """Every token attends to itself and those before it."""
+    steps = np.arange(tokens, dtype=np.int32)
+    return Visibility(steps, steps)
 
 
 def prefix_lm(source: int, target: int) -> Visibility:

@@ -13,6 +13,7 @@ from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.masking import Unit, choose_units, shown, units_of
 from palm_ds.data.tasks.task import CorpusTask
+from palm_ds.pretrain.shared.spans import SpanLengths, spans_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,24 +28,37 @@ class UnitMasking(CorpusTask):
     """Units to mask as a whole: a token belongs to the largest unit listed here that covers it, or
     is a unit by itself. `[token]` and `[word]` are ERNIE 1.0's basic stage, `[phrase, word]` and
     `[entity, word]` its later ones."""
+    spans: SpanLengths | None = None
+    """Mask spans of consecutive units instead of single ones, as in `{lengths: geometric}`
+    (SpanBERT, with `units: [word]`) or `{lengths: uniform, longest: 3}` (GPT-BERT, with `units:
+    [token]`)."""
     chosen: Literal["exact", "each"] = "exact"
-    """exact: units in random order until `rate` is reached, at least one. each: every unit
-    independently, so that a short text may have no prediction (ERNIE 1.0's code)."""
+    """exact: units (or spans) in random order until `rate` is reached, at least one. each: every
+    one independently, so that a short text may have no prediction (ERNIE 1.0's code)."""
     whole: float | str = 1.0
     """Share of the texts that are masked by `units`; in the others every token is a unit. Or the
     annotation of the corpus with each text's share in percent (`mask_word`, from ERNIE 1.0's
     files)."""
-    corrupt: Literal["token", "unit"] = "token"
-    """Whether 80/10/10 is drawn per token (BERT, ERNIE) or once per unit."""
+    corrupt: Literal["token", "unit", "span"] = "token"
+    """Whether 80/10/10 is drawn per token (BERT, ERNIE), once per unit or once per span
+    (SpanBERT)."""
     mask_rate: Share = 0.8
-    """Share of the predicted tokens shown as [MASK]."""
+    """Share of the predicted tokens shown as [MASK]; 1: all of them."""
     random_rate: Share = 0.1
-    """Share of the predicted tokens shown as a random token; the rest is shown unchanged."""
+    """Share of the predicted tokens shown as a random token; the rest is shown unchanged, none if
+    both shares add up to 1 (BabyBERTa: 0.9 and 0.1)."""
+    random: Literal["any", "other"] = "any"
+    """Whether a random token may be the token itself (any), as in BERT, or must be another one."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.units:
             raise UserError(f"{self.where}.units: empty; name token, word, phrase or entity")
+        if self.corrupt == "span" and self.spans is None:
+            raise UserError(
+                f"{self.where}.corrupt: span, but there are no spans; set spans: "
+                "{lengths: geometric}, or corrupt: unit"
+            )
         if not isinstance(self.whole, str) and not 0 <= self.whole <= 1:
             raise UserError(
                 f"{self.where}.whole: {self.whole} is not a share from 0 to 1 (or an annotation)"
@@ -77,12 +91,14 @@ class UnitMasking(CorpusTask):
             unit = np.where(free, unit, -1)
             if not (unit >= 0).any():
                 return np.zeros(0, np.int64)
-        chosen = (choose_units if self.chosen == "exact" else choose_each)(unit, self.rate, rng)
+        group = unit if self.spans is None else spans_of(unit, self.spans, rng)
+        chosen = (choose_units if self.chosen == "exact" else choose_each)(group, self.rate, rng)
         where = np.flatnonzero(chosen)
-        # One draw per token; a unit that is corrupted as a whole uses the draw of its first token.
+        # One draw per token; what is corrupted as a whole uses the draw of its first token.
         draws = rng.random(len(example))
-        if self.corrupt == "unit":
-            first = np.unique(unit[where], return_index=True)[1]
+        if self.corrupt != "token":
+            whole = (unit if self.corrupt == "unit" else group)[where]
+            first = np.unique(whole, return_index=True)[1]
             draws[where] = np.repeat(draws[where[first]], np.diff([*first, len(where)]))
         example.input_ids[where] = shown(
             example.unmasked_ids[where],
@@ -91,6 +107,7 @@ class UnitMasking(CorpusTask):
             rng,
             mask_rate=self.mask_rate,
             random_rate=self.random_rate,
+            other=self.random == "other",
         )
         return where
 
@@ -106,4 +123,4 @@ def choose_each(unit: np.ndarray, rate: float, rng: np.random.Generator) -> np.n
     """(tokens,) bool: every unit with probability `rate`, using the draw of its first token."""
     draws = rng.random(len(unit))
     first = (unit >= 0) & (np.diff(unit, prepend=-1) != 0)
-    return (unit >= 0) & (draws[first] < rate)[unit]
+    return (unit >= 0) & (draws[first] < rate)[np.cumsum(first) - 1]

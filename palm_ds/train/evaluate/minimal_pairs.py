@@ -5,6 +5,10 @@
     masked     the summed loss of the tokens, each masked in an input of its own: the negative
                pseudo-log-likelihood (Salazar et al. 2020)
 
+A head that predicts a token at the place before it is read there, of tokens alone, as it knows no
+special ones. One that reads from left to right has a loss of its own for a sentence, unmasked: the
+sum, the negative log-likelihood.
+
     sentences ──inputs──> packed rows ──logits──> loss of each input ──sum──> loss of each sentence
 
 Sentences of the same tokens are read once, so that a pair of them is a tie.
@@ -25,7 +29,9 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.reader.minimal_pairs import MinimalPair, Paradigm
 from palm_ds.data.stream.packing import pack
 from palm_ds.data.tasks.example import Example, build_input, collate
+from palm_ds.model.heads.outputs import Reading
 from palm_ds.model.inputs.batch import Batch
+from palm_ds.model.inputs.visibility import causal
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
 
@@ -87,6 +93,8 @@ class PairSet:
     """The token ids of each different sentence, without special tokens."""
     vocabulary: SpecialTokens
     score: PairScore = "unmasked"
+    reading: Reading = "masked"
+    """Where the head predicts a token."""
 
     @property
     def longest(self) -> int:
@@ -125,7 +133,9 @@ class PairSet:
         for numbers, batch in self._batches(length, rows, rank, world):
             scores = logits(batch)
             if numbers and scores is not None:
-                sums[numbers] = _means(scores, batch.labels[self.task][1], self._labels(numbers))
+                counts = self._labels(numbers)
+                means = _means(scores, batch.labels[self.task][1], counts)
+                sums[numbers] = means * counts if self.reading == "causal" else means
             count += len(numbers)
             done(count, len(sums))
         return sums
@@ -146,7 +156,9 @@ class PairSet:
     def _labels(self, numbers: Sequence[int]) -> np.ndarray:
         """(len(numbers),) the labels of these inputs."""
         lengths = self._lengths[self._inputs[0][numbers]]
-        return lengths if self.score == "unmasked" else np.ones_like(lengths)
+        if self.score == "masked":
+            return np.ones_like(lengths)
+        return lengths if self.reading == "masked" else lengths - self.vocabulary.around(1)
 
     def _batches(
         self, length: int, rows: int, rank: int, world: int
@@ -165,8 +177,12 @@ class PairSet:
     def _example(self, number: int) -> Example:
         sentence, mask = (each[number] for each in self._inputs)
         example = build_input([TokenSpan(0, self.sentences[sentence])], self.vocabulary)
-        at = np.array([mask]) if mask else np.arange(len(example))
-        example.labels[self.task] = at, example.unmasked_ids[at]
+        words = np.flatnonzero(example.source_offsets >= 0)
+        whole = np.arange(len(example)) if self.reading == "masked" else words
+        at = np.array([mask]) if mask else whole
+        example.labels[self.task] = at - (self.reading != "masked"), example.unmasked_ids[at]
+        if self.reading == "causal":
+            example.visibility = causal(len(example))
         if mask:
             example.input_ids[mask] = self.vocabulary.mask
         return example
@@ -192,9 +208,14 @@ def pair_set(
     task_id: int,
     most: int,
     score: PairScore = "unmasked",
+    reading: Reading = "masked",
 ) -> PairSet:
     """The pairs as tokens. Raises UserError for a sentence of more than `most` tokens, special ones
     included."""
+    if (score, reading) == ("masked", "causal"):
+        raise UserError(
+            f"{task} reads from left to right, so no token is masked; score pairs unmasked"
+        )
     numbers: dict[bytes, int] = {}
     sentences: list[np.ndarray] = []
     scores: dict[str, np.ndarray] = {}
@@ -216,6 +237,7 @@ def pair_set(
         sentences=sentences,
         vocabulary=tokenizer.vocabulary,
         score=score,
+        reading=reading,
     )
 
 

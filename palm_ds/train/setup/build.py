@@ -151,8 +151,8 @@ def build_held_out(recipe: Recipe, data: Data) -> HeldOutSet:
 
 
 def build_pairs(recipe: Recipe, model: Model, tokenizer: Tokenizer) -> PairSet | None:
-    """The minimal pairs of `evaluate.pairs`, for the head of `export_task` if it predicts masked
-    tokens, else of the first task that does; None if there are none. Raises UserError."""
+    """The minimal pairs of `evaluate.pairs`, for the task that is exported if it predicts tokens,
+    else the first that does; None if there are none. Raises UserError."""
     settings = recipe.evaluate
     if not settings.pairs:
         return None
@@ -160,7 +160,8 @@ def build_pairs(recipe: Recipe, model: Model, tokenizer: Tokenizer) -> PairSet |
     tasks = [t for t, h in model.head_of.items() if type(model.heads[h]) is MaskedLMHead]
     if not tasks:
         raise UserError("evaluate.pairs: no task predicts masked tokens; add knowledge_masking")
-    task = recipe.export_task if recipe.export_task in tasks else tasks[0]
+    exported = default_task(recipe, model)
+    task = exported if exported in tasks else tasks[0]
     try:
         return pair_set(
             read_paradigms(settings.pairs),
@@ -169,6 +170,7 @@ def build_pairs(recipe: Recipe, model: Model, tokenizer: Tokenizer) -> PairSet |
             task_id=recipe.task_ids[task],
             most=min(recipe.length, model.backbone.config.max_length),
             score=settings.pair_score,
+            reading=recipe.built_tasks[task].head_outputs().reading,
         )
     except UserError as error:
         raise UserError(f"evaluate.pairs: {error}") from None
@@ -287,18 +289,35 @@ def full_config(config: EncoderConfig, vocabulary: SpecialTokens) -> EncoderConf
 
 
 def outputs_of(recipe: Recipe, model: Model) -> dict[str, HeadOutputs]:
-    """{head: the meaning of its scores}, as given by the task that owns it."""
+    """{head: the meaning of its scores}, as given by the task that owns it; of a masked-LM head, by
+    the one that trained it last."""
     tasks = recipe.built_tasks
-    return {name: tasks[name].head_outputs() for name in model.heads if name in tasks}
+    owners = {name: name for name in model.heads if name in tasks}
+    for name in owners:
+        if isinstance(model.heads[name], MaskedLMHead):
+            owners[name] = _last_trained(recipe, model, name)
+    return {name: tasks[owner].head_outputs() for name, owner in owners.items()}
 
 
 def default_task(recipe: Recipe, model: Model) -> str:
     """The task whose row of the task embedding is used for texts that name none: `export_task`,
-    else the task that trains vectors of texts, the first masked-word task, or the first one."""
+    else the task that trains vectors of texts, the first masked-word task (of those that share its
+    head, the one that trained it last), or the first one."""
     words = [t for t, h in model.head_of.items() if isinstance(model.heads[h], MaskedLMHead)]
     taken = pooling_taken(recipe)
+    words = [_last_trained(recipe, model, model.head_of[x]) for x in words[:1]]
     usual = [taken[0]] if taken else words or list(recipe.task_ids)
     return recipe.export_task or next(iter(usual), "")
+
+
+def _last_trained(recipe: Recipe, model: Model, head: str) -> str:
+    """The task of the last stage that trains a head, of several there the recipe's first."""
+    users = [task for task, own in model.head_of.items() if own == head]
+    for stage in reversed(recipe.curriculum.stages) if len(users) > 1 else ():
+        trained = {task for group, _ in stage.steps_of for task in tasks_of(group)}
+        if found := [task for task in users if task in trained]:
+            return found[0]
+    return users[0]
 
 
 def pooling_taken(recipe: Recipe) -> tuple[str, TextPooling] | None:

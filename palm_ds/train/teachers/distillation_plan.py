@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -208,6 +208,7 @@ def _head_for(
     head, heads = owner.head(encoder), contents.heads
     if not soft_kind(head):
         return ""
+    meaning = replace(owner.head_outputs(), reading=task.head_outputs().reading)
     if given := settings.heads.get(task.name):
         _check_given(given, task, head, contents)
         found = given
@@ -215,7 +216,7 @@ def _head_for(
         fitting = [
             name
             for name, stored in heads.items()
-            if _same_form(head, stored) and _same_meaning(owner.head_outputs(), stored.outputs)
+            if _same_form(head, stored) and _same_meaning(meaning, stored.outputs)
         ]
         named = (contents.head_of.get(task.name, ""), task.name, owner.name)
         others = [name for name in fitting if name != NEXT_SENTENCE]
@@ -266,6 +267,8 @@ def _same_form(head: nn.Module, stored: HeadInfo) -> bool:
 def _same_meaning(student: HeadOutputs, teacher: HeadOutputs) -> bool:
     """Whether scores are of the same classes and read in the same way, as far as a checkpoint
     says."""
+    if student.reading != teacher.reading:
+        return False
     named = bool(teacher.labels) and not _is_numbered(teacher.labels)
     if named and set(student.labels) != set(teacher.labels):
         return False

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.attention.attention import attend, plan_attention
@@ -14,7 +15,14 @@ from palm_ds.model.attention.tiles import TILE
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.inputs.batch import Batch, PackedText
-from palm_ds.model.inputs.visibility import Visibility, full, multi_flow, prefix_lm, visible
+from palm_ds.model.inputs.visibility import (
+    Visibility,
+    causal,
+    full,
+    multi_flow,
+    prefix_lm,
+    visible,
+)
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.ops.dropout import dropout_keys
 from tests.model.attention.test_attention import compare
@@ -212,7 +220,44 @@ def test_a_query_is_as_in_a_pass_of_its_own(attention: str, recompute: bool) -> 
         torch.testing.assert_close(out[kept], found, atol=1e-5, rtol=1e-4)
 
 
-def test_windows_are_refused() -> None:
-    batch = Batch.from_rows(MIXED, length=22, pad=0)
+def test_windows_are_refused_where_queries_stand_far_from_what_they_see() -> None:
+    text = replace(flows(2, 2, [0, 1]), position_ids=np.array([0, 1, 2, 3, 2, 3]))
+    batch = Batch.from_rows([[text, text_of(3, causal(3))]], length=9, pad=0)
     with pytest.raises(UserError, match="without windows"):
-        attend(torch.randn(3, 22, 24), plan_attention(batch, "plain"), num_heads=2, window=3)
+        attend(torch.randn(1, 9, 24), plan_attention(batch, "plain"), num_heads=2, window=3)
+
+
+LEFT_TO_RIGHT = [
+    [text_of(7, causal(7)), text_of(4), text_of(5, causal(5))],
+    [text_of(TILE - 20, causal(TILE - 20))],
+    [],
+]
+
+
+@pytest.mark.parametrize("window", [None, 1, 6])
+@pytest.mark.parametrize("kernel", ["plain", "sdpa", "tiles", "triton"])
+def test_left_to_right_within_windows(
+    kernel: str, window: int | None, request: pytest.FixtureRequest
+) -> None:
+    if kernel == "triton":
+        request.getfixturevalue("interpreted")
+    assert dense(text_of(3, causal(3))).tolist() == np.tri(3, dtype=bool).tolist()
+    batch = Batch.from_rows(LEFT_TO_RIGHT, length=TILE, pad=0)
+    qkv = torch.randn(3, TILE, 3 * 2 * 8)
+    compare(batch, qkv, kernel, num_heads=2, window=window)
+    if kernel == "plain":
+        at = torch.arange(TILE)
+        near = (at[:, None] - at).abs() <= (TILE if window is None else window)
+        seen = (dense_of_rows(LEFT_TO_RIGHT, TILE) & near)[:, None]
+        parts = (x.unflatten(-1, (2, 8)).transpose(1, 2) for x in qkv.chunk(3, -1))
+        expected = F.scaled_dot_product_attention(*parts, attn_mask=seen)
+        found = attend(qkv, plan_attention(batch, kernel), num_heads=2, window=window)
+        torch.testing.assert_close(found, expected.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("window", [3, 100])
+def test_a_long_text_read_from_left_to_right_within_windows(window: int) -> None:
+    """Of several tiles on a CPU."""
+    length = 3 * TILE + 5
+    batch = Batch.from_rows([[text_of(length, causal(length))]], length=length, pad=0)
+    compare(batch, torch.randn(1, length, 3 * 2 * 4), "tiles", num_heads=2, window=window)

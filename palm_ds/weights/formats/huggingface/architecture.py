@@ -26,6 +26,9 @@ MASKED_WORDS, CLASSIFIER, QUESTION_ANSWERING = "masked_words", "classifier", "qa
 NEXT_SENTENCE, SENTENCE_ORDER = PAIR_HEADS = "next_sentence", "sentence_order"
 """Of two texts, in pretraining classes."""
 REPLACED_TOKENS = "replaced_tokens"
+READING = "palm_ds_reading"
+"""The key of config.json that says where a masked-LM head predicts a token, if not at its own place
+(palm_ds/model/heads/outputs.py)."""
 COUNTS = {2: "two", 3: "three"}
 """How many tensors of a file are one of ours, in reports."""
 WORDS = "backbone.word.weight"

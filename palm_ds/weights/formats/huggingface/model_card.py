@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from palm_ds.common.messages import printable
+from palm_ds.weights.formats.huggingface.architecture import READING
 from palm_ds.weights.formats.huggingface.plan import ExportPlan
 
 _PIPELINES = {
@@ -68,7 +69,7 @@ def model_card(plan: ExportPlan, made: Provenance) -> str:
         *_section("Trained on", _rows(made.tasks)),
         *_section(f"Held-out scores at step {made.scored_at:,}", _scores(made)),
         *_section("Documents of the source", map(_code, made.documents)),
-        *_section("Note", (f"- {printable(note)}" for note in made.notes)),
+        *_section("Note", (f"- {printable(note)}" for note in _notes(plan, made))),
         "## How it was checked\n\n" + _checked(made),
         *_section("Created (not in the source)", _rows(plan.created)),
         *_section("Skipped", _rows({**made.skipped, **plan.skipped})),
@@ -86,6 +87,7 @@ def _head(plan: ExportPlan, made: Provenance) -> str:
     """The metadata that the hub reads."""
     own = plan.pooling is not None and plan.pooling.trained
     pipeline = _SENTENCES if own else _PIPELINES.get(_ending(plan), "")
+    pipeline = "" if READING in plan.config_json else pipeline
     pipeline = "text-ranking" if _reranks(plan) else pipeline
     tags = ["palm_ds", *_tags(plan)]
     return "\n".join(
@@ -111,6 +113,18 @@ def _tags(plan: ExportPlan) -> list[str]:
     known = known and (plan.pooling is None or plan.pooling.pooling != "max")
     other = ["text-embeddings-inference"] if known else []
     return ["sentence-transformers", "feature-extraction", *other]
+
+
+def _notes(plan: ExportPlan, made: Provenance) -> tuple[str, ...]:
+    reading = plan.config_json.get(READING)
+    if reading is None:
+        return made.notes
+    unmasked = " from the text before it; attention is causal" if reading == "causal" else ""
+    return (
+        f"Its output at a place is for the next token{unmasked}: the scores of a masked token are "
+        "those at the place before it, which pipelines do not know.",
+        *made.notes,
+    )
 
 
 def _listed(key: str, values: Iterable[str]) -> list[str]:
@@ -144,7 +158,7 @@ def _origin(plan: ExportPlan, made: Provenance) -> str:
 
 def _example(plan: ExportPlan, made: Provenance) -> str:
     ending = _ending(plan)
-    shown = _EXAMPLES.get(ending, "")
+    shown = "" if READING in plan.config_json else _EXAMPLES.get(ending, "")
     if made.pairs and ending == "ForSequenceClassification":
         shown = _PAIRS
     if _reranks(plan):

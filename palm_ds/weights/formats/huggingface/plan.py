@@ -31,6 +31,8 @@ from palm_ds.weights.formats.expected_shapes import TRANSITIONS
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
     COUNTS,
+    MASKED_WORDS,
+    READING,
     TASKS,
     Names,
 )
@@ -259,6 +261,9 @@ def _config_json(
         if hf_name == CLASSIFIER and chosen.ending != "ForMultipleChoice":
             values |= _labels(heads[ours])
             values |= _problem_type(heads[ours], chosen)
+        reading = heads[ours].outputs.reading
+        if hf_name == MASKED_WORDS and reading != "masked":
+            values[READING] = reading
     return values
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from palm_ds.common.config import shorten
+from palm_ds.common.config import parse, shorten
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import printable
 from palm_ds.model.config.config import EncoderConfig
@@ -31,6 +31,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     HEAD_CLASSES,
     MASKED_WORDS,
     PAIR_HEADS,
+    READING,
     SENTENCE_ORDER,
 )
 from palm_ds.weights.formats.huggingface.check_config import check_labels
@@ -233,6 +234,9 @@ def described_heads(
             heads[CLASSIFIER] = replace(head, outputs=_outputs(about, head.classes))
         except UserError as error:
             raise UserError(f"{file}: {error}") from None
+    if (head := heads.get(MASKED_WORDS)) and READING in about:
+        outputs = parse(HeadOutputs, {"reading": about[READING]}, f"{file}: {READING}")
+        heads[MASKED_WORDS] = replace(head, outputs=outputs)
     return heads
 
 

@@ -1,0 +1,61 @@
+"""Predict each token from those before it (GPT: Radford et al. 2018).
+
+    [CLS] the cat sat [SEP]        attends to itself and to what is before it
+    the   cat sat                  predicts the next token; special tokens are not predicted
+
+It runs on every encoder whose attention follows the plan of its batch, windows and rotary positions
+included: with them the encoder is a decoder as Ettin's are (Weller et al. 2025). Other tasks of its
+task group read the same vectors, which know nothing of the text after them.
+
+Its head is that of masked words, which other tasks may share, and they its:
+
+    one after the other (Gisserot-Boukhlef et al. 2025), in either order
+    knowledge_masking: {source: text}
+    causal_language_model: {source: text, share: knowledge_masking}
+    stages: [{causal_language_model: 10_000}, {knowledge_masking: 30_000}]
+
+    both at once, masked words at the place before them (GPT-BERT: Charpentier and Samuel 2024)
+    knowledge_masking: {source: text, shifted: true}
+    causal_language_model: {source: text, share: knowledge_masking}
+    stages: [{knowledge_masking: 15_000, causal_language_model: 1_000}]
+
+A stage mixes its tasks by examples, within every step and whatever the processes are. GPT-BERT
+does it by processes, of which it therefore needs a multiple of 16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from palm_ds.data.sources.corpus import CorpusSource
+from palm_ds.data.tasks.example import Example
+from palm_ds.data.tasks.task import CorpusTask
+from palm_ds.model.heads.outputs import Reading
+from palm_ds.model.inputs.visibility import causal
+from palm_ds.pretrain.shared.token_prediction import TokenPrediction
+
+
+@dataclass(frozen=True, kw_only=True)
+class CausalLanguageModel(TokenPrediction, CorpusTask):
+    attends_partially: ClassVar[bool] = True
+
+    @property
+    def reading(self) -> Reading:
+        return "causal"
+
+    @classmethod
+    def labels_others(cls) -> bool:
+        """It says what the tokens of its own examples attend to."""
+        return False
+
+    def example(self, layout: np.void, source: CorpusSource, rng: np.random.Generator) -> Example:
+        example = super().example(layout, source, rng)
+        example.visibility = causal(len(example))
+        return example
+
+    def label(self, example: Example, source: CorpusSource, rng: np.random.Generator) -> None:
+        where = np.flatnonzero(example.source_offsets >= 0)
+        example.labels[self.name] = where - 1, example.unmasked_ids[where]
