@@ -15,12 +15,13 @@ Its head is that of masked words, which other tasks may share, and they its:
     stages: [{causal_language_model: 10_000}, {knowledge_masking: 30_000}]
 
     both at once, masked words at the place before them (GPT-BERT: Charpentier and Samuel 2024)
-    knowledge_masking: {source: text, shifted: true}
-    causal_language_model: {source: text, share: knowledge_masking}
+    knowledge_masking: {source: text, shifted: true, weight: 0.9375}
+    causal_language_model: {source: text, share: knowledge_masking, weight: 0.0625}
     stages: [{knowledge_masking: 15_000, causal_language_model: 1_000}]
 
 A stage mixes its tasks by examples, within every step and whatever the processes are. GPT-BERT
-does it by processes, of which it therefore needs a multiple of 16.
+does it by processes, of which it therefore needs a multiple of 16, and takes the mean of their
+losses; here each task's loss is a mean of its own, so that `weight` repeats the shares.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from palm_ds.model.encoder.encoder import encoder_class
+from palm_ds.pretrain.knowledge_masking import KnowledgeMasking
 from palm_ds.pretrain.replaced_token_detection import ReplacedTokenDetection
 from palm_ds.train.recipe.recipe import Recipe, read_recipe
 
@@ -173,3 +174,54 @@ def test_replaced_tokens_as_published(
     made = task.generator.config(encoder)
     sizes = made.num_layers, made.hidden_size, made.feed_forward_size, made.num_heads
     assert sizes == theirs.generator and encoder.num_layers == layers
+
+
+def test_gpt_bert_as_published(root: Path) -> None:
+    """7,812 steps of 4 M tokens, the batch from a quarter; cosine after 1.6 %; 30 to 15 % in spans
+    of 1 to 3 tokens; 15 masked texts for a causal one, with the weights of GPT-BERT's mean."""
+    recipe = read_recipe(root / "launch/recipes/gpt_bert_small.yaml")
+    optimizer, steps = recipe.optimizer, 7812
+    assert (optimizer.kind, optimizer.lr, optimizer.weight_decay) == ("lamb", 1.41e-2, 0.1)
+    assert (tuple(optimizer.betas), optimizer.eps, optimizer.clip) == ((0.9, 0.98), 1e-8, 2.0)
+    assert optimizer.ema == 0.999 and recipe.curriculum.steps == steps
+    sizes = recipe.stage_plan.sizes
+    assert [size.length for size in sizes] == [128, 256, 512]
+    assert all(size.rows_at(10**6) * size.length == 32768 * 128 for size in sizes)
+    assert sizes[0].rows_at(0) == 32768 // 4
+    warm = int(0.016 * steps)
+    for step in range(0, steps, 97):
+        at = recipe.curriculum.at(step, recipe.seed)
+        done = (step + 1) / warm
+        turned = math.pi * (step - warm) / (steps - warm)
+        wanted = min(done, 0.5 + 0.5 * math.cos(max(turned, 0)))
+        assert recipe.lr_scale(at) == pytest.approx(wanted, abs=2e-3), step
+        rate = 0.3 - 0.15 * step / (steps - 1)
+        assert recipe.stage_plan.mask_rates.at(step) == pytest.approx(rate, abs=1e-3), step
+    tasks = recipe.built_tasks
+    masks, causal = tasks["knowledge_masking"], tasks["causal_language_model"]
+    assert isinstance(masks, KnowledgeMasking) and masks.spans is not None
+    assert (masks.spans.lengths, masks.spans.shortest, masks.spans.longest) == ("uniform", 1, 3)
+    assert (masks.shifted, masks.units, causal.share) == (True, ("token",), masks.name)
+    assert (masks.mask_rate, masks.random_rate) == (0.8, 0.1)
+    for stage in recipe.curriculum.stages:
+        assert dict(stage.steps_of)[causal.name] / stage.steps == pytest.approx(1 / 16, abs=3e-4)
+    assert (masks.weight, causal.weight) == (15 / 16, 1 / 16)
+    config = recipe.backbone_config
+    assert (config.num_layers, config.hidden_size, config.num_heads) == (12, 384, 6)
+    assert (config.feed_forward_size, config.vocab_size) == (1280, 8192)
+    assert not encoder_class(config).has_windows(config)
+
+
+def test_babyberta_as_published(root: Path) -> None:
+    recipe = read_recipe(root / "launch/recipes/babyberta.yaml")
+    optimizer, steps = recipe.optimizer, 160_000
+    assert (optimizer.kind, optimizer.lr, optimizer.weight_decay) == ("adamw", 1e-4, 0)
+    assert (recipe.curriculum.steps, recipe.length, recipe.batch) == (steps, 128, "16 examples")
+    assert recipe.lr_scale(recipe.curriculum.at(11_999, 1)) == pytest.approx(0.5)
+    assert recipe.lr_scale(recipe.curriculum.at(24_000, 1)) == pytest.approx(1, abs=1e-4)
+    task = recipe.built_tasks["knowledge_masking"]
+    assert isinstance(task, KnowledgeMasking)
+    assert (task.rate, task.mask_rate, task.random_rate, task.random) == (0.15, 0.9, 0.1, "other")
+    config = recipe.backbone_config
+    sizes = config.num_layers, config.hidden_size, config.num_heads, config.feed_forward_size
+    assert (*sizes, config.vocab_size) == (8, 256, 8, 1024, 8192)

@@ -14,8 +14,8 @@ PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_class
 """transformers' `problem_type`, which selects the function that its pipelines apply to scores."""
 
 Reading: TypeAlias = Literal["masked", "shifted", "causal"]
-"""Where a masked-LM head predicts a token: at its own place; at the place before it; there too, from
-the text before it alone."""
+"""Where a masked-LM head predicts a token: at its own place; at the place before it; there too,
+from the text before it alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

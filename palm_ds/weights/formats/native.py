@@ -323,7 +323,8 @@ def heads_of(
     heads: dict[str, HeadInfo] = {}
     for head, names in parts.items():
         if (names >= _MASKED and names <= _MASKED | _MAY_BE_MASKED) or names in _BARE_MASKED:
-            heads[head] = HeadInfo(kind="masked_words", pooled=False)
+            meaning = outputs.get(head, HeadOutputs())
+            heads[head] = HeadInfo(kind="masked_words", pooled=False, outputs=meaning)
         elif names in (set(_CLASSES), {*_CLASSES, TRANSITIONS}):
             crf = TRANSITIONS in names
             heads[head] = HeadInfo(
