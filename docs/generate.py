@@ -33,6 +33,7 @@ from palm_ds.data.tasks.task import Task, known_kinds  # noqa: E402
 from palm_ds.model.config.config import PRESETS, EncoderConfig  # noqa: E402
 from palm_ds.model.heads.replaced_tokens import GeneratorSettings  # noqa: E402
 from palm_ds.model.lora import LoraSettings  # noqa: E402
+from palm_ds.pretrain.shared.spans import SpanSettings  # noqa: E402
 from palm_ds.runtime.deepspeed.ds_config import Comms, PalmSection  # noqa: E402
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig  # noqa: E402
 from palm_ds.train.recipe.lr_schedule import LRSchedule  # noqa: E402
@@ -67,6 +68,7 @@ SECTIONS = {
     "track.trackio": TrackioSettings,
     "loss_spike": SpikeSettings,
     "tasks.NAME.generator": GeneratorSettings,
+    "tasks.NAME.spans": SpanSettings,
 }
 NOT_WRITTEN = {
     "Task": ("name",),

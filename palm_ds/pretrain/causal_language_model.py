@@ -7,7 +7,8 @@ It runs on every encoder whose attention follows the plan of its batch, windows 
 included: with them the encoder is a decoder as Ettin's are (Weller et al. 2025). Other tasks of its
 task group read the same vectors, which know nothing of the text after them.
 
-Its head is that of masked words, which other tasks may share, and they its:
+Its head is that of masked words, so that tasks of both kinds can `share` one, in stages one after
+the other or at once.
 
     one after the other (Gisserot-Boukhlef et al. 2025), in either order
     knowledge_masking: {source: text}

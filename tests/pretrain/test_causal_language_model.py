@@ -112,7 +112,7 @@ def modernbert_decoder(folder: Path) -> nn.Module:
             num_attention_heads=config.num_heads,
             max_position_embeddings=64,
             local_attention=2 * (window + 1),  # its windows count the token itself
-            global_attn_every_n_layers=3,
+            layer_types=["full_attention", *["sliding_attention"] * 2, "full_attention"],
             **dict.fromkeys(("pad_token_id", "cls_token_id", "bos_token_id"), 0),
             **dict.fromkeys(("sep_token_id", "eos_token_id"), 1),
         )

@@ -24,7 +24,7 @@ from palm_ds.common.settings import InnerShare, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpanLengths(Settings):
+class SpanSettings(Settings):
     """The distribution of the lengths of spans, in units."""
 
     lengths: Literal["geometric", "uniform"] = "geometric"
@@ -56,7 +56,7 @@ class SpanLengths(Settings):
         return self.shortest + np.searchsorted(self._cumulated[:-1], rng.random(count), "right")
 
 
-def spans_of(unit: np.ndarray, lengths: SpanLengths, rng: np.random.Generator) -> np.ndarray:
+def spans_of(unit: np.ndarray, lengths: SpanSettings, rng: np.random.Generator) -> np.ndarray:
     """(tokens,) the number of each token's span, ascending from 0, given that of its unit, -1 for
     none. No span goes across a token without a unit."""
     inside = unit >= 0
@@ -67,7 +67,7 @@ def spans_of(unit: np.ndarray, lengths: SpanLengths, rng: np.random.Generator) -
     return np.where(inside, np.cumsum(begins) - 1, -1)
 
 
-def _starts(units: int, lengths: SpanLengths, rng: np.random.Generator) -> np.ndarray:
+def _starts(units: int, lengths: SpanSettings, rng: np.random.Generator) -> np.ndarray:
     """(units,) bool: which units begin a span."""
     ends = np.cumsum(lengths.draw(units, rng))
     found = np.zeros(units, bool)

@@ -13,7 +13,7 @@ from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.masking import Unit, choose_units, shown, units_of
 from palm_ds.data.tasks.task import CorpusTask
-from palm_ds.pretrain.shared.spans import SpanLengths, spans_of
+from palm_ds.pretrain.shared.spans import SpanSettings, spans_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class UnitMasking(CorpusTask):
     """Units to mask as a whole: a token belongs to the largest unit listed here that covers it, or
     is a unit by itself. `[token]` and `[word]` are ERNIE 1.0's basic stage, `[phrase, word]` and
     `[entity, word]` its later ones."""
-    spans: SpanLengths | None = None
+    spans: SpanSettings | None = None
     """Mask spans of consecutive units instead of single ones, as in `{lengths: geometric}`
     (SpanBERT, with `units: [word]`) or `{lengths: uniform, longest: 3}` (GPT-BERT, with `units:
     [token]`)."""

@@ -311,8 +311,9 @@ def default_task(recipe: Recipe, model: Model) -> str:
 
 
 def _last_trained(recipe: Recipe, model: Model, head: str) -> str:
-    """The task of the last stage that trains a head, of several there the recipe's first."""
+    """The task of the last stage that trains a head; of several there its owner, or the first."""
     users = [task for task, own in model.head_of.items() if own == head]
+    users.sort(key=lambda task: task != head)
     for stage in reversed(recipe.curriculum.stages) if len(users) > 1 else ():
         trained = {task for group, _ in stage.steps_of for task in tasks_of(group)}
         if found := [task for task in users if task in trained]:

@@ -10,14 +10,14 @@ from palm_ds.common.rng import keyed_generator
 from palm_ds.data.tasks.example import Example, build_input
 from palm_ds.data.tasks.masking import other_tokens
 from palm_ds.pretrain.knowledge_masking import KnowledgeMasking
-from palm_ds.pretrain.shared.spans import SpanLengths, spans_of
+from palm_ds.pretrain.shared.spans import SpanSettings, spans_of
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
 
 VOCABULARY = SpecialTokens(
     size=1005, pad=0, unk=1, cls=2, sep=3, mask=4, regular=np.arange(5, 1005)
 )
-SPANBERT = SpanLengths(lengths="geometric", p=0.2, longest=10)
-GPT_BERT = SpanLengths(lengths="uniform", longest=3)
+SPANBERT = SpanSettings(lengths="geometric", p=0.2, longest=10)
+GPT_BERT = SpanSettings(lengths="uniform", longest=3)
 
 
 class Texts:
@@ -45,7 +45,7 @@ def test_lengths_are_the_published_ones() -> None:
     lengths = GPT_BERT.draw(90_000, keyed_generator(1, 2))
     assert np.bincount(lengths)[1:] / len(lengths) == pytest.approx([1 / 3] * 3, abs=7e-3)
     with pytest.raises(UserError, match="spans.shortest"):
-        SpanLengths(shortest=4, longest=3)
+        SpanSettings(shortest=4, longest=3)
 
 
 def test_spans_are_runs_of_whole_units() -> None:
@@ -66,7 +66,7 @@ def test_spans_are_runs_of_whole_units() -> None:
 
 
 @pytest.mark.parametrize("spans", [SPANBERT, GPT_BERT])
-def test_the_share_is_the_rate_and_words_stay_whole(spans: SpanLengths) -> None:
+def test_the_share_is_the_rate_and_words_stay_whole(spans: SpanSettings) -> None:
     task, shares, run_lengths = make(spans=spans), [], []
     for n in range(800):
         example = text(600)
