@@ -14,7 +14,6 @@ from palm_ds.common import errors
 from palm_ds.common.errors import UserError
 from palm_ds.data.stream.stages import StepInfo
 from palm_ds.engine import Engine
-from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.encoder.flops import training_flops
 from palm_ds.model.inputs.batch import Batch
@@ -30,7 +29,7 @@ from palm_ds.train.loop.monitors import LabelWatch, RankTime, SlowRanks, StepMet
 from palm_ds.train.loop.prefetch import prefetched
 from palm_ds.train.loop.recovery import Recovery
 from palm_ds.train.loop.saving import Saver
-from palm_ds.train.plan.work import generated_labels, vocab_tasks
+from palm_ds.train.plan.work import encoder_passes
 from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.report.run_log import RunLog
 from palm_ds.train.setup.build import AnyStream
@@ -208,17 +207,9 @@ class Loop:
     def _flops(self, batches: list[Batch]) -> torch.Tensor | float:
         return sum(
             training_flops(config, batch, tasks)
-            for config, tasks in self._passes
+            for config, tasks in encoder_passes(self.model)
             for batch in batches
         )
-
-    @cached_property
-    def _passes(self) -> list[tuple[EncoderConfig, list[str]]]:
-        """Each encoder of the model, with the losses whose labels go through its vocabulary."""
-        model = self.model
-        made = [each.encoder.config for each in model.generators.values()]
-        own = (model.backbone.config, vocab_tasks(model))
-        return [own, *((config, generated_labels(model)) for config in made)]
 
     def _log_due(self, step: int, result: StepResult) -> bool:
         last = step + 1 == self.recipe.curriculum.steps

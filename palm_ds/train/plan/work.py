@@ -107,6 +107,13 @@ def generated_labels(model: Model) -> list[str]:
     return [generator_name(x) for x, head in model.head_of.items() if head in model.generators]
 
 
+def encoder_passes(model: Model) -> list[tuple[EncoderConfig, list[str]]]:
+    """Each encoder of the model, with the losses whose labels go through its vocabulary."""
+    generators = [each.encoder.config for each in model.generators.values()]
+    own = (model.backbone.config, vocab_tasks(model))
+    return [own, *((config, generated_labels(model)) for config in generators)]
+
+
 def work_of(model: Model, batches: Iterable[Batch], rows: int) -> StepWork:
     """The work of a step from (some of) its batches, as if all its `rows` were like them."""
     tokens = squares = labels = generated = seen = 0.0

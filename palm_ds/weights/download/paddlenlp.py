@@ -3,7 +3,7 @@
     NAME.pdparams + NAME_vocab.txt   as published
     config.json                      from a preset and what differs, as PaddleNLP has it in its code
 
-Sizes and addresses are those of its ernie/configuration.py and ernie/tokenizer.py. Whatever a file
+Sizes and addresses are those of its modules ernie.configuration and ernie.tokenizer. Whatever a file
 has beside an encoder and the usual heads, such as the two maps of uie, is reported as skipped.
 """
 
