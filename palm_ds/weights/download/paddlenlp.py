@@ -3,8 +3,8 @@
     NAME.pdparams + NAME_vocab.txt   as published
     config.json                      from a preset and what differs, as PaddleNLP has it in its code
 
-Sizes and addresses are those of its modules ernie.configuration and ernie.tokenizer. Whatever a file
-has beside an encoder and the usual heads, such as the two maps of uie, is reported as skipped.
+Sizes and addresses are those of its modules ernie.configuration and ernie.tokenizer. Whatever a
+file has beside an encoder and the usual heads, such as the two maps of uie, is reported as skipped.
 """
 
 from __future__ import annotations
