@@ -52,6 +52,7 @@ from palm_ds.train.setup.build import (
     build_held_out,
     build_model,
     build_pairs,
+    build_probe,
     build_stream,
 )
 from palm_ds.train.setup.corpus_check import CorpusCheck
@@ -360,7 +361,11 @@ def _build_parts(run: RunSpec, data: Data, plan: DistillationPlan, processes: Pr
     )
     check_family(recipe, model.backbone)
     tokenizer = text_tokenizer(recipe, data.tokenizer, data.corpora.values()) or data.tokenizer
-    validation = replace(validation, pairs=build_pairs(recipe, model, tokenizer))
+    validation = replace(
+        validation,
+        pairs=build_pairs(recipe, model, tokenizer),
+        probe=build_probe(recipe, model, tokenizer),
+    )
     attach_teachers(plan, model, seed=recipe.seed)
     size = dict(rows=stream.rows, length=recipe.stage_plan.longest)
     ds_config = choose_micro_batch(run.ds_config, model, processes, **size)

@@ -4,10 +4,15 @@ padding.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
+
 import numpy as np
 import torch
 
 from palm_ds.model.attention.tiles import TILE
+
+T = TypeVar("T")
 
 
 def pack(lengths: np.ndarray, max_length: int) -> list[list[int]]:
@@ -40,6 +45,17 @@ def pack(lengths: np.ndarray, max_length: int) -> list[list[int]]:
             open_rows[left].append(row)
             spaces |= 1 << left
     return rows
+
+
+def micro_batches(
+    rows: Sequence[list[T]], *, size: int, rank: int, world: int
+) -> Iterator[list[list[T]]]:
+    """This process's share of packed rows, `size` at a time. All processes get equally many parts;
+    the last ones may have empty rows."""
+    count = -(-len(rows) // (world * size))
+    padded = [*rows, *([] for _ in range(count * world * size - len(rows)))]
+    own = padded[rank::world]
+    yield from (own[first : first + size] for first in range(0, len(own), size))
 
 
 _SHORT_ROWS = (64, TILE)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from palm_ds.data.stream.decode import Decoded, decoded, gathered
+from palm_ds.data.stream.packing import micro_batches
 from palm_ds.data.stream.task_group_dataset import (
     BuiltRow,
     PackedRow,
@@ -31,6 +32,7 @@ from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.step.grad_cache import GlobalBatchLoss
 from palm_ds.train.evaluate.minimal_pairs import PairSet, rows_within_memory
+from palm_ds.train.evaluate.probe import Probe
 from palm_ds.train.recipe.custom_metrics import Metric, OwnMetrics, own_scores
 from palm_ds.train.report.metrics_file import set_title
 
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
 BLOCK = 256
 """Examples of a block."""
-_PAIRS = "minimal pairs"
+_PAIRS, _PROBE = "minimal pairs", "probe"
 
 
 class ExampleVectors(NamedTuple):
@@ -215,11 +217,13 @@ class HeldOutSet:
     """The rows of further evaluation sets, by name."""
     pairs: PairSet | None = None
     """Minimal pairs to score besides."""
+    probe: Probe | None = None
+    """Labelled texts whose vectors are probed besides."""
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to evaluate on."""
-        return not (self.rows or self.pairs)
+        return not (self.rows or self.pairs or self.probe)
 
     def first_rows_of(self, task: str, rows: int) -> HeldOutSet:
         """Only the first `rows` rows that contain a task."""
@@ -233,11 +237,8 @@ class HeldOutSet:
     ) -> Iterator[tuple[list[BuiltRow], Batch]]:
         """This process's micro-batches, with their examples. All processes get equally many; the
         last ones may contain empty rows."""
-        count = -(-len(self.rows) // (world * micro_rows))
-        padded = [*self.rows, *([[]] * (count * world * micro_rows - len(self.rows)))]
-        own = padded[rank::world]
-        for i in range(0, len(own), micro_rows):
-            built = build_examples(self.datasets, own[i : i + micro_rows])
+        for part in micro_batches(self.rows, size=micro_rows, rank=rank, world=world):
+            built = build_examples(self.datasets, part)
             yield built, collate_built(self.datasets, built, self.length, self.pad)
 
 
@@ -332,7 +333,8 @@ def evaluate(
 def evaluate_sets(
     engine: Engine, data: HeldOutSet, tasks: Mapping[str, Task], own: OwnMetrics = _NONE
 ) -> dict[str, TaskScore]:
-    """{"task (set)": score} on every further evaluation set and the minimal pairs. Collective."""
+    """{"task (set)": score} on every further evaluation set, the minimal pairs and the
+    probe. Collective."""
     evaluations = {
         set_title(task, name): score
         for name, rows in data.sets.items()
@@ -342,6 +344,8 @@ def evaluate_sets(
         evaluations[set_title(data.pairs.task, _PAIRS)] = _pair_score(
             engine, data.pairs, data.length
         )
+    if data.probe:
+        evaluations[set_title(data.probe.task, _PROBE)] = _probe_score(engine, data.probe)
     return evaluations
 
 
@@ -365,6 +369,30 @@ def _pair_score(engine: Engine, pairs: PairSet, length: int) -> TaskScore:
         baseline_accuracy=0.5,
         metrics={"accuracy": pair_scores.mean},
         tables={"paradigms": [["paradigm", "pairs", "accuracy"], *paradigms]},
+    )
+
+
+def _probe_score(engine: Engine, probe: Probe) -> TaskScore:
+    """The accuracy of a linear classifier of the encoder's vectors. Collective."""
+
+    def read(batch: Batch) -> torch.Tensor:
+        own = batch.to(engine.device)
+        return engine.apply(lambda model: probe.vectors_of(model.backbone, own))
+
+    how = {"rows": engine.micro_rows, "rank": engine.rank, "world": engine.world}
+    parts = engine.processes.gather(probe.vectors(read, **how))
+    # One process fits: no machine's rounding makes processes differ.
+    made = probe.score(np.sum(parts, axis=0)) if engine.rank == 0 else None
+    found = engine.processes.gather(made)[0]
+    assert found is not None
+    return TaskScore(
+        count=found.rows,
+        loss=found.loss,
+        accuracy=found.accuracy,
+        baseline_loss=found.baseline_loss,
+        baseline_accuracy=found.baseline_accuracy,
+        metrics={"accuracy": found.accuracy},
+        tables={"rows": [["classes", "fitted on", "tested on"], list(found.sizes)]},
     )
 
 

@@ -27,7 +27,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.reader.minimal_pairs import MinimalPair, Paradigm
-from palm_ds.data.stream.packing import pack
+from palm_ds.data.stream.packing import micro_batches, pack
 from palm_ds.data.tasks.example import Example, build_input, collate
 from palm_ds.model.heads.outputs import Reading
 from palm_ds.model.inputs.batch import Batch
@@ -166,10 +166,7 @@ class PairSet:
         """This process's batches and the inputs in them, in order. All processes get equally many;
         the last ones may have empty rows."""
         packed = pack(self._lengths[self._inputs[0]], length)
-        count = -(-len(packed) // (world * rows))
-        own = [*packed, *([[]] * (count * world * rows - len(packed)))][rank::world]
-        for first in range(0, len(own), rows):
-            part = own[first : first + rows]
+        for part in micro_batches(packed, size=rows, rank=rank, world=world):
             built = [[(self._example(n), self.task_id) for n in row] for row in part]
             batch = collate(built, length=length, pad=self.vocabulary.pad)
             yield [n for row in part for n in row], batch

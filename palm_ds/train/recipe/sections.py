@@ -9,9 +9,10 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.settings import Settings
+from palm_ds.common.settings import Settings, one_of
 from palm_ds.data.reader import TableSettings
 from palm_ds.data.tasks.task import MOST_EXAMPLES
+from palm_ds.model.pooling import POOLINGS
 
 SPIKE_MARGIN = 10
 """Steps between a checkpoint and a spike that it is free of: weights are bad before the loss."""
@@ -87,6 +88,22 @@ class SourceSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ProbeSettings(Settings):
+    """A linear classifier fitted to the vectors of labelled texts at every evaluation."""
+
+    table: str | list[str]
+    """Texts and their classes, as a source's `table`."""
+    validation: str | list[str] = ""
+    """A table to test the classifier on; default: a fifth of the rows of `table`."""
+    read: TableSettings = TableSettings()
+    """How to read both."""
+    rows: Annotated[int, Field(ge=2)] = 2000
+    """At most that many rows to fit on, and to test on; a sample that is always the same."""
+    pooling: Annotated[str, one_of(POOLINGS)] = "mean"
+    """The vector of a text: mean, cls or max over those of its tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluateSettings(Settings):
     """Evaluation on held-out data: loss, perplexity and accuracy of every task."""
 
@@ -111,6 +128,9 @@ class EvaluateSettings(Settings):
     pair_score: Literal["unmasked", "masked"] = "unmasked"
     """With `pairs`: the mean loss of a sentence as it is, or the sum over its tokens, each masked
     in turn, which takes as many passes as there are tokens."""
+    probe: ProbeSettings | None = None
+    """A small labelled table: every evaluation also reports how well a linear classifier of the
+    encoder's vectors predicts the classes, as `task (probe)` (docs/tasks.md)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

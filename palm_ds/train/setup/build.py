@@ -37,6 +37,7 @@ from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.text.tokens import SpecialTokens
 from palm_ds.train.evaluate.evaluate import HeldOutSet, held_out_set
 from palm_ds.train.evaluate.minimal_pairs import PairSet, pair_set
+from palm_ds.train.evaluate.probe import Probe, open_probe
 from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.setup.sources import Data, datasets_of
 
@@ -174,6 +175,26 @@ def build_pairs(recipe: Recipe, model: Model, tokenizer: Tokenizer) -> PairSet |
         )
     except UserError as error:
         raise UserError(f"evaluate.pairs: {error}") from None
+
+
+def build_probe(recipe: Recipe, model: Model, tokenizer: Tokenizer) -> Probe | None:
+    """The rows of `evaluate.probe`, with the task embedding of texts that name no task; None if
+    there are none. Raises UserError."""
+    settings, task = recipe.evaluate.probe, default_task(recipe, model)
+    if settings is None:
+        return None
+    config = model.backbone.config
+    try:
+        return open_probe(
+            settings,
+            tokenizer,
+            task=task,
+            task_id=recipe.task_ids[task],
+            length=min(recipe.length, config.max_length),
+            segments=config.token_types,
+        )
+    except UserError as error:
+        raise UserError(f"evaluate.probe: {error}") from None
 
 
 def _evaluation_sets(recipe: Recipe, data: Data) -> dict[str, HeldOutSet]:

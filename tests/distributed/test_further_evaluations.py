@@ -1,5 +1,5 @@
-"""Minimal pairs that a run scores while it trains: the same on any processes, and the run stays as
-it is without them."""
+"""Minimal pairs and a probe that a run scores while it trains: the same on any processes, and the
+run stays as it is without them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.inference.held_out_loss import score_minimal_pairs
 from palm_ds.inference.trained_model import TrainedModel
+from palm_ds.train.evaluate.probe import fit_linear
 from palm_ds.train.report.html_report import write_report
 from palm_ds.train.report.metrics_file import read_metrics
 from tests.distributed.test_commands import MASKS, losses, write_recipe
@@ -19,7 +21,7 @@ from tests.helpers.small_corpus import write_small_corpus
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
-TITLE = f"{MASKS} (minimal pairs)"
+TITLE, PROBE = f"{MASKS} (minimal pairs)", f"{MASKS} (probe)"
 
 
 def write_pairs(folder: Path) -> None:
@@ -32,8 +34,20 @@ def write_pairs(folder: Path) -> None:
     (folder / "second.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 
-def pair_scores(run: Path) -> list[dict]:
-    return [record["scores"][TITLE] for record in read_metrics(run / "metrics.jsonl").evaluations]
+def write_rows(file: Path, rows: int, seed: int) -> list[tuple[str, int]]:
+    """Texts with one of three words at a place that varies, which is the class."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for number in range(rows):
+        words = [f"w{i}" for i in rng.integers(3, 60, rng.integers(3, 20))]
+        words[rng.integers(len(words))] = f"w{number % 3}"
+        made.append((" ".join(words), number % 3))
+    file.write_text("".join(f"{text}\t{label}\n" for text, label in [("text_a", "label"), *made]))
+    return made
+
+
+def scores_of(run: Path, title: str = TITLE) -> list[dict]:
+    return [record["scores"][title] for record in read_metrics(run / "metrics.jsonl").evaluations]
 
 
 @pytest.mark.parametrize("score", ["unmasked", "masked"])
@@ -54,7 +68,9 @@ def test_a_run_scores_them_at_every_evaluation(tmp_path: Path, score: str) -> No
         world=1,
         stage=0,
     )
-    settings = settings | {"pairs": files, "pair_score": score}
+    fitted, tested = (write_rows(tmp_path / f"{n}.tsv", n, seed=n) for n in (90, 50))
+    probe = {"table": str(tmp_path / "90.tsv"), "validation": str(tmp_path / "50.tsv")}
+    settings = settings | {"pairs": files, "pair_score": score, "probe": probe}
     recipe = write_recipe(tmp_path, corpus, evaluate=settings, **how)
     train(recipe, tmp_path / "one", world=1, stage=0)
     train(recipe, tmp_path / "two", world=2, stage=3)
@@ -68,7 +84,7 @@ def test_a_run_scores_them_at_every_evaluation(tmp_path: Path, score: str) -> No
         for run in (tmp_path / "one", tmp_path / "without")
     ]
     assert held_out[0] == held_out[1]
-    mine, its = pair_scores(tmp_path / "one"), pair_scores(tmp_path / "two")
+    mine, its = scores_of(tmp_path / "one"), scores_of(tmp_path / "two")
     assert len(mine) == len(its) == 2
     for one, other in zip(mine, its, strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
@@ -86,6 +102,21 @@ def test_a_run_scores_them_at_every_evaluation(tmp_path: Path, score: str) -> No
     assert last["baseline_accuracy"] == 0.5 and last["baseline_loss"] is None
     page = write_report(tmp_path / "one").read_text()
     assert f"<h3>{TITLE}</h3>" in page and f"<h3>{TITLE}: paradigms</h3>" in page
+
+    mine, its = scores_of(tmp_path / "one", PROBE), scores_of(tmp_path / "two", PROBE)
+    assert len(mine) == len(its) == 2 and mine[0]["loss"] != mine[1]["loss"]
+    for one, other in zip(mine, its, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-3)
+        assert one["accuracy"] == pytest.approx(other["accuracy"], abs=0.021)
+        assert one["count"] == 50 and one["tables"]["rows"][1] == [3, 90, 50]
+    embedder = TrainedModel.open(tmp_path / "one").embedder(EmbeddingSettings(pooling="mean"))
+    vectors = [embedder.embed([text for text, _ in rows]) for rows in (fitted, tested)]
+    labels = [np.array([label for _, label in rows]) for rows in (fitted, tested)]
+    found = fit_linear(vectors[0].astype(float), labels[0], 3)(vectors[1]).argmax(1)
+    assert mine[-1]["accuracy"] == pytest.approx((found == labels[1]).mean(), abs=0.021)
+    assert mine[-1]["metrics"]["accuracy"] == mine[-1]["accuracy"] > 0.5
+    assert mine[-1]["baseline_accuracy"] == 17 / 50
+    assert f"<h3>{PROBE}</h3>" in page
 
 
 def test_pairs_alone_are_an_evaluation(tmp_path: Path) -> None:
