@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--method", default="mean", choices=_METHODS, help="how to merge (mean)")
     add("--weights", nargs="+", type=float, metavar="W", help="of each source (equal)")
     add("--last", type=int, default=0, metavar="N", help="of a run: its newest checkpoints (all)")
+    add("--best", type=int, default=0, metavar="N", help="of a run: the best it evaluated and kept")
     add("--decay", type=float, metavar="D", help="ema: weight of what was merged before (0.9)")
     add("--base", type=Path, metavar="DIR", help="ties: the checkpoint that all were trained from")
     add("--density", type=float, metavar="P", help="ties: part of each difference kept (0.2)")
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from palm_ds.weights.convert.merge import MergeOptions, merge_checkpoints, sources_of
 
-    sources = sources_of(args.sources, args.last)
+    sources = sources_of(args.sources, args.last, args.best)
     wanted = options_of(MergeOptions, args)
     lines = merge_checkpoints(sources, args.out, wanted)
     record: dict[str, Any] = {"out": args.out, "sources": sources, "method": wanted.method}
@@ -84,6 +85,7 @@ COMMAND = Command(
     usage="SOURCE... --out DIR [options]",
     examples="""
 palm-ds merge runs/mine --last 3 --out merged                  # the mean of a run's checkpoints
+palm-ds merge runs/mine --best 3 --out merged                  # with save.best
 palm-ds merge runs/a runs/b --weights 0.7 0.3 --out merged --corpus data/test
 palm-ds merge a b c --method ties --base pretrained --out merged
 """,

@@ -39,7 +39,7 @@ from palm_ds.train.export import (
     text_tokenizer,
     write_onnx,
 )
-from palm_ds.train.loop.early_stopping import BestTracker
+from palm_ds.train.loop.early_stopping import BestTracker, check_held_out
 from palm_ds.train.loop.loop import EventHandler, Loop
 from palm_ds.train.loop.profiler import ProfileSettings, attach_profiler
 from palm_ds.train.plan.cluster import Cluster
@@ -348,7 +348,9 @@ def _build_parts(run: RunSpec, data: Data, plan: DistillationPlan, processes: Pr
     check_memory(recipe, data.vocabulary.size, world=processes.world, memory=host_memory())
     validation = build_held_out(recipe, data)
     best = BestTracker(recipe.evaluate, recipe.built_tasks)
-    best.check({task.name for dataset in validation.datasets for task in dataset.tasks})
+    scored = {task.name for dataset in validation.datasets for task in dataset.tasks}
+    best.check(scored)
+    check_held_out(recipe.save, scored)
     round_up_rows = partial(run.ds_config.round_up_rows, world=processes.world)
     stream = build_stream(recipe, data, round_up_rows, plan.soft_tasks)
     model = build_model(

@@ -12,9 +12,11 @@ import pytest
 from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.inference.held_out_loss import score_minimal_pairs
 from palm_ds.inference.trained_model import TrainedModel
+from palm_ds.runtime.checkpoint.checkpoint import folder_name, steps_in
 from palm_ds.train.evaluate.probe import fit_linear
 from palm_ds.train.report.html_report import write_report
 from palm_ds.train.report.metrics_file import read_metrics
+from palm_ds.weights.convert.merge import sources_of
 from tests.distributed.test_commands import MASKS, losses, write_recipe
 from tests.distributed.test_phases import train
 from tests.helpers.small_corpus import write_small_corpus
@@ -117,6 +119,29 @@ def test_a_run_scores_them_at_every_evaluation(tmp_path: Path, score: str) -> No
     assert mine[-1]["metrics"]["accuracy"] == mine[-1]["accuracy"] > 0.5
     assert mine[-1]["baseline_accuracy"] == 17 / 50
     assert f"<h3>{PROBE}</h3>" in page
+
+
+def test_the_best_checkpoints_stay_after_a_kill(tmp_path: Path) -> None:
+    """With another number of processes, too."""
+    corpus, run = write_small_corpus(tmp_path / "corpus").path, tmp_path / "run"
+    recipe = write_recipe(
+        tmp_path,
+        corpus,
+        tasks={MASKS: {"source": "text"}},
+        stages=[{MASKS: 14}],
+        optimizer={"lr": 5e-2},
+        evaluate={"every": 1, "examples": 20},
+        save={"every": 2, "keep": 1, "best": 2},
+        nonfinite="skip",
+    )
+    train(recipe, run, world=2, stage=2, killed=9)
+    train(recipe, run, world=1, stage=0)
+    evaluations = read_metrics(run / "metrics.jsonl").evaluations
+    found = {x["step"]: x["scores"][MASKS]["loss"] for x in evaluations if x["step"] % 2 == 0}
+    best = sorted(sorted(found, key=found.__getitem__)[:2])
+    assert list(found) == [2, 4, 6, 8, 10, 12, 14] and min(best) < 9
+    assert sorted(steps_in(run / "checkpoints")) == sorted({*best, 14})
+    assert [folder.name for folder in sources_of([run], best=2)] == list(map(folder_name, best))
 
 
 def test_pairs_alone_are_an_evaluation(tmp_path: Path) -> None:

@@ -110,13 +110,23 @@ class Retention:
     """Without those that are fewer steps older than the published one, the number stays as well."""
     protected: int = -1
     """All up to this step stay, too."""
+    best: int = 0
+    """So many of those with the highest `values` stay as well; of equal ones the older."""
+    values: Mapping[int, float] = field(default_factory=dict)
+    """{step: how good its weights are}, of checkpoints that were evaluated."""
 
     def superseded(self, steps: Sequence[int]) -> list[int]:
         """Those of the steps, newest first, whose checkpoints do not stay."""
         older = [step for step in steps if step <= steps[0] - self.margin]
         first = {step // self.every: step for step in steps if 0 < self.every <= step}
-        kept = {*steps[: max(self.newest, 1)], *older[: self.newest - 1], *first.values()}
+        best = best_of(steps, self.values)[: self.best]
+        kept = {*steps[: max(self.newest, 1)], *older[: self.newest - 1], *first.values(), *best}
         return [step for step in steps if step not in kept and step > self.protected]
+
+
+def best_of(steps: Sequence[int], values: Mapping[int, float]) -> list[int]:
+    """Those of the steps that have a value, the best (highest) first; of equal ones the older."""
+    return sorted((step for step in steps if step in values), key=lambda x: (-values[x], x))
 
 
 TWO_NEWEST = Retention()

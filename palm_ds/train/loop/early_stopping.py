@@ -1,16 +1,16 @@
-"""Tracks the best evaluation and decides on early stopping."""
+"""Tracks the best evaluations and decides on early stopping."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.tasks.task import Task
 from palm_ds.train.evaluate.evaluate import TaskScore
-from palm_ds.train.recipe.sections import EvaluateSettings
+from palm_ds.train.recipe.sections import EvaluateSettings, SaveSettings
 
 
 @dataclass
@@ -22,6 +22,9 @@ class BestTracker:
     value: float = -math.inf
     step: int = -1
     evals_since_best: int = 0
+    values: dict[int, float] = field(default_factory=dict)
+    """{step: its value} of the evaluations with a checkpoint; without `evaluate.best`, the mean
+    held-out loss of the non-auxiliary tasks, negated."""
 
     def __post_init__(self) -> None:
         name = self.settings.best.partition(".")[0]
@@ -64,9 +67,14 @@ class BestTracker:
         """Whether `patience` evaluations have passed without improvement."""
         return bool(self.settings.patience) and self.evals_since_best >= self.settings.patience
 
-    def update(self, step: int, scores: Mapping[str, TaskScore]) -> bool:
-        """Record an evaluation; returns whether it is the best so far. A tie is not better."""
+    def update(self, step: int, scores: Mapping[str, TaskScore], *, saved: bool = False) -> bool:
+        """Record an evaluation, of a checkpoint if it is `saved`; returns whether it is the best so
+        far by `evaluate.best`. A tie is not better."""
         value = self._value(scores)
+        if saved and math.isfinite(value):
+            self.values[step] = value
+        if not self.enabled:
+            return False
         if math.isfinite(value) and value > self.value:
             self.value, self.step, self.evals_since_best = value, step, 0
             return True
@@ -74,10 +82,11 @@ class BestTracker:
         return False
 
     def _value(self, scores: Mapping[str, TaskScore]) -> float:
-        if self.settings.best == "mean":
+        if self.settings.best in ("", "mean"):
             counted = [t for t, task in self.tasks.items() if not task.auxiliary]
-            targets = [s.value for t, s in scores.items() if t in counted]  # no generator
-            return sum(targets) / len(targets) if targets else math.nan
+            targets = [s for t, s in scores.items() if t in counted]  # no generator
+            values = [s.value if self.enabled else -s.loss for s in targets]
+            return sum(values) / len(values) if values else math.nan
         self.check(scores)
         name, _, metric = self.settings.best.partition(".")
         return self.metric(scores[name]) if metric else scores[name].value
@@ -93,7 +102,8 @@ class BestTracker:
     def record(self) -> dict[str, Any]:
         """For a checkpoint."""
         value = self.value if math.isfinite(self.value) else None
-        return {"value": value, "step": self.step, "since": self.evals_since_best}
+        state = {"value": value, "step": self.step, "since": self.evals_since_best}
+        return state | {"values": {str(step): each for step, each in self.values.items()}}
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Restore the state from a checkpoint's `record()`."""
@@ -101,3 +111,14 @@ class BestTracker:
             value = record["value"]
             self.value = -math.inf if value is None else value
             self.step, self.evals_since_best = record["step"], record["since"]
+            self.values = {int(step): each for step, each in record.get("values", {}).items()}
+
+
+def check_held_out(save: SaveSettings, scored: Collection[str]) -> None:
+    """Raises UserError if `save.best` has nothing to compare checkpoints by. `scored`: the tasks
+    that have rows to evaluate on."""
+    if save.best and not scored:
+        raise UserError(
+            "save.best: there are no rows to evaluate on; give a source `validation`, or set "
+            "held_out"
+        )

@@ -16,7 +16,7 @@ from palm_ds.data.tasks.task import Task
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.lora import LoraSettings, check_targets
-from palm_ds.train.recipe.sections import BatchSize, SourceSettings
+from palm_ds.train.recipe.sections import BatchSize, EvaluateSettings, SaveSettings, SourceSettings
 from palm_ds.train.recipe.stage_settings import StageSettings
 
 
@@ -171,6 +171,16 @@ def check_export_task(name: str, tasks: Collection[str], encoder: EncoderConfig)
         raise UserError(f"export_task: no {name!r} in `tasks`{suggest(name, tasks)}")
     if name and not encoder.task_types:
         raise UserError("export_task: backbone.task_types is 0, there are no task embeddings")
+
+
+def check_best_kept(save: SaveSettings, evaluate: EvaluateSettings) -> None:
+    """With `save.best`, every checkpoint is evaluated."""
+    if not save.best or (save.every and evaluate.every and save.every % evaluate.every == 0):
+        return
+    raise UserError(
+        f"save.best: compares checkpoints that are evaluated, but save.every is {save.every} and "
+        f"evaluate.every {evaluate.every}; make the first a multiple of the second"
+    )
 
 
 def check_data_set_names(names: Collection[str]) -> None:

@@ -31,6 +31,7 @@ from palm_ds.runtime.optimizer.optimizer import OptimizerConfig
 from palm_ds.train.recipe.checks import (
     TaskChecks,
     assign_task_ids,
+    check_best_kept,
     check_data_set_names,
     check_export_task,
     check_lora,
@@ -163,6 +164,7 @@ class Recipe(Settings):
         checks.check_tasks()
         check_export_task(self.export_task, self.tasks, self.backbone_config)
         check_data_set_names(self.datasets)
+        check_best_kept(self.save, self.evaluate)
         if self.examples and self.curriculum_spec.counts_tokens:
             raise UserError(
                 "stages: counted in tokens, but `batch` is in examples; use steps, sequences or "

@@ -63,8 +63,8 @@ def check_space(run: RunSpec, size: ModelSize) -> None:
         raise UserError(
             f"run folder {run.folder}: the disk has {free / _GB:,.3g} GB free, but this run writes "
             f"{needed / _GB:,.3g} GB: {_checkpoints(new)} of {one / _GB:,.3g} GB (save.keep, "
-            f"save.keep_every and the one being written) and {_new_outputs(run)} copies of the "
-            "weights; free some, choose another folder, lower save.keep, or set "
+            f"save.keep_every, save.best and the one being written) and {_new_outputs(run)} copies "
+            "of the weights; free some, choose another folder, lower save.keep, or set "
             "save.keep_every to 0"
         )
 
@@ -89,6 +89,7 @@ def _new_checkpoints(run: RunSpec) -> int:
     save = run.recipe.save
     kept = save.keep + (save.keep - 1 if 0 < save.every < SPIKE_MARGIN else 0)
     kept += run.recipe.curriculum.steps // save.keep_every if save.every and save.keep_every else 0
+    kept += save.best
     return max(kept + 1 - len(checkpoint.steps_in(run.checkpoints)), 1)
 
 

@@ -88,12 +88,15 @@ class MergeOptions(Settings):
         return [weight / sum(weights) for weight in weights]
 
 
-def sources_of(paths: Sequence[Path], last: int = 0) -> list[Path]:
+def sources_of(paths: Sequence[Path], last: int = 0, best: int = 0) -> list[Path]:
     """The checkpoints to merge, the oldest first: the paths, or the checkpoints that a run has kept
-    if its folder is the only one; `last`: only as many of the newest."""
+    if its folder is the only one; `last`: only as many of the newest; `best`: only as many of those
+    that it evaluated as the best."""
+    if last and best:
+        raise UserError("last, best: two ways to choose among checkpoints; leave one out")
     if len(paths) > 1:
-        if last:
-            raise UserError("last: chooses among the checkpoints of one run; give one folder")
+        if name := "last" if last else "best" if best else "":
+            raise UserError(f"{name}: chooses among the checkpoints of one run; give one folder")
         return list(paths)
     folder = paths[0] / "checkpoints" if (paths[0] / "checkpoints").is_dir() else paths[0]
     steps = sorted(checkpoint.steps_in(folder))
@@ -102,7 +105,23 @@ def sources_of(paths: Sequence[Path], last: int = 0) -> list[Path]:
             f"{paths[0]}: has no checkpoints to merge; name a run that has some, or two or more "
             "folders of weights"
         )
+    if best:
+        steps = sorted(_best_steps(folder, steps)[:best])
     return [folder / checkpoint.folder_name(step) for step in steps[-last:]]
+
+
+def _best_steps(folder: Path, steps: Sequence[int]) -> list[int]:
+    """Those of the steps, ascending, that were evaluated, the best first, as the newest checkpoint
+    has recorded."""
+    newest = folder / checkpoint.folder_name(steps[-1])
+    state = checkpoint.open_published(newest, hashes=False).state
+    values = {int(step): x for step, x in state.get("best", {}).get("values", {}).items()}
+    if not (found := checkpoint.best_of(steps, values)):
+        raise UserError(
+            f"best: none of the checkpoints in {folder} was evaluated; a run evaluates them if "
+            "`evaluate.every` divides `save.every` (and keeps the best with `save.best`)"
+        )
+    return found
 
 
 def merge_checkpoints(sources: Sequence[Path], target: Path, wanted: MergeOptions) -> list[str]:

@@ -27,6 +27,7 @@ from palm_ds.runtime.checkpoint.checkpoint import (
     Retention,
     SaveError,
     VerifiedCheckpoint,
+    best_of,
 )
 from tests.helpers.write_checkpoint import write_checkpoint
 
@@ -141,6 +142,16 @@ def test_checkpoints_close_to_the_newest_do_not_count() -> None:
 def test_the_first_of_every_hundred_steps_stays_for_good() -> None:
     keep = Retention(newest=1, every=100)
     assert keep.superseded([330, 300, 260, 210, 150, 99, 30]) == [260, 99, 30]
+
+
+def test_the_best_stay_beside_the_newest() -> None:
+    """Of equal ones the older; those that were not evaluated do not compete."""
+    values = {10: 0.5, 20: 0.7, 30: 0.7, 40: 0.1, 70: 0.9}
+    assert best_of([50, 40, 30, 20, 10], values) == [20, 30, 10, 40]
+    keep = Retention(newest=1, best=2, values=values)
+    assert keep.superseded([50, 40, 30, 20, 10]) == [40, 10]
+    assert keep.superseded([30, 20, 10]) == [10]
+    assert Retention(newest=1, values=values).superseded([30, 20]) == [20]
 
 
 def test_what_is_protected_stays() -> None:

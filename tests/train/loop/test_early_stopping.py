@@ -11,8 +11,8 @@ import pytest
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.task import build
 from palm_ds.train.evaluate.evaluate import TaskScore
-from palm_ds.train.loop.early_stopping import BestTracker
-from palm_ds.train.recipe.sections import EvaluateSettings
+from palm_ds.train.loop.early_stopping import BestTracker, check_held_out
+from palm_ds.train.recipe.sections import EvaluateSettings, SaveSettings
 
 TASKS = {
     name: build(name, {"kind": "classification", "source": name, "auxiliary": name == "helper"})
@@ -108,7 +108,29 @@ def test_a_resumed_tracker_equals_an_uninterrupted_one() -> None:
         assert second.record() == whole.record() and second.should_stop == whole.should_stop
     empty = best(best="a")
     empty.restore({})
-    assert empty.record() == {"value": None, "step": -1, "since": 0}
+    assert empty.record() == {"value": None, "step": -1, "since": 0, "values": {}}
+
+
+@pytest.mark.parametrize("metric", ["", "a.f1", "mean"])
+def test_values_of_saved_evaluations_survive_a_restart(metric: str) -> None:
+    """Without `evaluate.best`, the mean loss of the tasks that are not auxiliary."""
+    tracker = best(best=metric)
+    for step, loss in enumerate([3.0, 1.0, math.nan, 2.0]):
+        f1 = {"f1": 1 - loss / 10}
+        scores = {"a": score(0.5, loss, **f1), "b": score(0.5, loss + 1, **f1)}
+        better = tracker.update(step, scores | {"helper": score(0.1, 9.0)}, saved=step > 0)
+        assert better == (bool(metric) and step < 2)
+    assert tracker.values == pytest.approx({1: 0.9, 3: 0.8} if metric else {1: -1.5, 3: -2.5})
+    other = best(best=metric)
+    other.restore(json.loads(json.dumps(tracker.record())))
+    assert other == tracker
+
+
+def test_the_best_checkpoints_need_rows_to_evaluate() -> None:
+    check_held_out(SaveSettings(best=2), {"a"})
+    check_held_out(SaveSettings(), set())
+    with pytest.raises(UserError, match="save.best: there are no rows to evaluate on"):
+        check_held_out(SaveSettings(best=1), set())
 
 
 @pytest.mark.parametrize(

@@ -377,6 +377,11 @@ WRONG = {
         changed("datasets", to=["my texts"]),
         "datasets: 'my texts' is no data set of the hub, such as owner/name",
     ),
+    "best checkpoints of which few are evaluated": (
+        changed("save", to={"best": 2, "every": 100}),
+        "save.best: compares checkpoints that are evaluated, but save.every is 100 and "
+        "evaluate.every 0; make the first a multiple of the second",
+    ),
     "a weight that is no number": (
         changed("tasks", "knowledge_masking", "weight", to=float("nan")),
         "tasks.knowledge_masking.weight: expected a finite number, got NaN",

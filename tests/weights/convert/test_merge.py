@@ -149,6 +149,10 @@ def test_the_checkpoints_of_a_run_come_oldest_first(tmp_path: Path) -> None:
     assert [path.name for path in sources_of([tmp_path / "run"], last=2)] == steps[1:]
     with pytest.raises(UserError, match="last: chooses among the checkpoints of one run"):
         sources_of([tmp_path / "run", tmp_path], last=2)
+    with pytest.raises(UserError, match="last, best: two ways"):
+        sources_of([tmp_path / "run"], last=2, best=2)
+    with pytest.raises(UserError, match="best: chooses among the checkpoints of one run"):
+        sources_of([tmp_path / "run", tmp_path], best=2)
     with pytest.raises(UserError, match="has no checkpoints to merge; name a run"):
         sources_of([tmp_path])
 
