@@ -215,6 +215,8 @@ class HeldOutSet:
     pad: int
     sets: Mapping[str, HeldOutSet] = field(default_factory=dict)
     """The rows of further evaluation sets, by name."""
+    mask_rate: float | None = None
+    """Of tasks that mask tokens at a rate; None: their own."""
     pairs: PairSet | None = None
     """Minimal pairs to score besides."""
     probe: Probe | None = None
@@ -238,7 +240,7 @@ class HeldOutSet:
         """This process's micro-batches, with their examples. All processes get equally many; the
         last ones may contain empty rows."""
         for part in micro_batches(self.rows, size=micro_rows, rank=rank, world=world):
-            built = build_examples(self.datasets, part)
+            built = build_examples(self.datasets, part, self.mask_rate)
             yield built, collate_built(self.datasets, built, self.length, self.pad)
 
 

@@ -173,6 +173,12 @@ def check_export_task(name: str, tasks: Collection[str], encoder: EncoderConfig)
         raise UserError("export_task: backbone.task_types is 0, there are no task embeddings")
 
 
+def check_mask_rate(evaluate: EvaluateSettings, tasks: Mapping[str, Task]) -> None:
+    """With `evaluate.mask_rate`, some task masks tokens at a rate."""
+    if evaluate.mask_rate is not None and not any(task.rate_varies for task in tasks.values()):
+        raise UserError("evaluate.mask_rate: no task masks tokens at a rate; remove it")
+
+
 def check_best_kept(save: SaveSettings, evaluate: EvaluateSettings) -> None:
     """With `save.best`, every checkpoint is evaluated."""
     if not save.best or (save.every and evaluate.every and save.every % evaluate.every == 0):

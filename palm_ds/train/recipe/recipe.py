@@ -35,6 +35,7 @@ from palm_ds.train.recipe.checks import (
     check_data_set_names,
     check_export_task,
     check_lora,
+    check_mask_rate,
 )
 from palm_ds.train.recipe.custom_metrics import OwnMetrics, import_metrics
 from palm_ds.train.recipe.lr_schedule import LRSchedule
@@ -165,6 +166,7 @@ class Recipe(Settings):
         check_export_task(self.export_task, self.tasks, self.backbone_config)
         check_data_set_names(self.datasets)
         check_best_kept(self.save, self.evaluate)
+        check_mask_rate(self.evaluate, self.built_tasks)
         if self.examples and self.curriculum_spec.counts_tokens:
             raise UserError(
                 "stages: counted in tokens, but `batch` is in examples; use steps, sequences or "

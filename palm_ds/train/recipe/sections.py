@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.settings import Settings, one_of
+from palm_ds.common.settings import InnerShare, Settings, one_of
 from palm_ds.data.reader import TableSettings
 from palm_ds.data.tasks.task import MOST_EXAMPLES
 from palm_ds.model.pooling import POOLINGS
@@ -112,6 +112,10 @@ class EvaluateSettings(Settings):
     examples: NonNegativeInt | None = None
     """Held-out examples of each task group over a corpus (default: 1,000), and at most that many
     rows of each table (default: all), a sample of them that is always the same."""
+    mask_rate: InnerShare | None = None
+    """Share of the tokens of held-out texts that masking tasks predict. Default: a task's own
+    `rate`, whatever a stage's is: losses are comparable over a run either way, and with 0.15 over
+    runs of different rates too."""
     best: str = ""
     """Metric that selects the final weights: `task.metric`, or `mean` over the first metric of each
     non-auxiliary task. Empty: use the last step. For `loss`, lower is better."""

@@ -148,7 +148,8 @@ def build_held_out(recipe: Recipe, data: Data) -> HeldOutSet:
     for dataset in datasets:
         _check_held_out(recipe, data, dataset)
     rows = held_out_set(datasets, recipe.evaluate.of_corpus, recipe.length, data.vocabulary.pad)
-    return replace(rows, sets=_evaluation_sets(recipe, data))
+    rate = recipe.evaluate.mask_rate
+    return replace(rows, sets=_evaluation_sets(recipe, data), mask_rate=rate)
 
 
 def build_pairs(recipe: Recipe, model: Model, tokenizer: Tokenizer) -> PairSet | None:

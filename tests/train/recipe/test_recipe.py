@@ -377,6 +377,16 @@ WRONG = {
         changed("datasets", to=["my texts"]),
         "datasets: 'my texts' is no data set of the hub, such as owner/name",
     ),
+    "a mask rate without masks": (
+        changed("stages", to=[{"order": 3}])
+        | {"tasks": {"order": {"kind": "sentence_order", "source": "text"}}}
+        | {"evaluate": {"mask_rate": 0.15}},
+        "evaluate.mask_rate: no task masks tokens at a rate; remove it",
+    ),
+    "a mask rate of all tokens": (
+        changed("evaluate", to={"mask_rate": 1}),
+        "evaluate.mask_rate: expected a number below 1, got 1",
+    ),
     "best checkpoints of which few are evaluated": (
         changed("save", to={"best": 2, "every": 100}),
         "save.best: compares checkpoints that are evaluated, but save.every is 100 and "

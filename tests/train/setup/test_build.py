@@ -361,6 +361,22 @@ def test_documents_of_one_sentence_are_not_blamed_on_the_held_out_share(tmp_path
     assert message.endswith("; tasks over sentences need several in a document")
 
 
+def test_held_out_tokens_are_masked_at_a_rate_of_their_own(corpora: Path) -> None:
+    """The same tokens whatever the rates of the task and the stage, so that losses compare."""
+
+    def masked(rate: float, **evaluate: float) -> list[list[int]]:
+        tasks = {MASKS: {"source": "text", "rate": rate}}
+        stages = [{MASKS: 2, "rate": [0.4, 0.2]}]
+        made = recipe(corpora, stages, tasks=tasks, evaluate=evaluate)
+        batches = build_held_out(made, open_data(made)).batches(0, 1, 4)
+        return [batch.labels[MASKS][0].tolist() for _, batch in batches]
+
+    own = masked(0.3)
+    assert masked(0.3, mask_rate=0.15) == masked(0.15) != own
+    assert masked(0.15, mask_rate=0.3) == own
+    assert sum(map(len, own)) > 1.7 * sum(map(len, masked(0.15)))
+
+
 def pairs_of(made: Recipe) -> Any:
     data = open_data(made)
     ds_config = make_ds_config({"zero_optimization": {"stage": 0}})
