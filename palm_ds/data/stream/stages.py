@@ -29,6 +29,7 @@ STAGE_SETTINGS = (
     "length",
     "batch",
     "mixture",
+    "sampling_exponent",
     "rope_base",
     "lr",
     "schedule",

@@ -102,6 +102,9 @@ class TaskChecks:
             if own.rates and not any(task.rate_varies for task in tasks):
                 raise UserError(f"{where}.rate: no task of this stage masks tokens at a rate")
             self._check_mixture(own.mixture or {}, f"{where}.mixture")
+            mixed = any(self.sources[task.source].mix for task in tasks)
+            if own.sampling_exponent is not None and not mixed:
+                raise UserError(f"{where}.sampling_exponent: no task of this stage reads a `mix`")
         self._check_rope_bases([own.rope_base for own in settings])
 
     def _check_mixture(self, mixture: Mapping[str, Mapping[str, float]], where: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -37,6 +38,10 @@ class SourceSettings(Settings):
     """Folder of a corpus made by palm-ds prepare, or its URL (s3://, gs://, hf://, https://)."""
     mix: dict[str, PositiveFloat] = field(default_factory=dict)
     """{folder or URL: weight}: several corpora, sampled by weight in tokens."""
+    sampling_exponent: NonNegativeFloat = 0.0
+    """With `mix`: multiplies each weight by the tokens of its corpus to this power. 1: in
+    proportion to size; 0.7 to 0.3: small corpora, such as rare languages, more often (XLM's
+    alpha)."""
     ernie: str = ""
     """A list of ERNIE 1.0's pretraining files. They are converted to a corpus next to the list,
     FILE.corpus, on first use."""
@@ -64,6 +69,8 @@ class SourceSettings(Settings):
             )
         if not self.table and bool(self.ernie) != bool(self.tokenizer):
             raise UserError("`ernie: FILELIST` and `tokenizer: vocab.txt` go together")
+        if self.sampling_exponent and not self.mix:
+            raise UserError("sampling_exponent: needs `mix`, several corpora")
         if self.evaluation_sets and not (self.table and self.validation):
             raise UserError(
                 "evaluation_sets: tables in addition to `validation`; give `table` and `validation`"
@@ -85,6 +92,18 @@ class SourceSettings(Settings):
     def reads(self) -> Literal["table", "corpus"]:
         """The kind of source that tasks get."""
         return "table" if self.table else "corpus"
+
+
+def sampling_weights(
+    weights: Mapping[str, float], tokens: Mapping[str, int], exponent: float
+) -> dict[str, float]:
+    """The weights of corpora times their {corpus: tokens} to a power, as shares of 6 digits; as
+    they are if the exponent is 0."""
+    if not exponent:
+        return dict(weights)
+    most = max(tokens[name] for name in weights)
+    scaled = {name: each * (tokens[name] / most) ** exponent for name, each in weights.items()}
+    return {name: float(f"{each / sum(scaled.values()):.6g}") for name, each in scaled.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

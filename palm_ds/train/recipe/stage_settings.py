@@ -67,6 +67,8 @@ class StageSettings(Settings):
     mixture: dict[str, dict[str, NonNegativeFloat]] | None = None
     """{source: {corpus: weight}}, instead of the weights of its `mix`; a corpus that is left out is
     not read."""
+    sampling_exponent: NonNegativeFloat | None = None
+    """Instead of the `sampling_exponent` of sources with a `mix`."""
     rope_base: Annotated[float, Field(gt=1)] | None = None
     """Base of the rotary positions in layers that attend to whole texts. The last stage has that of
     `backbone`."""

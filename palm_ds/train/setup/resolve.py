@@ -1,36 +1,88 @@
-"""Fills in what depends on the data: stage lengths in steps, class names from the training rows."""
+"""Fills in what depends on the data: stage lengths in steps, class names from the training rows,
+weights of corpora by their size."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from fractions import Fraction
+from typing import Any
 
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.stream.budgets import DatasetSize
+from palm_ds.data.stream.stages import Curriculum
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset
 from palm_ds.data.tasks.task import Task
 from palm_ds.tasks.shared.text_task import TextTask
 from palm_ds.train.recipe.recipe import Recipe
+from palm_ds.train.recipe.sections import SourceSettings, sampling_weights
 from palm_ds.train.setup.sources import Data, datasets_of, open_data
 
 
 def resolve(recipe: Recipe, data: Data | None = None) -> Recipe:
     """Fill in everything that depends on the data: convert stage lengths (tokens, sequences,
-    epochs, a sampler) to steps of each task group, and infer the class names of tasks from their
-    training rows. Returns the recipe unchanged if nothing is open. `data`: the recipe's data if
-    they are open already; otherwise they are opened if needed."""
+    epochs, a sampler) to steps of each task group, infer the class names of tasks from their
+    training rows, and weigh corpora by their size (`sampling_exponent`). Returns the recipe
+    unchanged if nothing is open. `data`: the recipe's data if they are open already; otherwise they
+    are opened if needed."""
     reading = [task for task in recipe.built_tasks.values() if task.reads == "table"]
-    spec = recipe.curriculum_spec
-    if spec.resolved and not reading:
+    spec, sizes = recipe.curriculum_spec, None
+    by_size = _samples_by_size(recipe)
+    if spec.resolved and not reading and not by_size:
         return recipe
-    sizes = None
-    if spec.needs_corpus or reading:
+    if spec.needs_corpus or reading or by_size:
         data = data if data is not None else open_data(recipe)
         recipe = _with_resolved_tasks(recipe, data)
     if spec.needs_corpus and data is not None:
         sizes = size(recipe, data)
-    return replace(recipe, stages=recipe.stage_plan.resolve(sizes).explicit())
+    curriculum = recipe.stage_plan.resolve(sizes)
+    if by_size and data is not None:
+        return _with_weights(recipe, curriculum, data)
+    return replace(recipe, stages=curriculum.explicit())
+
+
+def _samples_by_size(recipe: Recipe) -> bool:
+    stages = (own.get("sampling_exponent") for own in recipe.curriculum_spec.settings)
+    of_stage = any(exponent is not None for exponent in stages)
+    return of_stage or any(x.sampling_exponent for x in recipe.sources.values())
+
+
+def _with_weights(recipe: Recipe, curriculum: Curriculum, data: Data) -> Recipe:
+    """With the weights of corpora that follow from their sizes, instead of the exponents."""
+    tokens = {folder: corpus.manifest.tokens for folder, corpus in data.corpora.items()}
+    mixed = {name: source for name, source in recipe.sources.items() if source.mix}
+    stages = tuple(
+        replace(stage, settings=_with_mixture(stage.settings, mixed, tokens))
+        for stage in curriculum.stages
+    )
+    weighed = {
+        name: sampling_weights(source.mix, tokens, source.sampling_exponent)
+        for name, source in mixed.items()
+    }
+    sources = {
+        name: replace(source, mix=weighed[name], sampling_exponent=0.0)
+        for name, source in mixed.items()
+    }
+    stages = Curriculum(stages).explicit()
+    return replace(recipe, stages=stages, sources=recipe.sources | sources)
+
+
+def _with_mixture(
+    settings: Mapping[str, Any], mixed: Mapping[str, SourceSettings], tokens: Mapping[str, int]
+) -> dict[str, Any]:
+    """The settings of a stage with the weights of its own, if it has an exponent or weights."""
+    given, exponent = settings.get("mixture") or {}, settings.get("sampling_exponent")
+    found = {
+        name: sampling_weights(
+            given.get(name) or source.mix,
+            tokens,
+            source.sampling_exponent if exponent is None else exponent,
+        )
+        for name, source in mixed.items()
+        if name in given or exponent is not None
+    }
+    rest = {k: v for k, v in settings.items() if k not in ("mixture", "sampling_exponent")}
+    return rest | ({"mixture": found} if found else {})
 
 
 def _with_resolved_tasks(recipe: Recipe, data: Data) -> Recipe:

@@ -29,7 +29,7 @@ from palm_ds.tasks.ranking import Ranking
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.tokens import SpecialTokens
 from palm_ds.train.recipe.recipe import Recipe
-from palm_ds.train.recipe.sections import SourceSettings
+from palm_ds.train.recipe.sections import SourceSettings, sampling_weights
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.model_folder import fingerprint_of, open_model
 
@@ -89,8 +89,13 @@ class _Opening:
             {x for task in grouped if isinstance(task, CorpusTask) for x in task.annotations()}
         )
         share = 0.0 if source.validation else recipe.held_out
-        for folder, weight in source.weights.items():
-            training, held = split_corpus(_opened(source, folder, self.corpora), share, annotations)
+        tokens = {
+            folder: _opened(source, folder, self.corpora).manifest.tokens
+            for folder in source.weights
+        }
+        weights = sampling_weights(source.weights, tokens, source.sampling_exponent)
+        for folder, weight in weights.items():
+            training, held = split_corpus(self.corpora[folder], share, annotations)
             self.train.setdefault(name, []).append((folder, training, weight))
             self.held_out.setdefault(name, []).append((folder, held, weight))
         if folder := source.validation_folder:

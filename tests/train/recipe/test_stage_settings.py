@@ -164,6 +164,42 @@ def test_a_stage_mixes_corpora_by_weights_of_its_own(tmp_path: Path) -> None:
     assert shares == pytest.approx([0.5, 0.2, 0], abs=0.03)
 
 
+def test_corpora_are_weighed_by_their_size(tmp_path: Path) -> None:
+    """As XLM's formula: p ** alpha, normalised, over the shares of tokens (Conneau and Lample 2019,
+    3.1), whose weights a stage may have of its own."""
+    tokens = {
+        str(tmp_path / name): write_small_corpus(tmp_path / name, documents=n).manifest.tokens
+        for name, n in (("a", 10), ("b", 40), ("c", 25))
+    }
+    a, b, c = tokens
+
+    def shares(alpha: float, weights: dict[str, float]) -> Any:
+        p = np.array([tokens[name] for name in weights]) / sum(tokens.values())
+        scaled = p**alpha * np.array([*weights.values()])
+        return pytest.approx(dict(zip(weights, scaled / scaled.sum(), strict=True)), rel=1e-5)
+
+    stages = [
+        {MASKS: 4},
+        {MASKS: 4, "sampling_exponent": 0.3},
+        {MASKS: 4, "mixture": {"text": {b: 2, c: 1}}},
+        {MASKS: 4, "mixture": {"text": {a: 1, b: 1}}, "sampling_exponent": 0},
+    ]
+    equal = {a: 1.0, b: 1.0, c: 1.0}
+    source = {"mix": equal, "sampling_exponent": 0.7}
+    written = recipe(sources={"text": source}, stages=stages)
+    data = open_data(written)
+    made = resolve(written, data)
+    assert made.sources["text"].mix == shares(0.7, equal)
+    assert {name: weight for name, _, weight in data.train["text"]} == made.sources["text"].mix
+    own = [settings.mixture for settings in made.stage_plan.settings]
+    assert own[0] is None and own[1] == {"text": shares(0.3, equal)}
+    assert own[2] == {"text": shares(0.7, {b: 2, c: 1})} and own[3] == {"text": {a: 1, b: 1}}
+    assert all(each.sampling_exponent is None for each in made.stage_plan.settings)
+    assert resolve(made) is made  # nothing is left to weigh
+    streams = [build_stream(each, data) for each in (made, resolve(written))]
+    assert streams[0].mixtures == streams[1].mixtures
+
+
 def test_a_resolved_recipe_keeps_them(tmp_path: Path) -> None:
     write_small_corpus(tmp_path / "corpus")
     values = [{**PHASES[0], MASKS: "1 epochs"}, *PHASES[1:]]
@@ -252,6 +288,14 @@ def phase(**values: Any) -> list[dict[str, Any]]:
                 "stages": phase(mixture={"text": {"here": 1, "their": 1}}),
             },
             r"stages.1.mixture.text: no corpus 'their'; did you mean \"there\"",
+        ),
+        (
+            {"stages": phase(sampling_exponent=0.7)},
+            r"stages.1.sampling_exponent: no task of this stage reads a `mix`",
+        ),
+        (
+            {"sources": {"text": {"corpus": "a", "sampling_exponent": 0.7}}},
+            r"sources.text.*sampling_exponent: needs `mix`, several corpora",
         ),
         ({"stages": phase(rope_base=1e4)}, r"stages: rope_base: bert has no rotary positions"),
         (
