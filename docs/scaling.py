@@ -77,6 +77,11 @@ def parts() -> Iterator[str]:
         "the share of peak that matrix products reach. Cards: "
         f"{', '.join(card.name for card in CARDS_OF_PLANS)}."
     )
+    yield (
+        "It prints two tables: memory and the time of the largest step, as below, and the steps, "
+        "tokens (without padding), FLOPs and hours of every stage and of all. Those come from some "
+        "rows of a step of each stage, or with `mix: step` of a step of each task group."
+    )
     yield "## What is assumed"
     yield assumptions()
     for preset, stage in (

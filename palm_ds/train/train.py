@@ -43,6 +43,7 @@ from palm_ds.train.loop.early_stopping import BestTracker, check_held_out
 from palm_ds.train.loop.loop import EventHandler, Loop
 from palm_ds.train.loop.profiler import ProfileSettings, attach_profiler
 from palm_ds.train.plan.cluster import Cluster
+from palm_ds.train.plan.stages import stage_work
 from palm_ds.train.plan.work import size_of, work_of
 from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.report.html_report import write_report
@@ -399,7 +400,8 @@ def _end_dry_run(parts: _Parts, plan_for: Sequence[Cluster]) -> None:
     teachers = parts.plan.sizes(parts.run.ds_config.precision)
     size = replace(size_of(model), teachers=teachers)
     work = work_of(model, batches, rows)
-    for line in findings(parts.run, parts.processes, size, work, plan_for):
+    stages = stage_work(stream, model) if plan_for else ()
+    for line in findings(parts.run, parts.processes, size, work, plan_for, stages):
         log.info("%s", line)
     log.info("all checks passed; nothing was trained")
 

@@ -16,7 +16,7 @@ the same number of micro-batches; some have fewer rows than others, or a single 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -76,6 +76,19 @@ class ExampleStream:
     def largest_step(self) -> tuple[list[Batch], int]:
         """A step in one batch, and the rows it may have; all have as many examples."""
         return self.batches(0, 0, 1, self.rows), self.rows
+
+    def sampled_steps(self, number: int) -> Iterator[tuple[Batch, int]]:
+        """A step of a stage in one batch, and how many of its steps are like it: all, or with `mix:
+        step` those of each task group."""
+        stage = self.curriculum.stages[number]
+        places, counts = [0], [stage.steps]
+        if stage.mix == "step":
+            order = self._orders[number]
+            places = [int((order == i).argmax()) for i in range(len(stage.steps_of))]
+            counts = [steps for _, steps in stage.steps_of]
+        for place, steps in zip(places, counts, strict=True):
+            step = stage.first + place
+            yield self.build(step, self.step_rows(step)), steps
 
     # -- which examples --
 

@@ -17,7 +17,7 @@ packed again (some hundred thousand examples per second).
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -235,17 +235,38 @@ class PackedStream:
             range(len(self.sizes)), key=lambda n: (self.sizes[n].length, self.sizes[n].rows)
         )
         stage, size = self.curriculum.stages[number], self.sizes[number]
-        rate = self.mask_rates.at(stage.first)
-        alone = replace(
+        alone = self._alone(number, stage.steps_of, self.mask_rates.at(stage.first))
+        return alone.batches(0, 0, 1, size.rows), size.rows
+
+    def sampled_steps(self, number: int, rows: int) -> Iterator[tuple[Batch, int]]:
+        """At most `rows` rows of a step of a stage, and how many of its steps are like it: all, or
+        with `mix: step` those of each task group. As if the run began with that stage."""
+        stage = self.curriculum.stages[number]
+        rate = self.mask_rates.at(stage.first + stage.steps // 2)
+        parts = [stage.steps_of] if stage.mix == "batch" else [(x,) for x in stage.steps_of]
+        for part in parts:
+            alone = self._alone(number, part, rate)
+            yield alone.build(0, alone.step_rows(0)[:rows]), sum(steps for _, steps in part)
+
+    def steps_by_rows(self, number: int) -> dict[int, int]:
+        """{rows: steps of a stage with so many}"""
+        return self.sizes[number].steps_by_rows(self.curriculum.stages[number].steps)
+
+    def _alone(
+        self, number: int, steps_of: Sequence[tuple[str, int]], rate: float | None
+    ) -> PackedStream:
+        """A run of nothing but these steps of a stage, of full size."""
+        stage, size = self.curriculum.stages[number], self.sizes[number]
+        stage = replace(stage, first=0, steps_of=tuple(steps_of))
+        return replace(
             self,
-            curriculum=Curriculum((replace(stage, first=0),)),
+            curriculum=Curriculum((stage,)),
             mixtures=[self.mixtures[number]],
             sizes=[StepSize(size.length, size.rows)],
             mask_rates=MaskRates() if rate is None else MaskRates(((0, stage.steps, (rate,)),)),
             already_read={},
             _stages={},
         )
-        return alone.batches(0, 0, 1, size.rows), size.rows
 
     def state_dict(self, step: int) -> dict[str, Any]:
         """The position of a step, as JSON; `seek` restores it without packing earlier rows."""

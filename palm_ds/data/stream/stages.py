@@ -298,6 +298,12 @@ class StepSize:
         sizes, rest = divmod(steps, self.steps_each)
         return sum(self.growth[:sizes]) * self.steps_each + rest * self.growth[sizes]
 
+    def steps_by_rows(self, steps: int) -> dict[int, int]:
+        """{rows: how many of the first `steps` steps of the stage have so many}"""
+        grown = [min(max(steps - n * self.steps_each, 0), self.steps_each) for n in self._sizes]
+        found = dict(zip(self.growth, grown, strict=True)) | {self.rows: steps - sum(grown)}
+        return {rows: count for rows, count in found.items() if count}
+
     def steps_of(self, tokens: Fraction | float) -> int:
         """The number of the stage's first steps that have this many tokens, rounded up."""
         left = math.ceil(tokens / self.length)
@@ -308,6 +314,10 @@ class StepSize:
             left -= rows * self.steps_each
             steps += self.steps_each
         return steps + math.ceil(left / self.rows)
+
+    @property
+    def _sizes(self) -> range:
+        return range(len(self.growth))
 
     @cached_property
     def _growing(self) -> int:

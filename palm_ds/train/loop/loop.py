@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -247,8 +247,7 @@ class Loop:
             own = self.recipe.own_metrics
             self.scores = evaluate(self.engine, self.validation, tasks, own)
             self.evaluated = done
-            saved = self.saver.due(done)
-            better = done > 0 and self.best.update(done, self.scores, saved=saved)
+            better = done > 0 and self.best.update(done, self.scores, saved=self.saver.due(done))
             self.scores |= evaluate_sets(self.engine, self.validation, tasks, own)
             if better:
                 self._keep_best(done)
@@ -288,8 +287,8 @@ class Loop:
             "started_before": sorted(self.started_before),
             "recovery": self.recovery.record(),
         }
-        best = {"best": self.recipe.save.best, "values": dict(self.best.values)}
-        self.saver.save(state, done, keep=replace(self.recovery.retention(done), **best), **how)
+        keep = self.recovery.retention(done, self.best.values)
+        self.saver.save(state, done, keep=keep, **how)
 
     def _event(self, name: str, message: str = "", **facts: object) -> None:
         if self.log:

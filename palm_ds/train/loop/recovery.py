@@ -2,7 +2,7 @@
 
     recovery.add(at, result, ...) after every step
     recovery.check(step)          whenever losses are read: in logging steps and before saving
-    recovery.retention(done)      the checkpoints to keep when one is saved
+    recovery.retention(done, ...) the checkpoints to keep when one is saved
 
 A step that is not finite changes nothing (the engine sees to that), but it may be the end of a
 divergence that began with finite losses, which loss_spikes.py detects. The loss of a step is that
@@ -97,16 +97,22 @@ class Recovery:
         if record:
             self._rollbacks = _Rollbacks.of(record)
 
-    def retention(self, done: int) -> checkpoint.Retention:
+    def retention(self, done: int, values: Mapping[int, float]) -> checkpoint.Retention:
         """The checkpoints to keep when that of `done` steps is saved: one that is older than a
-        spike that may come, and while weights may be bad, all that are older than that."""
+        spike that may come, while weights may be bad all that are older than that, and the best of
+        those that were evaluated, {step: value}."""
         began, skipped = self._judge.detector.began, self._judge.skipped_in_a_row
         safe = [-1] if began is None else [began - 1]
         safe += [done - skipped] if skipped else []
         safe += [self._rollbacks.good] if self._in_a_row(done) else []
         save = self.recipe.save
         return checkpoint.Retention(
-            newest=save.keep, every=save.keep_every, margin=SPIKE_MARGIN, protected=max(safe)
+            newest=save.keep,
+            every=save.keep_every,
+            margin=SPIKE_MARGIN,
+            protected=max(safe),
+            best=save.best,
+            values=dict(values),
         )
 
     def add(self, at: StepInfo, result: StepResult, batches: Sequence[Batch] = ()) -> None:

@@ -104,12 +104,12 @@ def plan_lines(
     return [*lines, *(table_lines(rows) if rows else []), *problems]
 
 
-def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table of the cells of plans."""
-    widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
+def table_lines(rows: Sequence[Sequence[str]], heads: Sequence[str] = COLUMNS) -> list[str]:
+    """A Markdown table of the cells of plans, or of others with other `heads`."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     line = lambda cells: f"| {' | '.join(map(str.rjust, cells, widths))} |"  # noqa: E731
     rule = "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|"
-    return [line(COLUMNS), rule, *(line(cells) for cells in rows)]
+    return [line(heads), rule, *(line(cells) for cells in rows)]
 
 
 def _seconds(value: float) -> str:

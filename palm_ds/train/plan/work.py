@@ -72,6 +72,19 @@ class StepWork:
         made = replace(self, labels=self.generated)
         return self.flops(model.config) + made.flops(model.generator)
 
+    def of_rows(self, rows: int) -> StepWork:
+        """That of a step with another number of such rows."""
+        scale = rows / self.rows
+        return replace(
+            self,
+            rows=rows,
+            tokens=self.tokens * scale,
+            squares=self.squares * scale,
+            near={window: pairs * scale for window, pairs in self.near.items()},
+            labels=self.labels * scale,
+            generated=self.generated * scale,
+        )
+
     def flops(self, config: EncoderConfig) -> float:
         """Forward and backward, nothing counted twice; as in the log. Forward is a third."""
         flops = encoder_class(config).flops(config)
@@ -116,8 +129,8 @@ def encoder_passes(model: Model) -> list[tuple[EncoderConfig, list[str]]]:
 
 def work_of(model: Model, batches: Iterable[Batch], rows: int) -> StepWork:
     """The work of a step from (some of) its batches, as if all its `rows` were like them."""
-    tokens = squares = labels = generated = seen = 0.0
-    tasks, length = vocab_tasks(model), 0
+    tokens = squares = labels = generated = 0.0
+    tasks, length, seen = vocab_tasks(model), 0, 0
     pairs = model.backbone.flops(model.backbone.config).pairs
     near = {window: 0.0 for window in pairs if window is not None}
     for batch in batches:
@@ -128,13 +141,13 @@ def work_of(model: Model, batches: Iterable[Batch], rows: int) -> StepWork:
         seen, length = seen + len(batch.input_ids), batch.input_ids.shape[1]
         for window in near:
             near[window] += float(pairs_within(batch, window))
-    scale = rows / seen
-    return StepWork(
-        rows=rows,
+    work = StepWork(
+        rows=seen,
         length=length,
-        tokens=tokens * scale,
-        squares=squares * scale,
-        near={window: pairs * scale for window, pairs in near.items()},
-        labels=labels * scale,
-        generated=generated * scale,
+        tokens=tokens,
+        squares=squares,
+        near=near,
+        labels=labels,
+        generated=generated,
     )
+    return work.of_rows(rows)

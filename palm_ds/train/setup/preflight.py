@@ -24,6 +24,7 @@ from palm_ds.runtime.processes.processes import Processes
 from palm_ds.runtime.zero.swap_folder import swap_buffer_bytes, swap_bytes
 from palm_ds.train.plan.cluster import Cluster
 from palm_ds.train.plan.memory import MemoryPlan, plan_memory
+from palm_ds.train.plan.stages import StageWork, stage_lines
 from palm_ds.train.plan.table import plan_lines
 from palm_ds.train.plan.work import ModelSize, StepWork
 from palm_ds.train.report.environment import package_versions
@@ -111,11 +112,14 @@ def findings(
     model: ModelSize,
     work: StepWork,
     plan_for: Sequence[Cluster],
+    stages: Sequence[StageWork] = (),
 ) -> list[str]:
-    """One line for each measured property of the machines, and the plans for others. Collective."""
+    """One line for each measured property of the machines, and the plans for others, with what the
+    `stages` take there. Collective."""
     memory = plan_memory(model, work, run.ds_config, world=processes.world)
     lines = _measurements(run, processes, model, memory)
-    return lines + plan_lines(model, work, run.ds_config, plan_for)
+    lines += plan_lines(model, work, run.ds_config, plan_for)
+    return lines + stage_lines(model, stages, run.ds_config, plan_for)
 
 
 def _measurements(

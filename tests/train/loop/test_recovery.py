@@ -43,7 +43,7 @@ class Run:
 
     def __post_init__(self) -> None:
         values = {"nonfinite": "stop", "loss_spike": SpikeSettings(), "failure_limit": 2}
-        values |= {"save": SimpleNamespace(every=10, keep=2, keep_every=0)} | self.recipe
+        values |= {"save": SimpleNamespace(every=10, keep=2, keep_every=0, best=0)} | self.recipe
         self.ds_config = SimpleNamespace(precision=self.precision)
         self.step = 0
         self.recovery = Recovery(
@@ -74,7 +74,7 @@ class Run:
                     "weights": self.weights,
                 },
                 group=SINGLE_PROCESS,
-                keep=self.recovery.retention(done),
+                keep=self.recovery.retention(done, {}),
                 invalid=self.invalid,
             )
             self.invalid = ()
