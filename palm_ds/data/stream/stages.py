@@ -36,6 +36,7 @@ STAGE_SETTINGS = (
     "weight_decay",
     "rate",
     "freeze",
+    "evaluate_every",
 )
 """Settings of the recipe that a stage may have of its own (train/recipe/stage_settings.py)."""
 

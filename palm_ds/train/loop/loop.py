@@ -200,9 +200,8 @@ class Loop:
             self._save(done)
 
     def _evaluation_due(self, done: int) -> bool:
-        every = self.recipe.evaluate.every
-        ends = any(done == stage.first + stage.steps for stage in self.recipe.curriculum.stages)
-        return not self.validation.is_empty and (ends or bool(every) and done % every == 0)
+        due = self.recipe.stage_plan.evaluates_after(done, self.recipe.evaluate.every)
+        return due and not self.validation.is_empty
 
     def _flops(self, batches: list[Batch]) -> torch.Tensor | float:
         return sum(

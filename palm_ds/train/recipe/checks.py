@@ -182,14 +182,21 @@ def check_mask_rate(evaluate: EvaluateSettings, tasks: Mapping[str, Task]) -> No
         raise UserError("evaluate.mask_rate: no task masks tokens at a rate; remove it")
 
 
-def check_best_kept(save: SaveSettings, evaluate: EvaluateSettings) -> None:
-    """With `save.best`, every checkpoint is evaluated."""
-    if not save.best or (save.every and evaluate.every and save.every % evaluate.every == 0):
-        return
-    raise UserError(
-        f"save.best: compares checkpoints that are evaluated, but save.every is {save.every} and "
-        f"evaluate.every {evaluate.every}; make the first a multiple of the second"
-    )
+def check_best_kept(
+    save: SaveSettings, evaluate: EvaluateSettings, settings: Sequence[StageSettings]
+) -> None:
+    """With `save.best`, every checkpoint is evaluated; `settings`: those of the stages."""
+    spans = {"evaluate.every": evaluate.every} | {
+        f"stages.{number}.evaluate_every": own.evaluate_every
+        for number, own in enumerate(settings)
+        if own.evaluate_every is not None
+    }
+    for name, every in spans.items() if save.best else ():
+        if not (save.every and every and save.every % every == 0):
+            raise UserError(
+                "save.best: compares checkpoints that are evaluated, but save.every is "
+                f"{save.every} and {name} {every}; make the first a multiple of the second"
+            )
 
 
 def check_data_set_names(names: Collection[str]) -> None:

@@ -165,7 +165,7 @@ class Recipe(Settings):
         checks.check_tasks()
         check_export_task(self.export_task, self.tasks, self.backbone_config)
         check_data_set_names(self.datasets)
-        check_best_kept(self.save, self.evaluate)
+        check_best_kept(self.save, self.evaluate, self.stage_plan.written)
         check_mask_rate(self.evaluate, self.built_tasks)
         if self.examples and self.curriculum_spec.counts_tokens:
             raise UserError(

@@ -75,6 +75,14 @@ class StagePlan:
         """The mask rate of every step."""
         return MaskRates.of(self.curriculum, [own.rates for own in self.settings])
 
+    def evaluates_after(self, done: int, every: int) -> bool:
+        """Whether the run evaluates after `done` steps (1 or more): at the end of a stage, or as
+        often as its last step's stage says or else `evaluate.every`."""
+        number = self.curriculum.stage_at(done - 1)
+        stage, own = self.curriculum.stages[number], self.settings[number].evaluate_every
+        every = every if own is None else own
+        return done == stage.first + stage.steps or bool(every) and done % every == 0
+
     def _read(self, given: Sequence[Mapping[str, Any]]) -> tuple[StageSettings, ...]:
         of_recipe = {"length": self.length, "batch": self.batch}
         return tuple(

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
@@ -84,6 +84,8 @@ class StageSettings(Settings):
     over the stage."""
     freeze: tuple[str, ...] = ()
     """Parameters that this stage does not update, as patterns: [backbone.word.*]."""
+    evaluate_every: NonNegativeInt | None = None
+    """Instead of `evaluate.every`: after the steps that it divides, counted over the run."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

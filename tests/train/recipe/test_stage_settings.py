@@ -200,6 +200,13 @@ def test_corpora_are_weighed_by_their_size(tmp_path: Path) -> None:
     assert streams[0].mixtures == streams[1].mixtures
 
 
+def test_a_stage_is_evaluated_as_often_as_it_says() -> None:
+    stages = [{MASKS: 10}, {MASKS: 7, "evaluate_every": 2}, {MASKS: 6, "evaluate_every": 0}]
+    plan = recipe(stages=stages).stage_plan
+    assert [n for n in range(1, 24) if plan.evaluates_after(n, 4)] == [4, 8, 10, 12, 14, 16, 17, 23]
+    assert [n for n in range(1, 24) if plan.evaluates_after(n, 0)] == [10, 12, 14, 16, 17, 23]
+
+
 def test_a_resolved_recipe_keeps_them(tmp_path: Path) -> None:
     write_small_corpus(tmp_path / "corpus")
     values = [{**PHASES[0], MASKS: "1 epochs"}, *PHASES[1:]]
@@ -288,6 +295,14 @@ def phase(**values: Any) -> list[dict[str, Any]]:
                 "stages": phase(mixture={"text": {"here": 1, "their": 1}}),
             },
             r"stages.1.mixture.text: no corpus 'their'; did you mean \"there\"",
+        ),
+        (
+            {
+                "stages": phase(evaluate_every=4),
+                "save": {"best": 2, "every": 6},
+                "evaluate": {"every": 3},
+            },
+            r"save.best: .* save.every is 6 and stages.1.evaluate_every 4; make the first a mult",
         ),
         (
             {"stages": phase(sampling_exponent=0.7)},
