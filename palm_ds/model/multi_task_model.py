@@ -97,9 +97,8 @@ class Model(nn.Module):
         """{loss: whether it is over all tokens, instead of labels}: the tasks, the generators, then
         what is learned from a teacher."""
         learned = {name: name not in self._task_of for name in self.teacher_weights}
-        generators = [
-            generator_name(t) for t, head in self.head_of.items() if head in self.generators
-        ]
+        own = self.generators
+        generators = [generator_name(task) for task, x in self.head_of.items() if x in own]
         return dict.fromkeys([*self.head_of, *generators], False) | learned
 
     @property

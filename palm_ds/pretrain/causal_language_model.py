@@ -7,15 +7,15 @@ It runs on every encoder whose attention follows the plan of its batch, windows 
 included: with them the encoder is a decoder as Ettin's are (Weller et al. 2025). Other tasks of its
 task group read the same vectors, which know nothing of the text after them.
 
-Its head is that of masked words, so that tasks of both kinds can `share` one, in stages one after
-the other or at once.
+Its head is that of masked words, so that tasks of both kinds can `share` one, in one stage or in
+several.
 
     one after the other (Gisserot-Boukhlef et al. 2025), in either order
     knowledge_masking: {source: text}
     causal_language_model: {source: text, share: knowledge_masking}
     stages: [{causal_language_model: 10_000}, {knowledge_masking: 30_000}]
 
-    both at once, masked words at the place before them (GPT-BERT: Charpentier and Samuel 2024)
+    both in a stage, masked words at the place before them (GPT-BERT: Charpentier and Samuel 2024)
     knowledge_masking: {source: text, shifted: true, weight: 0.9375}
     causal_language_model: {source: text, share: knowledge_masking, weight: 0.0625}
     stages: [{knowledge_masking: 15_000, causal_language_model: 1_000}]

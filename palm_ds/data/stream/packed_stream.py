@@ -249,7 +249,7 @@ class PackedStream:
             yield alone.build(0, alone.step_rows(0)[:rows]), sum(steps for _, steps in part)
 
     def steps_by_rows(self, number: int) -> dict[int, int]:
-        """{rows: steps of a stage with so many}"""
+        """{rows of a step: number of such steps in a stage}"""
         return self.sizes[number].steps_by_rows(self.curriculum.stages[number].steps)
 
     def _alone(

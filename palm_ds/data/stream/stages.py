@@ -300,7 +300,7 @@ class StepSize:
         return sum(self.growth[:sizes]) * self.steps_each + rest * self.growth[sizes]
 
     def steps_by_rows(self, steps: int) -> dict[int, int]:
-        """{rows: how many of the first `steps` steps of the stage have so many}"""
+        """{rows of a step: number of such steps among the first `steps` of the stage}"""
         grown = [min(max(steps - n * self.steps_each, 0), self.steps_each) for n in self._sizes]
         found = dict(zip(self.growth, grown, strict=True)) | {self.rows: steps - sum(grown)}
         return {rows: count for rows, count in found.items() if count}

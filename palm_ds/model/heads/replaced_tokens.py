@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import NonNegativeInt
@@ -124,8 +124,8 @@ class SamplingHead(MaskedLMHead):
         super().__init__(backbone)
         self.temperature = temperature
 
-    def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> Sampled:  # type: ignore[override]
-        """`targets` (n, 2) int64."""
+    def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> Any:
+        """Returns a `Sampled`. `targets` (n, 2) int64."""
         rows = self.transform(rows)
         embeddings, bias, token = self.output_embeddings, self.output_bias, targets[:, TOKEN]
         loss = masked_lm_loss(rows, embeddings, bias, token, self.loss_kernel, self.compiled)

@@ -111,7 +111,7 @@ class Retention:
     protected: int = -1
     """All up to this step stay, too."""
     best: int = 0
-    """So many of those with the highest `values` stay as well; of equal ones the older."""
+    """Number of those with the highest `values` that stay as well; of equal ones the older."""
     values: Mapping[int, float] = field(default_factory=dict)
     """{step: how good its weights are}, of checkpoints that were evaluated."""
 

@@ -4,7 +4,7 @@ trains (Alain and Bengio 2017).
     rows ──encoder──> pooled vectors ──some of them──> classifier ──the others──> accuracy
 
 The encoder is only read. The classifier is multinomial logistic regression on standardised vectors,
-fitted anew each time from zeros: no random numbers, no state.
+fitted each time from zeros: no random numbers, no state.
 """
 
 from __future__ import annotations

@@ -204,11 +204,8 @@ class Loop:
         return due and not self.validation.is_empty
 
     def _flops(self, batches: list[Batch]) -> torch.Tensor | float:
-        return sum(
-            training_flops(config, batch, tasks)
-            for config, tasks in encoder_passes(self.model)
-            for batch in batches
-        )
+        passes = encoder_passes(self.model)
+        return sum(training_flops(x, batch, tasks) for x, tasks in passes for batch in batches)
 
     def _log_due(self, step: int, result: StepResult) -> bool:
         last = step + 1 == self.recipe.curriculum.steps

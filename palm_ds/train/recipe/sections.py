@@ -178,7 +178,7 @@ class SaveSettings(Settings):
     keep_every: NonNegativeInt = 10000
     """Keep the first checkpoint of each such number of steps for good; 0: none."""
     best: NonNegativeInt = 0
-    """Also keep so many of the best evaluated checkpoints, by `evaluate.best` or else the mean
+    """Also keep this number of the best evaluated checkpoints, by `evaluate.best` or else the mean
     held-out loss: for `palm-ds merge --best`. Needs an `evaluate.every` that divides `every`."""
     background: bool = True
     """Write checkpoints while training continues, from a copy in host memory. Where there is too

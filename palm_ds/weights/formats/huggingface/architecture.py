@@ -158,7 +158,7 @@ class Architecture(ABC):
 
     def arrange(self, entries: Entries, config: EncoderConfig) -> Entries:
         """The entries of a file with the rows of each tensor in our order; `reshape` restores
-        theirs."""
+        that of the file."""
         return entries
 
     # ---- config.json ----
