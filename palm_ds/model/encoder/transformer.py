@@ -100,7 +100,8 @@ class TransformerSpec:
     @property
     def own_layers(self) -> tuple[LayerSpec, ...]:
         """Those with weights of their own, one for each module."""
-        return tuple(self.layers[self.modules.index(x)] for x in range(1 + max(self.modules)))
+        first = dict(zip(reversed(self.modules), reversed(self.layers), strict=True))
+        return tuple(first[module] for module in sorted(first))
 
     def width(self, config: EncoderConfig) -> int:
         """Width of the embeddings."""

@@ -15,6 +15,7 @@ from palm_ds.runtime.device.memory import host_memory
 from palm_ds.train.plan.memory import plan_memory
 from palm_ds.train.plan.work import ModelSize, StepWork
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
+from palm_ds.train.recipe.sections import SaveSettings
 from palm_ds.train.setup.limits import (
     check_memory,
     check_space,
@@ -75,6 +76,7 @@ def run_of(
     steps: int = 9_999,
     ema: float = 0.0,
     best: str = "",
+    best_kept: int = 0,
     onnx: tuple[str, ...] = (),
     heads: tuple[str, ...] = (),
 ) -> RunSpec:
@@ -82,7 +84,7 @@ def run_of(
         export_onnx=onnx,
         export_heads=bool(heads),
         built_tasks=dict.fromkeys(heads),
-        save=SimpleNamespace(keep=keep, every=every, keep_every=10_000),
+        save=SaveSettings(keep=keep, every=every, best=best_kept),
         curriculum=SimpleNamespace(steps=steps),
         optimizer=SimpleNamespace(ema=ema),
         evaluate=SimpleNamespace(best=best),
@@ -127,6 +129,8 @@ def test_checkpoints_that_stay_for_good_need_space(tmp_path: Path, free: dict[st
         check_space(run_of(tmp_path, steps=30_000), size_of(1_000_000))
     with pytest.raises(UserError, match="6 checkpoints"):  # 3 of them close to the newest
         check_space(run_of(tmp_path, keep=3, every=5), size_of(1_000_000))
+    with pytest.raises(UserError, match="6 checkpoints"):
+        check_space(run_of(tmp_path, best_kept=3), size_of(1_000_000))
 
 
 def test_frozen_weights_have_no_moments(tmp_path: Path, free: dict[str, float]) -> None:
