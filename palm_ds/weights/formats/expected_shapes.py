@@ -53,6 +53,10 @@ def _head(head: HeadInfo, backbone: Encoder) -> nn.Module:
     return CRFHead(width, head.classes) if head.transitions else ClassHead(width, head.classes)
 
 
+_MOST_SHARED = 1000
+"""Layers of which some may share their weights, as ALBERT's do."""
+
+
 def checked(
     contents: CheckpointContents, source_names: Mapping[str, str] | None = None
 ) -> CheckpointContents:
@@ -62,9 +66,9 @@ def checked(
     names = {name for entry in contents.entries.values() for name in entry.source_names}
     check_names(contents.path, [*names, *contents.entries, *contents.skipped])
     config, tensors = contents.config, len(contents.entries)
-    layers = (
-        config.num_layers if is_custom(config.kind) else encoder_class(config).own_layers(config)
-    )
+    layers = config.num_layers
+    if layers <= _MOST_SHARED and not is_custom(config.kind):
+        layers = encoder_class(config).own_layers(config)
     if layers > tensors:  # checked before building a model with as many layers as the file claims
         raise UserError(f"{contents.path}: incomplete: {layers} layers in {tensors} tensors")
     try:

@@ -81,7 +81,7 @@ def test_published_shape_has_transformers_outputs_and_gradients(tmp_path: Path, 
     assert not lost and named.keys() == {name for name, x in mine.items() if x is not None}
     for name, gradient in named.items():
         scale = float(gradient.abs().max())
-        torch.testing.assert_close(mine[name], gradient, atol=1e-5 * scale, rtol=0, msg=name)
+        torch.testing.assert_close(mine[name], gradient, atol=2e-5 * scale, rtol=0, msg=name)
 
 
 @pytest.mark.parametrize("kind", [kind for kind, case in CASES.items() if case.gate])
