@@ -28,11 +28,10 @@ from pydantic import NonNegativeFloat, PositiveFloat
 from palm_ds.common.settings import Share
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example
-from palm_ds.data.tasks.masking import Unit
+from palm_ds.data.tasks.masking import Unit, unigram_baseline
 from palm_ds.data.tasks.task import CorpusTask
 from palm_ds.model.encoder.shared_embeddings import EmbeddingSharing
 from palm_ds.model.heads.replaced_tokens import (
-    TOKEN,
     Generator,
     GeneratorSettings,
     ReplacedTokenHead,
@@ -101,8 +100,7 @@ class ReplacedTokenDetection(UnitMasking, CorpusTask):
         depends on what was sampled (`tallied`)."""
         if targets.ndim < 2:
             return super().baseline(targets, source)
-        tokens, frequency = targets[:, TOKEN], source.unigrams
-        return -np.log(frequency[tokens]), (tokens == frequency.argmax()).astype(float)
+        return unigram_baseline(targets, source.unigrams)
 
     def tallied(self, tallies: Mapping[str, float]) -> dict[str, Any]:
         """The share of the replaced tokens that is detected, that of the detected ones that was

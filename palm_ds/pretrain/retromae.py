@@ -25,6 +25,7 @@ from torch.nn import functional as F  # noqa: N812
 from palm_ds.common.settings import PositiveShare
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example
+from palm_ds.data.tasks.masking import unigram_baseline
 from palm_ds.data.tasks.task import CorpusTask
 from palm_ds.model.config.config import ACTIVATIONS
 from palm_ds.model.encoder.encoder import Encoder, init_weights
@@ -77,8 +78,7 @@ class Retromae(CorpusTask):
 
     def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
         """The corpus's unigram frequencies."""
-        tokens, frequency = targets.reshape(-1, 5)[:, TOKEN], source.unigrams
-        return -np.log(frequency[tokens]), (tokens == frequency.argmax()).astype(float)
+        return unigram_baseline(targets, source.unigrams)
 
 
 class Slots(NamedTuple):

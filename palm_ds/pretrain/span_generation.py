@@ -30,8 +30,8 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.settings import InnerShare, Share
 from palm_ds.data.sources.corpus import CorpusSource, passages
 from palm_ds.data.tasks.example import Example, build_input, layouts, select_tokens
-from palm_ds.data.tasks.generation_flows import FlowOptions, same_head, unigram_baseline
-from palm_ds.data.tasks.masking import Unit, units_of
+from palm_ds.data.tasks.generation_flows import FlowOptions, same_head
+from palm_ds.data.tasks.masking import Unit, unigram_baseline, units_of
 from palm_ds.data.tasks.task import CorpusTask, Task
 
 SHORTEST = 8

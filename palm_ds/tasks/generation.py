@@ -36,9 +36,9 @@ from palm_ds.data.tasks.generation_flows import (
     FlowOptions,
     random_spans,
     same_head,
-    unigram_baseline,
 )
 from palm_ds.data.tasks.interfaces import StoredPrediction
+from palm_ds.data.tasks.masking import unigram_baseline
 from palm_ds.data.tasks.task import Task
 from palm_ds.data.tasks.text_generation import GenerationLimits, TextGenerator
 from palm_ds.model.generation.generate import DecodingSettings

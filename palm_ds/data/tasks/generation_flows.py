@@ -170,17 +170,6 @@ def random_spans(tokens: int, most: int, rng: np.random.Generator) -> np.ndarray
     return np.repeat(np.arange(tokens), rng.integers(1, most + 1, tokens))[:tokens]
 
 
-def token_column(targets: np.ndarray) -> np.ndarray:
-    """The tokens of targets (n,) or (n, 2)."""
-    return targets[:, 0] if targets.ndim > 1 else targets
-
-
-def unigram_baseline(targets: np.ndarray, frequency: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Loss and accuracy per target of guessing by the frequencies of tokens (vocabulary,)."""
-    tokens = token_column(targets)
-    return -np.log(frequency[tokens]), (tokens == frequency.argmax()).astype(float)
-
-
 def same_head(own: FlowOptions, origin: object, where: str) -> None:
     """Raises UserError unless `origin`, whose head is shared, writes texts too."""
     if not isinstance(origin, FlowOptions):

@@ -95,4 +95,12 @@ def class_prior_baseline(targets: np.ndarray, counts: np.ndarray) -> tuple[np.nd
     return -np.log(share[targets]), (targets == share.argmax()).astype(float)
 
 
+def unigram_baseline(targets: np.ndarray, frequency: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Loss and accuracy per target of the unigram baseline, which knows only the relative
+    frequencies of tokens (vocabulary,). `targets` (n,) are tokens, or (n, any) with the tokens
+    first."""
+    tokens = targets[:, 0] if targets.ndim > 1 else targets
+    return -np.log(frequency[tokens]), (tokens == frequency.argmax()).astype(float)
+
+
 Unit = Literal["token", "word", "phrase", "entity"]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from palm_ds.data.sources.corpus import CorpusSource
+from palm_ds.data.tasks.masking import unigram_baseline
 from palm_ds.data.tasks.task import CorpusTask, Task
 from palm_ds.model.heads.outputs import HeadOutputs, Reading
 
@@ -49,5 +50,4 @@ class TokenPrediction(CorpusTask):
 
     def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
         """The corpus's unigram frequencies."""
-        frequency = source.unigrams
-        return -np.log(frequency[targets]), (targets == frequency.argmax()).astype(float)
+        return unigram_baseline(targets, source.unigrams)
