@@ -29,7 +29,7 @@ from palm_ds.data.stream.task_group_dataset import (
 from palm_ds.data.tasks.task import TableTask, Task
 from palm_ds.data.tasks.text_generation import GenerationLimits, TextGenerator, generate_texts
 from palm_ds.model.inputs.batch import Batch
-from palm_ds.model.multi_task_model import Model
+from palm_ds.model.multi_task_model import Model, TaskOutput
 from palm_ds.runtime.step.grad_cache import GlobalBatchLoss
 from palm_ds.train.evaluate.minimal_pairs import PairSet, rows_within_memory
 from palm_ds.train.evaluate.probe import Probe
@@ -261,44 +261,21 @@ def evaluate(
 ) -> dict[str, TaskScore]:
     """Evaluate every task that has labels in the held-out rows; `own`: metrics besides the task's.
     Collective: all processes call it and get the same result."""
-    sums: dict[str, torch.Tensor | float] = {}
+    sums = _Sums(tasks, data.datasets)
     sources: list[Any] = [dataset.source for dataset in data.datasets]
-    source_of = {task.name: dataset.source for dataset in data.datasets for task in dataset.tasks}
-    scored_by = {
-        name: (task, source)
-        for task, source in source_of.items()
-        for name in tasks[task].loss_weights()
-    }
-    """{loss: (its task, what that reads)}"""
     tables = {name: task for name, task in tasks.items() if isinstance(task, TableTask)}
-    scored = [x for x in source_of if x in tables and tables[x].predicts == "scores"]
+    scored = [x for x in sums.source_of if x in tables and tables[x].predicts == "scores"]
     pieces: list[Decoded] = []
-    global_batch = [name for name in engine.global_batch if name in source_of]
+    global_batch = [name for name in engine.global_batch if name in sums.source_of]
     vectors: list[ExampleVectors] = []
-    counted: dict[str, list[str]] = {}
-
-    def add(task: str, name: str, value: torch.Tensor | float) -> None:
-        sums[f"{name} {task}"] = sums.get(f"{name} {task}", 0.0) + value
-
     for built, batch in data.batches(engine.rank, engine.world, engine.micro_rows):
         outputs = engine.evaluate(batch, scored)
         scores = {name: outputs[name].scores for name in scored}
         scores = {name: found for name, found in scores.items() if found is not None}
         vectors += example_vectors(global_batch, built, batch, outputs)
         pieces += decoded(built, scores, tables, sources)
-        for name in source_of:
-            counted[name] = list(outputs[name].tallies)
-            for part, value in outputs[name].tallies.items():
-                add(name, f"tally {part}", value)
-        for name, (task, source) in scored_by.items():
-            targets = batch.labels[name][1].numpy() if name in batch.labels else np.empty(0, int)
-            base_loss, base_right = tasks[task].baseline(targets, cast(Any, source))
-            add(name, "loss", outputs[name].loss_sum)
-            add(name, "right", outputs[name].correct)
-            add(name, "base loss", float(base_loss.sum()))
-            add(name, "base right", float(base_right.sum()))
-            add(name, "count", float(batch.count(name)))
-    totals = engine.reduce(sums) if sums else {}
+        sums.add(batch, outputs)
+    totals = engine.reduce(sums.values) if sums.values else {}
     if global_batch:
         losses = {name: engine.global_batch[name] for name in global_batch}
         for name, found in global_batch_losses(losses, vectors, engine.processes).items():
@@ -313,8 +290,8 @@ def evaluate(
         """What the task itself makes of its predictions, or of what its head counted."""
         if name in predictions:
             return _scored(tables[name], *predictions[name], sources, own.get(name, ()))
-        found = {part: totals[f"tally {part} {name}"] for part in counted.get(name, ())}
-        return tasks[name].tallied(found) if found else {}
+        tallies = {part: totals[f"tally {part} {name}"] for part in sums.tallied.get(name, ())}
+        return tasks[name].tallied(tallies) if tallies else {}
 
     return {
         name: TaskScore(
@@ -327,9 +304,42 @@ def evaluate(
                 **more(name),
             }
         )
-        for name in scored_by
+        for name in sums.scored_by
         if (count := totals[f"count {name}"])
     }
+
+
+class _Sums:
+    """Sums of this process over held-out texts, of each loss of the tasks: `loss NAME`, ..."""
+
+    def __init__(self, tasks: Mapping[str, Task], datasets: Sequence[TaskGroupDataset]):
+        self.values: dict[str, torch.Tensor | float] = {}
+        self.tallied: dict[str, list[str]] = {}
+        """{task: what its head counts}"""
+        self.source_of = {task.name: each.source for each in datasets for task in each.tasks}
+        self.scored_by = {
+            name: (tasks[task], source)
+            for task, source in self.source_of.items()
+            for name in tasks[task].loss_weights()
+        }
+        """{loss: (its task, what that reads)}"""
+
+    def add(self, batch: Batch, outputs: Mapping[str, TaskOutput]) -> None:
+        for name in self.source_of:
+            self.tallied[name] = list(outputs[name].tallies)
+            for part, value in outputs[name].tallies.items():
+                self._add(f"tally {part}", name, value)
+        for name, (task, source) in self.scored_by.items():
+            targets = batch.labels[name][1].numpy() if name in batch.labels else np.empty(0, int)
+            base_loss, base_right = task.baseline(targets, cast(Any, source))
+            self._add("loss", name, outputs[name].loss_sum)
+            self._add("right", name, outputs[name].correct)
+            self._add("base loss", name, float(base_loss.sum()))
+            self._add("base right", name, float(base_right.sum()))
+            self._add("count", name, float(batch.count(name)))
+
+    def _add(self, part: str, name: str, value: torch.Tensor | float) -> None:
+        self.values[f"{part} {name}"] = self.values.get(f"{part} {name}", 0.0) + value
 
 
 def evaluate_sets(
