@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
-from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast
+from transformers import BertForMaskedLM, BertTokenizerFast
 
 from palm_ds.cli.evaluate import COMMAND
 from palm_ds.common.errors import UserError
@@ -19,6 +19,7 @@ from palm_ds.data.reader.minimal_pairs import read_paradigms
 from palm_ds.inference.held_out_loss import score_minimal_pairs
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.train.evaluate.minimal_pairs import PairScore, pair_accuracy, pair_set
+from tests.helpers.bert_folder import write_bert
 
 WORDS = ["the", "a", "cat", "dog", "cats", "dogs", "runs", "run", "sees", "no", "ever", "big", "."]
 RECORDED = "huggingface_RoBERTa-base_Liu2019/0/saves/babyberta"
@@ -27,25 +28,7 @@ LENGTH = 24
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of transformers' BERT with random weights, large enough for the losses to differ."""
-    folder = tmp_path_factory.mktemp("bert")
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    (folder / "vocab.txt").write_text("\n".join([*special, *WORDS]))
-    torch.manual_seed(2)
-    bert = BertForMaskedLM(
-        BertConfig(
-            vocab_size=len(special) + len(WORDS),
-            hidden_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=32,
-            max_position_embeddings=LENGTH,
-            initializer_range=0.3,
-        )
-    )
-    bert.save_pretrained(folder)
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
-    return folder
+    return write_bert(tmp_path_factory.mktemp("bert"), BertForMaskedLM, WORDS, length=LENGTH)
 
 
 def sentences(rng: np.random.Generator) -> Iterator[str]:

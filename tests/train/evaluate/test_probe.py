@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
-from transformers import BertConfig, BertModel, BertTokenizerFast
+from transformers import BertModel, BertTokenizerFast
 
 from palm_ds.common.errors import UserError
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.train.evaluate.probe import Probe, fit_linear, open_probe
 from palm_ds.train.recipe.sections import ProbeSettings
-from tests.helpers.small_corpus import SPECIALS
+from tests.helpers.bert_folder import write_bert
 
 LENGTH = 16
 WORDS = [f"w{i}" for i in range(30)]
@@ -24,23 +24,7 @@ WORDS = [f"w{i}" for i in range(30)]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("bert")
-    (folder / "vocab.txt").write_text("\n".join([*SPECIALS, *WORDS]))
-    torch.manual_seed(2)
-    bert = BertModel(
-        BertConfig(
-            vocab_size=len(SPECIALS) + len(WORDS),
-            hidden_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=32,
-            max_position_embeddings=LENGTH,
-            initializer_range=0.3,
-        )
-    )
-    bert.save_pretrained(folder)
-    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
-    return folder
+    return write_bert(tmp_path_factory.mktemp("bert"), BertModel, WORDS, length=LENGTH)
 
 
 @pytest.fixture(scope="module")
