@@ -80,8 +80,9 @@ def test_published_shape_has_transformers_outputs_and_gradients(tmp_path: Path, 
     mine = {f"backbone.{name}": x.grad for name, x in encoder.named_parameters()}
     assert not lost and named.keys() == {name for name, x in mine.items() if x is not None}
     for name, gradient in named.items():
-        scale = float(gradient.abs().max())
-        torch.testing.assert_close(mine[name], gradient, atol=2e-5 * scale, rtol=0, msg=name)
+        # That of a bias is a sum over all tokens, whose rounding depends on the processor.
+        bound = (2e-5 if name.endswith(".bias") else 1e-5) * float(gradient.abs().max())
+        torch.testing.assert_close(mine[name], gradient, atol=bound, rtol=0, msg=name)
 
 
 @pytest.mark.parametrize("kind", [kind for kind, case in CASES.items() if case.gate])
