@@ -29,7 +29,7 @@ export PYRIGHT_PYTHON_CACHE_DIR := $(CACHE)/pyright
 
 PIP := env -u XDG_CACHE_HOME DS_BUILD_OPS=0 $(BIN)/pip install -c constraints.txt
 
-.PHONY: pretrain test fast async_io check lint resolve pins format docs site clean
+.PHONY: pretrain test fast exhaustive async_io check lint resolve pins format docs site clean
 
 # Each target installs what it needs and no more: what one of them cannot have stops no other.
 $(VENV)/ready: constraints.txt pyproject.toml setup.py
@@ -71,6 +71,11 @@ test: $(VENV)/test-ready
 fast: $(VENV)/test-ready
 	@mkdir -p runs  # pytest makes the folder it is given, not the one above it
 	$(BIN)/python -m pytest --basetemp=runs/tests $(PARALLEL) -m 'not slow and not distributed' $(ARGS)
+
+# everything, and every combination of layouts, models and programs; before a release
+exhaustive: $(VENV)/test-ready
+	@mkdir -p runs  # pytest makes the folder it is given, not the one above it
+	$(BIN)/python -m pytest --basetemp=runs/tests $(PARALLEL) --exhaustive $(ARGS)
 
 # DeepSpeed's async_io, compiled once, for minutes; without it the tests of state in files are skipped
 async_io: $(VENV)/test-ready

@@ -70,7 +70,19 @@ def no_warm_python_left() -> Iterator[None]:
         warm_python.stop()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--exhaustive",
+        action="store_true",
+        help="every combination of layouts, models and programs",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--exhaustive"):
+        further = [item for item in items if item.get_closest_marker("exhaustive")]
+        config.hook.pytest_deselected(items=further)
+        items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
     items.sort(key=_turn)
     wanting = [item for item in items if item.get_closest_marker("gpu")]
     if not wanting:
