@@ -279,14 +279,14 @@ class Engine:
         with self._watchdog.beating():
             return self._state.load(Path(folder), warn=warn, at_most=at_most, valid=valid)
 
-    def restore(self, found: checkpoint.VerifiedCheckpoint) -> None:
+    def restore(self, verified: checkpoint.VerifiedCheckpoint) -> None:
         """Continue from a checkpoint of any layout; with the same layout, bit for bit."""
         with self._watchdog.beating():
-            self._state.restore(found)
+            self._state.restore(verified)
 
     def warm_start(
         self,
-        found: checkpoint.VerifiedCheckpoint,
+        verified: checkpoint.VerifiedCheckpoint,
         *,
         grown: Mapping[str, ResizedTable],
         fresh: Iterable[str],
@@ -294,7 +294,7 @@ class Engine:
         """Start with the weights and moments of another run. `fresh` parameters are not in it;
         `grown` tables have other rows there. Steps count from 0."""
         with self._watchdog.beating():
-            self._state.warm_start(found, grown, fresh)
+            self._state.warm_start(verified, grown, fresh)
 
     def beat(self) -> None:
         """Give a sign of life to the watchdog; it watches steps, evaluations and saves itself."""

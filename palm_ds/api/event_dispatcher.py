@@ -31,18 +31,22 @@ def check_callbacks(callbacks: Sequence[object]) -> tuple[object, ...]:
     """The callbacks. Raises UserError for an object that is none."""
     if not isinstance(callbacks, Sequence):
         raise UserError(f"callbacks: expected a list of objects, got {callbacks!r:.60}")
-    for number, each in enumerate(callbacks):
+    for number, callback in enumerate(callbacks):
         where = f"callbacks[{number}]"
-        if any(kind.__module__.startswith("transformers.") for kind in type(each).__mro__):
+        if any(kind.__module__.startswith("transformers.") for kind in type(callback).__mro__):
             raise UserError(
-                f"{where}: {type(each).__name__} is a callback of transformers; derive it from "
+                f"{where}: {type(callback).__name__} is a callback of transformers; derive it from "
                 "palm.Callback, whose methods get (trainer, event)"
             )
-        named = [x for x in dir(each) if x.startswith("on_")] if not isinstance(each, type) else []
+        named = (
+            [x for x in dir(callback) if x.startswith("on_")]
+            if not isinstance(callback, type)
+            else []
+        )
         for name in named:
             if name not in HOOKS:
                 raise UserError(f"{where}: no event {name!r}{suggest(name, HOOKS)}")
-            if not _takes_two(getattr(each, name)):
+            if not _takes_two(getattr(callback, name)):
                 raise UserError(f"{where}: {name}: expected a method of (trainer, event)")
         if not named:
             raise UserError(f"{where}: expected an object with methods such as on_step_end")
@@ -67,8 +71,8 @@ def caller(callbacks: Sequence[object], trainer: object, log_every: int) -> even
         if isinstance(event, events.EndIteration) and (event.batch_id + 1) % log_every == 0:
             names.append("on_log")
         for name in names:
-            for each in callbacks:
-                if method := getattr(each, name, None):
+            for callback in callbacks:
+                if method := getattr(callback, name, None):
                     method(trainer, event)
 
     return handle

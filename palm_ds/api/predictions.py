@@ -38,18 +38,18 @@ def predictions_of(
         return {name: [] for name in predictor.tasks}
     predictions: dict[str, list[dict[str, Any]]] = {}
     why = ""
-    for each in predictor.passes:
+    for encoder_pass in predictor.passes:
         try:
-            own = _columns(each, rows)
-            read = replace(each.read, columns={**own, **(columns or {})}, drop={}, split="")
+            own = _columns(encoder_pass, rows)
+            read = replace(encoder_pass.read, columns={**own, **(columns or {})}, drop={}, split="")
             read = replace(read, bad_rows="stop", format=format or read.format)
             source = predictor.source(open_rows(rows, without_labels(read), "rows"))
-            for task in (each.input_task, *each.tasks):
+            for task in (encoder_pass.input_task, *encoder_pass.tasks):
                 task.check(source, labelled=False)
         except UserError as error:
             why = why or str(error)
             continue
-        predictions |= _pass(predictor, each, source, processes)
+        predictions |= _pass(predictor, encoder_pass, source, processes)
     if not predictions:
         raise UserError(why)
     return predictions

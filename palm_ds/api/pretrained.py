@@ -69,10 +69,10 @@ class Backbone(Summary):
             except UserError as error:
                 why = f"no such folder, and cannot be downloaded: {error}"
                 raise UserError(f"{name}: {why}") from None
-        found = cls(folder=str(folder), tokenizer=str(tokenizer))
-        if not tokenizer and found._contents.tokenizer is None:
+        backbone = cls(folder=str(folder), tokenizer=str(tokenizer))
+        if not tokenizer and backbone._contents.tokenizer is None:
             raise UserError(f"{folder}: has no vocabulary; name one: tokenizer=FILE")
-        return found
+        return backbone
 
     @classmethod
     @checks_arguments()

@@ -43,7 +43,7 @@ class TextVectors:
 
 
 def _settings(given: Mapping[str, Any]) -> EmbeddingSettings:
-    known = [each.name for each in fields(EmbeddingSettings)]
+    known = [field_.name for field_ in fields(EmbeddingSettings)]
     for name in given:
         if name not in known:
             raise UserError(f"{name}: no such setting{suggest(name, known)}")

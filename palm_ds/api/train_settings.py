@@ -132,10 +132,10 @@ class TrainSettings(Settings):
 
     def ds_config(self) -> DSConfig:
         """The DeepSpeed settings to train with."""
-        found = _ds_config(self.deepspeed_config)
+        config = _ds_config(self.deepspeed_config)
         if not self.gradient_checkpointing:
-            return found
-        return replace(found, activation_checkpointing=True)
+            return config
+        return replace(config, activation_checkpointing=True)
 
 
 def _ds_config(given: str | Path | Mapping[str, Any] | None) -> DSConfig:

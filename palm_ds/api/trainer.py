@@ -141,7 +141,7 @@ class MultiHeadTrainer(BaseTrainer):
         mix: each step trains one task; with "batch", all tasks in proportion.
         callbacks: objects with methods to call during training (palm.Callback).
         metrics: {task: functions of your own}, as for palm.Trainer."""
-        members = [_members(each) for each in tasks]
+        members = [_members(task) for task in tasks]
         if not members or not all(members):
             raise UserError("tasks: empty; name at least one")
         trainers = [m for task_group in members for m in task_group if isinstance(m, Trainer)]

@@ -62,15 +62,15 @@ def _parser(typed: list[str]) -> argparse.ArgumentParser:
     return parser
 
 
-def _fill(parser: argparse.ArgumentParser, found: Command | CommandGroup) -> None:
+def _fill(parser: argparse.ArgumentParser, command_or_group: Command | CommandGroup) -> None:
     from argcomplete.completers import FilesCompleter
 
-    if isinstance(found, CommandGroup):
+    if isinstance(command_or_group, CommandGroup):
         commands = parser.add_subparsers()
-        for word, command in found.commands.items():
+        for word, command in command_or_group.commands.items():
             _fill(commands.add_parser(word), command)
         return
-    found.fill(parser)
+    command_or_group.fill(parser)
     for action in parser._actions:
         if names := _SHIPPED.get(action.dest):
             files, known = FilesCompleter(), tuple(names())

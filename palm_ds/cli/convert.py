@@ -115,8 +115,8 @@ def _to_weights(
     lines = [
         f"{done.format} -> {done.to}: {done.target}",
         f"checked: {done.parity or 'not at all'}",
-        *(line for each in added for line in _file_lines(each.files)),
-        *(f"no onnx/: {each.why}" for each in added if each.why),
+        *(line for onnx in added for line in _file_lines(onnx.files)),
+        *(f"no onnx/: {onnx.why}" for onnx in added if onnx.why),
     ]
     record = done.record() | ({"onnx": added[0].record()} if added else {})
     return _Done(result=done, record=record, lines=lines)
@@ -135,11 +135,11 @@ def _to_onnx(args: argparse.Namespace, texts: list[str] | None, opening: dict[st
 
 def _file_lines(files: Sequence[OnnxFile]) -> list[str]:
     lines = []
-    for each in files:
-        form = f" ({each.form})" if each.form else ""
-        lines.append(f"{each.name}: {each.bytes / 1e6:,.1f} MB{form}")
-        lines.append(f"  checked: {each.parity or 'not at all'}")
-        same = ", ".join(f"{name} {share:.1%}" for name, share in each.agreement.items())
+    for file in files:
+        form = f" ({file.form})" if file.form else ""
+        lines.append(f"{file.name}: {file.bytes / 1e6:,.1f} MB{form}")
+        lines.append(f"  checked: {file.parity or 'not at all'}")
+        same = ", ".join(f"{name} {share:.1%}" for name, share in file.agreement.items())
         lines += [f"  same predictions: {same}"] if same else []
     return lines
 
@@ -152,7 +152,7 @@ def _onnx_lines(done: OnnxResult) -> list[str]:
         f"{done.format} -> onnx, opset {about.opset}: {done.target}",
         f"inputs: {', '.join(about.inputs)}",
         f"outputs: {', '.join(about.outputs)}",
-        *(f"head: {each}" for each in heads if len(heads) > 1),
+        *(f"head: {head}" for head in heads if len(heads) > 1),
     ]
     lines += _file_lines(done.files)
     for task, metrics in done.scores.items():

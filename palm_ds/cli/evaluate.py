@@ -150,8 +150,8 @@ def _pair_table(scores: PairScores) -> Table:
     from rich.table import Table
 
     table = Table("paradigm", "pairs", "accuracy")
-    for name, each in scores.paradigms.items():
-        table.add_row(name, f"{each.pairs:,}", f"{each.accuracy:.2%}")
+    for name, paradigm in scores.paradigms.items():
+        table.add_row(name, f"{paradigm.pairs:,}", f"{paradigm.accuracy:.2%}")
     table.add_section()
     table.add_row("mean", f"{scores.pairs:,}", f"{scores.mean:.2%}")
     return table

@@ -33,10 +33,12 @@ def _same_bytes(args: argparse.Namespace) -> int:
     if given := [name for name in options if getattr(args, name) is not None]:
         raise UserError(f"--{given[0]}: compares outputs; name two checkpoints, A and B")
     verdicts = verify_folder(args.a)
-    record = {str(each.folder): each.problems for each in verdicts}
-    lines = ["\n  ".join([f"{each.folder}: {each}", *each.problems]) for each in verdicts]
+    record = {str(verdict.folder): verdict.problems for verdict in verdicts}
+    lines = [
+        "\n  ".join([f"{verdict.folder}: {verdict}", *verdict.problems]) for verdict in verdicts
+    ]
     show(args, record, *lines)
-    return 1 if any(each.problems for each in verdicts) else 0
+    return 1 if any(verdict.problems for verdict in verdicts) else 0
 
 
 def _same_outputs(args: argparse.Namespace) -> int:

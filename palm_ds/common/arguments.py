@@ -122,7 +122,7 @@ def fits(value: object, hint: Any) -> bool:
     if kind in (Integral, Real) and isinstance(value, bool) or not isinstance(value, kind):
         return False
     if isinstance(value, Sequence) and issubclass(kind, Sequence) and kind is not str:
-        return not isinstance(value, str) and all(fits(x, y) for y in inner for x in value)
+        return not isinstance(value, str) and all(fits(item, y) for y in inner for item in value)
     if isinstance(value, Mapping) and issubclass(kind, Mapping) and inner:
         return all(fits(x, y) for pair in value.items() for x, y in zip(pair, inner, strict=True))
     return True

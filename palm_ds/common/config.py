@@ -228,7 +228,7 @@ def _check_keys(cls: type, values: object, where: str) -> Mapping[str, Any]:
         hint, inner = hints.get(key), {f"{where}.{key}": value}
         if get_origin(hint) is dict and isinstance(value, Mapping):  # {name: dataclass}
             hint = get_args(hint)[1]
-            inner = {f"{where}.{key}.{name}": each for name, each in value.items()}
+            inner = {f"{where}.{key}.{name}": item for name, item in value.items()}
         _refuse_true_as_number(hint, inner)
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             for place, each in inner.items():

@@ -29,9 +29,9 @@ def write_json(path: str | Path, content: object) -> None:
 def nan_to_null(value: object) -> object:
     """The same values with NaN and infinities, which JSON lacks, replaced by None."""
     if isinstance(value, Mapping):
-        return {str(key): nan_to_null(each) for key, each in value.items()}
+        return {str(key): nan_to_null(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [nan_to_null(each) for each in value]
+        return [nan_to_null(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -91,10 +91,10 @@ def check_options(
         if name not in known and not (allow_extra and open_):
             near = suggest(name, known) if known else "; the class takes no options"
             raise UserError(f"{where}.{name}: unknown key{near}")
-    for each in others:
-        lacking = each.name in known - options.keys() and each.default is each.empty
+    for other in others:
+        lacking = other.name in known - options.keys() and other.default is other.empty
         if lacking:
-            raise UserError(f"{where}.{each.name}: missing; it must be given")
+            raise UserError(f"{where}.{other.name}: missing; it must be given")
 
 
 def _keywords(cls: type, base: type) -> tuple[set[str], bool]:

@@ -40,4 +40,4 @@ def score_table(scores: Mapping[str, Mapping[str, float]]) -> str:
 
 def _line(tag: str, cells: Sequence[object]) -> str:
     style = ' style="text-align: left"'
-    return f"<tr>{''.join(f'<{tag}{style}>{escape(str(x))}</{tag}>' for x in cells)}</tr>"
+    return f"<tr>{''.join(f'<{tag}{style}>{escape(str(cell))}</{tag}>' for cell in cells)}</tr>"

@@ -217,7 +217,7 @@ def how_to_add(names: Sequence[str], corpus: object) -> str:
             formats = " or ".join(f"--format {each}" for each in INPUT_ANNOTATIONS[name])
             return f"only the input gives {name}: prepare a corpus with palm-ds prepare {formats}"
     given = [name if name in BUILT_IN else f"{name}=MODULE:FUNCTION" for name in names]
-    options = " ".join(f"--annotation {each}" for each in given)
+    options = " ".join(f"--annotation {value}" for value in given)
     return f"add it with: palm-ds corpus annotate {corpus} INPUT... {options}"
 
 

@@ -54,8 +54,8 @@ def _order(name: str) -> tuple[bool, int, str]:
     return number is None, number or 0, name
 
 
-def _too_many(found: dict[str, str], job: PreparationJob) -> UserError:
-    name, place = list(found.items())[-1]
+def _too_many(labels: dict[str, str], job: PreparationJob) -> UserError:
+    name, place = list(labels.items())[-1]
     return UserError(
         f"more than {MAX_VALUES} labels in field `{job.input.pair_fields[2]}`, such as "
         f"{name[:40]!r} ({place}); is it the label field (--pair_fields)?"

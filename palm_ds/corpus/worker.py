@@ -126,22 +126,22 @@ class WorkUnitReader:
         """Rejects a record that was read."""
         self._reject(Rejection(reason, record.excerpt, record.line, 0))
 
-    def place(self, found: RecordOrRejection) -> str:
+    def place(self, outcome: RecordOrRejection) -> str:
         """Describes where the last record or rejection is in the input."""
         span = self.unit[self.span]
-        return _place(self.job.inputs[span.input], span, found)
+        return _place(self.job.inputs[span.input], span, outcome)
 
-    def _reject(self, found: Rejection) -> None:
+    def _reject(self, rejection: Rejection) -> None:
         span = self.unit[self.span]
         item = self.job.inputs[span.input]
-        reason, excerpt = _writable(found.reason), _writable(found.excerpt)
+        reason, excerpt = _writable(rejection.reason), _writable(rejection.excerpt)
         if not self.rejections:
-            self.first = f"{_place(item, span, found)}: {reason}"
+            self.first = f"{_place(item, span, rejection)}: {reason}"
             if self.job.strict:
                 raise UserError(f"{self.first} (--strict)")
         self.rejections += 1
         if self.keep:
-            entry = {"file": item.name, "line": found.line, "reason": reason}
+            entry = {"file": item.name, "line": rejection.line, "reason": reason}
             self.keep({**entry, "excerpt": excerpt, "span": self.span})
 
 
@@ -150,12 +150,12 @@ def _writable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _place(item: Input, span: InputSpan, found: RecordOrRejection) -> str:
+def _place(item: Input, span: InputSpan, outcome: RecordOrRejection) -> str:
     """The file, and the line counted from the file's beginning, or the row."""
     name = item.path or item.name
     if not is_lines(item.kind):
-        return f"{name}: row {found.line}"
-    return f"{name}: line {found.line + _lines_before(item.path, span.start)}"
+        return f"{name}: row {outcome.line}"
+    return f"{name}: line {outcome.line + _lines_before(item.path, span.start)}"
 
 
 def is_lines(kind: str) -> bool:
@@ -187,7 +187,7 @@ def _counted(reader: RecordReader, span: InputSpan) -> Iterator[RecordOrRejectio
     report_progress(text, span.bytes - reported)
 
 
-def _text_bytes(found: RecordOrRejection) -> int:
-    if isinstance(found, Rejection):
+def _text_bytes(outcome: RecordOrRejection) -> int:
+    if isinstance(outcome, Rejection):
         return 0
-    return found.cost if found.tokens else len(found.text.encode("utf-8"))
+    return outcome.cost if outcome.tokens else len(outcome.text.encode("utf-8"))

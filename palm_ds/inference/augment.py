@@ -146,7 +146,9 @@ def _rows(
         for copy in range(1, settings.copies + 1):
             rng = keyed_generator(keys[copy], number)
             try:
-                changed = {x: changed_text(row[x], known, settings, rng, guesser) for x in texts}
+                changed = {
+                    text: changed_text(row[text], known, settings, rng, guesser) for text in texts
+                }
             except UserError as error:
                 raise UserError(f"{table.where(number)}: {error}") from None
             yield changed | {"label": label, "source_row": number, "copy": copy}
@@ -194,9 +196,9 @@ def _guessed(
     out, left = [], iter(guesses)
     for word in words:
         if word == MASK:
-            found = next(left) or [(UNKNOWN, 1.0)]
-            weights = np.array([p for _, p in found])
-            out.append(found[int(rng.choice(len(found), p=weights / weights.sum()))][0])
+            candidates = next(left) or [(UNKNOWN, 1.0)]
+            weights = np.array([p for _, p in candidates])
+            out.append(candidates[int(rng.choice(len(candidates), p=weights / weights.sum()))][0])
         else:
             out.append(word)
     return "".join(out)

@@ -174,7 +174,7 @@ class Embedder:
 
     def _encoded(self, texts: Sequence[np.ndarray], most: int) -> PackedText:
         """The ids of one text or of a pair, truncated and with special tokens."""
-        lengths = np.array([[len(each) for each in texts]])
+        lengths = np.array([[len(text) for text in texts]])
         kept = level(lengths, most)[0] if lengths.sum() > most else lengths[0]
         spans = [TokenSpan(0, ids[:n]) for ids, n in zip(texts, kept, strict=True)]
         layout = build_input(spans, self.tokenizer.vocabulary)
@@ -189,7 +189,7 @@ class Embedder:
 
     def _batches(self, texts: Sequence[PackedText]) -> Iterator[_TextBatch]:
         for first in range(0, len(texts), CHUNK):
-            lengths = np.array([len(each.input_ids) for each in texts[first : first + CHUNK]])
+            lengths = np.array([len(text.input_ids) for text in texts[first : first + CHUNK]])
             order = np.argsort(-lengths, kind="stable")
             for part in even_parts(lengths[order], self.batch_tokens):
                 own = lengths[order[part]]
@@ -217,8 +217,8 @@ class Embedder:
             how = "mean" if averaged else str(pooling)
             tokens, early = self._layers(batch), averaged and self.encoder.pools_each_token
             tokens = self.encoder.pooler(tokens) if early else tokens
-            found = pool(tokens, batch.sequence_lengths, how).index_select(0, wanted)
-            return self.encoder.pooler(found) if averaged and not early else found
+            vectors = pool(tokens, batch.sequence_lengths, how).index_select(0, wanted)
+            return self.encoder.pooler(vectors) if averaged and not early else vectors
         at = batch.cu_seqlens[:-1].long()[wanted]
         first = self.encoder(batch, at)  # most of the last layer is computed for [CLS] alone
         return self.encoder.pooler(first) if pooling == "pooler" else first
@@ -230,11 +230,15 @@ class Embedder:
         numbers = [
             number % (len(self.encoder.computed_layers) + 1) for number in self.settings.layers
         ]
-        wanted = WantedStates(embeddings=0 in numbers, hidden=tuple(x for x in numbers if x))
+        wanted = WantedStates(
+            embeddings=0 in numbers, hidden=tuple(number for number in numbers if number)
+        )
         with recorded(self.encoder, wanted) as states:
             self.encoder(batch)
         outputs = [states.hidden[number] if number else states.embeddings for number in numbers]
-        return torch.stack([x for x in outputs if x is not None]).mean(0).flatten(0, 1)
+        return (
+            torch.stack([output for output in outputs if output is not None]).mean(0).flatten(0, 1)
+        )
 
     def _finished(self, vectors: torch.Tensor) -> np.ndarray:
         vectors = vectors[:, : self.size].float()

@@ -191,7 +191,7 @@ def _write_part(embedder: Embedder, texts: Sequence[Text], file: Path) -> None:
     encoded = embedder.encode(texts)
     if embedder.settings.tokens:
         vectors = np.concatenate(embedder.embed_tokens(encoded))
-        lengths = np.array([len(each.input_ids) for each in encoded])
+        lengths = np.array([len(encoding.input_ids) for encoding in encoded])
     else:
         vectors, lengths = embedder.embed_encoded(encoded), np.ones(len(encoded), np.int64)
     temporary = file.with_suffix(".tmp.npz")

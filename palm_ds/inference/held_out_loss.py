@@ -134,9 +134,9 @@ def _task(reading: Reading) -> CorpusTask:
 def _sums(words: Model, batch: Batch, device: torch.device) -> torch.Tensor:
     """(3,) the loss, the correct predictions and the number of the predicted tokens of a batch."""
     with torch.no_grad():
-        found = words(batch.to(device))[MASKED_WORDS]
+        output = words(batch.to(device))[MASKED_WORDS]
     count = batch.count(MASKED_WORDS)
-    return torch.tensor([float(found.loss_sum), float(found.correct), float(count)]).double()
+    return torch.tensor([float(output.loss_sum), float(output.correct), float(count)]).double()
 
 
 def score_minimal_pairs(

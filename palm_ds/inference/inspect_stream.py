@@ -154,12 +154,16 @@ def token_prediction_tasks(recipe: Recipe, vocabulary: SpecialTokens) -> frozens
     backbone = build_encoder(
         replace(config, hidden_size=8, num_layers=1, num_heads=1, intermediate_size=8)
     )
-    owners = {name: recipe.built_tasks[x.share or name] for name, x in recipe.built_tasks.items()}
+    owners = {
+        name: recipe.built_tasks[value.share or name] for name, value in recipe.built_tasks.items()
+    }
     generating = {
         x for x, owner in owners.items() if generator_name(owner.name) in owner.loss_weights()
     }
     heads = {x: owner.head(backbone) for x, owner in owners.items() if x not in generating}
-    return frozenset({*generating, *(x for x, head in heads.items() if predicts_tokens(head))})
+    return frozenset(
+        {*generating, *(name for name, head in heads.items() if predicts_tokens(head))}
+    )
 
 
 def sequences(view: View, rows: Iterable[int]) -> Iterator[PackedExample]:

@@ -62,10 +62,14 @@ def _scorer(
         from palm_ds.weights.formats.onnx.run import OnnxModel
 
         heads = predictor.model.head_of
-        tasks = {x: y for x, y in predictor.tasks.items() if x in own and heads[x] in about.heads}
+        tasks = {
+            name: y
+            for name, y in predictor.tasks.items()
+            if name in own and heads[name] in about.heads
+        }
         if not tasks:
             raise UserError(f"--score: the graph has no head of {', '.join(own)}; --head adds it")
-        if writing := [x for x, task in tasks.items() if task.predicts == "texts"]:
+        if writing := [name for name, task in tasks.items() if task.predicts == "texts"]:
             raise UserError(f"--score: {writing[0]} writes texts, which a graph alone does not")
         meanings = outputs_of(predictor.recipe, predictor.model)
         outputs = {SOURCE: {name: own[name] for name in tasks}}
@@ -82,8 +86,8 @@ def _readable(predictor: Predictor, files: Sequence[str]) -> dict[str, TableTask
     """The tasks that can read the files. Raises UserError if none can."""
     readable: list[str] = []
     errors: list[UserError] = []
-    for each in predictor.passes:
-        tasks = {task.name: task for task in each.tasks}
+    for encoder_pass in predictor.passes:
+        tasks = {task.name: task for task in encoder_pass.tasks}
         try:
             job = PredictionJob(inputs=files, output=Path())
             open_inputs(replace(predictor, tasks=tasks), job)
@@ -105,14 +109,14 @@ def _scores(predictor: Predictor, files: Sequence[str]) -> dict[str, Mapping[str
     return dict(done.scores)
 
 
-def _by_metric(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Scores:
+def _by_metric(by_task: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Scores:
     """{task: {metric: {name: value}}} from {name: {task: {metric: value}}}."""
     return {
         task: {
-            metric: {name: scores[task][metric] for name, scores in found.items()}
+            metric: {name: scores[task][metric] for name, scores in by_task.items()}
             for metric in metrics
         }
-        for task, metrics in found[SOURCE].items()
+        for task, metrics in by_task[SOURCE].items()
     }
 
 
@@ -153,7 +157,7 @@ class OnnxTasks(Model):
             texts = _unpacked(batch, batch.labels[task][0].numpy(), self._pad)
             self._check_task_ids(texts, task)
             outputs = self.graph.run(texts.inputs, [*head.outputs, *filter(None, [head.tags])])
-            rows = texts.rows(np.stack([outputs[x] for x in head.outputs], -1), head)
+            rows = texts.rows(np.stack([outputs[output] for output in head.outputs], -1), head)
             by_head[task] = self._as_trained(task, torch.from_numpy(rows))
             if head.tags:
                 tags = torch.from_numpy(texts.rows(outputs[head.tags], head))

@@ -130,12 +130,12 @@ def open_inputs(predictor: Predictor, job: PredictionJob) -> list[_InputTable]:
             alike = [other for other in predictor.passes if repr(other.read) == repr(each.read)]
             with _wanted_by([task for other in alike for task in other.tasks], predictor):
                 tables[repr(each.read)] = open_input(job, each.read, predictor.tasks.values())
-    if len(counts := {each.rows for each in tables.values()}) > 1:
+    if len(counts := {table.rows for table in tables.values()}) > 1:
         raise UserError(
             f"{', '.join(job.inputs)}: read as {' or '.join(map(str, sorted(counts)))} rows: the "
             "tasks' sources differ in `read`; predict them one at a time (--tasks)"
         )
-    opened = [tables[repr(each.read)] for each in predictor.passes]
+    opened = [tables[repr(encoder_pass.read)] for encoder_pass in predictor.passes]
     for each, sources in zip(predictor.passes, opened, strict=True):
         source = predictor.source(sources.bare)
         with _wanted_by(each.tasks, predictor):
@@ -249,10 +249,14 @@ def _scores(
     """{task: metrics} for tasks whose labels are in the input; notes say why others have none."""
     scores: dict[str, dict[str, float]] = {}
     notes: list[str] = []
-    for each, sources in zip(predictor.passes, opened, strict=True):
+    for encoder_pass, sources in zip(predictor.passes, opened, strict=True):
         source = predictor.source(sources.table)
-        for task in each.tasks:
-            made = {i: dict(x) for i, x in enumerate(predictions[task.name]) if x}
+        for task in encoder_pass.tasks:
+            made = {
+                i: dict(prediction)
+                for i, prediction in enumerate(predictions[task.name])
+                if prediction
+            }
             if lacking := sources.rows - len(made):
                 notes.append(f"{task.name}: {lacking} rows without a prediction")
             try:
@@ -286,15 +290,15 @@ def _publish(
     listed: dict[str, list[str]] = {}
     tables = {
         task.name: found.table
-        for each, found in zip(predictor.passes, opened, strict=True)
-        for task in each.tasks
+        for encoder_pass, found in zip(predictor.passes, opened, strict=True)
+        for task in encoder_pass.tasks
     }
 
     def write(folder: Path) -> None:
         for name, task in tasks.items():
             source = predictor.source(tables[name])
-            found = predictions[name]
-            listed[name] = write_task(folder, names[name], task, found, source, tsv=job.tsv)
+            made = predictions[name]
+            listed[name] = write_task(folder, names[name], task, made, source, tsv=job.tsv)
         about = {
             "made_by": f"palm_ds {__version__}",
             "recipe": predictor.recipe.fingerprint,

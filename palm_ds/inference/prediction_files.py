@@ -132,7 +132,7 @@ def _object(text: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     one = isinstance(value, dict) and "index" not in value
-    return value if one and all(isinstance(x, str) for x in value.values()) else None
+    return value if one and all(isinstance(item, str) for item in value.values()) else None
 
 
 def _is_json(line: str) -> bool:

@@ -109,12 +109,12 @@ class Predictor:
             alike.setdefault(self._alike(input_task, task), []).append((input_task, task))
         return tuple(
             EncoderPass(
-                input_task=found[0][0],
-                tasks=tuple(task for _, task in found),
-                task_id=self.recipe.task_ids[found[0][0].name],
-                read=self.recipe.sources[found[0][0].source].read,
+                input_task=members[0][0],
+                tasks=tuple(task for _, task in members),
+                task_id=self.recipe.task_ids[members[0][0].name],
+                read=self.recipe.sources[members[0][0].source].read,
             )
-            for found in alike.values()
+            for members in alike.values()
         )
 
     def _alike(self, input_task: Task, task: Task) -> str:

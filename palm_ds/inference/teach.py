@@ -166,7 +166,7 @@ def _check_rows(recipe: Recipe, data: Data) -> None:
 def _with_teachers_tokenizer(recipe: Recipe, data: Data) -> Data:
     """The data as the teacher reads them."""
     places = [contents.tokenizer for contents in data.teacher_models.values()]
-    tokenizers = [load_tokenizer(found) if found else data.tokenizer for found in places]
+    tokenizers = [load_tokenizer(place) if place else data.tokenizer for place in places]
     if len({each.fingerprint for each in tokenizers}) > 1:
         raise UserError("teacher.models: scores of models with different tokenizers have no mean")
     tokenizer = tokenizers[0]
@@ -217,8 +217,8 @@ def _row_part(work: _TeachWork, name: str, source: TableSource) -> pa.Table:
     }
     for task in work.plan.soft_tasks:
         mine = work.recipe.built_tasks[task].source == name
-        found = _scores_of_rows(work, task, source) if mine else [None] * len(source)
-        columns[task] = pa.array(found, pa.list_(pa.float32()))
+        scores = _scores_of_rows(work, task, source) if mine else [None] * len(source)
+        columns[task] = pa.array(scores, pa.list_(pa.float32()))
     return pa.table(columns)
 
 
@@ -235,7 +235,7 @@ def _scores_of_rows(work: _TeachWork, name: str, source: TableSource) -> list[np
         segments=recipe.backbone_config.token_types,
         soft={name: None},
     )
-    found: list[np.ndarray] = []
+    scored: list[np.ndarray] = []
     for first in range(0, len(source), _BATCH):
         numbers = np.arange(first, min(first + _BATCH, len(source)))
         built = build_examples([dataset], [[x] for x in refs(0, numbers, dataset.layouts(numbers))])
@@ -243,8 +243,8 @@ def _scores_of_rows(work: _TeachWork, name: str, source: TableSource) -> list[np
         batch = collate_built([dataset], built, length, work.data.vocabulary.pad)
         scores = work.teachers(batch.to(work.device), 0).labels[soft_name(name)][1]
         counts = [len(row[0].example.labels[soft_name(name)][0]) for row in built]
-        found += [x.flatten().numpy() for x in scores.cpu().split(counts)]
-    return found
+        scored += [x.flatten().numpy() for x in scores.cpu().split(counts)]
+    return scored
 
 
 # ---- rows of steps ----

@@ -39,13 +39,13 @@ def verify_folder(name: str | Path) -> list[VerifiedFolder]:
     if not path.exists():
         raise UserError(f"{path}: no such folder{suggest_path(path)}")
     places = (path, path / "weights", path / "best")
-    found = [_weights(folder) for folder in places if (folder / INFO).is_file()]
+    verdicts = [_weights(folder) for folder in places if (folder / INFO).is_file()]
     for folder in (path / "checkpoints", path):
         if steps := checkpoint.steps_in(folder):
-            found += [_checkpoint(folder / checkpoint.folder_name(step)) for step in steps]
+            verdicts += [_checkpoint(folder / checkpoint.folder_name(step)) for step in steps]
             break
-    if found:
-        return found
+    if verdicts:
+        return verdicts
     if checkpoint.is_published(path):
         return [_checkpoint(path)]
     if (path / NAME).is_file():
@@ -85,5 +85,5 @@ def _corpus(folder: Path) -> VerifiedFolder:
     except UserError as error:
         return VerifiedFolder(folder=folder, problems=(str(error),))
     problems = (file_problem(folder / name, entry, hashes=True) for name, entry in stated.items())
-    found = tuple(f"{name}: {what}" for name, what in zip(stated, problems, strict=True) if what)
-    return VerifiedFolder(folder=folder, files=len(stated), problems=found)
+    wrong = tuple(f"{name}: {what}" for name, what in zip(stated, problems, strict=True) if what)
+    return VerifiedFolder(folder=folder, files=len(stated), problems=wrong)

@@ -107,7 +107,9 @@ def choose_kernels(
 
 def _choose(operation: str, requested: str, environment: Environment) -> tuple[str, str]:
     """The name of the chosen implementation and, in brackets, the reason."""
-    implementations = {each.name: each for each in IMPLEMENTATIONS[operation]}
+    implementations = {
+        implementation.name: implementation for implementation in IMPLEMENTATIONS[operation]
+    }
     if requested != "auto":
         if requested not in implementations:
             near = suggest(str(requested), [*implementations, "auto"])

@@ -155,9 +155,9 @@ def add_lora(model: Model, settings: LoraSettings, *, seed: int) -> None:
     encoder.pooler.requires_grad_(model.pooled)
     if settings.dropout:
         changed: list[Any] = [
-            each.get_submodule(x) for each in encoder.layers for x in modules.values()
+            each.get_submodule(module) for each in encoder.layers for module in modules.values()
         ]
-        encoder.adapter_columns = max(each.in_features for each in changed)
+        encoder.adapter_columns = max(module.in_features for module in changed)
         for layer in encoder.layers:
             _use_keys(layer, modules, settings.dropout)
 

@@ -98,19 +98,19 @@ class Model(nn.Module):
         what is learned from a teacher."""
         learned = {name: name not in self._task_of for name in self.teacher_weights}
         own = self.generators
-        generators = [generator_name(task) for task, x in self.head_of.items() if x in own]
+        generators = [generator_name(task) for task, value in self.head_of.items() if value in own]
         return dict.fromkeys([*self.head_of, *generators], False) | learned
 
     @property
     def generators(self) -> dict[str, Generator]:
         """{head: the generator that makes its texts}"""
-        heads = {x: y for x, y in self.heads.items() if isinstance(y, ReplacedTokenHead)}
+        heads = {name: y for name, y in self.heads.items() if isinstance(y, ReplacedTokenHead)}
         return {name: head.generator for name, head in heads.items() if head.generator is not None}
 
     @property
     def encoders(self) -> list[Encoder]:
         """The encoder, then those of generators."""
-        return [self.backbone, *(each.encoder for each in self.generators.values())]
+        return [self.backbone, *(generator.encoder for generator in self.generators.values())]
 
     def forward(self, batch: Batch | Callable[[Model], Any], scores: Collection[str] = ()) -> Any:
         """{task: TaskOutput}: summed loss and correct predictions of each task, in the order of
@@ -127,23 +127,23 @@ class Model(nn.Module):
         with recorded(self.backbone, wanted) as states:
             pieces = self._read(batch, names, labels)
         outputs = {}
-        for task, rows, each in zip(names, pieces, labels, strict=True):
+        for task, rows, label in zip(names, pieces, labels, strict=True):
             # A head without labels reads zeros: its scores are finite whatever the encoder returns,
             # and finite times 0 is 0.
-            head, rows = self._head(task), self._pool(task, rows * each.real, each)
-            rows = self._dropout(task, rows, batch, each.positions)
+            head, rows = self._head(task), self._pool(task, rows * label.real, label)
+            rows = self._dropout(task, rows, batch, label.positions)
             if task in self._task_of and batch.teacher:
-                outputs[task] = self._soft_output(task, rows, each, batch.teacher)
+                outputs[task] = self._soft_output(task, rows, label, batch.teacher)
                 continue
             if getattr(head, "global_batch", False):
-                outputs[task] = _vectors(rows, each)
+                outputs[task] = _vectors(rows, label)
                 continue
-            loss, correct = head(rows, each.targets, *each.groups)
+            loss, correct = head(rows, label.targets, *label.groups)
             # Every process computes scores, with labels or without: ZeRO 3 gathers weights jointly.
-            logits = head.logits(rows, *each.groups) if task in scores else None
-            logits = logits if each.real else None
-            tallies = {} if self.training else _tallies(head, rows, each)
-            outputs[task] = TaskOutput(loss * each.real, correct * each.real, logits, tallies)
+            logits = head.logits(rows, *label.groups) if task in scores else None
+            logits = logits if label.real else None
+            tallies = {} if self.training else _tallies(head, rows, label)
+            outputs[task] = TaskOutput(loss * label.real, correct * label.real, logits, tallies)
         if not self.pooled:
             self._touch_pooler(pieces[0], outputs)
         return outputs | generated | self._learned_inside(states, batch)
@@ -190,8 +190,8 @@ class Model(nn.Module):
             return {}
         pieces = self._read(batch, labels, list(labels.values()), unique=True)
         return {
-            task: self._head(task).logits(self._pool(task, piece, each), *each.groups)
-            for (task, each), piece in zip(labels.items(), pieces, strict=True)
+            task: self._head(task).logits(self._pool(task, piece, label), *label.groups)
+            for (task, label), piece in zip(labels.items(), pieces, strict=True)
         }
 
     def head_rows(
@@ -201,8 +201,8 @@ class Model(nn.Module):
         at least a dummy."""
         labels = [self._labels(batch, task) for task in tasks]
         pieces = self._read(batch, tasks, labels) if tasks else [self.backbone(batch)]
-        for task, rows, each in zip(tasks, pieces, labels, strict=False):
-            yield task, self._pool(task, rows, each), each
+        for task, rows, label in zip(tasks, pieces, labels, strict=False):
+            yield task, self._pool(task, rows, label), label
 
     def _labels(self, batch: Batch, task: str) -> TaskLabels:
         """The task's labels; if there are none, a dummy one at position 0."""
@@ -231,7 +231,7 @@ class Model(nn.Module):
 
         `unique`: remove repeated positions, which synchronises with the device."""
         averaged = [
-            self._averaged(task) and each.real for task, each in zip(tasks, labels, strict=True)
+            self._averaged(task) and label.real for task, label in zip(tasks, labels, strict=True)
         ]
         if any(averaged):
             flat = self.backbone(batch).flatten(0, 1)
@@ -242,18 +242,18 @@ class Model(nn.Module):
                 for x in sorted(wanted)
             }
             return [
-                means[x].index_select(0, batch.sequence_of(each.positions))
+                means[x].index_select(0, batch.sequence_of(label.positions))
                 if mean
-                else flat.index_select(0, each.positions)
-                for x, mean, each in zip(early, averaged, labels, strict=True)
+                else flat.index_select(0, label.positions)
+                for x, mean, label in zip(early, averaged, labels, strict=True)
             ]
-        at = torch.cat([each.positions for each in labels])
+        at = torch.cat([label.positions for label in labels])
         if unique:
             at, index = at.unique(return_inverse=True)
             rows = self.backbone(batch, at).index_select(0, index)
         else:
             rows = self._encode(batch, at)
-        return list(rows.split([len(each.positions) for each in labels]))
+        return list(rows.split([len(label.positions) for label in labels]))
 
     def _averaged(self, task: str) -> bool:
         """Whether the task's head reads means over texts."""
@@ -317,7 +317,7 @@ def _vectors(rows: torch.Tensor, labels: TaskLabels) -> TaskOutput:
 
 def _check_generators(heads: Mapping[str, nn.Module]) -> None:
     """Raises UserError for more than one generator."""
-    names = [x for x, head in heads.items() if getattr(head, "generator", None) is not None]
+    names = [name for name, head in heads.items() if getattr(head, "generator", None) is not None]
     if len(names) > 1:
         raise UserError(
             f"tasks.{names[1]}: an encoder has one generator, that of tasks.{names[0]}; use it "

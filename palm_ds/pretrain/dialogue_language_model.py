@@ -107,8 +107,8 @@ class DialogueLanguageModel(CorpusTask):
         drawn = _draw_outside(every, own, draw)
         for role, turns in enumerate(by_role):
             here = np.flatnonzero(roles == role)
-            found = _draw_outside(turns, own[here], draw[here])
-            drawn[here] = np.where(found >= 0, found, drawn[here])
+            outside = _draw_outside(turns, own[here], draw[here])
+            drawn[here] = np.where(outside >= 0, outside, drawn[here])
         return drawn
 
     def _by_role(self, source: CorpusSource) -> tuple[np.ndarray, list[np.ndarray]]:

@@ -132,11 +132,11 @@ class DiscourseRelation(sentence_pairs.PairTask):
     def describe(self, source: CorpusSource) -> str:
         table, items = self._balanced(source)
         counts = np.bincount(table[:, 4], minlength=self.class_count)
-        found = np.sort(counts[counts > 0])
+        present = np.sort(counts[counts > 0])
         within = " in a sample of the corpus" if source.split else " an epoch"
         return (
-            f"{self.name}: {len(table)} pairs of {len(found)} of {self.class_count} classes "
-            f"({found[0]} to {found[-1]} of one), {len(items)}{within}"
+            f"{self.name}: {len(table)} pairs of {len(present)} of {self.class_count} classes "
+            f"({present[0]} to {present[-1]} of one), {len(items)}{within}"
         )
 
     def _balanced(self, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:

@@ -173,8 +173,8 @@ class IrRelevance(sentence_pairs.PairTask):
         return source.cached(f"sections of {self}", lambda: self._find_sections(source))
 
     def _find_sections(self, source: CorpusSource) -> np.ndarray:
-        found = self._headings(source)
-        table = found[_is_long_enough(found, source)]
+        headings = self._headings(source)
+        table = headings[_is_long_enough(headings, source)]
         table = table[np.argsort(table[:, 3], kind="stable")]
         block = source.block_numbers[source.document_of(source.corpus.sentence_starts[table[:, 0]])]
         _, unit, count = np.unique(
@@ -198,10 +198,10 @@ class IrRelevance(sentence_pairs.PairTask):
         return _grouped(source) if self.group else _headed(source)
 
     def _describe_headings(self, source: CorpusSource) -> str:
-        found = self._headings(source)
+        headings = self._headings(source)
         return (
-            f"the {len(source.documents)} documents of this split have {len(found)} headings, "
-            f"{_is_long_enough(found, source).sum()} with {_MIN_TOKENS} tokens or more below"
+            f"the {len(source.documents)} documents of this split have {len(headings)} headings, "
+            f"{_is_long_enough(headings, source).sum()} with {_MIN_TOKENS} tokens or more below"
         )
 
 

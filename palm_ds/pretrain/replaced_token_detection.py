@@ -109,7 +109,7 @@ class ReplacedTokenDetection(UnitMasking, CorpusTask):
         tokens, detected = tallies["tokens"], tallies["detected"]
         replaced, flagged = tallies["replaced"], tallies["flagged"]
         share = replaced / tokens
-        found = {
+        metrics = {
             "f1": 2 * detected / max(replaced + flagged, 1),
             "detected": detected / max(replaced, 1),
             "precision": detected / max(flagged, 1),
@@ -117,7 +117,7 @@ class ReplacedTokenDetection(UnitMasking, CorpusTask):
             "always_original": 1 - share,
         }
         return {
-            "metrics": found,
+            "metrics": metrics,
             "baseline_loss": float(-sum(p * np.log(p) for p in (share, 1 - share) if p)),
             "baseline_accuracy": 1 - share,
         }

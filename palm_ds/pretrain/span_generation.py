@@ -107,8 +107,8 @@ class SpanGeneration(FlowOptions, CorpusTask):
 
     def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """(passages, 3) start, end, start of the document."""
-        found = passages(source, self._room(max_length))
-        return found[found[:, 1] - found[:, 0] >= SHORTEST]
+        spans = passages(source, self._room(max_length))
+        return spans[spans[:, 1] - spans[:, 0] >= SHORTEST]
 
     def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: CorpusSource, max_length: int
@@ -156,8 +156,8 @@ def draw_fragments(
     sizes = rng.permutation(sizes)
     rest = tokens - budget
     gaps = np.sort(rng.choice(rest + 1, len(sizes), replace=len(sizes) > rest + 1))
-    found = np.full(tokens, -1)
+    numbers = np.full(tokens, -1)
     firsts = gaps + np.cumsum(sizes) - sizes
     for number, (first, size) in enumerate(zip(firsts.tolist(), sizes.tolist(), strict=True)):
-        found[first : first + size] = number
-    return found
+        numbers[first : first + size] = number
+    return numbers

@@ -79,7 +79,7 @@ class ServingClient:
         """A prediction for each text, pair or row."""
         path = f"/predict/{quote(task, safe='')}"
         answers = self._in_batches(path, "inputs", inputs, {"model": model})
-        return [each for answer in answers for each in answer["predictions"]]
+        return [prediction for answer in answers for prediction in answer["predictions"]]
 
     def embed(self, texts: Sequence[Any], *, model: str = "", **settings: object) -> np.ndarray:
         """(texts, size) float32, of texts and pairs; `settings`: pooling, normalize, dimensions,
@@ -87,19 +87,19 @@ class ServingClient:
         answers = self._in_batches("/embed", "texts", texts, {"model": model, **settings})
         if not answers:
             return np.empty((0, 0), np.float32)
-        return np.concatenate([np.array(each["embeddings"], np.float32) for each in answers])
+        return np.concatenate([np.array(answer["embeddings"], np.float32) for answer in answers])
 
     def fill_mask(
         self, texts: Sequence[str], *, top: int = 5, model: str = ""
     ) -> list[dict[str, Any]]:
         """The guesses for every [MASK] of each text."""
         answers = self._in_batches("/fill-mask", "texts", texts, {"top": top, "model": model})
-        return [each for answer in answers for each in answer["results"]]
+        return [result for answer in answers for result in answer["results"]]
 
     def tokenize(self, texts: Sequence[str], *, model: str = "") -> list[dict[str, Any]]:
         """The tokens of each text."""
         answers = self._in_batches("/tokenize", "texts", texts, {"model": model})
-        return [each for answer in answers for each in answer["results"]]
+        return [result for answer in answers for result in answer["results"]]
 
     def rerank(
         self, query: str, documents: Sequence[str], *, model: str = "", **settings: Any
@@ -110,9 +110,9 @@ class ServingClient:
             "/rerank", "documents", documents, {"query": query, "model": model, **settings}
         )
         ranked = [
-            (first * self._batch + each["index"], each["relevance_score"])
+            (first * self._batch + result["index"], result["relevance_score"])
             for first, answer in enumerate(answers)
-            for each in answer["results"]
+            for result in answer["results"]
         ]
         return sorted(ranked, key=lambda pair: (-pair[1], pair[0]))[:top]
 

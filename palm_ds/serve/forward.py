@@ -53,7 +53,7 @@ def with_vector_heads(model: Model, poolings: Sequence[str]) -> Model:
     """The same modules, with a head for each pooling."""
     heads: dict[str, nn.Module] = dict(model.heads.items())
     heads |= {vectors_task(pooling): VectorHead(pooling) for pooling in poolings}
-    head_of = model.head_of | {vectors_task(x): vectors_task(x) for x in poolings}
+    head_of = model.head_of | {vectors_task(pooling): vectors_task(pooling) for pooling in poolings}
     return Model(model.backbone, heads, head_of).eval()
 
 
@@ -79,7 +79,7 @@ def scores_of(
     batch = collate([[examples[n] for n in row] for row in rows], length=length, pad=pad)
     with torch.inference_mode():
         results = model.scores(batch.to(device), list(batch.labels))
-    scores = {task: each.float().cpu().numpy() for task, each in results.items()}
+    scores = {task: result.float().cpu().numpy() for task, result in results.items()}
     order = [n for row in rows for n in row]
     return _by_example(model, scores, [examples[n][0] for n in order], order)
 
@@ -88,7 +88,7 @@ def _by_example(
     model: Model, scores: Scores, examples: Sequence[Example], order: Sequence[int]
 ) -> list[Scores]:
     """Each example's part of the scores; `examples` are in the order of the batch."""
-    pooling = {x for x in scores if isinstance(model.heads[model.head_of[x]], VectorHead)}
+    pooling = {task for task in scores if isinstance(model.heads[model.head_of[task]], VectorHead)}
     used = dict.fromkeys(scores, 0)
     by_example: list[Scores] = [{}] * len(order)
     for number, example in zip(order, examples, strict=True):

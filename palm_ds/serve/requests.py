@@ -93,7 +93,7 @@ def _characters(value: object, place: str, depth: int = 0) -> int:
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
-        return sum(max(_characters(each, place, depth + 1), 1) for each in value)
+        return sum(max(_characters(item, place, depth + 1), 1) for item in value)
     return len(value) if isinstance(value, str) else 0
 
 
@@ -147,15 +147,15 @@ def embed_work(
     float32, tokens of each text, truncated texts)."""
     pooling = settings.pooling or "mean"
     encoded, cut = _encoded(model, texts, settings)
-    examples = [label_for_vector(_plain(each), pooling) for each in encoded]
+    examples = [label_for_vector(_plain(encoding), pooling) for encoding in encoded]
     size = settings.dimensions or model.embedder.encoder.hidden_size
 
     def finish(scores: Sequence[Scores]) -> tuple[np.ndarray, list[int], int]:
-        every = np.concatenate([each[vectors_task(pooling)] for each in scores])
+        every = np.concatenate([score[vectors_task(pooling)] for score in scores])
         vectors = np.ascontiguousarray(every[:, :size])
         if settings.normalize:
             vectors = normalized(vectors)
-        return vectors, [len(each.input_ids) for each in encoded], cut
+        return vectors, [len(encoding.input_ids) for encoding in encoded], cut
 
     task_id = model.task_ids.get(settings.task, model.embedder.task_id)
     return Work(model=model, examples=examples, task_id=task_id, finish=finish)
@@ -178,7 +178,7 @@ def _encoded(
             raise UserError(f"input[{number}]: an id is not in 0 to {vocabulary - 1:,}")
         if len(each) > most:
             raise UserError(f"input[{number}]: {len(each):,} ids; the model reads {most:,}")
-    return [model.embedder.encoded(np.array(each, np.int64)) for each in given], 0
+    return [model.embedder.encoded(np.array(value, np.int64)) for value in given], 0
 
 
 def normalized(vectors: np.ndarray) -> np.ndarray:
@@ -215,7 +215,7 @@ def fill_work(model: ServedModel, texts: Sequence[str], top: int) -> Work:
         return as_record(filler, text, Filled(each.ids, guesses))
 
     def finish(scores: Sequence[Scores]) -> list[dict[str, Any]]:
-        return [record(*each) for each in zip(texts, masked, scores, strict=True)]
+        return [record(*text) for text in zip(texts, masked, scores, strict=True)]
 
     return Work(model=model, examples=examples, task_id=filler.task_id, finish=finish)
 

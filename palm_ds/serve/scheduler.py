@@ -142,11 +142,11 @@ class Scheduler:
                 room = 2 * room
             self._room[model.name] = min(room, model.batch_tokens)
 
-    def _note(self, pieces: Sequence[Piece], found: Sequence[Scores]) -> list[Work]:
+    def _note(self, pieces: Sequence[Piece], results: Sequence[Scores]) -> list[Work]:
         """Note the scores of pieces; returns the works that are complete now."""
         done: list[Work] = []
         with self._changed:
-            for (work, number), scores in zip(pieces, found, strict=True):
+            for (work, number), scores in zip(pieces, results, strict=True):
                 work.scores[number] = scores
                 work.left -= 1
                 if not work.left:
@@ -194,7 +194,9 @@ class Scheduler:
     def _drop_cancelled(self) -> None:
         for key, queue in list(self._queues.items()):
             if any(work.future.done() for work in queue):
-                queue = self._queues[key] = deque(x for x in queue if not x.future.done())
+                queue = self._queues[key] = deque(
+                    request for request in queue if not request.future.done()
+                )
             if not queue:
                 del self._queues[key]
 

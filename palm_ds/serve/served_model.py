@@ -113,7 +113,7 @@ def open_served(path: Path, name: str, options: ModelOptions) -> ServedModel:
     return ServedModel(
         name=name,
         path=path,
-        replicas=[first, *(_copied(first, x, opened.dtype) for x in options.devices[1:])],
+        replicas=[first, *(_copied(first, device, opened.dtype) for device in options.devices[1:])],
         devices=options.devices,
         embedder=embedder,
         task_ids=_task_ids(opened.contents),
@@ -168,7 +168,9 @@ def names_of(paths: Sequence[str]) -> dict[str, Path]:
         path = Path(rest) if separator else Path(text)
         if not separator:
             parts = path.absolute().parts
-            name = next((x for x in reversed(parts) if x not in ("weights", "hf", "best")), "model")
+            name = next(
+                (part for part in reversed(parts) if part not in ("weights", "hf", "best")), "model"
+            )
         if not name or name in by_name:
             raise UserError(f"{text}: another model is named {name!r}; give one as NAME=PATH")
         by_name[name] = path

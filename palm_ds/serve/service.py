@@ -101,7 +101,7 @@ class Service:
         pairs = [(query, document) for document in documents]
         prepare = functools.partial(predict_work, model, task, pairs)
         scores, _ = await self._answer(prepare, len(pairs), deadline)
-        return model, task, [model.tasks[task].relevance(each) for each in scores]
+        return model, task, [model.tasks[task].relevance(score) for score in scores]
 
     async def rerank_by_vectors(
         self, query: str, documents: Sequence[str], name: str, deadline: float

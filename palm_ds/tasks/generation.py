@@ -268,7 +268,7 @@ class Generation(FlowOptions, TextTask, TextGenerator):
         if self.label_column not in source.columns:
             return {}
         targets = source.column(self.label_column)
-        written = [each["text"] for each in predictions.values()]
+        written = [prediction["text"] for prediction in predictions.values()]
         return text_scores(self.score, written, [targets[item] or "" for item in predictions])
 
     def tables(

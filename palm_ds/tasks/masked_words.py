@@ -123,9 +123,9 @@ class MaskedWords(TextTask):
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, float]:
         """Accuracy (the main metric, as higher is better) and perplexity over all masked tokens."""
-        many = sum(len(each["word_id"]) for each in predictions.values())
-        loss = sum(each["loss"] for each in predictions.values()) / many
-        right = sum(each["right"] for each in predictions.values()) / many
+        many = sum(len(prediction["word_id"]) for prediction in predictions.values())
+        loss = sum(prediction["loss"] for prediction in predictions.values()) / many
+        right = sum(prediction["right"] for prediction in predictions.values()) / many
         return {"accuracy": right, "perplexity": math.exp(min(loss, 700.0))}
 
 

@@ -210,7 +210,9 @@ class Matching(ClassesTask):
             correct = [p["probs"] > p["probs_neg"] for p in pairs]
             return {"accuracy": float(np.mean(correct))} if correct else {}
         targets = self.targets(source)[list(predictions)]
-        predicted = np.array([self.labels.index(each["label"]) for each in predictions.values()])
+        predicted = np.array(
+            [self.labels.index(prediction["label"]) for prediction in predictions.values()]
+        )
         known = targets >= 0
         if not known.any():
             return {}

@@ -59,7 +59,7 @@ class MultiLabel(ClassesTask):
         return {name for names in cells for name in names}
 
     def describe(self, source: TableSource) -> str:
-        others = [x for x in _SEPARATORS if x not in self.separator]
+        others = [separator for separator in _SEPARATORS if separator not in self.separator]
         odd = sorted(x for x in self.names_in(source) if any(sep in x for sep in others))
         if not odd:
             return super().describe(source)

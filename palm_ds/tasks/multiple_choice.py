@@ -59,8 +59,10 @@ class MultipleChoice(TextTask):
         answers = self.answers or _written(labels)
         first = self.count_from
         if first < 0:
-            numbers = [int(x) if x.isdecimal() else -1 for x in labels]
-            last = [x == len(c) for x, c in zip(numbers, self._choices(source), strict=True)]
+            numbers = [int(label) if label.isdecimal() else -1 for label in labels]
+            last = [
+                number == len(c) for number, c in zip(numbers, self._choices(source), strict=True)
+            ]
             first = int(answers == "number" and 0 not in numbers and any(last))
         return replace(self, answers=answers, count_from=first)
 
@@ -249,4 +251,8 @@ def _written(labels: list[str]) -> Literal["number", "letter", "text"]:
     """The format of the labels."""
     if all(label.isdecimal() for label in labels):
         return "number"
-    return "letter" if all(len(x) == 1 and "A" <= x.upper() <= "Z" for x in labels) else "text"
+    return (
+        "letter"
+        if all(len(label) == 1 and "A" <= label.upper() <= "Z" for label in labels)
+        else "text"
+    )

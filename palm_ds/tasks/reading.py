@@ -185,13 +185,15 @@ class Reading(ReadingTask):
         answers = source.column(self.label_column)
         wanted = {str(i): [each["text"] for each in answers[i] or ()] for i in predictions}
         rules = self.rules(source)
-        odds_known = all("null_odds" in each for each in predictions.values())
+        odds_known = all("null_odds" in prediction for prediction in predictions.values())
         if rules == "squad2" and self.may_refuse(source) and odds_known:
-            texts = {str(i): _best_text(each) for i, each in predictions.items()}
-            odds = {str(i): each["null_odds"] for i, each in predictions.items()}
+            texts = {str(i): _best_text(prediction) for i, prediction in predictions.items()}
+            odds = {str(i): prediction["null_odds"] for i, prediction in predictions.items()}
             metrics = squad_v2(texts, wanted, odds, self.null_threshold)
         else:
-            metrics = _RULES[rules]({str(i): x["text"] for i, x in predictions.items()}, wanted)
+            metrics = _RULES[rules](
+                {str(i): prediction["text"] for i, prediction in predictions.items()}, wanted
+            )
         return {k: v for k, v in metrics.items() if not k.endswith(("total", "skipped"))}
 
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
@@ -224,7 +226,11 @@ class Reading(ReadingTask):
         ids = source.column("id") if "id" in source.columns else source.numbers
         name = {item: str(ids[item]) for item in predictions}
         listed = {name[i]: prediction["n_best"] for i, prediction in predictions.items()}
-        odds = {name[i]: x["null_odds"] for i, x in predictions.items() if "null_odds" in x}
+        odds = {
+            name[i]: prediction["null_odds"]
+            for i, prediction in predictions.items()
+            if "null_odds" in prediction
+        }
         return {
             "predictions.json": {
                 name[i]: prediction["text"] for i, prediction in predictions.items()

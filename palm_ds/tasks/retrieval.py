@@ -190,9 +190,13 @@ class Retrieval(EmbeddingTask):
     ) -> dict[str, float]:
         """Search all texts of the rows, if their vectors are known; from a file of predictions, how
         often the positive is more similar than all negatives of its row."""
-        if all("vectors" in each for each in predictions.values()):
+        if all("vectors" in prediction for prediction in predictions.values()):
             return self._search(predictions, source)
-        scores = [x["scores"] for x in predictions.values() if len(x.get("scores", ())) > 1]
+        scores = [
+            prediction["scores"]
+            for prediction in predictions.values()
+            if len(prediction.get("scores", ())) > 1
+        ]
         right = [own[0] > max(own[1:]) for own in scores]
         return {"accuracy": float(np.mean(right))} if right else {}
 

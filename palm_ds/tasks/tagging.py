@@ -188,10 +188,10 @@ class Tagging(TagScoring):
             for item, (best, shares) in zip(items, sentences, strict=True)
         }
 
-    def _choose_allowed(self, found: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    def _choose_allowed(self, paths: list[tuple[np.ndarray, np.ndarray]]) -> None:
         """Replaces invalid tag sequences by the best valid ones."""
         allowed = self._allowed()
-        invalid = [(b, s) for b, s in found if (b >= 0).all() and not _is_allowed(b, allowed)]
+        invalid = [(b, s) for b, s in paths if (b >= 0).all() and not _is_allowed(b, allowed)]
         transitions = torch.from_numpy(np.where(allowed, 0.0, -1e4))
         for i in range(0, len(invalid), _VITERBI_BATCH):
             some = invalid[i : i + _VITERBI_BATCH]

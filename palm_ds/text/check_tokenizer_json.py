@@ -137,7 +137,9 @@ def may_run_away(backend: Tokenizer) -> bool:
     used = [part for part in (backend.normalizer, backend.pre_tokenizer) if part is not None]
     states = [json.loads(part.__getstate__()) for part in used]  # pyright: ignore
     patterns = [part.get("pattern") for part in _parts(states)]
-    regular = [each["Regex"] for each in patterns if isinstance(each, dict) and "Regex" in each]
+    regular = [
+        pattern["Regex"] for pattern in patterns if isinstance(pattern, dict) and "Regex" in pattern
+    ]
     return any(len(re.findall(r"[*+?}]", pattern)) > 1 for pattern in regular)
 
 

@@ -120,8 +120,8 @@ class Lexicon:
                 free = at + int(longest[at])
         return np.array(out, np.int64).reshape(-1, 2)
 
-    def _holds(self, found: str) -> bool:
-        return _key(found, True) in self._exact or _key(found, False) in self._any_case
+    def _holds(self, text: str) -> bool:
+        return _key(text, True) in self._exact or _key(text, False) in self._any_case
 
 
 def _key(text: str, cased: bool) -> str:

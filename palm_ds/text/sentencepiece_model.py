@@ -60,13 +60,13 @@ class AlbertRules:
 
     def steps(self) -> list[normalizers.Normalizer]:
         """Quotation marks are made alike, accents and capitals are removed."""
-        found: list[normalizers.Normalizer] = [
+        steps_: list[normalizers.Normalizer] = [
             normalizers.Replace("``", '"'),
             normalizers.Replace("''", '"'),
         ]
         if not self.keep_accents:
-            found += [normalizers.NFKD(), normalizers.StripAccents()]
-        return found + ([normalizers.Lowercase()] if self.do_lower_case else [])
+            steps_ += [normalizers.NFKD(), normalizers.StripAccents()]
+        return steps_ + ([normalizers.Lowercase()] if self.do_lower_case else [])
 
 
 def layout_of(model: Path) -> str:

@@ -213,7 +213,7 @@ class Tokenizer:
             encodings = self._splitter.encode_batch(given, add_special_tokens=False)
         spans = [np.array(encoding.offsets, np.int64).reshape(-1, 2) for encoding in encodings]
         if self.segmenter:
-            spans = [in_text(x, at) for x, (_, at) in zip(spans, prepared, strict=True)]
+            spans = [in_text(span, at) for span, (_, at) in zip(spans, prepared, strict=True)]
         ids = [self._plain[np.array(encoding.ids, np.int64)] for encoding in encodings]
         return list(zip(ids, spans, strict=True))
 

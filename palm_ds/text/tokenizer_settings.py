@@ -146,7 +146,7 @@ def albert_rules(folder: Path) -> AlbertRules:
     """The rules that ALBERT's tokenizer has in a folder. Raises UserError."""
     values, usual = _read(folder / _FILE), asdict(AlbertRules())
     given = {x: _flag(folder, values, x, default) for x, default in usual.items()}
-    return AlbertRules(**{x: usual[x] if y is None else y for x, y in given.items()})
+    return AlbertRules(**{name: usual[name] if y is None else y for name, y in given.items()})
 
 
 def _class_of_model(folder: Path) -> str:
@@ -221,10 +221,10 @@ def _tokens(
                 tokens[token.content], ids[token.content] = token, int(number)
         else:
             values = values | {
-                key: {**each, "__type": "AddedToken", "special": True}
-                if isinstance(each, dict)
-                else each
-                for key, each in _read(folder / "special_tokens_map.json").items()
+                key: {**value, "__type": "AddedToken", "special": True}
+                if isinstance(value, dict)
+                else value
+                for key, value in _read(folder / "special_tokens_map.json").items()
             }
             special = {_text(values[key]) for key in values if key.endswith("_token")}
             for text, number in _read(folder / "added_tokens.json").items():
@@ -239,7 +239,7 @@ def _tokens(
 
 
 def _added(value: Mapping[str, Any]) -> AddedToken:
-    return AddedToken(**{key: each for key, each in value.items() if key != "__type"})
+    return AddedToken(**{key: item for key, item in value.items() if key != "__type"})
 
 
 # ---- to a tokenizer ----

@@ -168,7 +168,7 @@ def check_kind(kind: object, where: str) -> str:
 def _read_words(file: Path) -> frozenset[str]:
     """The words that can be found; longer ones are in the dictionary but never matched."""
     words = _unpickled(file) if file.name == DICTIONARY else read_text(file).split("\n")
-    usable = frozenset(x for x in words if isinstance(x, str) and 0 < len(x) <= _WINDOW)
+    usable = frozenset(word for word in words if isinstance(word, str) and 0 < len(word) <= _WINDOW)
     if not usable:
         raise UserError(f"tokenizer {file}: lists no words of at most {_WINDOW} characters")
     return usable

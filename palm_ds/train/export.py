@@ -154,8 +154,10 @@ def _text_steps(
     """Whether the texts of each source were simplified, and lower-cased."""
     texts = [corpus.manifest.options.get("text", {}) for corpus in corpora]
     tables = [source.read for source in recipe.sources.values() if source.table]
-    simplified = [bool(x.get("simplify")) for x in texts] + [x.simplify for x in tables]
-    lowered = [tokenizer.lower or bool(x.get("lower")) for x in texts]
+    simplified = [bool(text.get("simplify")) for text in texts] + [
+        table.simplify for table in tables
+    ]
+    lowered = [tokenizer.lower or bool(text.get("lower")) for text in texts]
     lowered += [tokenizer.lower for _ in tables]
     return simplified, lowered
 
@@ -371,4 +373,4 @@ def held_out_scores(folder: Path, steps: int) -> dict[str, dict[str, float]]:
 def _measures(score: Mapping[str, Any]) -> dict[str, float]:
     plain = {name: score.get(name) for name in ("loss", "accuracy")}
     values = score.get("metrics") or plain
-    return {name: float(x) for name, x in values.items() if isinstance(x, int | float)}
+    return {name: float(value) for name, value in values.items() if isinstance(value, int | float)}

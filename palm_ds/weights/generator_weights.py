@@ -52,13 +52,13 @@ def load_generator(contents: CheckpointContents, model: Model, head: str) -> str
 def _renamed(contents: CheckpointContents, head: str) -> dict[str, torch.Tensor]:
     """The values under the names of a head's generator; a pooler is left out."""
     prefix, words = f"heads.{head}.generator.", f"heads.{contents.masked_lm_heads[0]}."
-    found = {}
+    renamed = {}
     for name, entry in contents.entries.items():
         if name.startswith(_BACKBONE) and not name.startswith(f"{_BACKBONE}pooler."):
-            found[f"{prefix}encoder.{name.removeprefix(_BACKBONE)}"] = entry.read().float()
+            renamed[f"{prefix}encoder.{name.removeprefix(_BACKBONE)}"] = entry.read().float()
         elif name.startswith(words):
-            found[f"{prefix}words.{name.removeprefix(words)}"] = entry.read().float()
-    return found
+            renamed[f"{prefix}words.{name.removeprefix(words)}"] = entry.read().float()
+    return renamed
 
 
 def _without_shared(
@@ -86,14 +86,14 @@ def generator_state(
 ) -> dict[str, torch.Tensor]:
     """The generator of a head out of a model's weights, as a model of its own."""
     prefix = f"heads.{head}.generator."
-    found = {}
+    renamed = {}
     if generator.sharing == "shared":
-        found = {name: values for name, values in state.items() if name.startswith(_BELOW)}
+        renamed = {name: values for name, values in state.items() if name.startswith(_BELOW)}
     for name, values in state.items():
         if name.startswith(prefix):
             part, rest = name.removeprefix(prefix).split(".", 1)
-            found[(_BACKBONE if part == "encoder" else _WORDS) + rest] = values
-    return found
+            renamed[(_BACKBONE if part == "encoder" else _WORDS) + rest] = values
+    return renamed
 
 
 def why_no_folder(generator: Generator) -> str:

@@ -77,7 +77,9 @@ def write_adapter(
 
     def write(part: Path) -> None:
         described.save_pretrained(str(part))
-        named = {_STEM + (x if kind else x.removeprefix(prefix)): y for x, y in tensors.items()}
+        named = {
+            _STEM + (name if kind else name.removeprefix(prefix)): y for name, y in tensors.items()
+        }
         save_file({x: y.contiguous() for x, y in named.items()}, part / WEIGHTS, {"format": "pt"})
         follow_umask(part / WEIGHTS)
 

@@ -65,7 +65,7 @@ def choose_layers(
             notes.append(f"{what}: {rows} of {len(own[name])} rows from {folder}")
     if source.vocab_size != target.vocab_size:
         dropped = (_WORDS, *(f"heads.{head}." for head in masked_words))
-        kept = {name: x for name, x in kept.items() if not name.startswith(dropped)}
+        kept = {name: item for name, item in kept.items() if not name.startswith(dropped)}
         notes.append(f"words: another vocabulary ({source.vocab_size} tokens), newly initialised")
     if source.task_types != target.task_types:
         kept.pop(_TASKS, None)
@@ -155,7 +155,11 @@ def _words_only(
             f"{tuple(here)}; {key} must be the same"
         )
     names = [_WORDS, _SEGMENTS]
-    fits = [x for x in names if x in state and x in own and state[x].shape == own[x].shape]
+    fits = [
+        name
+        for name in names
+        if name in state and name in own and state[name].shape == own[name].shape
+    ]
     kept = {name: state[name] for name in fits}
     return ChosenWeights(state=kept, config=target, notes=("the word embeddings alone",))
 

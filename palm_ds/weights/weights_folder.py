@@ -165,7 +165,7 @@ def export_hf(
     tensors = _state(state)
     if isinstance(state, Model):
         token_heads = token_heads_of(state)
-    shapes = {name: tuple(x.shape) for name, x in tensors.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     heads = native.heads_of(shapes, token_heads, outputs or {})
     entries = {name: in_memory_entry(name, tensor) for name, tensor in tensors.items()}
     if config.task_types:
@@ -224,7 +224,7 @@ def load_weights(
     notes += _check_heads(contents, {k: v for k, v in named.items() if k not in new_heads}, own)
     missing = [name for name in own if name not in state]
     other = chosen is not None or contents.config.kind != model.backbone.config.kind
-    lacking = [x for x in missing if x.startswith("backbone.") and ".pooler." not in x]
+    lacking = [name for name in missing if name.startswith("backbone.") and ".pooler." not in name]
     if lacking and not other:
         raise UserError(f"{folder}: incomplete, it has no {lacking[0]} ({len(lacking)} missing)")
     check_shapes(own, state, folder)
@@ -271,10 +271,12 @@ def _with_heads(
 ) -> tuple[CheckpointContents, State]:
     """Only these heads, under other names."""
     heads = {names[name]: head for name, head in contents.heads.items() if name in names}
-    renamed = {name: x for name, x in state.items() if not name.startswith("heads.")}
+    renamed = {name: value for name, value in state.items() if not name.startswith("heads.")}
     for old, new in names.items():
         prefix = f"heads.{old}."
-        parts = {n.removeprefix(prefix): x for n, x in state.items() if n.startswith(prefix)}
+        parts = {
+            n.removeprefix(prefix): value for n, value in state.items() if n.startswith(prefix)
+        }
         renamed |= {f"heads.{new}.{part}": tensor for part, tensor in parts.items()}
     return replace(contents, heads=heads), renamed
 
@@ -330,7 +332,11 @@ def check_shapes(own: State, state: State, folder: Path) -> None:
 
 def check_finite(state: State, folder: Path) -> None:
     """Raises UserError if a value is NaN or infinite: nothing could be learned or predicted."""
-    bad = [name for name, x in state.items() if x.is_floating_point() and not x.isfinite().all()]
+    bad = [
+        name
+        for name, value in state.items()
+        if value.is_floating_point() and not value.isfinite().all()
+    ]
     if bad:
         values = state[bad[0]]
         count = int((~values.isfinite()).sum())
@@ -345,7 +351,9 @@ def _first_tables(taken: State, names: Collection[str]) -> State:
     """The tables of a generator that is not loaded, where the model has differences from these:
     those of the discriminator, so that the differences are 0."""
     parts = parts_of_tables(names)
-    return {x.base: taken[y] for y, x in parts.items() if y in taken and x.base not in taken}
+    return {
+        part.base: taken[y] for y, part in parts.items() if y in taken and part.base not in taken
+    }
 
 
 def _check_heads(
@@ -396,8 +404,10 @@ def _share_head(
     if len(sources) != 1 or not targets:
         return state
     prefix = f"heads.{sources[0]}."
-    parts = {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
-    rest = {name: x for name, x in state.items() if not name.startswith(prefix)}
+    parts = {
+        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
+    }
+    rest = {name: value for name, value in state.items() if not name.startswith(prefix)}
     kept = [*targets, *(name for name in sources if name in model.heads)]
     return rest | {f"heads.{name}.{part}": x for name in kept for part, x in parts.items()}
 
@@ -417,5 +427,5 @@ def _state(source: Mapping[str, torch.Tensor] | Model) -> State:
     """The state in fp32 on the CPU, tied tensors once (under the backbone's name), embeddings with
     their differences from a generator's added."""
     state = merged_tables(source.state_dict() if isinstance(source, Model) else source)
-    kept = {name: x for name, x in state.items() if not name.endswith(".tied_words")}
-    return {name: x.detach().to("cpu", torch.float32) for name, x in kept.items()}
+    kept = {name: value for name, value in state.items() if not name.endswith(".tied_words")}
+    return {name: item.detach().to("cpu", torch.float32) for name, item in kept.items()}

@@ -80,10 +80,10 @@ def _rename(feature: object) -> Rename | None:
     ):  # lists of dicts are stored in two ways; no role uses them
         return None
     each = rename
-    return lambda value: None if value is None else [each(x) for x in value]
+    return lambda value: None if value is None else [each(item) for item in value]
 
 
 def _renamed(value: Mapping[str, Any] | None, inner: dict[str, Rename]) -> dict[str, Any] | None:
     if value is None:
         return None
-    return {key: inner[key](x) if key in inner else x for key, x in value.items()}
+    return {key: inner[key](item) if key in inner else item for key, item in value.items()}

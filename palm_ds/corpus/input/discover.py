@@ -116,15 +116,17 @@ def _embedded(options: InputOptions) -> Input:
     return Input(name=EMBEDDED, path="", kind="embedded", bytes=size, rows=len(documents))
 
 
-def _distinct(found: list[Input]) -> tuple[Input, ...]:
+def _distinct(inputs: list[Input]) -> tuple[Input, ...]:
     """Rejects duplicate files; names files of the same name by their paths."""
     seen: set[str] = set()
-    for item in found:
+    for item in inputs:
         if item.path in seen:
             raise UserError(f"input {item.path or EMBEDDED} is given twice")
         seen.add(item.path)
-    times = Counter(item.name for item in found)
-    return tuple(item if times[item.name] == 1 else replace(item, name=item.path) for item in found)
+    times = Counter(item.name for item in inputs)
+    return tuple(
+        item if times[item.name] == 1 else replace(item, name=item.path) for item in inputs
+    )
 
 
 def _expand(name: str, options: InputOptions) -> tuple[_Files, list[str]]:
@@ -175,7 +177,7 @@ def _folder(folder: Path, options: InputOptions) -> tuple[_Files, list[str]]:
     if _is_dataset(folder):
         return [(folder, folder.name)], []
     files = sorted(p for p in folder.rglob("*") if p.is_file())
-    files = [p for p in files if not any(x[0] == "." for x in p.relative_to(folder).parts)]
+    files = [p for p in files if not any(part[0] == "." for part in p.relative_to(folder).parts)]
     known: _Files = []
     ignored: list[str] = []
     for file in files:

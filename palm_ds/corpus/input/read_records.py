@@ -85,15 +85,15 @@ def _excerpt(line: bytes) -> str:
 
 def _record_or_rejection(
     make: Callable[[T, SourceLocation], Record],
-    found: T,
+    raw: T,
     place: SourceLocation,
     excerpt: Callable[[T], str],
 ) -> RecordOrRejection:
     """The record made by `make`, or a rejection with the reason."""
     try:
-        return make(found, place)
+        return make(raw, place)
     except BadRecordError as bad:
-        return Rejection(bad.args[0], excerpt(found), place.line, place.cost)
+        return Rejection(bad.args[0], excerpt(raw), place.line, place.cost)
 
 
 def _each_line(

@@ -80,15 +80,15 @@ def signatures(texts: Sequence[np.ndarray]) -> np.ndarray:
     if not texts:
         return np.zeros((0, SIGNATURE), np.uint32)
     edges = np.cumsum([0, *map(len, texts)]).astype(np.uint64)
-    found = minhash.digest_matrix_from_flat_token_hashes(
+    digests = minhash.digest_matrix_from_flat_token_hashes(
         np.concatenate(texts), edges, SIGNATURE, _SEED
     )
-    return np.array(found.to_rows(), np.uint32)
+    return np.array(digests.to_rows(), np.uint32)
 
 
-def bands(found: np.ndarray) -> np.ndarray:
+def bands(signatures_: np.ndarray) -> np.ndarray:
     """(BANDS, texts) uint64: a hash of each band of the signatures."""
-    pieces = found.reshape(-1, BANDS, ROWS).astype(np.uint64)
+    pieces = signatures_.reshape(-1, BANDS, ROWS).astype(np.uint64)
     keys = np.zeros(pieces.shape[:2], np.uint64)
     for row in range(ROWS):
         keys = _mixed(keys * _FACTOR + pieces[:, :, row])

@@ -61,8 +61,8 @@ def _words(words: Sequence[str]) -> str:
         return "more than 1 symbol (# or ellipsis) per 10 words"
     if sum(any(map(str.isalpha, word)) for word in words) < 0.8 * len(words):
         return "less than 80 % of the words have a letter"
-    found = {word.strip(".,;:!?\"'()").lower() for word in words} & _STOP_WORDS
-    return "fewer than 2 of the commonest English words" if len(found) < 2 else ""
+    common = {word.strip(".,;:!?\"'()").lower() for word in words} & _STOP_WORDS
+    return "fewer than 2 of the commonest English words" if len(common) < 2 else ""
 
 
 def _lines(lines: Sequence[str]) -> str:

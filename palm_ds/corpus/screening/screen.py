@@ -122,11 +122,11 @@ def _screen(job: PreparationJob, number: int, out: Path) -> None:
 
 def _first_reason(filters: Sequence[QualityFilter], record: Record, reader: WorkUnitReader) -> str:
     """Reason to drop a document, or "". Raises UserError if a function of the user fails."""
-    for each in filters:
+    for filter_ in filters:
         try:
-            reason = each(record.text)
+            reason = filter_(record.text)
         except Exception as error:
-            name = f"{each.__module__}:{getattr(each, '__qualname__', each)}"
+            name = f"{filter_.__module__}:{getattr(filter_, '__qualname__', filter_)}"
             raise UserError(
                 f"--filter {name}: failed on the document at {reader.place(record)}: "
                 f"{type(error).__name__}: {error}"

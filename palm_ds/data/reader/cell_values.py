@@ -44,21 +44,21 @@ def parse(
 
 def _simplified(values: Mapping[str, Any]) -> dict[str, Any]:
     """Texts, lists of texts and answers in simplified characters, each as long as before."""
-    found: dict[str, Any] = {}
+    simplified: dict[str, Any] = {}
     for role in set(TEXTS) & values.keys():
-        found[role] = simplify_in_place(values[role])
+        simplified[role] = simplify_in_place(values[role])
     if values.get("label") in values.get("choices", ()):
-        found["label"] = simplify_in_place(values["label"])
+        simplified["label"] = simplify_in_place(values["label"])
     for role in {"query", "positive"} & values.keys():
-        found[role] = values[role] and simplify_in_place(values[role])
+        simplified[role] = values[role] and simplify_in_place(values[role])
     for role in {"tokens", "choices", "negatives", "turns"} & values.keys():
-        found[role] = [simplify_in_place(text) for text in values[role]]
-    return found
+        simplified[role] = [simplify_in_place(text) for text in values[role]]
+    return simplified
 
 
 def _text(value: object, role: str, settings: TableSettings) -> str:
     if role in TEXTS and isinstance(value, list) and isinstance(settings.columns.get(role), list):
-        return " ".join(filter(None, (_text(x, role, settings) for x in value)))
+        return " ".join(filter(None, (_text(item, role, settings) for item in value)))
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
     if not isinstance(value, str) or value.strip():
@@ -73,7 +73,7 @@ def _label(value: object, role: str, settings: TableSettings) -> str | list[str]
     if _is_missing(value, settings):
         return None
     if isinstance(value, list):
-        return [label_text(x, role) for x in value]
+        return [label_text(item, role) for item in value]
     return label_text(value, role)
 
 
@@ -114,7 +114,7 @@ def _texts(value: object, role: str, settings: TableSettings) -> list[str]:
         value = value.split(settings.tag_delimiter)
     if not isinstance(value, list):
         raise BadRecordError(f"{role} is {type_name(value)}, not a list")
-    return [_text(x, role, settings) for x in value]
+    return [_text(item, role, settings) for item in value]
 
 
 def _tags(value: object, role: str, settings: TableSettings) -> list[str] | None:
@@ -128,7 +128,7 @@ def _tags(value: object, role: str, settings: TableSettings) -> list[str] | None
         value = value.split(settings.tag_delimiter)
     if not isinstance(value, list):
         raise BadRecordError(f"{role} is {type_name(value)}, not a list")
-    return [label_text(x, f"tag {number}") for number, x in enumerate(value, 1)]
+    return [label_text(item, f"tag {number}") for number, item in enumerate(value, 1)]
 
 
 def _choices(value: object, role: str, settings: TableSettings) -> list[str]:
@@ -211,17 +211,17 @@ def _check_tags(
 def _spans(value: object, text: str) -> list[dict[str, Any]]:
     """Sorted {start, end, type}, from a list of them or from CLUENER's or Restaurants-8k's."""
     if isinstance(value, Mapping):
-        found = _inclusive(value, text)
+        spans = _inclusive(value, text)
     elif isinstance(value, list):
-        found = [_span(x) for x in value]
+        spans = [_span(item) for item in value]
     else:
         raise BadRecordError(f"spans is {type_name(value)}, not a list")
-    for start, end, kind in found:
+    for start, end, kind in spans:
         if not (_is_place(start) and _is_place(end) and 0 <= start < end <= len(text)):
             raise BadRecordError(
                 f"span {start} to {end} of {kind}, in a text of {len(text)} characters"
             )
-    return [{"start": start, "end": end, "type": kind} for start, end, kind in sorted(found)]
+    return [{"start": start, "end": end, "type": kind} for start, end, kind in sorted(spans)]
 
 
 def _is_place(value: object) -> bool:
@@ -242,7 +242,7 @@ def _span(value: object) -> tuple[Any, Any, str]:
 
 def _inclusive(value: Mapping[str, Any], text: str) -> list[tuple[Any, Any, str]]:
     """Spans in CLUENER's form {type: {words: [[first, last]]}}, last character included."""
-    found = []
+    spans = []
     for kind, surfaces in value.items():
         if not isinstance(surfaces, Mapping):
             raise BadRecordError(f"label {kind}: expected an object, got {type_name(surfaces)}")
@@ -252,8 +252,8 @@ def _inclusive(value: Mapping[str, Any], text: str) -> list[tuple[Any, Any, str]
                     raise BadRecordError(
                         f"label {kind}: the text at {first} to {last} is not {surface!r}"
                     )
-                found.append((first, last + 1, kind))
-    return found
+                spans.append((first, last + 1, kind))
+    return spans
 
 
 def _pairs(places: object, surface: str) -> list[tuple[int, int]]:
@@ -269,7 +269,7 @@ def _check_answers(values: dict[str, Any], settings: TableSettings, note: Note) 
     if not isinstance(values.get("context"), str):
         raise BadRecordError("answers, but no context")
     context = values["context"]
-    found = []
+    answers = []
     for text, start in _answers(values["answers"]):
         text = _as_in(context, text, start) if settings.simplify else text
         place = nearest(text, context, start)
@@ -283,12 +283,12 @@ def _check_answers(values: dict[str, Any], settings: TableSettings, note: Note) 
         elif place != start:
             note("answer not at its answer_start, moved to the nearest occurrence")
         if place >= 0 or settings.lost_answers == "keep":
-            found.append({"text": text, "start": place})
-    if not found and values["answers"] and _count(values["answers"]):
+            answers.append({"text": text, "start": place})
+    if not answers and values["answers"] and _count(values["answers"]):
         raise BadRecordError("none of its answers is in the context")
-    if bool(found) == values.setdefault("impossible", not found):
-        raise BadRecordError("impossible, but with an answer" if found else "no answer")
-    values["answers"] = found
+    if bool(answers) == values.setdefault("impossible", not answers):
+        raise BadRecordError("impossible, but with an answer" if answers else "no answer")
+    values["answers"] = answers
 
 
 def _as_in(context: str, text: str, start: int) -> str:
@@ -311,9 +311,9 @@ def _answers(value: object) -> list[tuple[str, int]]:
             raise BadRecordError("answers need as many `text` as `answer_start`")
         pairs = list(zip(texts, starts, strict=True))
     elif isinstance(value, list):
-        if not all(isinstance(x, Mapping) for x in value):
+        if not all(isinstance(item, Mapping) for item in value):
             raise BadRecordError("an answer is not an object")
-        pairs = [(x.get("text"), x.get("answer_start", x.get("start"))) for x in value]
+        pairs = [(item.get("text"), item.get("answer_start", item.get("start"))) for item in value]
     else:
         raise BadRecordError(f"answers is {type_name(value)}, not a list")
     for text, start in pairs:

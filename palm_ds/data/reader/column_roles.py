@@ -76,10 +76,10 @@ def _something_else(names: Collection[str]) -> set[str]:
     may be a text of a pair, `source` where a text is from, `target` a class, `turns` a number."""
     source, target = ({role, *ALIASES[role]}.intersection(names) for role in ("source", "target"))
     texts = any(all(name in names for name in some) for some in (*_OTHER_TEXTS, *TEXTS))
-    found = set() if "positive" in names else {"query"}
-    found |= {"turns"} if texts else set()
-    found |= set() if source or {"turns"} & (set(names) - found) else {"target"}
-    return found | ({"source", "source_b", "source_c"} if texts and not target else set())
+    lacking = set() if "positive" in names else {"query"}
+    lacking |= {"turns"} if texts else set()
+    lacking |= set() if source or {"turns"} & (set(names) - lacking) else {"target"}
+    return lacking | ({"source", "source_b", "source_c"} if texts and not target else set())
 
 
 def without_role(names: Sequence[str | int], keys: Iterable[Key]) -> list[str]:
@@ -92,7 +92,7 @@ def without_role(names: Sequence[str | int], keys: Iterable[Key]) -> list[str]:
 def _named(key: Key, names: Sequence[str | int], where: str, format: str) -> Key:
     """The key itself if such a column exists; a number becomes the column's name."""
     if isinstance(key, list):
-        return [_one(x, names, where, format) for x in key]
+        return [_one(column, names, where, format) for column in key]
     return _one(key, names, where, format)
 
 
@@ -112,31 +112,31 @@ def _one(key: str | int, names: Sequence[str | int], where: str, format: str) ->
 
 
 def _by_alias(free: Sequence[str | int], taken: Collection[str], path: str) -> dict[str, Key]:
-    found: dict[str, Key] = {}
+    chosen: dict[str, Key] = {}
     for role, aliases in ALIASES.items():
         present = [name for name in aliases if name in free]
         if present and role not in taken:
-            found[role] = _only(present, role, path)
+            chosen[role] = _only(present, role, path)
     several = [name for name in free if _NUMBERED_NEGATIVE.fullmatch(str(name))]
-    if several and not {"negatives"} & {*taken, *found}:
-        found["negatives"] = several if len(several) > 1 else several[0]
+    if several and not {"negatives"} & {*taken, *chosen}:
+        chosen["negatives"] = several if len(several) > 1 else several[0]
     pairs = [some for some in TEXTS if all(name in free for name in some)]
     if pairs and "text_a" not in taken:
         _only([" and ".join(some) for some in pairs], "text_a", path)
-        found |= {
+        chosen |= {
             role: name
             for role, name in zip(("text_a", "text_b"), pairs[0], strict=False)
             if role not in taken
         }
-    if "text_b" in {*found, *taken} and "score" in free and "label" not in {*found, *taken}:
-        found["label"] = "score"  # of the similarity of a pair, as sentence-transformers calls it
-    return found
+    if "text_b" in {*chosen, *taken} and "score" in free and "label" not in {*chosen, *taken}:
+        chosen["label"] = "score"  # of the similarity of a pair, as sentence-transformers calls it
+    return chosen
 
 
 def _only(names: list[str], role: str, path: str) -> str:
     if len(names) > 1:
         raise UserError(
-            f"{path}: {role} may be {' or '.join(f'`{x}`' for x in names)}; "
+            f"{path}: {role} may be {' or '.join(f'`{name}`' for name in names)}; "
             f"choose one with columns: {{{role}: NAME}}"
         )
     return names[0]
@@ -159,7 +159,7 @@ def _nothing(names: Sequence[str | int], file: File, settings: TableSettings) ->
 def value_of(values: Mapping[Any, Any], key: Key) -> Any:
     """The value at a name, or at a dotted path of names."""
     if isinstance(key, list):
-        return [value_of(values, x) for x in key]
+        return [value_of(values, column) for column in key]
     if key in values:
         return values[key]
     inside: object = values

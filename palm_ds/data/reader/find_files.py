@@ -43,11 +43,11 @@ def find_files(paths: str | Sequence[str], settings: TableSettings) -> tuple[Fil
     given = [paths] if isinstance(paths, str) else list(paths)
     if not given:
         raise UserError("no file given; name at least one")
-    found = [file for name in given for file in _expand(str(name), settings)]
-    for i, file in enumerate(found):
-        if file in found[:i]:
+    files = [file for name in given for file in _expand(str(name), settings)]
+    for i, file in enumerate(files):
+        if file in files[:i]:
             raise UserError(f"{file.path}: given twice")
-    return tuple(found)
+    return tuple(files)
 
 
 def _expand(name: str, settings: TableSettings) -> list[File]:
@@ -61,7 +61,7 @@ def _expand(name: str, settings: TableSettings) -> list[File]:
     files = [x for x in sorted(glob.glob(name, recursive=True)) if Path(x).is_file()]
     if not files:
         raise UserError(f"{name}: no file matches this pattern")
-    return [File(x, _format(Path(x), settings.format)) for x in files]
+    return [File(file, _format(Path(file), settings.format)) for file in files]
 
 
 def _dataset(folder: Path, split: str) -> Path:

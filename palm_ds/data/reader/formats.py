@@ -102,7 +102,7 @@ def read_json(file: File, settings: TableSettings) -> Iterator[Row]:
         what = "no array under `data`" if isinstance(value, dict) else f"a JSON {type_name(value)}"
         raise UserError(f"{file.path}:1: {what}; expected an array of objects, or SQuAD's format")
     if any(map(is_questions, items[:1])):
-        yield from (Row(*found) for found in questions(items))
+        yield from (Row(*question) for question in questions(items))
         return
     for number, item in enumerate(items, 1):
         if isinstance(item, dict):
@@ -132,7 +132,9 @@ def unfold(row: dict[str, Any]) -> dict[str, Any]:
     user = row.get("userInput")
     if not isinstance(user, dict) or "text" not in user:
         return row
-    rest = {key: x for key, x in row.items() if key not in ("userInput", "context", "labels")}
+    rest = {
+        key: value for key, value in row.items() if key not in ("userInput", "context", "labels")
+    }
     return {"text_a": user["text"], "spans": row.get("labels", []), **rest}
 
 

@@ -60,17 +60,17 @@ def _stem(path: str) -> str:
 
 def _pairs(file: File, settings: TableSettings) -> list[MinimalPair]:
     if file.format == "jsonl":
-        found = [_of_record(row, file) for row in read_jsonl(file, settings) if _filled(row)]
+        pairs = [_of_record(row, file) for row in read_jsonl(file, settings) if _filled(row)]
     elif file.format == "text":
-        found = list(_of_lines(read_text(file, settings), file))
+        pairs = list(_of_lines(read_text(file, settings), file))
     else:
         raise UserError(
             f"{file.path}: minimal pairs are JSON lines with {GOOD} and {BAD} (.jsonl), or lines "
             "of text, bad and good in turn (.txt)"
         )
-    if not found:
+    if not pairs:
         raise UserError(f"{file.path}: no minimal pair in it")
-    return found
+    return pairs
 
 
 def _filled(row: Row) -> bool:

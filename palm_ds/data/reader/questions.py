@@ -46,17 +46,19 @@ def _squads(passage: dict[str, Any]) -> dict[str, Any]:
     context, items = passage["context_text"], passage.get("qas")
     if not isinstance(context, str) or not isinstance(items, list):
         return {"context": context, "qas": items}
-    found = []
+    questions_ = []
     for item in items:
         if not isinstance(item, dict):
-            found.append(item)
+            questions_.append(item)
             continue
         answers = item.get("answers")
-        if isinstance(answers, list) and all(isinstance(x, str) for x in answers):
-            answers = [{"text": x, "answer_start": max(context.find(x), 0)} for x in answers]
+        if isinstance(answers, list) and all(isinstance(answer, str) for answer in answers):
+            answers = [
+                {"text": answer, "answer_start": max(context.find(answer), 0)} for answer in answers
+            ]
         named = {"id": item.get("query_id"), "question": item.get("query_text")}
-        found.append({**named, "answers": answers})
-    return {"context": context, "qas": found}
+        questions_.append({**named, "answers": answers})
+    return {"context": context, "qas": questions_}
 
 
 def _paragraph(paragraph: object, place: str) -> Iterator[Found]:

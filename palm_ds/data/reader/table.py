@@ -61,9 +61,9 @@ def plain(value: object) -> Any:
     """A value as JSON would return it: NumPy numbers and arrays as Python values, tuples as lists,
     anything unknown as text."""
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
+        return [plain(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     to_list = getattr(value, "tolist", None)
@@ -160,7 +160,9 @@ class Table:
     def without(self, roles: Collection[str]) -> Table:
         """The same rows without these roles."""
         copied = copy.copy(self)
-        copied._columns = {role: x for role, x in self._columns.items() if role not in roles}
+        copied._columns = {
+            role: value for role, value in self._columns.items() if role not in roles
+        }
         return copied
 
     def where(self, i: int) -> str:
@@ -183,7 +185,9 @@ class _Notes:
 
     def __init__(self, settings: TableSettings) -> None:
         self.settings = settings
-        self.drops = {role: {_plain(x) for x in values} for role, values in settings.drop.items()}
+        self.drops = {
+            role: {_plain(value) for value in values} for role, values in settings.drop.items()
+        }
         self.found: dict[str, tuple[int, str]] = {}
         self.questions: set[str] = set()
 

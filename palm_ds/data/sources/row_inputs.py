@@ -80,8 +80,8 @@ def train_and_dev(train: Rows | Splits | None, dev: Rows | None) -> tuple[Rows |
     if "train" not in train:
         has = ", ".join(map(str, train)) or "none"
         raise UserError(f"train: no split 'train'; it has {has}; give one of them: data[NAME]")
-    found = next((train[name] for name in DEV_SPLITS if name in train), None)
-    return train["train"], found if dev is None else dev
+    second = next((train[name] for name in DEV_SPLITS if name in train), None)
+    return train["train"], second if dev is None else dev
 
 
 def listed(rows: Rows, name: str = "rows", tuple_roles: Sequence[str] = TUPLE_ROLES) -> Listed:
@@ -122,10 +122,12 @@ def columns_for(
     `texts`: roles that texts and pairs have."""
     has = {key for row in rows if isinstance(row, Mapping) for key in row}
     plain = has <= {"text_a", "text_b"} and not has & set(texts)
-    found = {} if plain else {role: x for role, x in columns.items() if _among(x, has)}
+    chosen = (
+        {} if plain else {role: column for role, column in columns.items() if _among(column, has)}
+    )
     if plain and texts:
-        found |= dict(zip(texts, sorted(has), strict=False))
-    return found
+        chosen |= dict(zip(texts, sorted(has), strict=False))
+    return chosen
 
 
 def _among(column: str | int | list[str | int], names: set[str]) -> bool:
@@ -152,7 +154,7 @@ def _file(given: str | Path, name: str) -> str:
 
 def _rows(given: tuple[Any, ...], name: str, tuple_roles: Sequence[str]) -> Listed:
     """Elements that are all files, texts, tuples or mappings."""
-    kinds = [_kind(each) for each in given]
+    kinds = [_kind(value) for value in given]
     for index, (kind, each) in enumerate(zip(kinds, given, strict=True)):
         if not kind:
             expected = "a mapping with columns, a text or a pair of texts"
@@ -163,20 +165,20 @@ def _rows(given: tuple[Any, ...], name: str, tuple_roles: Sequence[str]) -> List
     if not given or kinds[0] == "mapping":
         return given
     if kinds[0] == "file":
-        return [str(each) for each in given]
+        return [str(value) for value in given]
     if kinds[0] == "text":
         _check_texts(given, name)
-        return tuple({"text_a": str(each)} for each in given)
+        return tuple({"text_a": str(value)} for value in given)
     if kinds[0] == "pair" and tuple(tuple_roles) == TUPLE_ROLES:
         return Pairs({"text_a": str(one), "text_b": str(other)} for one, other in given)
-    return tuple(_by_role(each, f"{name}[{i}]", tuple_roles) for i, each in enumerate(given))
+    return tuple(_by_role(value, f"{name}[{i}]", tuple_roles) for i, value in enumerate(given))
 
 
 def _by_role(given: Sequence[Any], where: str, roles: Sequence[str]) -> dict[str, Any]:
     """A tuple as a mapping. Raises UserError for one of another length."""
     if roles[-1] == "negatives":
-        found = dict(zip(roles[:2], given[:2], strict=True))
-        return {**found, "negatives": list(given[2:])} if len(given) > 2 else found
+        row = dict(zip(roles[:2], given[:2], strict=True))
+        return {**row, "negatives": list(given[2:])} if len(given) > 2 else row
     if len(given) > len(roles):
         raise UserError(
             f"{where}: {len(given)} elements; expected one or two texts and a label, or a mapping"
@@ -264,8 +266,8 @@ def dataset_names_of(rows: object) -> set[str]:
 
 
 def _dataset_name(path: str) -> str:
-    found = next((x for place in _DATASET_PLACES if (x := place.search(path))), None)
-    return f"{found[1]}/{found[2]}" if found else ""
+    match = next((x for place in _DATASET_PLACES if (x := place.search(path))), None)
+    return f"{match[1]}/{match[2]}" if match else ""
 
 
 def _of_saved_dataset(folder: Path) -> set[str]:

@@ -197,17 +197,17 @@ def encode_lists(
     number = {word: i for i, word in enumerate(dict.fromkeys(every))}
     known = encode(list(number), tokenizer)
     which = np.array([number[word] for word in every], np.int64)  # (words,)
-    found = known.lengths[which]
-    lengths = np.maximum(found, 1)
+    lengths_of_texts = known.lengths[which]
+    lengths = np.maximum(lengths_of_texts, 1)
     ends = np.cumsum(lengths)
     place = np.concatenate([np.empty((0, 2), np.int64), *spans])
     within = np.arange(lengths.sum()) - np.repeat(ends - lengths, lengths)
     source = np.repeat(known.starts[which], lengths) + within  # token of `known`
-    lost = np.repeat(found == 0, lengths)
+    lost = np.repeat(lengths_of_texts == 0, lengths)
     unknown = tokenizer.vocabulary.unk
     ids = np.append(known.ids, unknown)[np.where(lost, len(known.ids), source)]
     inside = np.concatenate([known.spans, [[0, 0]]])[np.where(lost, len(known.ids), source)]
-    inside[lost, 1] = (place[:, 1] - place[:, 0])[found == 0]
+    inside[lost, 1] = (place[:, 1] - place[:, 0])[lengths_of_texts == 0]
     text_ends = np.cumsum([0, *(len(words) for words in lists)])
     return TokenizedWords(
         tokens=TokenizedColumn(

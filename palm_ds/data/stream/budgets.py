@@ -197,16 +197,16 @@ def read_sampler(
     if value == "proportional":
         return SizeSampler(task_groups)
     kinds = ("temperature", "weights", "mix_ratio")
-    found = [kind for kind in kinds if isinstance(value, Mapping) and kind in value]
-    if len(found) != 1:
+    samplers = [kind for kind in kinds if isinstance(value, Mapping) and kind in value]
+    if len(samplers) != 1:
         raise UserError(
             f"{where}: expected uniform, proportional, or one of {', '.join(kinds)} with its "
             f"value, got {value!r}"
         )
-    _check_keys(value, (*found, *(["reference", "epochs"] * (found == ["mix_ratio"]))), where)
-    if found == ["temperature"]:
+    _check_keys(value, (*samplers, *(["reference", "epochs"] * (samplers == ["mix_ratio"]))), where)
+    if samplers == ["temperature"]:
         return SizeSampler(task_groups, _positive(value["temperature"], f"{where}.temperature"))
-    if found == ["weights"]:
+    if samplers == ["weights"]:
         weights = of_task_groups(value["weights"], task_groups, normalize, f"{where}.weights")
         weights = {
             task_group: _positive(w, f"{where}.weights.{task_group}")
@@ -255,7 +255,7 @@ def of_task_groups(
     """Checks a mapping from some of these task groups, each at most once."""
     if not isinstance(value, Mapping):
         raise UserError(f"{where}: expected `task group: number`, got {value!r}")
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for written, number in value.items():
         task_group = normalize(str(written))
         if task_group not in task_groups:
@@ -263,10 +263,10 @@ def of_task_groups(
                 f"{where}: {task_group!r} is not one of the task groups"
                 f"{suggest(task_group, task_groups)}"
             )
-        if task_group in found:
+        if task_group in numbers:
             raise UserError(f"{where}: {task_group!r} is a duplicate")
-        found[task_group] = number
-    return found
+        numbers[task_group] = number
+    return numbers
 
 
 def _positive(value: SupportsFloat | str, where: str) -> float:

@@ -83,8 +83,8 @@ class CurriculumSpec:
         """{group: how its steps are mixed}; `batch` if any of its stages uses it."""
         if self.kind != "explicit":
             return dict.fromkeys(self.task_groups, self.mixes[0])
-        found = [(b, mix) for row, mix in zip(self.budgets, self.mixes, strict=True) for b in row]
-        return {b: min(mix for other, mix in found if other == b) for b, _ in found}
+        mixes = [(b, mix) for row, mix in zip(self.budgets, self.mixes, strict=True) for b in row]
+        return {b: min(mix for other, mix in mixes if other == b) for b, _ in mixes}
 
     def groups_of(self, stage: int) -> tuple[str, ...]:
         """The task groups of a stage (0-based)."""

@@ -32,7 +32,7 @@ def decoded(
     """Decodes the scores `given` per task for every example of a batch with labels of that task.
 
     `sources[dataset]` is the source of a dataset."""
-    scores = {name: found.float().cpu().numpy() for name, found in given.items()}
+    scores = {name: values.float().cpu().numpy() for name, values in given.items()}
     used = dict.fromkeys(scores, 0)
     for row in built:
         for ref, example in row:
@@ -52,12 +52,12 @@ def gathered(
 ) -> dict[str, tuple[int, dict[int, dict[str, Any]]]]:
     """{task: (dataset, {item: prediction})}, items in order. For a task of several datasets, only
     the first dataset counts."""
-    found: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    pieces_of: dict[str, dict[int, list[dict[str, Any]]]] = {}
     dataset_of: dict[str, int] = {}
     for each in sorted(pieces, key=lambda each: (each.dataset, each.item, each.number)):
         if dataset_of.setdefault(each.task, each.dataset) == each.dataset:
-            found.setdefault(each.task, {}).setdefault(each.item, []).append(each.piece)
+            pieces_of.setdefault(each.task, {}).setdefault(each.item, []).append(each.piece)
     return {
         name: (dataset_of[name], tasks[name].gather(of_items, sources[dataset_of[name]]))
-        for name, of_items in found.items()
+        for name, of_items in pieces_of.items()
     }

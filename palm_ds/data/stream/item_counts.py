@@ -50,15 +50,15 @@ def item_counts(task: CorpusTask, split: CorpusSplit, max_length: int) -> ItemCo
     name = f"{_hash_of(task, split, max_length)}.npy"
     segments = len(split.blocks.segments) - 1
     for folder in _folders(split):
-        if (found := _read(folder / name, segments + len(split.blocks))) is not None:
-            return ItemCounts(found[:segments], found[segments:])
+        if (counts := _read(folder / name, segments + len(split.blocks))) is not None:
+            return ItemCounts(counts[:segments], counts[segments:])
     file = _writable(_folders(split)) / name
     with locked(file.with_suffix(".lock")):
-        if (found := _read(file, segments + len(split.blocks))) is None:
+        if (counts := _read(file, segments + len(split.blocks))) is None:
             _write(file, _count(task, split, max_length))
-            found = _read(file, segments + len(split.blocks))
-    assert found is not None
-    return ItemCounts(found[:segments], found[segments:])
+            counts = _read(file, segments + len(split.blocks))
+    assert counts is not None
+    return ItemCounts(counts[:segments], counts[segments:])
 
 
 def _hash_of(task: CorpusTask, split: CorpusSplit, max_length: int) -> str:
@@ -100,10 +100,10 @@ def _writable(folders: list[Path]) -> Path:
 def _read(file: Path, entries: int) -> np.ndarray | None:
     """The counts in a file; None if it is absent or damaged."""
     try:
-        found = np.load(file, mmap_mode="r")
+        counts = np.load(file, mmap_mode="r")
     except (OSError, ValueError, EOFError):
         return None
-    return found if found.shape == (entries,) and found.dtype == np.int64 else None
+    return counts if counts.shape == (entries,) and counts.dtype == np.int64 else None
 
 
 def _write(file: Path, counts: np.ndarray) -> None:

@@ -174,7 +174,7 @@ def _short(value: object) -> str:
         joint = " to " if "start" in value else " "
         return joint.join(map(str, shown or value))
     if isinstance(value, (list, tuple)):
-        return " to ".join(str(each) for each in value)
+        return " to ".join(str(item) for item in value)
     return "" if value is None else str(value)
 
 
@@ -302,8 +302,8 @@ class StepSize:
     def steps_by_rows(self, steps: int) -> dict[int, int]:
         """{rows of a step: number of such steps among the first `steps` of the stage}"""
         grown = [min(max(steps - n * self.steps_each, 0), self.steps_each) for n in self._sizes]
-        found = dict(zip(self.growth, grown, strict=True)) | {self.rows: steps - sum(grown)}
-        return {rows: count for rows, count in found.items() if count}
+        steps_of = dict(zip(self.growth, grown, strict=True)) | {self.rows: steps - sum(grown)}
+        return {rows: count for rows, count in steps_of.items() if count}
 
     def steps_of(self, tokens: Fraction | float) -> int:
         """The number of the stage's first steps that have this many tokens, rounded up."""

@@ -88,16 +88,16 @@ class TaskGroupDataset(Generic[SourceT]):
             )
             for part in self.order.look_up(n)
         ]
-        found = np.empty(len(n), parts[0][1].dtype)
+        table = np.empty(len(n), parts[0][1].dtype)
         for places, part in parts:
-            found[places] = part
-        longest = int(found["length"].max(initial=0))
+            table[places] = part
+        longest = int(table["length"].max(initial=0))
         if longest > self.max_length:
             raise UserError(
                 f"tasks.{task.name}: layout() returned an example of {longest} tokens; rows have "
                 f"{self.max_length}"
             )
-        return found
+        return table
 
     def at_rate(self, rate: float | None) -> Sequence[Task[SourceT]]:
         """The tasks with this mask rate; None: with their own."""
@@ -261,7 +261,7 @@ def make_datasets(
                     max_length=length,
                     fixed=fixed,
                     segments=segments,
-                    soft={x.name: soft[x.name] for x in parts if x.name in soft},
+                    soft={part.name: soft[part.name] for part in parts if part.name in soft},
                 )
             )
     return datasets, mixtures

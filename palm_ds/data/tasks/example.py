@@ -33,10 +33,10 @@ def layouts(length: np.ndarray, spare: np.ndarray | int = 0, **fields: np.ndarra
     (k,)."""
     columns = {"length": length, "spare": spare, **fields}
     dtype = [(name, np.int64, np.shape(values)[1:]) for name, values in columns.items()]
-    found = np.empty(len(length), dtype)
+    table = np.empty(len(length), dtype)
     for name, values in columns.items():
-        found[name] = values
-    return found
+        table[name] = values
+    return table
 
 
 def lengthened(layout: np.void, tokens: int) -> np.void:
@@ -156,7 +156,9 @@ def collate(rows: Sequence[Sequence[tuple[Example, int]]], *, length: int, pad: 
     return replace(
         Batch.from_rows(texts, length=length, pad=pad),
         labels=labels.joined(),
-        groups={task: torch.from_numpy(np.concatenate(x)) for task, x in labels.groups.items()},
+        groups={
+            task: torch.from_numpy(np.concatenate(group)) for task, group in labels.groups.items()
+        },
     )
 
 

@@ -272,5 +272,5 @@ def as_json(form: Form) -> Mapping[str, Any]:
     return {
         "about": form.about,
         "shows": form.shows,
-        "fields": [vars(each) for each in form.fields],
+        "fields": [vars(field_) for field_ in form.fields],
     }

@@ -27,13 +27,13 @@ class RowScores:
     def of(self, row: int, labels: int) -> np.ndarray:
         """(labels, any) float32: those of a row of the table. Raises UserError if it has no such
         scores."""
-        found = self.values[self.starts[row] : self.starts[row + 1]]
-        if not len(found) or len(found) % labels:
+        scores = self.values[self.starts[row] : self.starts[row + 1]]
+        if not len(scores) or len(scores) % labels:
             raise UserError(
-                f"{self.file}: {len(found)} scores for row {row + 1}, which has {labels} labels; "
+                f"{self.file}: {len(scores)} scores for row {row + 1}, which has {labels} labels; "
                 "palm-ds teach must read the same table and recipe as the training"
             )
-        return found.reshape(labels, -1)
+        return scores.reshape(labels, -1)
 
 
 SoftTasks: TypeAlias = Mapping[str, RowScores | None]

@@ -113,7 +113,7 @@ class Task(Settings, Exports, ABC, Generic[SourceT]):
 
         def __new__(cls, *_: object, **settings: object) -> Task:
             """Raises UserError for a keyword that is no field."""
-            check_keys(settings, [each.name for each in fields(cls)], cls.__name__)
+            check_keys(settings, [field_.name for field_ in fields(cls)], cls.__name__)
             return super().__new__(cls)
 
     @property
@@ -266,8 +266,8 @@ class Task(Settings, Exports, ABC, Generic[SourceT]):
         """The keys of a recipe that make this task: its fields that differ from their defaults,
         without name and source. Raises UserError for a wrong value."""
         cls = type(self)
-        given = {x.name: getattr(self, x.name) for x in fields(self)}
-        defaults = {x.name: default_of(x) for x in fields(self)}
+        given = {field_.name: getattr(self, field_.name) for field_ in fields(self)}
+        defaults = {field_.name: default_of(field_) for field_ in fields(self)}
         own = {k: v for k, v in given.items() if k not in _PARENT_KEYS and v != defaults[k]}
         parse(cls, own, cls.__name__)
         return {
@@ -423,13 +423,13 @@ def kind_of(task: type[Task]) -> str:
 
 def known_kinds() -> dict[str, str]:
     """{kind: module} of every task that comes with palm_ds."""
-    found = {}
+    kinds = {}
     for package_name in _PACKAGES:
         package = importlib.import_module(package_name)
         for module in pkgutil.iter_modules(package.__path__):
             if not module.ispkg:  # `shared` and `metrics` are not tasks
-                found[module.name] = f"{package_name}.{module.name}"
-    return found
+                kinds[module.name] = f"{package_name}.{module.name}"
+    return kinds
 
 
 def fine_tuning_kinds() -> list[str]:

@@ -54,7 +54,7 @@ class TaskWithData(Summary):
 
     def facts(self) -> dict[str, object]:
         given = {"train": self.train, "dev": self.dev}
-        rows = {name: _shown(x) for name, x in given.items() if x is not None}
+        rows = {name: _shown(value) for name, value in given.items() if value is not None}
         return {"kind": self.kind, "name": self.name, **rows, **self.settings}
 
     @property
@@ -80,14 +80,14 @@ class TaskWithData(Summary):
     def _files(self, rows: Rows, folder: Path, argument: str) -> str | list[str]:
         """Rows as a recipe refers to them."""
         self.datasets |= dataset_names_of(rows)
-        found = listed(rows, argument, self.tuple_roles)
-        if not isinstance(found, tuple):
-            return found
+        listed_rows = listed(rows, argument, self.tuple_roles)
+        if not isinstance(listed_rows, tuple):
+            return listed_rows
         path = folder / f"{self.name}.{argument}.jsonl"
-        self.in_memory[str(path)] = NamedRows(name=argument, rows=found)
-        memory_rows(argument, found)
+        self.in_memory[str(path)] = NamedRows(name=argument, rows=listed_rows)
+        memory_rows(argument, listed_rows)
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = (json.dumps(plain(row), ensure_ascii=False) for row in found)
+        lines = (json.dumps(plain(row), ensure_ascii=False) for row in listed_rows)
         # every process of a run writes this file
         write_file_atomically(path, "".join(f"{line}\n" for line in lines))
         return str(path)

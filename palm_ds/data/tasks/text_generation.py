@@ -106,17 +106,17 @@ def generate_texts(
     """The predictions for rows of a source. `batch_tokens`: source tokens of a batch. `lockstep`:
     processes with equally many rows call the same modules equally often (ZeRO 3)."""
     prompts = task.prompts(np.asarray(items, np.int64), source, limits)
-    lengths = np.array([len(each.source.input_ids) for each in prompts])
+    lengths = np.array([len(prompt.source.input_ids) for prompt in prompts])
     order = np.argsort(-lengths, kind="stable")
     counted = np.full(len(order), limits.length) if lockstep else lengths[order]
-    found: list[dict[str, Any]] = [{}] * len(prompts)
+    written: list[dict[str, Any]] = [{}] * len(prompts)
     generator = _Generator(model, task, source.vocabulary, limits, settings, lockstep)
     with _uncompiled(model):
         for part in _parts(counted, batch_tokens, max(1, _MAX_HYPOTHESES // settings.beams)):
             chosen = order[part].tolist()
             for place, each in zip(chosen, generator([prompts[i] for i in chosen]), strict=True):
-                found[place] = task.written(each, source)
-    return found
+                written[place] = task.written(each, source)
+    return written
 
 
 @dataclass(frozen=True)
@@ -137,10 +137,10 @@ class _Generator:
         return generate(
             InfillingDecoder(encoder, self._logits, prompts, target),
             target.begin,
-            [most_tokens(encoder, each) for each in prompts],
+            [most_tokens(encoder, prompt) for prompt in prompts],
             self.settings,
             TokenRules(end=target.end, blocked=tuple(blocked.tolist())),
-            numbers=[each.number for each in prompts],
+            numbers=[prompt.number for prompt in prompts],
             lockstep=self.lockstep,
             device=encoder.word.weight.device,
         )

@@ -35,8 +35,8 @@ def _tiles(lengths: list[int], visibility: torch.Tensor | None) -> tuple[Tile, .
             groups.append([length])
     sizes = [sum(group) for group in groups]
     inside = [None] * len(groups) if visibility is None else visibility.split(sizes, 1)
-    biases = (_tile_bias(*each) for each in zip(groups, inside, strict=True))
-    return tuple(Tile(*each) for each in zip(sizes, biases, strict=True))
+    biases = (_tile_bias(*group) for group in zip(groups, inside, strict=True))
+    return tuple(Tile(*size) for size in zip(sizes, biases, strict=True))
 
 
 def _tile_bias(lengths: list[int], visibility: torch.Tensor | None) -> torch.Tensor | None:

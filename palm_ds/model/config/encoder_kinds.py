@@ -26,8 +26,8 @@ def known_kinds() -> tuple[str, ...]:
 def class_of_kind(kind: str, base: type[T]) -> type[T]:
     """The encoder class of a kind, a subclass of `base`. Raises UserError for a `module.Class` that
     is none."""
-    if found := shipped_class(kind):
-        return found
+    if encoder := shipped_class(kind):
+        return encoder
     return import_class(kind, base, "backbone.kind")
 
 
@@ -37,14 +37,16 @@ def shipped_class(kind: object) -> type[Any] | None:
         return None
     module = importlib.import_module(f"{_PACKAGE}.{kind}")
     classes = (x for x in vars(module).values() if isinstance(x, type))
-    (found,) = (x for x in classes if x.__module__ == module.__name__ and hasattr(x, "defaults"))
-    return found
+    (encoder,) = (
+        cls for cls in classes if cls.__module__ == module.__name__ and hasattr(cls, "defaults")
+    )
+    return encoder
 
 
 def defaults_of_kind(kind: object) -> Mapping[str, Any]:
     """The hyperparameters of an encoder that comes with palm_ds; empty for any other."""
-    found = shipped_class(kind)
-    return found.defaults if found else {}
+    encoder = shipped_class(kind)
+    return encoder.defaults if encoder else {}
 
 
 def is_custom(kind: str) -> bool:

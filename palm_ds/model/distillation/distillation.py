@@ -59,7 +59,7 @@ class Distillation(nn.Module):
 
     def _wanted(self, side: int) -> WantedStates:
         """States to record of the student (0) or the teacher (1)."""
-        layers = {name: [pair[side] for pair in found] for name, found in self.maps.items()}
+        layers = {name: [pair[side] for pair in map_] for name, map_ in self.maps.items()}
         qkv = {*layers.get("attention", ()), *layers.get("relations", ())}
         return WantedStates(
             embeddings=self.settings.embeddings is not None,
@@ -71,15 +71,15 @@ class Distillation(nn.Module):
         self, student: EncoderStates, teacher: EncoderStates, batch: Batch
     ) -> dict[str, torch.Tensor]:
         """{part: summed loss} of the student's states and the teacher's."""
-        found = {name: self._layers(name, student, teacher, batch) for name in self.maps}
+        measured = {name: self._layers(name, student, teacher, batch) for name in self.maps}
         if self.settings.embeddings:
             assert student.embeddings is not None and teacher.embeddings is not None
             vectors = self._projected("embeddings", student.embeddings)
             measure = self.settings.embeddings.loss
-            found["embeddings"] = state_losses(vectors, teacher.embeddings, measure)
+            measured["embeddings"] = state_losses(vectors, teacher.embeddings, measure)
         real = batch.sequence_ids >= 0
         # Whatever padding holds, it is finite, so that a product is enough.
-        return {name: (losses * real).sum() for name, losses in found.items()}
+        return {name: (losses * real).sum() for name, losses in measured.items()}
 
     def _layers(
         self, name: str, student: EncoderStates, teacher: EncoderStates, batch: Batch
@@ -137,13 +137,13 @@ def _layer_maps(
     """{part: pairs of a student's and a teacher's layer}."""
     even = {layer: -(-layer * teacher // student) for layer in range(1, student + 1)}
     usual = {"hidden_states": even, "attention": even, "relations": {student: teacher}}
-    found = {}
+    maps = {}
     for name, default in usual.items():
         section: HiddenStatesSettings | None = getattr(settings, name)
         if section is None:
             continue
-        found[name] = list((section.layers or default).items())
-        for pair in found[name]:
+        maps[name] = list((section.layers or default).items())
+        for pair in maps[name]:
             sides = zip(("student", "teacher"), pair, (student, teacher), strict=True)
             for who, number, count in sides:
                 if not 1 <= number <= count:
@@ -151,7 +151,7 @@ def _layer_maps(
                         f"teacher.{name}.layers: {number} is no layer of the {who}, which has "
                         f"{count}"
                     )
-    return found
+    return maps
 
 
 def _relation_heads(

@@ -174,7 +174,7 @@ class TeacherSettings(Settings):
     def weights(self) -> dict[str, float]:
         """{section: weight} of what is learned of the inside of the encoder."""
         sections = {name: getattr(self, name) for name in STATE_SECTIONS}
-        return {name: each.weight for name, each in sections.items() if each}
+        return {name: section.weight for name, section in sections.items() if section}
 
 
 STATE_SECTIONS = ("hidden_states", "attention", "relations", "embeddings")

@@ -33,8 +33,8 @@ class TokenProjection:
         return len(self.rows)
 
     def scores(self, inside: slice, size: int) -> torch.Tensor:
-        found = F.linear(self.rows[inside], self.embeddings, self.bias).float()[:, :size]
-        return F.pad(found, (0, size - found.shape[1]), value=-torch.inf)
+        logits = F.linear(self.rows[inside], self.embeddings, self.bias).float()[:, :size]
+        return F.pad(logits, (0, size - logits.shape[1]), value=-torch.inf)
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ def top_scores(teacher: VocabularyScores, k: int, size: int, device: torch.devic
     chunk = chunk_size(device, torch.float32)
     ids, values = [], []
     for first in range(0, max(len(teacher), 1), chunk):
-        found = teacher.scores(slice(first, first + chunk), size).log_softmax(-1).topk(k)
-        ids.append(found.indices)
-        values.append(found.values)
+        top = teacher.scores(slice(first, first + chunk), size).log_softmax(-1).topk(k)
+        ids.append(top.indices)
+        values.append(top.values)
     return TopScores(torch.cat(ids), torch.cat(values))
 
 
@@ -119,11 +119,11 @@ def _score(
     agree = (logits.argmax(-1) == wanted.argmax(-1)).sum()
     if settings.measure == "hard":
         wanted = hard_scores("classes", wanted)
-    found, error = _loss_and_error(logits, wanted, settings)
+    addend, error = _loss_and_error(logits, wanted, settings)
     if not needs_grad:
-        return loss + found, agree
+        return loss + addend, agree
     error *= scale
-    return loss + found, agree, error.to(dtype), error.sum(0)
+    return loss + addend, agree, error.to(dtype), error.sum(0)
 
 
 def _loss_and_error(

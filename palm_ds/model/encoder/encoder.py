@@ -324,7 +324,7 @@ class Encoder(nn.Module, ABC):
         """The options that decide what the encoder computes, also where they are defaults."""
         options = cls.options_of(config)
         values = dict(config.options) if options is None else asdict(options)
-        return {name: x for name, x in values.items() if name not in cls.head_options}
+        return {name: value for name, value in values.items() if name not in cls.head_options}
 
     def _dropout_keys(self, batch: Batch) -> DropoutKeys | None:
         """None if nothing is dropped, or torch draws what is."""
@@ -352,33 +352,37 @@ class Pooler(nn.Module):
 def encoder_class(config: EncoderConfig) -> type[Encoder]:
     """The class named by `backbone.kind`. Raises UserError if there is no such class, or it does
     not take these options."""
-    found = class_of_kind(config.kind, Encoder)
-    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+    cls = class_of_kind(config.kind, Encoder)
+    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
         raise UserError(
             f"backbone.kind: {config.kind} does not define {', '.join(missing)}; a subclass of "
             "palm.TransformerEncoder has them, and one of palm.Encoder defines them itself"
         )
-    if found.options_type is not None:
-        found.options_of(config)
+    if cls.options_type is not None:
+        cls.options_of(config)
     else:
         taken = ("kernels", "recompute")
-        check_options(found, config.options, "backbone.options", base=Encoder, reserved=taken)
-    return found
+        check_options(cls, config.options, "backbone.options", base=Encoder, reserved=taken)
+    return cls
 
 
 def build_encoder(
     config: EncoderConfig, kernels: Kernels = PLAIN, *, recompute: bool = False
 ) -> Encoder:
     """A newly initialised encoder of the configured class."""
-    found = encoder_class(config)
-    keywords = {} if found.options_type is not None else config.options
-    return found(config, kernels, recompute=recompute, **keywords)
+    cls = encoder_class(config)
+    keywords = {} if cls.options_type is not None else config.options
+    return cls(config, kernels, recompute=recompute, **keywords)
 
 
 def gather_positions(at: torch.Tensor | None, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """The flat positions `at` (n,) of tensors (rows, length, any), each as (n, any); the tensors
     themselves if `at` is None."""
-    return tensors if at is None else tuple(x.flatten(0, 1).index_select(0, at) for x in tensors)
+    return (
+        tensors
+        if at is None
+        else tuple(tensor.flatten(0, 1).index_select(0, at) for tensor in tensors)
+    )
 
 
 def init_weights(module: nn.Module, std: float, *, truncated: bool = True) -> None:

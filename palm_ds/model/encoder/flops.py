@@ -25,8 +25,8 @@ def training_flops(
     labels = sum(len(batch.labels[task][0]) for task in vocab_tasks if task in batch.labels)
     flops = encoder_class(config).flops(config)
     layers = flops.token * tokens
-    for window, each in flops.pairs.items():
-        layers = layers + each * (squares if window is None else pairs_within(batch, window))
+    for window, pair in flops.pairs.items():
+        layers = layers + pair * (squares if window is None else pairs_within(batch, window))
     return layers + head_flops(config) * labels
 
 

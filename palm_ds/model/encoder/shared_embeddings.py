@@ -96,9 +96,13 @@ class Parts(NamedTuple):
 def parts_of_tables(names: Iterable[str]) -> dict[str, Parts]:
     """{name of a table of the discriminator: its parts among these names of parameters}"""
     names = list(names)
-    bases = {found[1]: name for name in names if (found := _BASE.fullmatch(name))}
-    deltas = {found[1]: name for name in names if (found := _DELTA.fullmatch(name))}
-    return {f"backbone.{x}.weight": Parts(bases[x], deltas[x]) for x in deltas if x in bases}
+    bases = {match[1]: name for name in names if (match := _BASE.fullmatch(name))}
+    deltas = {match[1]: name for name in names if (match := _DELTA.fullmatch(name))}
+    return {
+        f"backbone.{delta}.weight": Parts(bases[delta], deltas[delta])
+        for delta in deltas
+        if delta in bases
+    }
 
 
 def differences_of_tables(names: Iterable[str]) -> set[str]:
@@ -109,7 +113,7 @@ def differences_of_tables(names: Iterable[str]) -> set[str]:
 def merged_tables(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """A model's parameters with the sums in place of the differences."""
     parts = parts_of_tables(state)
-    names = {each.delta: name for name, each in parts.items()}
+    names = {part.delta: name for name, part in parts.items()}
     return {
         names.get(name, name): values + state[parts[names[name]].base] if name in names else values
         for name, values in state.items()
@@ -121,5 +125,5 @@ def split_tables(
 ) -> dict[str, torch.Tensor]:
     """The inverse, for a model with these names of parameters."""
     parts = parts_of_tables(names)
-    found = {name: values for name, values in state.items() if name not in parts}
-    return found | {x.delta: state[name] - state[x.base] for name, x in parts.items()}
+    rest = {name: values for name, values in state.items() if name not in parts}
+    return rest | {part.delta: state[name] - state[part.base] for name, part in parts.items()}

@@ -122,7 +122,7 @@ class TransformerSpec:
         for layer in self.layers:
             pairs[layer.window] += 6 * layer.products(config)
         return EncoderFlops(
-            token=6.0 * self.weights(config), pairs={x: float(y) for x, y in pairs.items()}
+            token=6.0 * self.weights(config), pairs={name: float(y) for name, y in pairs.items()}
         )
 
     def activations(self, config: EncoderConfig) -> Activations:

@@ -65,12 +65,12 @@ class InfillingDecoder:
         check_generates(encoder)
         self.encoder, self.target, self._logits = encoder, target, logits
         self._last = encoder.config.max_length - 2  # the query needs a position, too
-        longest = max(len(each.source.input_ids) for each in prompts)
+        longest = max(len(prompt.source.input_ids) for prompt in prompts)
         batch = Batch.from_rows(
-            [[each.source] for each in prompts], length=longest, pad=encoder.config.pad
+            [[prompt.source] for prompt in prompts], length=longest, pad=encoder.config.pad
         ).to(encoder.word.weight.device)
         self._caches = [KVCache(batch.sequence_ids >= 0) for _ in encoder.computed_layers]
-        self._position = torch.tensor([each.position for each in prompts]).to(batch.input_ids)
+        self._position = torch.tensor([prompt.position for prompt in prompts]).to(batch.input_ids)
         self._task = batch.task_ids[:, 0]
         encoder.read(batch, [cache.source_plan for cache in self._caches])
 

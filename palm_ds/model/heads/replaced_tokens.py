@@ -216,9 +216,9 @@ class ReplacedTokenHead(Head):
         nothing = batch.input_ids.new_zeros(1), batch.input_ids.new_zeros(1, 2)
         labels = [batch.labels.get(name, nothing) for name in names]
         real = [name in batch.labels for name in names]
-        found = self.generator(batch if any(real) else batch.padding_row(), labels)
+        samples = self.generator(batch if any(real) else batch.padding_row(), labels)
         ids = batch.input_ids.flatten().clone()
-        for (positions, _), sampled, is_real in zip(labels, found, real, strict=True):
+        for (positions, _), sampled, is_real in zip(labels, samples, real, strict=True):
             if is_real:
                 ids[positions] = sampled.tokens
         detection = {}
@@ -228,7 +228,7 @@ class ReplacedTokenHead(Head):
                 detection[task] = positions, (ids[positions] != original).long()
         outputs = {
             name: HeadOutput(each.loss_sum * is_real, each.correct * is_real)
-            for name, each, is_real in zip(names, found, real, strict=True)
+            for name, each, is_real in zip(names, samples, real, strict=True)
         }
         shown = replace(
             batch, input_ids=ids.view_as(batch.input_ids), labels={**batch.labels, **detection}

@@ -41,8 +41,8 @@ def keyed_samples(
     the output `embeddings` (vocabulary, width) plus the `bias` (vocabulary,)."""
     chunk = _CHUNK_ON_CPU if rows.device.type == "cpu" else _CHUNK
     size = max(chunk // len(embeddings), 1)
-    found = []
+    samples = []
     for some, own in zip(rows.split(size), keys.split(size), strict=True):
         scores = F.linear(some, embeddings, bias.to(some.dtype)).float() / temperature
-        found.append(gumbel_noise(own, len(embeddings)).add_(scores).argmax(-1))
-    return torch.cat(found)
+        samples.append(gumbel_noise(own, len(embeddings)).add_(scores).argmax(-1))
+    return torch.cat(samples)

@@ -157,16 +157,16 @@ class Finder:
             comma = np.isin(after, self.removed)
             plain = corpus.take(starts[ended] + length, "word") == 1
             plain &= ~np.isin(after, self.joined) & ~self.comma[at]
-            found = comma | plain
-            label[ended[found]] = self.label[at[found]]
-            cut[ended[found]] = length + comma[found]
+            marked = comma | plain
+            label[ended[marked]] = self.label[at[marked]]
+            cut[ended[marked]] = length + comma[marked]
         return label, cut
 
 
 def spellings(marker: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
     """The ids of a marker at the start of a sentence: with and without a capital, at the start of a
     text, after a space, right after a Chinese full stop. Encodings with [UNK] are skipped."""
-    found: dict[tuple[int, ...], None] = {}
+    spelled: dict[tuple[int, ...], None] = {}
     unknown = tokenizer.vocabulary.unk
     for text in (marker, marker[0].upper() + marker[1:]):
         for before in ("", ". ", "。"):
@@ -175,8 +175,8 @@ def spellings(marker: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
             # A first token inside the marker: its beginning went into an earlier token.
             whole = own.any() and at[own][0] <= len(before)
             if whole and unknown not in ids[own]:
-                found[tuple(ids[own].tolist())] = None
-    return list(found)
+                spelled[tuple(ids[own].tolist())] = None
+    return list(spelled)
 
 
 def _ids_of(texts: tuple[str, ...], tokenizer: Tokenizer) -> np.ndarray:

@@ -70,6 +70,6 @@ def spans_of(unit: np.ndarray, lengths: SpanSettings, rng: np.random.Generator) 
 def _starts(units: int, lengths: SpanSettings, rng: np.random.Generator) -> np.ndarray:
     """(units,) bool: which units begin a span."""
     ends = np.cumsum(lengths.draw(units, rng))
-    found = np.zeros(units, bool)
-    found[[0, *ends[ends < units]]] = True
-    return found
+    starts = np.zeros(units, bool)
+    starts[[0, *ends[ends < units]]] = True
+    return starts

@@ -106,13 +106,13 @@ class EngineState:
         self.restore(newest)
         return newest.state
 
-    def restore(self, found: checkpoint.VerifiedCheckpoint) -> None:
+    def restore(self, verified: checkpoint.VerifiedCheckpoint) -> None:
         """Continue from a checkpoint."""
-        sharded_state.restore(self.local(), ShardReader(found.files), found.parameters)
-        restore_counters(self.engine, found.engine, fp16=self._fp16)
-        self.invalid = found.invalid
-        self.processes.reached(found.step)
-        self.processes.saved(found.step)
+        sharded_state.restore(self.local(), ShardReader(verified.files), verified.parameters)
+        restore_counters(self.engine, verified.engine, fp16=self._fp16)
+        self.invalid = verified.invalid
+        self.processes.reached(verified.step)
+        self.processes.saved(verified.step)
 
     def nonfinite_weights(self) -> list[str]:
         """The parameters with values that are not finite, in fp32. Collective."""
@@ -125,12 +125,12 @@ class EngineState:
 
     def warm_start(
         self,
-        found: checkpoint.VerifiedCheckpoint,
+        verified: checkpoint.VerifiedCheckpoint,
         resized: Mapping[str, ResizedTable],
         fresh: Iterable[str],
     ) -> None:
         """Take the weights and moments of another run."""
-        stored, counts = ShardReader(found.files), found.parameters
+        stored, counts = ShardReader(verified.files), verified.parameters
         sharded_state.restore(self.local(), stored, counts, resized=resized, fresh=fresh)
 
     @contextmanager

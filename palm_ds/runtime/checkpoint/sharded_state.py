@@ -301,7 +301,7 @@ class LocalShards:
 
 def _copy_of(shard: ParamShard) -> ParamShard:
     """A shard that stays what it is when its group returns to its files."""
-    return replace(shard, tensors={kind: each.clone() for kind, each in shard.tensors.items()})
+    return replace(shard, tensors={kind: tensor.clone() for kind, tensor in shard.tensors.items()})
 
 
 def set_layouts(local: LocalShards, device: torch.device) -> None:

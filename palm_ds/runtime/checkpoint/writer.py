@@ -180,12 +180,12 @@ def _start(work: Callable[..., None], *arguments: object) -> threading.Thread:
     return thread
 
 
-def short_memory(found: Sequence[tuple[str, int, int]]) -> str:
+def short_memory(shares: Sequence[tuple[str, int, int]]) -> str:
     """Reason why some host has too little memory for copies of its processes' shards, or nothing.
     `found`: (host, bytes of the copy, bytes free) of each process."""
-    for host in dict.fromkeys(host for host, _, _ in found):
-        needed = sum(size for name, size, _ in found if name == host)
-        free = min(free for name, _, free in found if name == host)
+    for host in dict.fromkeys(host for host, _, _ in shares):
+        needed = sum(size for name, size, _ in shares if name == host)
+        free = min(free for name, _, free in shares if name == host)
         if needed > free * (1 - _MIN_FREE_SHARE):
             return (
                 f"copies of them take {needed / _GB:.3g} GB on {host}, which has {free / _GB:.3g} "

@@ -220,11 +220,11 @@ def _dtype(name: object, value: object, tensor: torch.Tensor) -> torch.dtype:
 def _check_partitions(trial: _Trial, decay: float, zero_stage: int) -> None:
     """Under ZeRO, each process updates a range of the concatenated values and has no others."""
     whole = trial.run(range(_STEPS), decay=decay)
-    expected = torch.cat([each.flatten() for each in whole.tensors])
+    expected = torch.cat([tensor.flatten() for tensor in whole.tensors])
     for inside in (slice(None, _CUT), slice(_CUT, None)):
 
         def cut(tensors: Tensors, inside: slice = inside) -> Tensors:
-            return [torch.cat([each.detach().flatten() for each in tensors])[inside]]
+            return [torch.cat([tensor.detach().flatten() for tensor in tensors])[inside]]
 
         part = trial.run(range(_STEPS), decay=decay, partition=cut)
         if not part - _TrialResult([expected[inside]], []) <= 1e-4:  # also true for NaN

@@ -77,7 +77,7 @@ class Muon(NeedsLayouts):
                     self._update(weight, group)
             else:
                 values = [count_update(self.state[weight], weight) for weight in weights]
-                adamw_(values, [each.weight for each in values], group)
+                adamw_(values, [value.weight for value in values], group)
 
     def _update(self, weight: torch.Tensor, group: dict[str, Any]) -> None:
         """A matrix under ZeRO 0, else a flat tensor with pieces of many."""
@@ -131,7 +131,7 @@ class Muon(NeedsLayouts):
 
 def stacked_rows(name: str, rows: int, stacked: Mapping[str, tuple[int, ...]]) -> list[int]:
     """The rows of each matrix that a parameter stacks: queries, keys and values are three."""
-    shares = next((x for path, x in stacked.items() if f".{path}." in f".{name}."), (1,))
+    shares = next((value for path, value in stacked.items() if f".{path}." in f".{name}."), (1,))
     return [rows * share // sum(shares) for share in shares]
 
 

@@ -51,7 +51,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     pattern matches none, or if nothing is left to train."""
     parameters = dict(model.named_parameters())
     frozen = match_patterns(patterns, list(parameters), "optimizer.freeze")
-    if frozen >= {name for name, each in parameters.items() if each.requires_grad}:
+    if frozen >= {name for name, parameter in parameters.items() if parameter.requires_grad}:
         raise UserError(
             f"optimizer.freeze: {list(patterns)} freezes every parameter; leave some to train"
         )

@@ -117,7 +117,7 @@ class ScaledAdam(NeedsLayouts):
             values = [count_update(self.state[weight], weight) for weight in weights]
             if not self.is_scaled(group):
                 guard = dict(grad_scale=self.grad_scale, found_inf=self.found_inf)
-                adamw_(values, [each.weight for each in values], group, **guard)
+                adamw_(values, [value.weight for value in values], group, **guard)
             elif scaled_adam_triton.is_usable(weights):
                 self._scaled_by_kernels(weights, values, group)
             else:
@@ -241,11 +241,11 @@ def adamw_(
     beta1, beta2 = group["betas"]
     torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]
         list(weights),
-        [each.gradient for each in values],
-        [each.mean for each in values],
-        [each.square for each in values],
+        [value.gradient for value in values],
+        [value.mean for value in values],
+        [value.square for value in values],
         [],
-        [each.step for each in values],
+        [value.step for value in values],
         beta1=beta1,
         beta2=beta2,
         eps=group["eps"],

@@ -56,7 +56,7 @@ class Guard:
 
 
 def is_usable(tensors: Sequence[torch.Tensor]) -> bool:
-    on_gpu = all(each.is_cuda and each.dtype == torch.float32 for each in tensors)
+    on_gpu = all(tensor.is_cuda and tensor.dtype == torch.float32 for tensor in tensors)
     return on_gpu and importlib.util.find_spec("triton") is not None
 
 

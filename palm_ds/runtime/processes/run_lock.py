@@ -289,7 +289,7 @@ def _read(file: Path) -> LockOwner | None:
         values = json.loads(file.read_bytes())
     except (OSError, ValueError):
         return None
-    names = {each.name for each in fields(LockOwner)}
+    names = {field_.name for field_ in fields(LockOwner)}
     if not isinstance(values, Mapping) or values.keys() != names:
         return None
     return LockOwner(**values)

@@ -96,7 +96,7 @@ class StepVectors(Generic[B]):
         return CachedGradients(
             loss_sum=losses[examples].detach().sum(),
             correct=correct[examples].detach().sum(),
-            gradients=mine.split([len(each) for each in self.vectors]),
+            gradients=mine.split([len(vector) for vector in self.vectors]),
         )
 
 

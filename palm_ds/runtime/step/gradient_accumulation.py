@@ -258,7 +258,7 @@ class MicroSteps(Generic[B]):
                         each.add(batch, outputs[each.task].scores)
         finally:
             self.engine.train()
-        sums.add({each.task: each.finish(self.processes) for each in losses})
+        sums.add({loss.task: loss.finish(self.processes) for loss in losses})
         return {task: loss for task, loss in sums.loss.items() if task in tasks}
 
     def _cached_gradients(
@@ -274,7 +274,7 @@ class MicroSteps(Generic[B]):
                 outputs = self.engine(self._with_dropout(batch, step))
             for each in vectors:
                 each.add(batch, outputs[each.task].scores)
-        return {each.task: each.finish(self.processes) for each in vectors}
+        return {vector.task: vector.finish(self.processes) for vector in vectors}
 
     def _repeat_draws(self, step: int, number: int) -> None:
         """Let both passes of a micro-batch draw the same from torch's generator: dropout that is
@@ -314,8 +314,8 @@ class MicroSteps(Generic[B]):
         with self.timer.measure():
             outputs = self.engine(batch)
         total = sum(outputs[task].loss_sum * scales[task] for task in self.tasks)
-        for task, each in cached.items():
-            total = total + each.surrogate(number, outputs[task].scores) * scales[task]
+        for task, value in cached.items():
+            total = total + value.surrogate(number, outputs[task].scores) * scales[task]
         self.engine.backward(total, scale_wrt_gas=False)
         self.engine.step()
         return outputs

@@ -138,7 +138,7 @@ async def openai_embeddings(body: schemas.OpenAIBody, request: Request) -> Respo
     )
     if body.encoding_format == "base64":
         listed: Sequence[Any] = [
-            base64.b64encode(each.astype("<f4").tobytes()).decode() for each in vectors
+            base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors
         ]
     else:
         listed = list(vectors)

@@ -101,13 +101,13 @@ def split_tag(tag: str) -> tuple[str, str]:
     return letter, kind
 
 
-def tags_of(found: Iterable[Chunk], length: int, scheme: str) -> list[str]:
+def tags_of(spans: Iterable[Chunk], length: int, scheme: str) -> list[str]:
     """The tags of a sentence of `length` tokens with these chunks. Only IO merges adjacent chunks.
 
     Raises UserError if chunks overlap or exceed the sentence.
     """
     scheme, tags = scheme_named(scheme), ["O"] * length
-    row = [Chunk(0, 0, ""), *sorted(found), Chunk(length, length, "")]
+    row = [Chunk(0, 0, ""), *sorted(spans), Chunk(length, length, "")]
     for before, chunk, after in zip(row, row[1:], row[2:], strict=False):
         if not before.end <= chunk.start < chunk.end <= after.start:
             raise UserError(
@@ -119,7 +119,9 @@ def tags_of(found: Iterable[Chunk], length: int, scheme: str) -> list[str]:
             follows=before.start < before.end == chunk.start and before.type == chunk.type,
             followed=chunk.end == after.start < after.end and after.type == chunk.type,
         )
-        tags[chunk.start : chunk.end] = [f"{x}-{chunk.type}" if chunk.type else x for x in letters]
+        tags[chunk.start : chunk.end] = [
+            f"{letter}-{chunk.type}" if chunk.type else letter for letter in letters
+        ]
     return tags
 
 

@@ -71,7 +71,7 @@ def _of_each(
 ) -> list[MatchCounts]:
     predictions, labels = paired(predictions, labels)
     present = np.unique(np.concatenate([predictions, labels])) if classes is None else classes
-    return [binary(predictions, labels, each) for each in present]
+    return [binary(predictions, labels, label) for label in present]
 
 
 def acc_and_f1(

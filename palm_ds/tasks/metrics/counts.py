@@ -58,9 +58,9 @@ def averages(counts: list[MatchCounts]) -> Averages:
     """Macro averages: every class has the same weight. F1 is the mean of F1s, not the F1 of
     means."""
     return Averages(
-        mean([each.precision for each in counts]),
-        mean([each.recall for each in counts]),
-        mean([each.f1 for each in counts]),
+        mean([count.precision for count in counts]),
+        mean([count.recall for count in counts]),
+        mean([count.f1 for count in counts]),
     )
 
 

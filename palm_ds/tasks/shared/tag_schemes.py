@@ -83,7 +83,7 @@ def labels_of(types: Iterable[str], scheme: str) -> tuple[str, ...]:
     """All tags of these types, grouped by type, O last (Paddle's order)."""
     letters = _LETTERS[scheme]
     return (
-        *(f"{x}-{kind}" if kind else x for kind in sorted(types) for x in letters),
+        *(f"{letter}-{kind}" if kind else letter for kind in sorted(types) for letter in letters),
         "O",
     )
 
@@ -141,7 +141,7 @@ def chunks_of_spans(
     return sorted(taken), len(spans) - len(taken), moved
 
 
-def spans_of_chunks(found: Iterable[Chunk], places: np.ndarray) -> list[dict[str, Any]]:
+def spans_of_chunks(chunks: Iterable[Chunk], places: np.ndarray) -> list[dict[str, Any]]:
     """Maps chunks of words to character spans."""
     return [
         {
@@ -149,7 +149,7 @@ def spans_of_chunks(found: Iterable[Chunk], places: np.ndarray) -> list[dict[str
             "end": int(places[chunk.end - 1, 1]),
             "type": chunk.type,
         }
-        for chunk in found
+        for chunk in chunks
     ]
 
 

@@ -109,7 +109,9 @@ class TagScoring(TagsTask):
                 place, where = predictions[item].place, source.where(item)
                 raise UserError(f"{place}: {count} tags, but {where} has {len(tags)}")
         types = task._types(made, known, source)
-        return task.metrics(made, source) | {f"f1 {kind}": x.f1 for kind, x in types.items()}
+        return task.metrics(made, source) | {
+            f"f1 {kind}": value.f1 for kind, value in types.items()
+        }
 
     def submission_value(self, prediction: Mapping[str, Any]) -> str:
         return " ".join(prediction.get("tags", ()))

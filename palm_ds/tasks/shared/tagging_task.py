@@ -275,7 +275,7 @@ def _name_notes(task: str, rows: Sequence[Sequence[str] | None], scheme: str) ->
 
 def _span_notes(task: str, changes: Sequence[tuple[int, int]]) -> str:
     """A note on the spans that are left out and on those that are extended, by rows."""
-    out, moved = (sum(each[i] for each in changes) for i in (0, 1))
+    out, moved = (sum(change[i] for change in changes) for i in (0, 1))
     notes = [f"{out:,} spans overlap a longer one and are left out"] * (out > 0)
     notes += [f"{moved:,} spans are extended to whole words"] * (moved > 0)
     return f"{task}: {'; '.join(notes)}" if notes else ""

@@ -101,7 +101,7 @@ class TextTask(TableTask):
 
     def _labelled(self, source: TableSource) -> np.ndarray:
         roles, nothing = self.label_roles(), [None] * len(source)
-        columns = [source.column(x) if x in source.columns else nothing for x in roles]
+        columns = [source.column(role) if role in source.columns else nothing for role in roles]
         rows = zip(*columns, strict=True)
         return np.array([not any(value in (None, "") for value in row) for row in rows], bool)
 
@@ -272,11 +272,11 @@ class ClassesTask(TextTask):
 
 
 def confusion_table(
-    found: Sequence[int], targets: Sequence[int], names: Sequence[str]
+    predicted: Sequence[int], targets: Sequence[int], names: Sequence[str]
 ) -> dict[str, list[list[Any]]]:
     """{title: rows}: the confusion matrix, true classes as rows; with more than MOST_SHOWN classes
     the most frequent confusions."""
-    counts = confusion(found, targets, range(len(names)))
+    counts = confusion(predicted, targets, range(len(names)))
     if len(names) <= MOST_SHOWN:
         heads = ["is", *(f"taken for {name}" for name in names)]
         rows = zip(names, counts.tolist(), strict=True)

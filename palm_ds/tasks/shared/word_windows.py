@@ -123,10 +123,10 @@ def joined(pieces: Sequence[Mapping[str, Any]], size: int) -> tuple[np.ndarray, 
     best = np.full(size, -1, np.int64)
     shares = np.full((size, *np.shape(pieces[0]["shares"])[1:]), -np.inf)
     for piece in pieces:
-        words, found = np.array(piece["words"], np.int64), np.array(piece["context"], np.int64)
-        better = found > context[words]
+        words, margins = np.array(piece["words"], np.int64), np.array(piece["context"], np.int64)
+        better = margins > context[words]
         at = words[better]
-        context[at] = found[better]
+        context[at] = margins[better]
         best[at] = np.array(piece["best"], np.int64)[better]
         shares[at] = np.array(piece["shares"], np.float64)[better]
     return best, shares

@@ -316,7 +316,9 @@ class _Sums:
         self.values: dict[str, torch.Tensor | float] = {}
         self.tallied: dict[str, list[str]] = {}
         """{task: what its head counts}"""
-        self.source_of = {task.name: each.source for each in datasets for task in each.tasks}
+        self.source_of = {
+            task.name: dataset.source for dataset in datasets for task in dataset.tasks
+        }
         self.scored_by = {
             name: (tasks[task], source)
             for task, source in self.source_of.items()
@@ -372,7 +374,7 @@ def _pair_score(engine: Engine, pairs: PairSet, length: int) -> TaskScore:
         world=engine.world,
     )
     pair_scores = pairs.scores(np.sum(engine.processes.gather(own), axis=0))
-    paradigms = [[name, *each] for name, each in pair_scores.paradigms.items()]
+    paradigms = [[name, *paradigm] for name, paradigm in pair_scores.paradigms.items()]
     return TaskScore(
         count=pair_scores.pairs,
         loss=pair_scores.loss,
@@ -395,16 +397,16 @@ def _probe_score(engine: Engine, probe: Probe) -> TaskScore:
     parts = engine.processes.gather(probe.vectors(read, **how))
     # One process fits: no machine's rounding makes processes differ.
     made = probe.score(np.sum(parts, axis=0)) if engine.rank == 0 else None
-    found = engine.processes.gather(made)[0]
-    assert found is not None
+    score = engine.processes.gather(made)[0]
+    assert score is not None
     return TaskScore(
-        count=found.rows,
-        loss=found.loss,
-        accuracy=found.accuracy,
-        baseline_loss=found.baseline_loss,
-        baseline_accuracy=found.baseline_accuracy,
-        metrics={"accuracy": found.accuracy},
-        tables={"rows": [["classes", "fitted on", "tested on"], list(found.sizes)]},
+        count=score.rows,
+        loss=score.loss,
+        accuracy=score.accuracy,
+        baseline_loss=score.baseline_loss,
+        baseline_accuracy=score.baseline_accuracy,
+        metrics={"accuracy": score.accuracy},
+        tables={"rows": [["classes", "fitted on", "tested on"], list(score.sizes)]},
     )
 
 

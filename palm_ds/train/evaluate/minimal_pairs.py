@@ -147,10 +147,10 @@ class PairSet:
         pairs = {name: of_sentence[numbers] for name, numbers in self.paradigms.items()}
         return PairScores(
             {
-                name: ParadigmScore(len(each), pair_accuracy(each[:, 0], each[:, 1]))
-                for name, each in pairs.items()
+                name: ParadigmScore(len(pair), pair_accuracy(pair[:, 0], pair[:, 1]))
+                for name, pair in pairs.items()
             },
-            float(np.concatenate([each[:, 0] for each in pairs.values()]).mean()),
+            float(np.concatenate([pair[:, 0] for pair in pairs.values()]).mean()),
         )
 
     def _labels(self, numbers: Sequence[int]) -> np.ndarray:
@@ -172,7 +172,7 @@ class PairSet:
             yield [n for row in part for n in row], batch
 
     def _example(self, number: int) -> Example:
-        sentence, mask = (each[number] for each in self._inputs)
+        sentence, mask = (inputs_[number] for inputs_ in self._inputs)
         example = build_input([TokenSpan(0, self.sentences[sentence])], self.vocabulary)
         words = np.flatnonzero(example.source_offsets >= 0)
         whole = np.arange(len(example)) if self.reading == "masked" else words

@@ -77,7 +77,7 @@ class Probe:
     @cached_property
     def _rows(self) -> list[PackedRow]:
         sizes = [len(side.source) for side in self.sides]
-        parts = [held_out_rows(each, n, sizes[n]) for n, each in enumerate(self.sides)]
+        parts = [held_out_rows(side, n, sizes[n]) for n, side in enumerate(self.sides)]
         return [row for part in parts for row in part]
 
     @cached_property
@@ -101,9 +101,9 @@ class Probe:
             ]
             batch = collate_built(self.sides, built, self.length, self.pad)
             parts.append(read(batch).float().cpu().numpy())
-        found = np.concatenate(parts)
-        every = np.zeros((sum(map(len, self._targets)), found.shape[1]), np.float32)
-        every[numbers] = found
+        features = np.concatenate(parts)
+        every = np.zeros((sum(map(len, self._targets)), features.shape[1]), np.float32)
+        every[numbers] = features
         return every
 
     def vectors_of(self, encoder: Encoder, batch: Batch) -> torch.Tensor:
@@ -161,8 +161,8 @@ def fit_linear(
 
     with torch.enable_grad():
         optimizer.step(closure)  # pyright: ignore[reportArgumentType]
-    found, shift = weights.detach().numpy(), bias.detach().numpy()
-    return lambda given: (given - center) / spread @ found + shift
+    weight, shift = weights.detach().numpy(), bias.detach().numpy()
+    return lambda given: (given - center) / spread @ weight + shift
 
 
 def open_probe(

@@ -165,7 +165,7 @@ class Loop:
     def task_weights(self) -> dict[str, float]:
         """{loss: its weight}"""
         tasks = [task.loss_weights() for task in self.recipe.built_tasks.values()]
-        own = {name: weight for each in tasks for name, weight in each.items()}
+        own = {name: weight for task in tasks for name, weight in task.items()}
         return own | self.model.teacher_weights
 
     def _evaluate_and_save(self, done: int) -> int | None:

@@ -186,15 +186,15 @@ class Recovery:
         checkable = self._weights.good_step is not None
         for target in _candidates(self._saved_steps(), trouble, restored, checkable=checkable):
             valid = max(target, kept) if in_a_row else target
-            found = self.engine.load(self.checkpoints, at_most=target, valid=valid)
-            if found is None:
+            state = self.engine.load(self.checkpoints, at_most=target, valid=valid)
+            if state is None:
                 return None
-            self.restore(found.get("recovery", {}))
+            self.restore(state.get("recovery", {}))
             problem = self._weights.problem()
             if not problem:
-                return found
-            text = f"checkpoint {found['step']} is not good either: {problem}"
-            self.event("bad checkpoint", text, step=step + 1, checkpoint=found["step"])
+                return state
+            text = f"checkpoint {state['step']} is not good either: {problem}"
+            self.event("bad checkpoint", text, step=step + 1, checkpoint=state["step"])
         return None
 
     def _saved_steps(self) -> list[int]:
@@ -226,8 +226,8 @@ class Recovery:
         if self._in_a_row(step):
             good = self._rollbacks.good
         else:
-            found = self._restore_good(trouble, step)
-            good = found["step"] if found else -1
+            restored = self._restore_good(trouble, step)
+            good = restored["step"] if restored else -1
         steps = self._saved_steps()
         if good not in steps:
             return f"{ruined} There is no good checkpoint from before that; choose another folder."

@@ -101,7 +101,9 @@ class StepJudge:
             _Step(
                 step=at.step,
                 stage=at.stage,
-                losses={task: x for task, x in result.loss_sums.items() if result.counts[task]},
+                losses={
+                    task: value for task, value in result.loss_sums.items() if result.counts[task]
+                },
                 counts=result.counts,
                 skipped_so_far=self.engine.skipped_so_far,
                 batches=batches if not self._steps or at.starts_stage else (),
@@ -112,7 +114,11 @@ class StepJudge:
         """The first step that needs action; logs those that only need a line."""
         steps, self._steps, self.lasting = self._steps, [], None
         sums = self.engine.reduce(
-            {f"{i} {task}": x for i, one in enumerate(steps) for task, x in one.losses.items()}
+            {
+                f"{i} {task}": loss
+                for i, one in enumerate(steps)
+                for task, loss in one.losses.items()
+            }
             or {"": 0.0}
         )
         for i, one in enumerate(steps):

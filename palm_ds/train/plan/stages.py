@@ -54,7 +54,7 @@ class StageWork:
 def stage_work(stream: PackedStream | ExampleStream, model: Model) -> list[StageWork]:
     """The work of each stage, from some rows of a step, or with `mix: step` of a step of each task
     group."""
-    found = []
+    stages = []
     for number, stage in enumerate(stream.curriculum.stages):
         parts: list[tuple[StepWork, float]] = []
         if isinstance(stream, ExampleStream):
@@ -66,8 +66,8 @@ def stage_work(stream: PackedStream | ExampleStream, model: Model) -> list[Stage
             for batch, steps in stream.sampled_steps(number, _SAMPLED_ROWS):
                 one = work_of(model, [batch], len(batch.input_ids))
                 parts += [(one.of_rows(rows), many * steps / stage.steps) for rows, many in sizes]
-        found.append(StageWork(tuple(parts)))
-    return found
+        stages.append(StageWork(tuple(parts)))
+    return stages
 
 
 def stage_lines(
@@ -90,7 +90,7 @@ def stage_lines(
         for name, stage in named.items()
     ]
     heads = ["stage", "steps", "tokens", "FLOPs"]
-    return table_lines(rows, [*heads, *(f"hours, {each.gpus:,} GPUs" for each in clusters)])
+    return table_lines(rows, [*heads, *(f"hours, {cluster.gpus:,} GPUs" for cluster in clusters)])
 
 
 def _hours(stage: StageWork, model: ModelSize, config: DSConfig, cluster: Cluster) -> str:

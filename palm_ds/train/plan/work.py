@@ -89,9 +89,9 @@ class StepWork:
         """Forward and backward, nothing counted twice; as in the log. Forward is a third."""
         flops = encoder_class(config).flops(config)
         layers = flops.token * self.tokens
-        for window, each in flops.pairs.items():
+        for window, pair in flops.pairs.items():
             pairs = self.squares if window is None else self.near.get(window, self.squares)
-            layers += each * pairs
+            layers += pair * pairs
         return layers + head_flops(config) * self.labels
 
 
@@ -106,7 +106,7 @@ def size_of(model: Model) -> ModelSize:
         ),
         largest=max(sizes),
         largest_layer=max(layers, default=0),
-        generator=next((x.encoder.config for x in model.generators.values()), None),
+        generator=next((generator.encoder.config for generator in model.generators.values()), None),
     )
 
 
@@ -122,7 +122,7 @@ def generated_labels(model: Model) -> list[str]:
 
 def encoder_passes(model: Model) -> list[tuple[EncoderConfig, list[str]]]:
     """Each encoder of the model, with the losses whose labels go through its vocabulary."""
-    generators = [each.encoder.config for each in model.generators.values()]
+    generators = [generator.encoder.config for generator in model.generators.values()]
     own = (model.backbone.config, vocab_tasks(model))
     return [own, *((config, generated_labels(model)) for config in generators)]
 

@@ -112,7 +112,7 @@ def _tasks(encoder: EncoderConfig, corpora: list[Corpus]) -> Mapping[str, dict[s
     and the encoder have what these need."""
     from palm_ds.model.encoder.encoder import encoder_class
 
-    units = [unit for unit in COUNTED_ANNOTATIONS if all(_has(unit, each) for each in corpora)]
+    units = [unit for unit in COUNTED_ANNOTATIONS if all(_has(unit, corpus) for corpus in corpora)]
     masking: dict[str, Any] = {"source": "text", "units": units or ["token"]}
     if encoder.kind == "modernbert":
         masking["rate"] = _MODERN_RATE

@@ -341,7 +341,7 @@ def _with_generators(values: Mapping[str, Any]) -> Mapping[str, Any]:
     tasks = values.get("tasks")
     if not isinstance(tasks, Mapping):
         return values
-    found = {}
+    changed = {}
     for name, task in tasks.items():
         own = task.get("generator") if isinstance(task, Mapping) else None
         if isinstance(own, Mapping) and own.get("path") and not own.get("hidden_size"):
@@ -355,8 +355,8 @@ def _with_generators(values: Mapping[str, Any]) -> Mapping[str, Any]:
                 "intermediate_size": config.feed_forward_size,
                 "num_heads": config.num_heads,
             }
-            found[name] = {**task, "generator": {**own, **sizes}}
-    return {**values, "tasks": {**tasks, **found}} if found else values
+            changed[name] = {**task, "generator": {**own, **sizes}}
+    return {**values, "tasks": {**tasks, **changed}} if changed else values
 
 
 def _with_encoder(values: Mapping[str, Any]) -> Mapping[str, Any]:

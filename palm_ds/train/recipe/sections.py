@@ -102,8 +102,8 @@ def sampling_weights(
     if not exponent:
         return dict(weights)
     most = max(tokens[name] for name in weights)
-    scaled = {name: each * (tokens[name] / most) ** exponent for name, each in weights.items()}
-    return {name: float(f"{each / sum(scaled.values()):.6g}") for name, each in scaled.items()}
+    scaled = {name: value * (tokens[name] / most) ** exponent for name, value in weights.items()}
+    return {name: float(f"{value / sum(scaled.values()):.6g}") for name, value in scaled.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -191,8 +191,8 @@ def _last_scores(story: Story) -> dict[str, tuple[int, Mapping[str, Any]]]:
     return {task: last[task] for task in story.tasks if task in last}
 
 
-def _metric_scores(found: Mapping[str, tuple[int, Mapping[str, Any]]]) -> str:
-    if not found:
+def _metric_scores(scores: Mapping[str, tuple[int, Mapping[str, Any]]]) -> str:
+    if not scores:
         return ""
     rows = [
         [
@@ -203,7 +203,7 @@ def _metric_scores(found: Mapping[str, tuple[int, Mapping[str, Any]]]) -> str:
             _number(score.get("baseline_loss"), ".4f"),
             _number(score.get("count"), ",.0f"),
         ]
-        for task, (step, score) in found.items()
+        for task, (step, score) in scores.items()
     ]
     table = _table(["task", "scores", "step", "loss", "baseline", "labels"], rows, numbers_from=2)
     return (
@@ -212,12 +212,14 @@ def _metric_scores(found: Mapping[str, tuple[int, Mapping[str, Any]]]) -> str:
     )
 
 
-def _details_of(found: Mapping[str, tuple[int, Mapping[str, Any]]]) -> str:
+def _details_of(scores: Mapping[str, tuple[int, Mapping[str, Any]]]) -> str:
     """The tables of the tasks, such as confusion matrices."""
     return "\n".join(
         f"<h3>{_text(task)}: {_text(title)}</h3>"
-        + _table([_text(x) for x in heads], [[_text(_cell(x)) for x in row] for row in rows], 1)
-        for task, (_, score) in found.items()
+        + _table(
+            [_text(head) for head in heads], [[_text(_cell(x)) for x in row] for row in rows], 1
+        )
+        for task, (_, score) in scores.items()
         for title, (heads, *rows) in (score.get("tables") or {}).items()
     )
 

@@ -114,7 +114,9 @@ class RunLog:
         tasks that have `started` are shown."""
         values = {"step": step, "stage": stage, "started": list(started), "scores": scores}
         self._write("evaluation", values)
-        self._held_out = {title: x for title, x in scores.items() if task_of(title) in started}
+        self._held_out = {
+            title: score for title, score in scores.items() if task_of(title) in started
+        }
         numbers = {
             f"{name}/{task}/held_out": value
             for task, score in scores.items()
@@ -217,7 +219,7 @@ def _named(record: Mapping[str, Any]) -> dict[str, object]:
     named: dict[str, object] = {}
     for name, value in record.items():
         if isinstance(value, Mapping):
-            named |= {f"{name}/{task}": each for task, each in value.items()}
+            named |= {f"{name}/{task}": item for task, item in value.items()}
         elif name not in ("step", "elapsed"):
             named[f"run/{name}"] = value
     return named

@@ -98,7 +98,7 @@ def _datasets_of_stages(
         sizes = zip(recipe.curriculum.stages, recipe.stage_plan.sizes, strict=True)
         stages = [stage for stage, size in sizes if size.length == length]
         groups = dict.fromkeys(b for stage in stages for b, _ in stage.steps_of)
-        found, mixtures = datasets_of(
+        of_stage, mixtures = datasets_of(
             recipe, [*groups], data.train, seed=recipe.seed, soft=soft, length=length
         )
         of_length[length] = {
@@ -106,8 +106,8 @@ def _datasets_of_stages(
             for task_group, pairs in mixtures.items()
         }
         if length != recipe.length:
-            found = [replace(x, name=f"{x.name} in rows of {length}") for x in found]
-        datasets += found
+            of_stage = [replace(x, name=f"{x.name} in rows of {length}") for x in of_stage]
+        datasets += of_stage
     settings = zip(recipe.stage_plan.settings, recipe.stage_plan.sizes, strict=True)
     mixtures = [
         _mixed(recipe, of_length[size.length], own.mixture or {}, datasets)
@@ -327,7 +327,7 @@ def default_task(recipe: Recipe, model: Model) -> str:
     head, the one that trained it last), or the first one."""
     words = [t for t, h in model.head_of.items() if isinstance(model.heads[h], MaskedLMHead)]
     taken = pooling_taken(recipe)
-    words = [_last_trained(recipe, model, model.head_of[x]) for x in words[:1]]
+    words = [_last_trained(recipe, model, model.head_of[word]) for word in words[:1]]
     usual = [taken[0]] if taken else words or list(recipe.task_ids)
     return recipe.export_task or next(iter(usual), "")
 
@@ -338,8 +338,8 @@ def _last_trained(recipe: Recipe, model: Model, head: str) -> str:
     users.sort(key=lambda task: task != head)
     for stage in reversed(recipe.curriculum.stages) if len(users) > 1 else ():
         trained = {task for group, _ in stage.steps_of for task in tasks_of(group)}
-        if found := [task for task in users if task in trained]:
-            return found[0]
+        if trained_tasks := [task for task in users if task in trained]:
+            return trained_tasks[0]
     return users[0]
 
 

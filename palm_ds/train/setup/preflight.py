@@ -55,19 +55,19 @@ class HostFacts:
 
 def facts_of(run: RunSpec, data: Data) -> HostFacts:
     """The facts of this process."""
-    facts = {f"package {name}": found for name, found in package_versions(_COMPARED).items()}
+    facts = {f"package {name}": value for name, value in package_versions(_COMPARED).items()}
     facts["source of palm_ds"] = _source_hash()
     facts["recipe"] = run.recipe.fingerprint
     facts["DeepSpeed file"] = fingerprint(dict(run.ds_config.sections))[:12]
     prints = data_fingerprints(data) | start_fingerprint(run, data)
-    facts |= {f"contents of {name}": found for name, found in prints.items()}
+    facts |= {f"contents of {name}": value for name, value in prints.items()}
     return HostFacts(host=host_name(), facts=facts)
 
 
-def check_same(found: Sequence[HostFacts]) -> None:
+def check_same(hosts: Sequence[HostFacts]) -> None:
     """Raises UserError, with hosts, unless all processes have the same facts."""
-    names = dict.fromkeys(name for one in found for name in one.facts)
-    lines = [line for name in names if (line := _difference(name, found))]
+    names = dict.fromkeys(name for one in hosts for name in one.facts)
+    lines = [line for name in names if (line := _difference(name, hosts))]
     if lines:
         more = f" (and {len(lines) - 4} more)" if len(lines) > 4 else ""
         raise UserError(

@@ -44,7 +44,7 @@ def resolve(recipe: Recipe, data: Data | None = None) -> Recipe:
 def _samples_by_size(recipe: Recipe) -> bool:
     stages = (own.get("sampling_exponent") for own in recipe.curriculum_spec.settings)
     of_stage = any(exponent is not None for exponent in stages)
-    return of_stage or any(x.sampling_exponent for x in recipe.sources.values())
+    return of_stage or any(source.sampling_exponent for source in recipe.sources.values())
 
 
 def _with_weights(recipe: Recipe, curriculum: Curriculum, data: Data) -> Recipe:
@@ -72,7 +72,7 @@ def _with_mixture(
 ) -> dict[str, Any]:
     """The settings of a stage with the weights of its own, if it has an exponent or weights."""
     given, exponent = settings.get("mixture") or {}, settings.get("sampling_exponent")
-    found = {
+    mixture = {
         name: sampling_weights(
             given.get(name) or source.mix,
             tokens,
@@ -82,7 +82,7 @@ def _with_mixture(
         if name in given or exponent is not None
     }
     rest = {k: v for k, v in settings.items() if k not in ("mixture", "sampling_exponent")}
-    return rest | ({"mixture": found} if found else {})
+    return rest | ({"mixture": mixture} if mixture else {})
 
 
 def _with_resolved_tasks(recipe: Recipe, data: Data) -> Recipe:

@@ -135,16 +135,16 @@ def _mix(base: Recipe) -> str:
 
 
 def run_all(
-    found: Sequence[Variant],
+    schedules: Sequence[Variant],
     command: Callable[[Variant], Sequence[str]],
 ) -> None:
     """Train every incomplete variant in its own processes. `command` returns the command line of
     one. Raises UserError if a run does not complete."""
-    data = open_data(found[0].run.recipe)
-    for variant in found:
+    data = open_data(schedules[0].run.recipe)
+    for variant in schedules:
         check_folder(replace(variant.run, recipe=resolve(variant.run.recipe, data)), data)
-    for number, variant in enumerate(found, 1):
-        title = f"{variant.name} ({number} of {len(found)})"
+    for number, variant in enumerate(schedules, 1):
+        title = f"{variant.name} ({number} of {len(schedules)})"
         if variant.scores() is not None:
             log.info("== %s: done, in %s", title, variant.run.folder)
             continue
@@ -166,16 +166,16 @@ def run_all(
 # The table -------------------------------------------------------------------------------------
 
 
-def compare(ablation: Ablation, found: Sequence[Variant]) -> str:
+def compare(ablation: Ablation, schedules: Sequence[Variant]) -> str:
     """The table; also written to ablation.md and ablation.json."""
-    scores = {variant.name: variant.scores() or {} for variant in found}
+    scores = {variant.name: variant.scores() or {} for variant in schedules}
     text = table(scores)
     record = {
         "recipe": ablation.recipe.name,
-        "schedules": {v.name: _facts(v) | {"scores": scores[v.name]} for v in found},
+        "schedules": {v.name: _facts(v) | {"scores": scores[v.name]} for v in schedules},
     }
     write_json(ablation.out / "ablation.json", record)
-    _write(ablation.out / "ablation.md", _page(ablation.recipe.name, text, found))
+    _write(ablation.out / "ablation.md", _page(ablation.recipe.name, text, schedules))
     return text
 
 
@@ -245,13 +245,13 @@ _LINES: dict[str, Callable[[Score], str]] = {
 }
 
 
-def _page(recipe: str, text: str, found: Sequence[Variant]) -> str:
-    plans = [f"**{v.name}**\n\n```\n{v.run.recipe.plan_table()}\n```" for v in found]
+def _page(recipe: str, text: str, schedules: Sequence[Variant]) -> str:
+    plans = [f"**{v.name}**\n\n```\n{v.run.recipe.plan_table()}\n```" for v in schedules]
     note = (
         "Held-out scores at the end of each run; ± is one standard error of the accuracy, the "
         "labels taken as independent. One seed each: it does not include the variance over seeds."
     )
-    if any(variant.name.endswith("+") for variant in found):
+    if any(variant.name.endswith("+") for variant in schedules):
         note += (
             " With a +, a task is in every task group, and its scores are over the texts of all "
             "these task groups: compare its lines only between schedules of the same kind."

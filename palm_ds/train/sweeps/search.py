@@ -316,7 +316,7 @@ def value_of(scores: Mapping[str, Mapping[str, Any]], space: SearchSpace) -> flo
     if task == "mean":
         counted = [name for name in scores if name in tasks and not tasks[name].auxiliary]
         firsts = [_metrics(scores[name]) for name in counted]
-        return sum(next(iter(x.values())) for x in firsts) / len(firsts)
+        return sum(next(iter(first.values())) for first in firsts) / len(firsts)
     if task not in scores:
         raise UserError(
             f"metric: {task!r} has no rows to evaluate on; give its source `validation`"

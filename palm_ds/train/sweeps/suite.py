@@ -309,16 +309,16 @@ class _Running:
 
 
 def run_all(
-    found: Sequence[SuiteRun],
+    members: Sequence[SuiteRun],
     command: Callable[[SuiteRun], Sequence[str]],
     slots: Sequence[Mapping[str, str]],
 ) -> dict[str, str]:
     """Run all incomplete runs, one at a time in each slot, with the environment of the slot.
     Returns {title: reason} of those that failed. If interrupted, waits until the runs have
     saved."""
-    todo = [member for member in found if member.scores() is None]
-    if len(todo) < len(found):
-        log.info("%d of %d runs are done", len(found) - len(todo), len(found))
+    todo = [member for member in members if member.scores() is None]
+    if len(todo) < len(members):
+        log.info("%d of %d runs are done", len(members) - len(todo), len(members))
     free, running, failed = list(range(len(slots))), [], {}
     with ExitStack() as open_files:
         try:

@@ -14,12 +14,14 @@ from palm_ds.train.sweeps.suite import SuiteRun
 
 
 def compare(
-    found: Sequence[SuiteRun],
+    members: Sequence[SuiteRun],
     failed: Mapping[str, str],
     out: Path,
 ) -> str:
     """The table; also written to OUT/suite.md and suite.json."""
-    record = {name: _record([m for m in found if m.name == name], failed) for name in _names(found)}
+    record = {
+        name: _record([m for m in members if m.name == name], failed) for name in _names(members)
+    }
     text = markdown_table(record)
     notes = "\n".join(f"- {title}: {why}" for title, why in failed.items())
     page = ["# Scores", text, _NOTE, *(["## Failed", notes] if failed else [])]
@@ -37,8 +39,8 @@ _NOTE = (
 )
 
 
-def _names(found: Sequence[SuiteRun]) -> list[str]:
-    return list(dict.fromkeys(member.name for member in found))
+def _names(members: Sequence[SuiteRun]) -> list[str]:
+    return list(dict.fromkeys(member.name for member in members))
 
 
 def _record(of_set: Sequence[SuiteRun], failed: Mapping[str, str]) -> dict[str, Any]:

@@ -77,8 +77,8 @@ def _teachers(
     assert plan.settings is not None
     builder = _Builder(run, data, processes, plan.settings)
     teachers = [
-        builder.teacher(each, wanted if number == plan.states_of else WantedStates())
-        for number, each in enumerate(plan.folders)
+        builder.teacher(folder, wanted if number == plan.states_of else WantedStates())
+        for number, folder in enumerate(plan.folders)
     ]
     tokens = full_config(run.recipe.backbone_config, data.vocabulary).vocab_size or 0
     return Teachers(
@@ -141,7 +141,7 @@ class _Builder:
         same = {name: name for name in heads}
         loaded = weights_folder.load_weights(folder.contents, model, renamed_heads=same)
         unused = () if model.pooled else ("backbone.pooler.",)
-        missing = [x for x in loaded.newly_initialized if not x.startswith(unused)]
+        missing = [name for name in loaded.newly_initialized if not name.startswith(unused)]
         if missing:
             raise UserError(f"teacher: {folder.contents.path}: incomplete: {missing[0]} is missing")
         self._check_scales(folder)

@@ -91,8 +91,8 @@ class DistillationPlan:
             return ()
         how = {"precision": self.settings.precision or precision, "shard": self.settings.shard}
         return tuple(
-            TeacherSize(config=x.contents.config, parameters=x.parameters, **how)
-            for x in self.folders
+            TeacherSize(config=folder.contents.config, parameters=folder.parameters, **how)
+            for folder in self.folders
         )
 
     def lines(self) -> list[str]:
@@ -105,7 +105,9 @@ class DistillationPlan:
             + (f"; teaches {', '.join(folder.head_of)}" if folder.head_of else "")
             for folder in self.folders
         ]
-        lines += [f"teacher: {note}" for each in self.folders for note in each.contents.all_notes]
+        lines += [
+            f"teacher: {note}" for folder in self.folders for note in folder.contents.all_notes
+        ]
         if self.stored:
             lines.append(f"teacher: {self.stored.line}; teaches {', '.join(self.soft_tasks)}")
         weights = (self.weights | self.settings.weights).items()
@@ -211,7 +213,7 @@ def _head_for(
     meaning = replace(owner.head_outputs(), reading=task.head_outputs().reading)
     if given := settings.heads.get(task.name):
         _check_given(given, task, head, contents)
-        found = given
+        chosen = given
     else:
         fitting = [
             name
@@ -221,10 +223,10 @@ def _head_for(
         named = (contents.head_of.get(task.name, ""), task.name, owner.name)
         others = [name for name in fitting if name != NEXT_SENTENCE]
         only = others[0] if len(others) == 1 else ""
-        found = next((name for name in named if name in fitting), only)
-    if found:
-        _check_order(owner, heads[found].outputs.labels, contents.path)
-    return found
+        chosen = next((name for name in named if name in fitting), only)
+    if chosen:
+        _check_order(owner, heads[chosen].outputs.labels, contents.path)
+    return chosen
 
 
 def _check_given(given: str, task: Task, head: nn.Module, contents: CheckpointContents) -> None:

@@ -96,8 +96,8 @@ class Teachers:
         states = EncoderStates()
         scores: dict[str, list[tuple[float, Scores]]] = {}
         for number, teacher in enumerate(self.teachers):
-            found, each = teacher.read(batch)
-            states = found if number == self.states_of else states
+            own_states, each = teacher.read(batch)
+            states = own_states if number == self.states_of else states
             for task, values in each.items():
                 scores.setdefault(task, []).append((teacher.weight, values))
         labels, words = dict(batch.labels), {}

@@ -32,7 +32,7 @@ from palm_ds.weights.formats.open import FORMATS, format_of, open_checkpoint
 from palm_ds.weights.formats.runnable import RunnableCheckpoint, in_palm_ds
 from palm_ds.weights.model_folder import ModelFolder
 
-EXPORTS = {each.name: each.export for each in FORMATS if each.export}
+EXPORTS = {format_.name: format_.export for format_ in FORMATS if format_.export}
 TO = tuple(EXPORTS)
 """The formats that can be written."""
 _SHORT_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -337,15 +337,15 @@ def _heads_as_written(
 
 
 def _provenance(
-    contents: CheckpointContents, found: Sequence[ParityReport], documents: SourceDocuments
+    contents: CheckpointContents, reports: Sequence[ParityReport], documents: SourceDocuments
 ) -> Provenance:
-    worst = found[0].worst if found else None
+    worst = reports[0].worst if reports else None
     return Provenance(
         source=contents.origin or contents.path.name,
         format=contents.format,
         skipped=contents.skipped,
         difference=worst.largest if worst else None,
-        tolerance=found[0].tolerance * max(worst.scale, 1.0) if worst else None,
+        tolerance=reports[0].tolerance * max(worst.scale, 1.0) if worst else None,
         notes=contents.notes,
         program=f"palm_ds {__version__}",
         licence=documents.licence,

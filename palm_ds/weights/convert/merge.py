@@ -115,13 +115,13 @@ def _best_steps(folder: Path, steps: Sequence[int]) -> list[int]:
     has recorded."""
     newest = folder / checkpoint.folder_name(steps[-1])
     state = checkpoint.open_published(newest, hashes=False).state
-    values = {int(step): x for step, x in state.get("best", {}).get("values", {}).items()}
-    if not (found := checkpoint.best_of(steps, values)):
+    values = {int(step): value for step, value in state.get("best", {}).get("values", {}).items()}
+    if not (best := checkpoint.best_of(steps, values)):
         raise UserError(
             f"best: none of the checkpoints in {folder} was evaluated; a run evaluates them if "
             "`evaluate.every` divides `save.every` (and keeps the best with `save.best`)"
         )
-    return found
+    return best
 
 
 def merge_checkpoints(sources: Sequence[Path], target: Path, wanted: MergeOptions) -> list[str]:

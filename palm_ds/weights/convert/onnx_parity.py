@@ -92,7 +92,12 @@ class GraphComparison:
             parity.compare(source, self._file(path, row), self.inputs, tolerance=tolerance)
             for source, row in zip(self.sources, self.rows, strict=True)
         ]
-        differences = [x for each in made for x in each.differences if tags or "tags" not in x.name]
+        differences = [
+            difference
+            for each in made
+            for difference in each.differences
+            if tags or "tags" not in difference.name
+        ]
         return replace(made[0], differences=tuple(differences))
 
     def _file(self, path: Path, task_id: int) -> RunnableCheckpoint:
@@ -110,7 +115,7 @@ class GraphComparison:
                     if key in wanted and (best := _best(wanted[key], head)) is not None:
                         equal = best == _best(given[key], head)
                         same.setdefault(name, []).append(equal.reshape(len(equal), -1).all(1))
-        return {name: float(torch.cat(x).float().mean()) for name, x in same.items()}
+        return {name: float(torch.cat(value).float().mean()) for name, value in same.items()}
 
     def _completed(self, outputs: Outputs, texts: Texts) -> Outputs:
         """With the vectors of whole texts and the tags of CRFs, both computed from texts without

@@ -80,7 +80,7 @@ class ParityReport:
             "sides": list(self.sides),
             "largest": self.worst.largest,
             "where": self.worst.name,
-            "differences": [vars(each) for each in self.differences],
+            "differences": [vars(difference) for difference in self.differences],
         }
 
 
@@ -98,7 +98,7 @@ def compare(
     shapes differ.
     """
     _check_shapes(a.contents, b.contents)
-    pairs = heads if heads is not None else {x: x for x in a.contents.heads}
+    pairs = heads if heads is not None else {head: head for head in a.contents.heads}
     results = [_run(side, inputs) for side in (a, b)]
     left_out = set() if _own_pooler(a.contents) == _own_pooler(b.contents) else {"pooled"}
     rising = {f"head {name}" for name in _raised_heads(a.contents, b.contents)}

@@ -68,7 +68,7 @@ def resize_checkpoint(source: Path, target: Path, wanted: ResizeOptions) -> list
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
     entries = dict(contents.entries) | {
-        name: in_memory_entry(name, x) for name, x in changed.state.items()
+        name: in_memory_entry(name, value) for name, value in changed.state.items()
     }
     new = replace(contents, entries=entries, config=changed.config, tokenizer=None)
     said += [f"skipped: {name}: {why}" for name, why in contents.skipped.items()]

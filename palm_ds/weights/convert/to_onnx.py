@@ -108,15 +108,15 @@ class OnnxResult:
     def warnings(self) -> list[str]:
         """Notes on what a smaller file loses, if that is much."""
         warnings = [
-            f"{each.name}: {worst.name} differs by {worst.largest:.2g}, with values up to "
+            f"{file.name}: {worst.name} differs by {worst.largest:.2g}, with values up to "
             f"{worst.scale:.3g}; score it on rows with labels (--score)"
-            for each in self.files
-            if each.parity and (worst := each.parity.worst).largest > FAR * max(worst.scale, 1.0)
+            for file in self.files
+            if file.parity and (worst := file.parity.worst).largest > FAR * max(worst.scale, 1.0)
         ]
         warnings += [
-            f"{each.name}: {share:.0%} of the predictions of {head} are the source's"
-            for each in self.files
-            for head, share in each.agreement.items()
+            f"{file.name}: {share:.0%} of the predictions of {head} are the source's"
+            for file in self.files
+            for head, share in file.agreement.items()
             if share < ENOUGH
         ]
         for task, metrics in self.scores.items():
@@ -138,7 +138,7 @@ class OnnxResult:
             **self.report.record(),
             "notes": list(self.notes),
             "graph": self.description.record(),
-            "files": {each.name: each.record() for each in self.files},
+            "files": {file.name: file.record() for file in self.files},
             "scores": nan_to_null(self.scores),
             "warnings": self.warnings,
         }
@@ -175,7 +175,7 @@ def convert_to_onnx(
         (part / FOLDER).mkdir()
         files.extend(_write_files(job, part / FOLDER))
         if run.score is not None:
-            made = run.score(part, job.description, [each.precision for each in files])
+            made = run.score(part, job.description, [file.precision for file in files])
             scored.update(made)
         _write_rest(job, part, files, scored)
 
@@ -204,7 +204,11 @@ def add_onnx(
     if it has one. Raises UserError, and leaves the folder as it was."""
     check_installed()
     contents = open_checkpoint(folder)
-    usual = {x: head for x, head in contents.heads.items() if x not in (MASKED_WORDS, *PAIR_HEADS)}
+    usual = {
+        name: head
+        for name, head in contents.heads.items()
+        if name not in (MASKED_WORDS, *PAIR_HEADS)
+    }
     options = OnnxOptions(precisions=tuple(precisions), verify=verify)
     job = _plan_job(replace(contents, heads=usual), options, {}, plain=True)
     files: list[OnnxFile] = []
@@ -357,7 +361,7 @@ def _write_description(
     about = {
         **job.description.record(),
         "made_by": f"palm_ds {__version__}",
-        "files": {f"{FOLDER}/{each.name}": each.record() for each in files},
+        "files": {f"{FOLDER}/{file.name}": file.record() for file in files},
         "scores": scores,
     }
     write_json(folder / DESCRIPTION, nan_to_null(about))

@@ -32,14 +32,14 @@ class AddedOnnx:
 
     def record(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        files = {each.name: each.record() for each in self.files}
+        files = {file.name: file.record() for file in self.files}
         return {"files": files, "why_none": self.why or None}
 
     def lines(self, folder: Path) -> list[str]:
         """A line for each file of the Hugging Face folder, or one about why there is none."""
         if self.why:
             return [f"no {folder / FOLDER}: {self.why}"]
-        return [f"ONNX: {folder / FOLDER / each.name}, {_summary(each)}" for each in self.files]
+        return [f"ONNX: {folder / FOLDER / file.name}, {_summary(file)}" for file in self.files]
 
 
 def try_onnx(

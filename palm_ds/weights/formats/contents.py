@@ -134,7 +134,10 @@ class CheckpointContents:
         """The names of the masked-LM heads, in the order of their tasks."""
         words = [name for name, head in self.heads.items() if head.kind == "masked_words"]
         of_tasks = dict.fromkeys(self.head_of.values())
-        return [*(x for x in of_tasks if x in words), *(x for x in words if x not in of_tasks)]
+        return [
+            *(x for x in of_tasks if x in words),
+            *(word for word in words if word not in of_tasks),
+        ]
 
 
 class SavesFiles(Protocol):

@@ -55,4 +55,6 @@ class Format:
     def options(self) -> tuple[str, ...]:
         """The names of the options of `open`."""
         parameters = inspect.signature(self.open).parameters.values()
-        return tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
+        return tuple(
+            parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
+        )

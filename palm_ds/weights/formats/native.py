@@ -107,16 +107,19 @@ def open_contents(
 
 
 def open_verified(
-    found: checkpoint.VerifiedCheckpoint, *, tokenizer: Path | None = None, eps: float | None = None
+    verified: checkpoint.VerifiedCheckpoint,
+    *,
+    tokenizer: Path | None = None,
+    eps: float | None = None,
 ) -> CheckpointContents:
     """Open a checkpoint that was verified before, like `open_contents`."""
-    return with_eps(_from_checkpoint(found, tokenizer), eps)
+    return with_eps(_from_checkpoint(verified, tokenizer), eps)
 
 
-def encoder_in(found: checkpoint.VerifiedCheckpoint) -> EncoderConfig:
+def encoder_in(verified: checkpoint.VerifiedCheckpoint) -> EncoderConfig:
     """The config of a checkpoint's encoder. Raises UserError."""
-    signature = signature_in(found)
-    return EncoderConfig.from_dict(signature["backbone"], f"{found.path}: signature.backbone")
+    signature = signature_in(verified)
+    return EncoderConfig.from_dict(signature["backbone"], f"{verified.path}: signature.backbone")
 
 
 def _from_weights(folder: Path) -> CheckpointContents:
@@ -182,49 +185,49 @@ def _filled(config: EncoderConfig, words: tuple[int, ...] | None, where: Path) -
 
 
 def _from_checkpoint(
-    found: checkpoint.VerifiedCheckpoint, tokenizer: Path | None
+    verified: checkpoint.VerifiedCheckpoint, tokenizer: Path | None
 ) -> CheckpointContents:
-    signature = signature_in(found)
-    stored = _stored(found)
-    config = encoder_in(found)
+    signature = signature_in(verified)
+    stored = _stored(verified)
+    config = encoder_in(verified)
     names = stored.names()
     recorded = signature["shapes"]
     shapes = {x: tuple(recorded[x]) for x in ordered(recorded) if not x.startswith(DISTILLATION)}
     for name, shape in shapes.items():
         if name not in stored or not stored.covers(name) or stored.size(name) != prod(shape):
-            raise UserError(f"{found.path}: {name}: some of its values are missing")
+            raise UserError(f"{verified.path}: {name}: some of its values are missing")
     maps = {name: "a map to a teacher's width" for name in names if name.startswith(DISTILLATION)}
     entries = _entries(stored, shapes, signature.get("lora_scale", 0.0))
     shapes = {name: entry.shape for name, entry in entries.items()}
     contents = CheckpointContents(
-        path=found.path,
-        format=f"palm_ds checkpoint of step {found.step:,}",
-        config=_filled(config, shapes.get("backbone.word.weight"), found.path),
+        path=verified.path,
+        format=f"palm_ds checkpoint of step {verified.step:,}",
+        config=_filled(config, shapes.get("backbone.word.weight"), verified.path),
         entries=entries,
         heads=heads_of(
             shapes,
             tuple(signature.get("token_heads", ())),
-            read_outputs(signature.get("heads"), f"{found.path}: signature.heads"),
+            read_outputs(signature.get("heads"), f"{verified.path}: signature.heads"),
         ),
         task_ids=signature["task_ids"],
         head_of=signature.get("head_of", {}),
         export_task=signature.get("export_task", ""),
-        hashes=found.hashes,
-        pooling=_pooling_in(signature, found.path),
+        hashes=verified.hashes,
+        pooling=_pooling_in(signature, verified.path),
         skipped={f"{kind}/{n}": OPTIMIZER for n in names for kind in sorted(stored.moments(n))}
         | maps,
-        tokenizer=_tokenizer_of(found.path, tokenizer, signature.get("tokenizer")),
+        tokenizer=_tokenizer_of(verified.path, tokenizer, signature.get("tokenizer")),
     )
     return checked(contents)
 
 
-def signature_in(found: checkpoint.VerifiedCheckpoint) -> dict[str, Any]:
+def signature_in(verified: checkpoint.VerifiedCheckpoint) -> dict[str, Any]:
     """The model that a checkpoint belongs to (`train.extend.ModelSignature`). Raises UserError."""
-    signature = found.state.get("signature")
+    signature = verified.state.get("signature")
     if not isinstance(signature, dict) or not all(
         isinstance(signature.get(key), dict) for key in ("backbone", "shapes")
     ):
-        raise UserError(f"{found.path}: {checkpoint.MANIFEST} does not describe the encoder")
+        raise UserError(f"{verified.path}: {checkpoint.MANIFEST} does not describe the encoder")
     return {"task_ids": {}, **signature}
 
 
@@ -233,11 +236,11 @@ def _pooling_in(signature: Mapping[str, Any], path: Path) -> TextPooling | None:
     return parse(TextPooling, stated, f"{path}: signature.pooling") if stated else None
 
 
-def _stored(found: checkpoint.VerifiedCheckpoint) -> ShardReader:
+def _stored(verified: checkpoint.VerifiedCheckpoint) -> ShardReader:
     try:
-        return ShardReader(found.files)
+        return ShardReader(verified.files)
     except (OSError, SafetensorError, ValueError) as error:
-        raise UserError(f"{found.path}: cannot be read: {error}") from None
+        raise UserError(f"{verified.path}: cannot be read: {error}") from None
 
 
 def _entries(
@@ -294,7 +297,7 @@ def _named_tokenizers(path: Path) -> Iterator[Path]:
     except UserError:
         return
     sources, start = recipe.get("sources") or {}, recipe.get("init_from")
-    yield from (Path(x["tokenizer"]) for x in sources.values() if x.get("tokenizer"))
+    yield from (Path(source["tokenizer"]) for source in sources.values() if source.get("tokenizer"))
     yield from (Path(name) / "tokenizer" for name in recipe.get("corpora") or ())
     if start:
         yield Path(start)

@@ -54,13 +54,13 @@ def format_of(path: Path) -> Format:
     raise UserError(f"{path}: not a checkpoint of a known format; looked for: {wanted}")
 
 
-def check_options(found: Format, options: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def check_options(format_: Format, options: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The options that are given. Raises UserError if one is not an option of the format."""
     given = {name: value for name, value in options.items() if value is not None}
     for name in given:
-        if name not in found.options:
-            near = suggest(name, found.options) if found.options else "; it has no options"
-            raise UserError(f"{path}: {found.name}: no option {name!r}{near}")
+        if name not in format_.options:
+            near = suggest(name, format_.options) if format_.options else "; it has no options"
+            raise UserError(f"{path}: {format_.name}: no option {name!r}{near}")
     eps = given.get("eps", 1.0)
     if not 0 < eps <= 1:
         raise UserError(f"eps: expected a number above 0 and at most 1, got {eps}")

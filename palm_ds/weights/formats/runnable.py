@@ -82,9 +82,9 @@ class _InPalmDs:
             wanted = WantedStates(embeddings=True, hidden=tuple(numbers))
         with recorded(self.backbone, wanted) as states:
             last = self.backbone(self._batch(texts))  # (texts, length, hidden)
-        found = {} if states.embeddings is None else {"embeddings": states.embeddings}
-        found |= {f"layer {number}": x for number, x in states.hidden.items()}
-        outputs = {name: x.flatten(0, 1)[real] for name, x in found.items()}
+        states_of = {} if states.embeddings is None else {"embeddings": states.embeddings}
+        states_of |= {f"layer {number}": value for number, value in states.hidden.items()}
+        outputs = {name: value.flatten(0, 1)[real] for name, value in states_of.items()}
         pooled = self.backbone.pooled_texts(last, texts.real) if self.pooler else None
         if pooled is not None:
             outputs["pooled"] = pooled

@@ -90,7 +90,7 @@ def read_outputs(values: object, where: str) -> dict[str, HeadOutputs]:
     """Read what `outputs_record` wrote; empty if there is nothing. Raises UserError."""
     if not isinstance(values, dict):
         return {}
-    return {name: parse(HeadOutputs, each, f"{where}.{name}") for name, each in values.items()}
+    return {name: parse(HeadOutputs, value, f"{where}.{name}") for name, value in values.items()}
 
 
 def read_info(path: Path) -> WeightsInfo:

@@ -226,7 +226,11 @@ def _stage_0(folder: Path, model: Mapping[str, Any], places: _Places) -> Shards:
         name: _entry(name, [tensors.get(name, tensor)], tensor.shape)
         for name, tensor in parameters.items()
     }
-    half = [n for n, x in parameters.items() if x.dtype != torch.float32 and n not in tensors]
+    half = [
+        n
+        for n, parameter in parameters.items()
+        if parameter.dtype != torch.float32 and n not in tensors
+    ]
     notes = [f"{len(half)} parameters in half precision: the shards have no fp32 weights for them"]
     return _shards(folder, 0, entries, model, notes if half else [])
 
@@ -392,7 +396,9 @@ def _matched(lines: Sequence[torch.Tensor], parameters: Mapping[str, torch.Tenso
     for number, line in enumerate(lines):
         offset = 0
         while offset < len(line):
-            name = next((n for n, x in waiting.items() if _is_rounded(x, line[offset:])), None)
+            name = next(
+                (n for n, value in waiting.items() if _is_rounded(value, line[offset:])), None
+            )
             if name is None:
                 break
             size = waiting.pop(name).numel()

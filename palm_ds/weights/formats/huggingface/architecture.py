@@ -248,7 +248,7 @@ def fold_task_into(
     tied output embeddings rise by the same number, which changes no probability."""
     if not config.task_types:
         return dict(kept), config, {}
-    result = {x: entry for x, entry in kept.items() if x != TASKS}
+    result = {name: entry for name, entry in kept.items() if name != TASKS}
     result[table] = fold_task(kept[table], kept[TASKS], task_id)
     return result, without_tasks(config), {}
 

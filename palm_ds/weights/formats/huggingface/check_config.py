@@ -118,7 +118,7 @@ def _names(item: tuple[str, object]) -> bool:
 
 
 def _numbers(value: object) -> str:
-    if isinstance(value, dict) and all(type(x) is int for x in value.values()):
+    if isinstance(value, dict) and all(type(item) is int for item in value.values()):
         return ""
     return 'the numbers of the classes by name, such as {"no": 0, "yes": 1}'
 

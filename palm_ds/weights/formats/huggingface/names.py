@@ -65,7 +65,7 @@ def heads_in(entries: Mapping[str, TensorEntry], *, pooled: Collection[str]) -> 
 
 
 def to_palm_ds_names(
-    found: Mapping[str, TensorEntry],
+    stored: Mapping[str, TensorEntry],
     kind: str,
     config: EncoderConfig,
     where: str,
@@ -86,9 +86,9 @@ def to_palm_ds_names(
     if untied_head not in UNTIED_HEAD:
         raise UserError(f"untied_head: no {untied_head!r}{suggest(untied_head, UNTIED_HEAD)}")
     layers = encoder_class(config).own_layers(config)
-    if layers > len(found):  # checked before building as many names as the file claims
-        raise UserError(f"{where}: incomplete: {layers} layers in {len(found)} tensors")
-    form, hf_entries = architecture_of(kind), _clean_names(found, kind, where)
+    if layers > len(stored):  # checked before building as many names as the file claims
+        raise UserError(f"{where}: incomplete: {layers} layers in {len(stored)} tensors")
+    form, hf_entries = architecture_of(kind), _clean_names(stored, kind, where)
     skipped = {
         hf_entries.pop(name).source_names[0]: BUFFER
         for name in form.constants(config)
@@ -125,11 +125,11 @@ def from_names(state: Mapping[str, torch.Tensor], kind: str) -> tuple[State, lis
 
     `kind` is the model_type.
     """
-    found = {name: in_memory_entry(name, tensor) for name, tensor in state.items()}
+    stored = {name: in_memory_entry(name, tensor) for name, tensor in state.items()}
     layer = re.compile(r"\blayers?\.(\d+)\.")
     layers = {m[1] for m in (layer.search(x) for x in state) if m}
     config = EncoderConfig(kind=architecture_of(kind).kind, num_layers=max(len(layers), 1))
-    entries, skipped = to_palm_ds_names(found, kind, config, "weights")
+    entries, skipped = to_palm_ds_names(stored, kind, config, "weights")
     return {palm_name: entry.read() for palm_name, entry in entries.items()}, lost(skipped)
 
 
@@ -168,12 +168,14 @@ def _why(name: str) -> str:
     return "no place in this encoder and its heads"
 
 
-def _clean_names(found: Mapping[str, TensorEntry], kind: str, where: str) -> dict[str, TensorEntry]:
+def _clean_names(
+    stored: Mapping[str, TensorEntry], kind: str, where: str
+) -> dict[str, TensorEntry]:
     """Names without the prefixes of wrappers and the base model, and LayerNorm's gamma and beta as
     weight and bias."""
     clean: dict[str, TensorEntry] = {}
     prefix, wrapped = f"{FAMILIES[kind].tensor_prefix}.", wrappers(kind)
-    for name, entry in found.items():
+    for name, entry in stored.items():
         short = wrapped.sub("", name)
         for start in (prefix, *architecture_of(kind).other_prefixes):
             short = short.removeprefix(start)

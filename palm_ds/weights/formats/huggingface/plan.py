@@ -132,7 +132,7 @@ def plan(
     dtype = _dtype(kept, target)
     return ExportPlan(
         config_json={
-            **{key: x for key, x in extras.config.items() if key in KEPT_KEYS},
+            **{key: value for key, value in extras.config.items() if key in KEPT_KEYS},
             **_config_json(new, chosen, heads),
             "dtype": str(dtype).removeprefix("torch."),
         },
@@ -189,14 +189,14 @@ def _copies(
 ) -> dict[str, str]:
     """{palm_ds name: why it is skipped} of tensors that a reader of the file makes of others."""
     head_of = {its: ours for ours, its in chosen.heads.items()}
-    found = {}
+    copies = {}
     for name, source in chosen.form.shared.items():
         first, head, rest = source.split(".", 2)
         source = f"{first}.{head_of.get(head, head)}.{rest}"
         unwritten = name in entries and name not in kept and source in kept
         if unwritten and torch.equal(entries[name].read(), kept[source].read()):
-            found[name] = COPY + source
-    return found
+            copies[name] = COPY + source
+    return copies
 
 
 def _groups(
@@ -241,10 +241,10 @@ def _dtype(kept: Mapping[str, TensorEntry], target: ExportOptions) -> torch.dtyp
     if target.dtype:
         return TORCH_DTYPES[target.dtype]
     types = [entry.read().dtype for entry in kept.values()]
-    found = reduce(torch.promote_types, types)  # a mixture loses nothing
-    if found not in (TORCH_DTYPES[name] for name in DTYPES):
-        raise UserError(f"dtype: cannot write {found}; give one of {', '.join(DTYPES)}")
-    return found
+    dtype = reduce(torch.promote_types, types)  # a mixture loses nothing
+    if dtype not in (TORCH_DTYPES[name] for name in DTYPES):
+        raise UserError(f"dtype: cannot write {dtype}; give one of {', '.join(DTYPES)}")
+    return dtype
 
 
 def _config_json(
@@ -292,12 +292,12 @@ def _as_predicted(
 ) -> dict[str, TensorEntry]:
     """The parameters of heads whose scores other programs interpret differently: standardised
     numbers, palm_ds's next-sentence task, and a relevance, which is one score in a reranker."""
-    found = {}
+    changed = {}
     for name in chosen.heads:
         for end in ("weight", "bias") if heads[name].kind == "classes" else ():
             entry = kept[f"heads.{name}.out.{end}"]
-            found[f"heads.{name}.out.{end}"] = _meant(entry, end, heads[name].outputs)
-    return found
+            changed[f"heads.{name}.out.{end}"] = _meant(entry, end, heads[name].outputs)
+    return changed
 
 
 def _meant(entry: TensorEntry, end: str, outputs: HeadOutputs) -> TensorEntry:

@@ -104,9 +104,9 @@ def open_contents(
     names.to_palm_ds_names."""
     path = Path(path)
     about, config = read_config(path)
-    found = open_tensors(path)
+    stored = open_tensors(path)
     entries, skipped = to_palm_ds_names(
-        found,
+        stored,
         about["model_type"],
         config,
         str(path),
@@ -115,7 +115,7 @@ def open_contents(
         class_name=class_of(about),
     )
     entries = architecture_of(about["model_type"]).arrange(entries, config)
-    _check_tied(about, found, entries, path)
+    _check_tied(about, stored, entries, path)
     skipped |= _what_is_not_read(entries, config)
     files, behind = find_modules(path, config.hidden_size)
     skipped |= behind
@@ -134,7 +134,7 @@ def open_contents(
     names = architecture_of(about["model_type"]).names(about["model_type"], config)
     return checked(
         with_eps(contents, eps),
-        {ours: prefixed(x[0], about["model_type"]) for ours, x in names.items()},
+        {ours: prefixed(name[0], about["model_type"]) for ours, name in names.items()},
     )
 
 
@@ -173,7 +173,9 @@ def _check_class(about: Mapping[str, Any], where: str) -> None:
     if named is None or named == []:
         return
     classes = named if isinstance(named, list) else [None]
-    if not all(isinstance(x, str) and re.fullmatch(r"[A-Z]\w{0,99}", x, re.A) for x in classes):
+    if not all(
+        isinstance(cls, str) and re.fullmatch(r"[A-Z]\w{0,99}", cls, re.A) for cls in classes
+    ):
         raise UserError(
             f"{where}: architectures: expected the name of a class in a list, got "
             f"{printable(shorten(named))}"
@@ -182,7 +184,7 @@ def _check_class(about: Mapping[str, Any], where: str) -> None:
 
 def _check_tied(
     about: Mapping[str, Any],
-    found: Mapping[str, TensorEntry],
+    stored: Mapping[str, TensorEntry],
     entries: Mapping[str, TensorEntry],
     path: Path,
 ) -> None:
@@ -192,7 +194,7 @@ def _check_tied(
         untied
         and decoders
         and f"heads.{MASKED_WORDS}.bias" in entries
-        and not any(name.endswith(decoders) for name in found)
+        and not any(name.endswith(decoders) for name in stored)
     ):
         last = decoders[0].split(".", decoders[0].count(".") - 1)[-1]
         raise UserError(f"{path / CONFIG}: tie_word_embeddings is false, but there is no {last}")
@@ -242,7 +244,7 @@ def described_heads(
 
 def _outputs(about: Mapping[str, Any], classes: int) -> HeadOutputs:
     named = class_of(about)
-    endings = [x for x, each in HEAD_CLASSES.items() if each.name == CLASSIFIER]
+    endings = [x for x, value in HEAD_CLASSES.items() if value.name == CLASSIFIER]
     return HeadOutputs(
         labels=_labels(about, classes),
         problem_type=str(about.get("problem_type") or ""),

@@ -39,7 +39,7 @@ def rotary_base(
     """The base in `rope_parameters`, there under `layers` if each kind of layer has its own, else
     that under `key`; None if none is stated. Raises UserError, starting with `where`, for a scaled
     one."""
-    found, inside = about.get(key), "rope_parameters"
+    base, inside = about.get(key), "rope_parameters"
     stated = about.get(inside)
     if layers and isinstance(stated, Mapping):
         stated, inside = stated.get(layers), f"{inside}.{layers}"
@@ -47,16 +47,16 @@ def rotary_base(
         if (kind := stated.get("rope_type", "default")) != "default":
             given = printable(shorten(kind))
             raise UserError(f"{where}: {inside}.rope_type: must be default here, got {given}")
-        found, key = stated.get("rope_theta", found), f"{inside}.rope_theta"
+        base, key = stated.get("rope_theta", base), f"{inside}.rope_theta"
     if about.get("rope_scaling") is not None:
         scaling = printable(shorten(about["rope_scaling"]))
         raise UserError(f"{where}: rope_scaling: must be null here, got {scaling}")
-    if found is None:
+    if base is None:
         return None
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 1 < found < 1e12:
-        shown = printable(shorten(found))
+    if isinstance(base, bool) or not isinstance(base, int | float) or not 1 < base < 1e12:
+        shown = printable(shorten(base))
         raise UserError(f"{where}: {key}: expected a number above 1, got {shown}")
-    return float(found)
+    return float(base)
 
 
 def scaled_rotary(

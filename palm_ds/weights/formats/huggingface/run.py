@@ -85,12 +85,14 @@ class _Transformers:
         }
         if self.contents.config.task_types:
             given["task_type_ids"] = torch.full(shape, self.task_id)
-        given = {name: x for name, x in given.items() if name in self.inputs}
+        given = {name: value for name, value in given.items() if name in self.inputs}
         if self.kind.endswith(
             "ForMultipleChoice"
         ):  # each text is a question with one choice; Ernie keeps task ids flat
             flat = ("task_type_ids",)
-            given = {name: x if name in flat else x[:, None] for name, x in given.items()}
+            given = {
+                name: value if name in flat else value[:, None] for name, value in given.items()
+            }
         out = self.model(**given, output_hidden_states=True)
         real = texts.real.flatten()
         names = ["embeddings", *(f"layer {i}" for i in range(1, len(out.hidden_states)))]
@@ -113,22 +115,24 @@ class _Transformers:
             encoder = build_encoder(self.contents.config)
         start = "backbone.pooler."
         names = [x for x in self.contents.entries if x.startswith(start)]
-        state = {x.removeprefix(start): read_values(self.contents, x) for x in names}
+        state = {name.removeprefix(start): read_values(self.contents, name) for name in names}
         encoder.pooler.load_state_dict(state, assign=True)
         return encoder.pooled_texts(last, real)
 
     def _scores(self, out: Any, texts: Texts) -> Outputs:
-        found: Outputs = {}
+        scores_of: Outputs = {}
         for key, names in _NAMED.items():
             head = next((name for end, name in names.items() if self.kind.endswith(end)), "")
             if head in self.contents.heads:
-                found[f"head {head}"] = self._placed(out[key], head, texts)
-        if f"head {SENTENCE_ORDER}" in found:  # as palm_ds counts its classes
-            found[f"head {SENTENCE_ORDER}"] = found[f"head {SENTENCE_ORDER}"].flip(-1)
+                scores_of[f"head {head}"] = self._placed(out[key], head, texts)
+        if f"head {SENTENCE_ORDER}" in scores_of:  # as palm_ds counts its classes
+            scores_of[f"head {SENTENCE_ORDER}"] = scores_of[f"head {SENTENCE_ORDER}"].flip(-1)
         if self.kind.endswith("ForQuestionAnswering"):
             scores = torch.stack([out.start_logits, out.end_logits], dim=-1)
-            found[f"head {QUESTION_ANSWERING}"] = self._placed(scores, QUESTION_ANSWERING, texts)
-        return found
+            scores_of[f"head {QUESTION_ANSWERING}"] = self._placed(
+                scores, QUESTION_ANSWERING, texts
+            )
+        return scores_of
 
     def _placed(self, scores: torch.Tensor, head: str, texts: Texts) -> torch.Tensor:
         """Scores of texts unchanged; scores of tokens at the places that both sides compute."""

@@ -59,12 +59,12 @@ _MAX_BYTES = 1 << 20  # bytes of modules.json
 def find_modules(folder: Path, hidden_size: int) -> tuple[dict[str, Path], dict[str, str]]:
     """({path: file} to copy, {path: why it is skipped}). If a module is unknown, or cannot be what
     its files say, all are skipped: embeddings without it would be different."""
-    found = {path.name: path for path in sorted(folder.glob("sentence_*_config.json"))}
+    files = {path.name: path for path in sorted(folder.glob("sentence_*_config.json"))}
     root = folder if (folder / MODULES).is_file() else folder.parent
     if (root / _SETTINGS).is_file():
-        found[_SETTINGS] = root / _SETTINGS
+        files[_SETTINGS] = root / _SETTINGS
     if not (root / MODULES).is_file():
-        return (found if root == folder or not found else {}), {}
+        return (files if root == folder or not files else {}), {}
     try:
         modules = _modules(root / MODULES)
         if root != folder and modules[0]["path"] != folder.name:
@@ -73,12 +73,12 @@ def find_modules(folder: Path, hidden_size: int) -> tuple[dict[str, Path], dict[
         for module in modules[1:]:
             parts = _parts_of(module, root)
             width = _width(module, parts, width)
-            found |= parts
+            files |= parts
     except UserError:
         raise
     except ValueError as error:
         return {}, {MODULES: f"sentence-transformers would give other embeddings: {error}"}
-    return {MODULES: root / MODULES, **found}, {}
+    return {MODULES: root / MODULES, **files}, {}
 
 
 def _modules(path: Path) -> list[dict[str, str]]:
@@ -119,13 +119,13 @@ def _parts_of(module: Mapping[str, str], root: Path) -> dict[str, Path]:
         raise ValueError(f"its module {printable(kind)} is not known here")
     if Path(place).name != place or place in ("", "..") or not place.isprintable():
         raise ValueError(f"its module {kind} is outside the folder: {printable(place)!r}")
-    found = {f"{place}/{part}": root / place / part for part in _PARTS}
-    found = {name: path for name, path in found.items() if path.is_file()}
-    if kind not in ("Normalize", "Dropout") and f"{place}/config.json" not in found:
+    files = {f"{place}/{part}": root / place / part for part in _PARTS}
+    files = {name: path for name, path in files.items() if path.is_file()}
+    if kind not in ("Normalize", "Dropout") and f"{place}/config.json" not in files:
         raise ValueError(f"{place}/config.json of its module {kind} is missing")
-    if f"{place}/{SAFETENSORS}" in found:
-        found.pop(f"{place}/{BIN}", None)
-    return found
+    if f"{place}/{SAFETENSORS}" in files:
+        files.pop(f"{place}/{BIN}", None)
+    return files
 
 
 def _width(module: Mapping[str, str], parts: Mapping[str, Path], width: int) -> int:
@@ -191,9 +191,9 @@ def _check_shapes(
     if further := sorted(tensors.keys() - shapes.keys()):
         raise ValueError(f"{place}: its config.json has no {printable(further[0])}")
     for name, shape in shapes.items():
-        found = tensors.get(name)
-        if found is None or found.shape != shape:
-            has = f"of {list(found.shape)}" if found else "missing"
+        tensor = tensors.get(name)
+        if tensor is None or tensor.shape != shape:
+            has = f"of {list(tensor.shape)}" if tensor else "missing"
             raise ValueError(f"{place}: {name} is {has}; its config.json says {list(shape)}")
 
 
@@ -250,7 +250,7 @@ def read_modules(files: Mapping[str, Path]) -> EmbeddingModules:
     named = settings.get("prompts")
     named = named if isinstance(named, dict) else {}
     size = settings.get("truncate_dim")
-    found = EmbeddingModules(
+    modules_ = EmbeddingModules(
         max_length=length,
         prompts=any(named.values()),
         prompt=str(named.get(settings.get("default_prompt_name")) or ""),
@@ -258,7 +258,7 @@ def read_modules(files: Mapping[str, Path]) -> EmbeddingModules:
         lower=any(read_json(path).get("do_lower_case") is True for path in _encoders(files)),
     )
     if MODULES not in files:
-        return found
+        return modules_
     modules = _modules(files[MODULES])[1:]
     kinds = [_kind(module) for module in modules]
     other = next((kind for kind in kinds if kind not in ("Pooling", "Normalize", "Dropout")), "")
@@ -270,7 +270,7 @@ def read_modules(files: Mapping[str, Path]) -> EmbeddingModules:
             if pooling not in _POOLINGS:
                 pooling, other = "", f"Pooling {printable(pooling)}"
     return replace(
-        found,
+        modules_,
         pooling=_POOLINGS.get(pooling, ""),
         normalize="Normalize" in kinds,
         other=other,
@@ -294,8 +294,8 @@ def embedding_length(contents: CheckpointContents) -> int:
 
 def _pooling(settings: Mapping[str, Any]) -> str:
     """The pooling as sentence-transformers 6 names it; older versions have a flag for each kind."""
-    if isinstance(found := settings.get("pooling_mode"), str):
-        return found
+    if isinstance(mode := settings.get("pooling_mode"), str):
+        return mode
     flags = [name for name, on in settings.items() if name.startswith(_FLAG) and on is True]
     return "+".join(name.removeprefix(_FLAG) for name in flags)
 
@@ -323,7 +323,7 @@ def write_modules(
 def _poolings(files: Mapping[str, Path]) -> set[str]:
     """The names of the settings of Pooling modules."""
     modules = _modules(files[MODULES]) if MODULES in files else []
-    return {f"{each['path']}/config.json" for each in modules if _kind(each) == "Pooling"}
+    return {f"{module['path']}/config.json" for module in modules if _kind(module) == "Pooling"}
 
 
 def _write_weights(path: Path, target: Path, dtype: torch.dtype) -> None:

@@ -160,8 +160,8 @@ def family_to_write(config: EncoderConfig, wanted: str = "") -> str:
         if why := form.check_family(wanted):
             raise UserError(why)
         return wanted
-    if found := form.family_of(config):
-        return found
+    if family := form.family_of(config):
+        return family
     raise UserError(form.no_family(config))
 
 
@@ -191,15 +191,15 @@ def _usual_class(name: str, heads: Mapping[str, HeadInfo]) -> str:
 
 def _detection(heads: Mapping[str, HeadInfo], target: ExportOptions) -> list[str]:
     """The head that detects replaced tokens, if there is one and no masked-LM head is asked for."""
-    found = [name for name, head in heads.items() if head.kind == "replaced_tokens"]
-    return [] if target.words else found[:1]
+    names = [name for name, head in heads.items() if head.kind == "replaced_tokens"]
+    return [] if target.words else names[:1]
 
 
 def _words(heads: Mapping[str, HeadInfo], target: ExportOptions) -> str:
-    found = [name for name, head in heads.items() if head.kind == "masked_words"]
-    if target.words and target.words not in found:
-        raise UserError(f'words: no masked-LM head "{target.words}"{suggest(target.words, found)}')
-    return target.words or next(iter(found), "")
+    names = [name for name, head in heads.items() if head.kind == "masked_words"]
+    if target.words and target.words not in names:
+        raise UserError(f'words: no masked-LM head "{target.words}"{suggest(target.words, names)}')
+    return target.words or next(iter(names), "")
 
 
 def _check_class(name: str, heads: Mapping[str, HeadInfo], kind: str, ending: str) -> None:

@@ -74,7 +74,7 @@ def in_both_dialects(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **({"word_embedding_dimension": size} if size is not None else {}),
         **{flag: kind in kinds for kind, flag in FLAGS.items()},
-        **{k: x for k, x in settings.items() if k not in known and k not in FLAGS.values()},
+        **{k: value for k, value in settings.items() if k not in known and k not in FLAGS.values()},
         "pooling_mode": kinds[0] if len(kinds) == 1 else kinds,
         "include_prompt": settings.get("include_prompt", True),
     }

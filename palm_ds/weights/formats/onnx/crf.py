@@ -74,7 +74,9 @@ def viterbi_graph(transitions: np.ndarray, opset: int) -> onnx.ModelProto:
     start, end, step = np.split(transitions.astype(np.float32), [1, 2])
     values: dict[str, np.ndarray] = {"start": start, "end": end, "step": step[None]}
     values["same"] = np.arange(transitions.shape[1], dtype=np.int64)[None]
-    graph.graph.initializer.extend(numpy_helper.from_array(x, name) for name, x in values.items())
+    graph.graph.initializer.extend(
+        numpy_helper.from_array(value, name) for name, value in values.items()
+    )
     return graph
 
 

@@ -90,7 +90,11 @@ def read_description(folder: Path) -> OnnxDescription:
     values = read_json(path)
     if (version := values.pop("format", None)) != _VERSION:
         raise UserError(f"{path}: format {version!r}; this version reads {_VERSION}")
-    known = {name: x for name, x in values.items() if name in OnnxDescription.__dataclass_fields__}
+    known = {
+        name: value
+        for name, value in values.items()
+        if name in OnnxDescription.__dataclass_fields__
+    }
     return parse(OnnxDescription, known, str(path))
 
 

@@ -51,8 +51,8 @@ class OnnxModel:
             name: values.get(name, usual.get(name, np.zeros_like(ids))) for name in about.inputs
         }
         names = list(outputs or about.outputs)
-        found = map(np.asarray, self.session.run(names, given))
-        return dict(zip(names, found, strict=True))
+        arrays = map(np.asarray, self.session.run(names, given))
+        return dict(zip(names, arrays, strict=True))
 
 
 def in_onnx_runtime(
@@ -75,9 +75,9 @@ class _InOnnxRuntime:
 
     def __call__(self, texts: Texts) -> Outputs:
         about, real = self.model.description, texts.real.flatten()
-        found = {
-            name: torch.from_numpy(x)
-            for name, x in self.model.run(
+        arrays = {
+            name: torch.from_numpy(value)
+            for name, value in self.model.run(
                 {
                     "input_ids": texts.ids.numpy(),
                     "attention_mask": texts.real.long().numpy(),
@@ -88,18 +88,18 @@ class _InOnnxRuntime:
             ).items()
         }
         layer = "encoder" if about.custom else f"layer {self.contents.config.num_layers}"
-        outputs = {layer: found[LAST].flatten(0, 1)[real]}
-        outputs |= {"pooled": found[POOLED]} if POOLED in found else {}
-        outputs |= {EMBEDDING: found[EMBEDDING]} if EMBEDDING in found else {}
+        outputs = {layer: arrays[LAST].flatten(0, 1)[real]}
+        outputs |= {"pooled": arrays[POOLED]} if POOLED in arrays else {}
+        outputs |= {EMBEDDING: arrays[EMBEDDING]} if EMBEDDING in arrays else {}
         for name, head in about.heads.items():
-            scores = [found[x] for x in head.outputs]
+            scores = [arrays[output] for output in head.outputs]
             whole = torch.stack(scores, -1) if len(scores) == 2 else scores[0]
             if head.reads != TEXTS:
                 at = texts.at() if head.kind == "masked_words" else real
                 whole = whole.flatten(0, 1)[at]
             outputs[f"head {name}"] = whole
             if head.tags:
-                outputs[f"tags {name}"] = found[head.tags].flatten(0, 1)[real]
+                outputs[f"tags {name}"] = arrays[head.tags].flatten(0, 1)[real]
         return outputs
 
 

@@ -132,8 +132,10 @@ def _quiet() -> Iterator[None]:
 
 def _ordered(model: onnx.ModelProto, outputs: tuple[str, ...]) -> onnx.ModelProto:
     """The model with its outputs in this order."""
-    found = {each.name: each for each in model.graph.output}
-    kept = [onnx.ValueInfoProto.FromString(found[x].SerializeToString()) for x in outputs]
+    by_name = {each.name: each for each in model.graph.output}
+    kept = [
+        onnx.ValueInfoProto.FromString(by_name[output].SerializeToString()) for output in outputs
+    ]
     del model.graph.output[:]
     model.graph.output.extend(kept)
     return model

@@ -79,7 +79,11 @@ class PaddleConfig:
         """The class names, if the config has all of them and they are not LABEL_0, ..."""
         named = self.values.get("id2label")
         labels = [named.get(str(i)) for i in range(classes)] if isinstance(named, dict) else []
-        names = [x for i, x in enumerate(labels) if isinstance(x, str) and x != f"LABEL_{i}"]
+        names = [
+            label
+            for i, label in enumerate(labels)
+            if isinstance(label, str) and label != f"LABEL_{i}"
+        ]
         return tuple(names) if len(names) == classes else ()
 
     @property
@@ -133,10 +137,10 @@ def find_vocabulary(folder: Path, rows: int) -> Path | None:
     for path in (place / name for place in (folder, folder.parent) for name in _VOCABULARIES):
         if not path.is_file():
             continue
-        found = path.parent if path.with_name("tokenizer_config.json").is_file() else path
-        if (size := load_tokenizer(found).size) > rows:
+        vocabulary = path.parent if path.with_name("tokenizer_config.json").is_file() else path
+        if (size := load_tokenizer(vocabulary).size) > rows:
             raise UserError(f"{path}: {size} tokens, but the token embeddings have {rows} rows")
-        return found
+        return vocabulary
     return None
 
 

@@ -152,14 +152,14 @@ def tensors(
 
 
 def _by_known_names(
-    found: dict[str, StoredVariable], parameter_names: dict[str, str]
+    variables: dict[str, StoredVariable], parameter_names: dict[str, str]
 ) -> dict[str, StoredVariable]:
     """Tensors by parameter name if a custom model gave them unknown structured names and the file
     has the table of both."""
-    known = any(name.endswith(scheme.word) for name in found for scheme in NAMING_SCHEMES)
+    known = any(name.endswith(scheme.word) for name in variables for scheme in NAMING_SCHEMES)
     if known or not any(name.endswith(STATIC.word) for name in parameter_names.values()):
-        return found
-    return {parameter_names.get(name, name): stored for name, stored in found.items()}
+        return variables
+    return {parameter_names.get(name, name): stored for name, stored in variables.items()}
 
 
 def _entry(name: str, stored: StoredVariable) -> TensorEntry:

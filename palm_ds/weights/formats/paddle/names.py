@@ -279,7 +279,9 @@ def combined_names(
     shapes. Raises UserError, with `where` as its prefix, otherwise.
     """
     numbers: list[Any] = [values.get(x) for x in ("hidden_size", "num_hidden_layers", "vocab_size")]
-    if not all(type(x) is int and x > 0 for x in numbers) or numbers[1] > len(shapes):
+    if not all(type(number) is int and number > 0 for number in numbers) or numbers[1] > len(
+        shapes
+    ):
         raise UserError(
             f"{where}: {len(shapes)} variables without names, and the config has no valid "
             "hidden_size, num_hidden_layers and vocab_size"

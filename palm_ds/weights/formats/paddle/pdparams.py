@@ -57,7 +57,9 @@ def read_pickle(path: Path) -> Pickled:
                 unpickler = RestrictedUnpickler(data, path)
                 made = unpickler.run()
                 collected = _Collector(unpickler).collect(made)
-                check_total(path, sum(x.size for x in collected.tensors.values()), len(data))
+                check_total(
+                    path, sum(tensor.size for tensor in collected.tensors.values()), len(data)
+                )
                 return collected
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None

@@ -125,16 +125,16 @@ class _ClassifiedTensors:
 
 
 def _sort(
-    found: Mapping[str, TensorEntry], source: PaddleFiles, prefix: str | None
+    stored: Mapping[str, TensorEntry], source: PaddleFiles, prefix: str | None
 ) -> _ClassifiedTensors:
-    scheme, prefix = _naming_scheme(found, source, prefix)
-    skipped = {name: OPTIMIZER for name in found if _OF_OPTIMIZER.fullmatch(name)}
+    scheme, prefix = _naming_scheme(stored, source, prefix)
+    skipped = {name: OPTIMIZER for name in stored if _OF_OPTIMIZER.fullmatch(name)}
     roles: dict[str, TensorRole] = {}
-    for name in found:
+    for name in stored:
         if name in skipped:
             continue
         bare = name.removesuffix(".master")
-        if name == bare and f"{name}.master" in found:
+        if name == bare and f"{name}.master" in stored:
             skipped[name] = f"{COPY}{name}.master in half precision"
         elif role := scheme.role(_bare(bare, prefix)):
             roles[name] = role
@@ -142,7 +142,7 @@ def _sort(
             skipped[name] = "no place in this encoder and its heads"
     palm = source.layout == "archive" or any(
         name.startswith(PALM_PREFIX) or re.match(r".+\.(mask_lm_|cls_\w*out_|crfw)", name)
-        for name in found
+        for name in stored
     )
     base = prefix.strip(".").rpartition(".")[2]
     return _ClassifiedTensors(
@@ -193,14 +193,14 @@ class _ConvertedTensors:
 
 
 def _make(
-    found: Mapping[str, TensorEntry], sorted_out: _ClassifiedTensors, source: PaddleFiles
+    stored: Mapping[str, TensorEntry], sorted_out: _ClassifiedTensors, source: PaddleFiles
 ) -> _ConvertedTensors:
     roles = dict(sorted_out.roles)
     skipped = dict(sorted_out.skipped)
     _give_the_one_name(roles)
     _give_the_bias_its_name(roles)
     skipped |= _drop_other_pooler(roles)
-    skipped |= _drop_copies(found, roles)
+    skipped |= _drop_copies(stored, roles)
     skipped |= _drop_broken_heads(roles)
     source_of: dict[str, str] = {}
     for name, role in roles.items():
@@ -217,7 +217,7 @@ def _make(
             parts = parts if target != palm_name else [palm_name]
             if missing := [part for part in parts if part not in source_of]:
                 raise UserError(f"{source.path}: incomplete, it has {name} but no {missing[0]}")
-            pieces = [found[source_of[part]] for part in parts]
+            pieces = [stored[source_of[part]] for part in parts]
             entries[target] = _entry(pieces, roles[name].transposed, source)
     join_roles_and_turns(entries, source.path)
     notes = [why for why in dict.fromkeys(skipped.values()) if why.startswith(_UNTIED)]
@@ -291,7 +291,7 @@ def _drop_other_pooler(roles: dict[str, TensorRole]) -> dict[str, str]:
     return skipped
 
 
-def _drop_copies(found: Mapping[str, TensorEntry], roles: dict[str, TensorRole]) -> dict[str, str]:
+def _drop_copies(stored: Mapping[str, TensorEntry], roles: dict[str, TensorRole]) -> dict[str, str]:
     """Remove copies of tied tensors, and heads with untied output embeddings, from `roles`;
     {name: why}."""
     skipped = {}
@@ -299,21 +299,21 @@ def _drop_copies(found: Mapping[str, TensorEntry], roles: dict[str, TensorRole])
     for head in _heads_of(roles):
         parts = {name: _part(role) for name, role in roles.items() if _head(role) == head}
         for name in [name for name, part in parts.items() if part == "table"]:
-            if _same(found[name], found[word]):
+            if _same(stored[name], stored[word]):
                 skipped[name] = COPY + word
                 continue
             why = f"{_UNTIED} {name}; palm_ds's masked-LM head shares the token embeddings"
             skipped |= dict.fromkeys(parts, why)
-        skipped |= _biases_twice(found, parts)
+        skipped |= _biases_twice(stored, parts)
     for name in skipped:
         roles.pop(name, None)
     return skipped
 
 
-def _biases_twice(found: Mapping[str, TensorEntry], parts: Mapping[str, str]) -> dict[str, str]:
+def _biases_twice(stored: Mapping[str, TensorEntry], parts: Mapping[str, str]) -> dict[str, str]:
     bias = next((name for name, part in parts.items() if part == "bias"), "")
     copies = [name for name, part in parts.items() if part == "bias_copy"]
-    same = {name: _same(found[name], found[bias]) for name in copies}
+    same = {name: _same(stored[name], stored[bias]) for name in copies}
     return {name: COPY + bias if same[name] else f"differs from {bias}" for name in copies}
 
 

@@ -175,7 +175,9 @@ def _name_tokenizer(folder: Path, plan: ExportPlan) -> None:
     elif not (folder / "vocab.txt").is_file():
         return
     saved = read_json(path)
-    kept = {key: x for key, x in saved.items() if key.endswith("_token") or key in _SETTINGS}
+    kept = {
+        key: value for key, value in saved.items() if key.endswith("_token") or key in _SETTINGS
+    }
     if special := _further_special(folder, kept):
         kept["additional_special_tokens"] = special
     named = FAMILIES[plan.config_json["model_type"]].paddle_tokenizer
@@ -189,9 +191,9 @@ def _name_tokenizer(folder: Path, plan: ExportPlan) -> None:
 
 def _further_special(folder: Path, saved: Mapping[str, Any]) -> list[str]:
     """The special tokens that no setting names: it does not read tokenizer.json."""
-    roles = {x for key, x in saved.items() if key.endswith("_token")}
+    roles = {value for key, value in saved.items() if key.endswith("_token")}
     added = read_json(folder / "tokenizer.json")["added_tokens"]
-    texts = [each["content"] for each in added if each["special"]]
+    texts = [token["content"] for token in added if token["special"]]
     listed = saved.get("additional_special_tokens") or []
     return list(dict.fromkeys([*listed, *(text for text in texts if text not in roles)]))
 
@@ -210,7 +212,7 @@ def write_paddle(
     `heads`: those in `state`; by default inferred from the tensors, with classification heads
     assumed to read whole texts.
     """
-    kept = {name: x for name, x in state.items() if not name.endswith(".tied_words")}
+    kept = {name: value for name, value in state.items() if not name.endswith(".tied_words")}
     entries = {name: in_memory_entry(name, tensor) for name, tensor in kept.items()}
     planned = plan(entries, config, heads or _heads(entries), target or ExportOptions())
     write_folder_atomically(Path(folder), lambda part: write(planned, part, tokenizer=tokenizer))

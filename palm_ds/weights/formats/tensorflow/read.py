@@ -67,8 +67,8 @@ def open_contents(path: Path, *, eps: float | None = None) -> CheckpointContents
     bundle = open_bundle(index)
     if _WORDS not in bundle.entries:
         raise UserError(f"{index}: not a BERT checkpoint: it has no {_WORDS}")
-    found, skipped = _sorted(bundle.entries)
-    entries, more = to_palm_ds_names(found, "bert", config, str(index))
+    stored, skipped = _sorted(bundle.entries)
+    entries, more = to_palm_ds_names(stored, "bert", config, str(index))
     if config.vocab_size is None:
         config = replace(config, vocab_size=entries["backbone.word.weight"].shape[0])
     vocabulary = index.parent / "vocab.txt"
@@ -112,11 +112,11 @@ def _config(index: Path, eps: float | None) -> EncoderConfig:
     return read_encoder_config(known, str(path))
 
 
-def _sorted(found: Mapping[str, TensorEntry]) -> tuple[dict[str, TensorEntry], dict[str, str]]:
+def _sorted(stored: Mapping[str, TensorEntry]) -> tuple[dict[str, TensorEntry], dict[str, str]]:
     """Tensors with Hugging Face's names and orientation, and {skipped name: why}."""
     entries: dict[str, TensorEntry] = {}
     skipped = {}
-    for name, entry in found.items():
+    for name, entry in stored.items():
         if name == "global_step" or _OPTIMIZER.search(name):
             skipped[name] = OPTIMIZER
         else:

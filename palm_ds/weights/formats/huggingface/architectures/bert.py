@@ -236,8 +236,8 @@ def _moved(positions: TensorEntry, more: int) -> TensorEntry:
     rows, width = positions.shape
 
     def read() -> torch.Tensor:
-        found = positions.read()
-        return torch.cat([found.new_zeros(more, width), found]) if more > 0 else found[-more:]
+        table = positions.read()
+        return torch.cat([table.new_zeros(more, width), table]) if more > 0 else table[-more:]
 
     how = f"{more} rows of zeros in front" if more > 0 else f"without its first {-more} rows"
     return TensorEntry(

@@ -163,7 +163,7 @@ class GteArchitecture(Architecture):
     def reshape(
         self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
     ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
-        swapped = {x: _swapped(y) if ".expand." in x else y for x, y in kept.items()}
+        swapped = {name: _swapped(y) if ".expand." in name else y for name, y in kept.items()}
         table = "segment" if Gte.has_token_types(config) else "word"
         return fold_task_into(swapped, config, task_id, f"backbone.{table}.weight")
 
