@@ -3,7 +3,7 @@ layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -49,9 +49,11 @@ class AttentionPlan:
     do not have them."""
     displaced: bool = False
     """Whether the batch has tokens that stand elsewhere than their positions say."""
-    positions: torch.Tensor | None = None
-    """(rows, length): the position of each token in its sequence, for layers that turn queries and
-    keys by it; None: no layer does."""
+    rotations: Mapping[tuple[float, float], tuple[torch.Tensor, torch.Tensor]] = field(
+        default_factory=dict
+    )
+    """Cosines and sines by which layers turn queries and keys, once for all layers of the same base
+    and factor."""
     bias: torch.Tensor | None = None
     """(rows or 1, heads, length, length): what is added to the scores; None: nothing."""
     distances: tuple[torch.Tensor, torch.Tensor] | None = None

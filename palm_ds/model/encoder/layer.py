@@ -242,7 +242,7 @@ class EncoderLayer(nn.Module):
         if distances is not None:
             qkv, plan = self._with_distances(qkv, distances, plan)
         if self.rotary is not None:
-            qkv = self.rotary(qkv, plan.positions)
+            qkv = self.rotary(qkv, plan.rotations[self.rotary.frequencies])
         if self.repeated is not None:
             qkv = self.repeated(qkv)
         return attend(qkv, plan, num_heads=self.num_heads, dropout=rate, window=self.spec.window)

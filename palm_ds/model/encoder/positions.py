@@ -26,6 +26,9 @@ from torch.nn import functional as F  # noqa: N812
 RotaryBase: TypeAlias = Annotated[float, Field(gt=1)]
 """The base of a setting."""
 
+Rotation: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines of angles."""
+
 
 class Rotary(nn.Module):
     """Turns pairs of dimensions: i and i + half, or with `neighbours` 2i and 2i + 1. A module
@@ -46,22 +49,30 @@ class Rotary(nn.Module):
         self.base, self.neighbours, self.factor = base, neighbours, factor
         self.heads = num_heads, kv_heads or num_heads
 
-    def forward(self, qkv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """(rows, length, all heads) with the queries and keys turned by `positions` (rows,
-        length)."""
+    @property
+    def frequencies(self) -> tuple[float, float]:
+        """Equal for all that turn by the same angles."""
+        return self.base, self.factor
+
+    def rotation(self, positions: torch.Tensor, head_size: int) -> Rotation:
+        """The cosines and sines of the angles at `positions` (rows, length), (rows, length, 1,
+        head_size / 2) each, in fp32 whatever the model's type."""
+        half = head_size // 2
+        steps = torch.arange(half, dtype=torch.float32, device=positions.device)
+        angles = positions[..., None].float() * (self.base ** (-steps / half) / self.factor)
+        return torch.cos(angles)[:, :, None], torch.sin(angles)[:, :, None]
+
+    def forward(self, qkv: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        """(rows, length, all heads) with the queries and keys turned by `rotation`."""
         queries, keys = self.heads
         parts = qkv.unflatten(-1, (queries + 2 * keys, -1))  # (rows, length, heads, head size)
-        turned = self._turned(parts[:, :, : queries + keys], positions)
+        turned = self._turned(parts[:, :, : queries + keys], rotation)
         return torch.cat([turned, parts[:, :, queries + keys :]], 2).flatten(2)
 
-    def _turned(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        half = x.shape[-1] // 2
-        steps = torch.arange(half, dtype=torch.float32, device=x.device)
-        angles = positions[..., None].float() * (self.base ** (-steps / half) / self.factor)
-        # (rows, length, 1, half), computed in fp32 whatever the model's type
-        cos, sin = (f(angles)[:, :, None].to(x.dtype) for f in (torch.cos, torch.sin))
+    def _turned(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+        cos, sin = (values.to(x.dtype) for values in rotation)
         if self.neighbours:
-            a, b = x.unflatten(-1, (half, 2)).unbind(-1)
+            a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
             return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
         a, b = x.chunk(2, -1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)

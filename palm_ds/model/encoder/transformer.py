@@ -250,7 +250,7 @@ class TransformerEncoder(Encoder):
         x = self._embed(batch, keys)
         compiled = self.kernels.compile == "on"
         plan = plan_attention(batch, self.kernels.attention, compiled=compiled, keys=keys)
-        plan = self._with_distances(self._with_positions(plan, batch), batch, keys)
+        plan = self._with_distances(self._with_rotations(plan, batch), batch, keys)
         rows = at if at is None or not compiled else padded_positions(at, batch.input_ids.numel())
         layers = self.computed_layers
         for number, layer in enumerate(layers, 1):
@@ -266,13 +266,16 @@ class TransformerEncoder(Encoder):
     def read(self, batch: Batch, plans: Sequence[AttentionPlan]) -> torch.Tensor:
         x = self._embed(batch, None)
         for layer, plan in zip(self.computed_layers, plans, strict=True):
-            x = layer(x, self._with_positions(plan, batch))
+            x = layer(x, self._with_rotations(plan, batch))
         return self.final_norm(x) if self.structure.final_norm else x
 
-    def _with_positions(self, plan: AttentionPlan, batch: Batch) -> AttentionPlan:
-        """The plan with the positions of tokens, if a layer turns queries and keys by them."""
-        turns = any(layer.rotary_base is not None for layer in self.structure.layers)
-        return replace(plan, positions=batch.position_ids) if turns else plan
+    def _with_rotations(self, plan: AttentionPlan, batch: Batch) -> AttentionPlan:
+        """The plan with what turns queries and keys, if a layer does."""
+        size = self.config.hidden_size // self.config.num_heads
+        turning = (module for module in self.layers.modules() if isinstance(module, Rotary))
+        distinct = {rotary.frequencies: rotary for rotary in turning}
+        made = {key: rotary.rotation(batch.position_ids, size) for key, rotary in distinct.items()}
+        return replace(plan, rotations=made)
 
     def _with_distances(
         self, plan: AttentionPlan, batch: Batch, keys: DropoutKeys | None

@@ -219,7 +219,9 @@ def test_products_of_turned_vectors_depend_on_the_distance_alone(neighbours: boo
     positions = torch.arange(9)[None]
 
     def products(shift: int) -> torch.Tensor:
-        q, k, v = rotary(qkv, positions + shift).unflatten(-1, (3, 2, 4)).unbind(2)
+        q, k, v = (
+            rotary(qkv, rotary.rotation(positions + shift, 4)).unflatten(-1, (3, 2, 4)).unbind(2)
+        )
         assert torch.equal(v.flatten(2), qkv[..., 16:])
         return torch.einsum("rihd,rjhd->rhij", q, k)
 
@@ -232,8 +234,9 @@ def test_the_two_layouts_turn_the_same_pairs() -> None:
     """Neighbours of a permuted vector are halves of the vector."""
     qkv, positions = torch.randn(2, 5, 24), torch.arange(5).expand(2, 5)
     order = torch.arange(8).view(4, 2).T.flatten()  # 0 2 4 6 1 3 5 7
-    halves = Rotary(10.0, 1)(qkv.unflatten(-1, (3, 8))[..., order].flatten(-2), positions)
-    neighbours = Rotary(10.0, 1, neighbours=True)(qkv, positions)
+    rotation = Rotary(10.0, 1).rotation(positions, 8)
+    halves = Rotary(10.0, 1)(qkv.unflatten(-1, (3, 8))[..., order].flatten(-2), rotation)
+    neighbours = Rotary(10.0, 1, neighbours=True)(qkv, rotation)
     expected = neighbours.unflatten(-1, (3, 8))[..., order].flatten(-2)
     torch.testing.assert_close(halves, expected)
 
@@ -274,7 +277,8 @@ def test_other_norms_and_places(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = (nn.RMSNorm(48, eps=1e-5) for _ in range(2))
     one.load_state_dict(layer.attention_norm.state_dict())
     two.load_state_dict(layer.output_norm.state_dict())
-    q, k, v = layer.rotary(layer.qkv(x), batch.position_ids).unflatten(-1, (3, 4, 12)).unbind(2)
+    rotation = layer.rotary.rotation(batch.position_ids, 12)
+    q, k, v = layer.rotary(layer.qkv(x), rotation).unflatten(-1, (3, 4, 12)).unbind(2)
     scores = torch.einsum("rihd,rjhd->rhij", q, k) / 12**0.5
     same = batch.sequence_ids[:, None, :, None] == batch.sequence_ids[:, None, None]
     weights = scores.masked_fill(~same, -torch.inf).softmax(-1)
