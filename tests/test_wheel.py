@@ -1,4 +1,5 @@
-"""A wheel built from this checkout does everything, from an empty folder, without the checkout."""
+"""A wheel built from this checkout has all of it, and does everything from an empty folder, without
+the checkout."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from tests.helpers.launchers import ABSENT
 from tests.helpers.warm_python import free_port
 
 SOURCES = ("palm_ds", "launch/recipes", "ds_configs", "setup.py", "pyproject.toml", "README.md")
+SHIPPED = {"launch/recipes": "*.yaml", "ds_configs": "*.json"}
+"""Folders of the checkout that are in palm_ds/shipped of the wheel, and their files."""
 SHORT = ("stages.steps=4", "evaluate.examples=20", "batch=1024 tokens", "schedule.kind=constant")
 SHORT += ("schedule.decay=0", "export_onnx=[]")
 RECIPE = """
@@ -84,10 +88,15 @@ def install(wheel: Path, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(root, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def run(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """run("palm-ds", argument, ...): its output, in an empty folder, without this checkout."""
-    folder = tmp_path_factory.mktemp("wheel")
-    bin_ = install(build(root, folder), folder) / "bin"
+    folder = tmp_path_factory.mktemp("installed")
+    bin_ = install(wheel, folder) / "bin"
     empty = folder / "empty"
     empty.mkdir()
     environment = clean() | {
@@ -104,15 +113,47 @@ def run(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
+def test_a_wheel_holds_all_that_the_package_reads(wheel: Path, root: Path, tmp_path: Path) -> None:
+    """And its command lists the recipes that it holds, from an empty folder."""
+    sources = {path: path.relative_to(root) for path in (root / "palm_ds").rglob("*.*")}
+    wanted = {
+        str(name): path.read_bytes()
+        for path, name in sources.items()
+        if path.is_file() and "__pycache__" not in name.parts
+    }
+    for folder, files in SHIPPED.items():
+        top = root / folder
+        for path in top.rglob(files):
+            name = f"palm_ds/shipped/{top.name}/{path.relative_to(top)}"
+            wanted[name] = path.read_bytes()
+    with zipfile.ZipFile(wheel) as packed:
+        found = {name: packed.read(name) for name in packed.namelist()}
+        packed.extractall(tmp_path / "unpacked")
+    assert len(wanted) > 500 and wanted.keys() - found.keys() == set()
+    assert [name for name, content in wanted.items() if found[name] != content] == []
+    (about,) = (name for name in found if name.endswith(".dist-info/entry_points.txt"))
+    assert "palm-ds = palm_ds.__main__:start" in found[about].decode()
+    (tmp_path / "empty").mkdir()
+    environment = clean() | {"PYTHONPATH": str(tmp_path / "unpacked")}
+    command = [sys.executable, "-m", "palm_ds", "recipes", "--paths"]
+    listed = quietly(command, tmp_path / "empty", environment)
+    check_recipes(listed, root)
+    assert f"{tmp_path}/unpacked/palm_ds/shipped/recipes/" in listed
+
+
+def check_recipes(listed: str, root: Path) -> None:
+    files = [path for folder, name in SHIPPED.items() for path in (root / folder).rglob(name)]
+    assert files and all(f"/{file.name}\n" in listed for file in files)
+    assert "/palm_ds/shipped/recipes/" in listed and str(root / "launch") not in listed
+
+
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_a_wheel_works_from_an_empty_folder(run: Run, root: Path) -> None:
     where = run("python", "-c", "import palm_ds; print(palm_ds.__file__)")
     assert Path(where.strip()).parents[1].name == "site-packages"
-    listed = run("palm-ds", "recipes", "--paths")
-    files = [*(root / "launch/recipes").rglob("*.yaml"), *(root / "ds_configs").glob("*.json")]
-    assert all(f"/{file.name}\n" in listed for file in files)
-    assert "/palm_ds/shipped/recipes/" in listed and str(root / "launch") not in listed
+    check_recipes(run("palm-ds", "recipes", "--paths"), root)
     assert run("palm-ds", "recipes", "copy", "embedded", "own.yaml") == "own.yaml\n"
     train = ("--train", "wordpiece", "--vocab_size", "500", "--lower")
     run("palm-ds", "prepare", "runs/demo/corpus", "embedded", *train)

@@ -7,7 +7,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import types
@@ -33,6 +32,7 @@ from tests.helpers.own_encoder import PreNorm
 from tests.helpers.own_optimizer import Lion
 from tests.helpers.own_task import Counting, HowMany
 from tests.helpers.small_tables import TINY, rows, write_tables
+from tests.helpers.warm_python import run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of DeepSpeed's
 ROOT = Path(__file__).resolve().parents[2]
@@ -540,9 +540,7 @@ print(sorted(trainer.evaluate()["mine"]))
 @pytest.mark.slow
 def test_a_notebook_class_and_a_quiet_exit(tables):
     """Code typed into a notebook belongs to a module without a file."""
-    done = subprocess.run(
-        [sys.executable, "-"], input=PROGRAM, capture_output=True, text=True, cwd=tables
-    )
+    done = run(["-c", PROGRAM], cwd=tables)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "['minus_error']"
     assert "Error" not in done.stderr and "terminate" not in done.stderr

@@ -7,8 +7,6 @@ import json
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -22,6 +20,8 @@ from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.corpus.rejected import read_rejected
 from palm_ds.corpus.store import open_corpus
 from palm_ds.text.tokenizer import load_tokenizer
+from tests.helpers import warm_python
+from tests.helpers.warm_python import Program
 
 WORDS = [
     "the",
@@ -149,7 +149,7 @@ def test_transformers_opens_its_tokenizer(made: Path) -> None:
 
 @pytest.mark.distributed
 def test_bytes_do_not_depend_on_the_number_of_workers(made: Path, source: Path, tmp_path) -> None:
-    options = PrepareOptions(**OPTIONS, workers=3, text=TextOptions(lower=True))
+    options = PrepareOptions(**OPTIONS, workers=2, text=TextOptions(lower=True))
     prepare(tmp_path / "corpus", [str(source)], options)
     assert hashes(tmp_path / "corpus") == hashes(made)
 
@@ -168,25 +168,28 @@ def test_units_and_shards_follow_the_input_s_size(source: Path, tmp_path: Path) 
 def command(out: Path, source: Path, *more: str) -> list[str]:
     script = Path(__file__).resolve().parents[2] / "launch" / "prepare.py"
     return [
-        *(sys.executable, str(script), str(out), str(source)),
+        *(str(script), str(out), str(source)),
         *("--train", "wordpiece", "--vocab_size", "150", "--shard_mb", "0.008", "--lower"),
         *more,
     ]
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize(
+    ("shards", "workers"),
+    [
+        (1, 1),
+        (4, 2),
+        pytest.param(1, 2, marks=pytest.mark.exhaustive),
+        pytest.param(4, 1, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_killed_run_resumes(
     made: Path, source: Path, tmp_path: Path, workers: int, shards: int
 ) -> None:
     out = tmp_path / "corpus"
     partial = out.with_name("corpus.partial")
-    run = subprocess.Popen(
-        command(out, source, "--workers", str(workers)),
-        stdout=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    run = Program(command(out, source, "--workers", str(workers)))
     deadline = time.monotonic() + 120
     while len(list(partial.glob("parts/*.json"))) < shards and run.poll() is None:
         assert time.monotonic() < deadline
@@ -195,12 +198,13 @@ def test_a_killed_run_resumes(
     if killed:
         os.kill(run.pid, signal.SIGKILL)
     run.wait()
+    run.clear_away()
     if killed and not out.exists():
         done = {file: file.stat().st_mtime_ns for file in partial.glob("data-*.arrow")}
         damaged = min(done)
         damaged.write_bytes(damaged.read_bytes()[:-8])
-        again = subprocess.run(command(out, source), capture_output=True, text=True, check=True)
-        assert "continuing with" in again.stdout
+        again = warm_python.run(command(out, source))
+        assert again.returncode == 0 and "continuing with" in again.stdout
     assert hashes(out) == hashes(made)
     assert not partial.exists()
 

@@ -1,5 +1,9 @@
 """Somebody's encoder on somebody's text, for families other than ModernBERT: pretrained further,
-fine-tuned, opened in transformers, peft and ONNX Runtime."""
+fine-tuned, opened in transformers, peft and ONNX Runtime.
+
+The default run has one whose tokenizer is byte-level and that transformers has, and one of neither.
+What each family computes is compared in tests/weights.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,12 @@ from palm_ds.cli.main import main
 from palm_ds.text.tokenizer import load_tokenizer
 from tests.end_to_end.test_modernbert import NASTY, WORDS, curve, documents, finetune, pretrain
 from tests.helpers.hf_architectures import TOKENIZERS, folder_with_tokenizer
+from tests.helpers.sampling import only
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of DeepSpeed's
 
 
-@pytest.fixture(scope="module", params=list(TOKENIZERS))
+@pytest.fixture(scope="module", params=only(["eurobert", "neobert"], TOKENIZERS))
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`base`, a folder of the family; `corpus`, prepared with its tokenizer; tables of two
     classes."""

@@ -28,6 +28,7 @@ OURS = {
     "--deepspeed_config zero1_bf16.json": "--deepspeed_config cpu",
     "--workers 16": "",
     "--vocab_size 30522": "--vocab_size 300",
+    "--out runs/field": "--out runs/field --steps 4",
 }
 """What differs on a machine without GPUs."""
 TEXT = "the a film book is was very quite good bad long short and but so we saw read it once"

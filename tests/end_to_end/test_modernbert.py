@@ -28,6 +28,7 @@ from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.train.plan.memory import activation_bytes
 from palm_ds.weights.convert.convert import convert
 from tests.helpers.modernbert import folder_with_tokenizer, mmbert_tokenizer
+from tests.helpers.sampling import only
 from tests.helpers.serving import local, opened
 from tests.train.plan.test_memory import LABELS, build, kept_bytes, make_batch
 
@@ -173,7 +174,7 @@ def test_transformers_and_sentence_transformers_compute_the_same(pretrained: Pat
     np.testing.assert_allclose(mine(texts, pooling="mean").numpy(), its, atol=1e-5)
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", only([3], [1, 2, 3]))
 def test_any_zero_stage_has_the_same_curve(place: Path, pretrained: Path, stage: int) -> None:
     """With dropout, in one process."""
     machine = {"zero_optimization": {"stage": stage}}
@@ -193,7 +194,7 @@ def test_recomputed_layers_have_the_same_weights(place: Path, pretrained: Path) 
     assert all(torch.equal(found[x], whole[x]) for x in whole)
 
 
-@pytest.mark.parametrize("kind", ["muon", "lamb"])
+@pytest.mark.parametrize("kind", only(["muon"], ["muon", "lamb"]))
 def test_other_optimizers_and_layer_decay_take_it(place: Path, kind: str) -> None:
     optimizer = {"kind": kind, "lr": 1e-3, "layer_decay": 0.9}
     assert pretrain(place, place / kind, optimizer=optimizer) == 0
@@ -251,8 +252,15 @@ def test_it_resumes_bit_for_bit(place: Path, pretrained: Path, classifier: Path)
 
 
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of peft
-@pytest.mark.parametrize("stabilized", [False, True])
-@pytest.mark.parametrize("targets", ["all", ["query", "value", "output"]])
+@pytest.mark.parametrize(
+    ("targets", "stabilized"),
+    [
+        ("all", True),
+        (["query", "value", "output"], False),
+        pytest.param("all", False, marks=pytest.mark.exhaustive),
+        pytest.param(["query", "value", "output"], True, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_lora_is_an_adapter_of_peft(
     place: Path, classifier: Path, targets: Any, stabilized: bool
 ) -> None:

@@ -23,10 +23,17 @@ from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.formats.huggingface.read import open_contents
 from tests.end_to_end.test_modernbert import WORDS, curve, documents, finetune, pretrain
 from tests.helpers.hf_families import HF_FAMILIES, HfFamily
+from tests.helpers.sampling import only
 from tests.train.plan.test_memory import make_batch
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of DeepSpeed's
 EVERY = pytest.mark.parametrize("family", list(HF_FAMILIES.values()), ids=lambda x: x.name)
+
+
+def usual(*names: str) -> pytest.MarkDecorator:
+    """Every family; the default run has those of these names."""
+    chosen = only((HF_FAMILIES[name] for name in names), HF_FAMILIES.values())
+    return pytest.mark.parametrize("family", chosen, ids=lambda x: x.name)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +61,7 @@ def place_of(texts: Path, family: HfFamily, folder: Path) -> Path:
     return folder
 
 
-@EVERY
+@usual("DebertaV2", "Albert")  # distances in every layer; layers that share weights, two texts
 def test_a_run_is_that_family_again(texts: Path, family: HfFamily, tmp_path: Path) -> None:
     """With dropout, recomputed or not: the same curve and weights."""
     place = place_of(texts, family, tmp_path)
@@ -84,7 +91,7 @@ def test_a_run_is_that_family_again(texts: Path, family: HfFamily, tmp_path: Pat
     assert not torch.equal(before[layer], after[layer])
 
 
-@EVERY
+@usual("Electra", "DistilBert", "MPNet")
 def test_a_classifier_with_lora_is_one_in_transformers(
     texts: Path, family: HfFamily, tmp_path: Path
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.train.report.metrics_file import read_metrics
 from tests.helpers.serving import Local, local, opened
 from tests.helpers.small_tables import TINY, write_tables
+from tests.helpers.warm_python import run
 
 pytestmark = pytest.mark.slow
 
@@ -83,13 +83,7 @@ class Majority(palm.ClassesTask):
 def palm_ds(folder: Path, *words: str) -> str:
     """What a command prints, in a process that finds the file of the task."""
     path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-m", "palm_ds", *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
+    done = run(["-m", "palm_ds", *words], cwd=folder, env={"PYTHONPATH": path})
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

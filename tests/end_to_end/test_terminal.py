@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +88,16 @@ SLOW = {"pretrain", "finetune", "ablate", "teach"}
 """Those that train."""
 
 
-def each(names: Iterable[str]) -> list[ParameterSet]:
-    return [pytest.param(x, marks=[pytest.mark.slow] if x in SLOW else []) for x in names]
+SOME = {"corpus", "finetune", "inspect", "evaluate", "fill-mask", "show", "recipes", "completion"}
+"""Those that the default run also has in a narrow window, interrupted, and with a closed pipe."""
+
+
+def each(names: Iterable[str], usual: Container[str] = COMMANDS) -> list[ParameterSet]:
+    """`usual`: those of the default run."""
+    slow, further = pytest.mark.slow, pytest.mark.exhaustive
+    return [
+        pytest.param(x, marks=[slow] * (x in SLOW) + [further] * (x not in usual)) for x in names
+    ]
 
 
 NAMES = each(COMMANDS)
@@ -150,7 +158,7 @@ def test_on_a_terminal(name: str, place: Path, tmp_path: Path) -> None:
     assert text or name == "run"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", each(COMMANDS, SOME | {"convert", "suite"}))
 def test_in_a_narrow_window_without_colours(name: str, place: Path, tmp_path: Path) -> None:
     no_colour = {"NO_COLOR": "1"}
     code, text, raw = on_terminal(place, name, tmp_path / "out", columns=32, rows=8, env=no_colour)
@@ -158,7 +166,7 @@ def test_in_a_narrow_window_without_colours(name: str, place: Path, tmp_path: Pa
     assert not COLOUR.search(raw)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", each(COMMANDS, SOME | {"serve", "prepare", "run"}))
 def test_ctrl_c_is_one_line(name: str, place: Path, tmp_path: Path) -> None:
     """At any time, and more than once."""
     terminal = Terminal(words(name, tmp_path / "out"), cwd=place)
@@ -185,7 +193,7 @@ def test_quiet_is_silent(name: str, place: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, notes) == (0, "", [])
 
 
-@pytest.mark.parametrize("name", each(x for x in COMMANDS if x != "serve"))
+@pytest.mark.parametrize("name", each((x for x in COMMANDS if x != "serve"), SOME))
 def test_a_reader_that_has_gone_is_no_error(name: str, place: Path, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)

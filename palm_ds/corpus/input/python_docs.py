@@ -24,6 +24,8 @@ _WITHOUT_PROSE = {
     "tests",
     "turtledemo",
 }
+_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
+"""Fields of a statement that hold other statements, in the order of ast.walk."""
 _WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -61,7 +63,15 @@ def _docstrings(file: Path) -> str:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return ""  # not valid for this interpreter
-    nodes = [node for node in ast.walk(tree) if isinstance(node, _WITH_DOCSTRING)]
+    nodes = [node for node in _statements(tree) if isinstance(node, _WITH_DOCSTRING)]
     nodes.sort(key=lambda node: getattr(node, "lineno", 0))
     texts = [ast.get_docstring(node) or "" for node in nodes]
     return "\n\n".join(text.strip() for text in texts if text.strip())
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """As ast.walk, without the expressions: most of the nodes, and none has a docstring."""
+    level: list[ast.AST] = [tree]
+    while level:
+        yield from level
+        level = [child for node in level for name in _BLOCKS for child in getattr(node, name, ())]

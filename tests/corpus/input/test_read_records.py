@@ -210,7 +210,7 @@ def test_small_files_share_a_unit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_embedded_text() -> None:
-    documents = list(embedded.documents())
+    documents = list(embedded.all_documents())
     assert len({name for name, _ in documents}) == len(documents) > 400
     assert sum(len(text) for _, text in documents) > 1_500_000
     text = dict(documents)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +36,7 @@ from palm_ds.weights.formats.huggingface.architecture import Architecture
 from palm_ds.weights.formats.huggingface.families import FAMILIES, architecture_for
 from tests.end_to_end.new_architecture.throwaway import Throwaway
 from tests.end_to_end.new_architecture.throwaway_hf import ThrowawayArchitecture
+from tests.helpers import warm_python
 from tests.helpers.serving import local, opened
 from tests.helpers.small_corpus import write_small_corpus
 from tests.helpers.small_tables import write_tables
@@ -130,8 +129,9 @@ def test_its_class_can_name_an_architecture_of_hugging_face(tables: Path, tmp_pa
     written, own = load_file(run.folder / "hf/model.safetensors"), weights_of(run.folder)
     query = own["backbone.layers.0.qkv.weight"].chunk(3)[0]
     assert torch.equal(written["model.blocks.0.attn.q.weight"], query)
-    command = [sys.executable, "-m", "palm_ds", "convert", str(run.folder / "hf")]
-    subprocess.run([*command, str(tmp_path / "back")], check=True, capture_output=True)
+    command = ["-m", "palm_ds", "convert", run.folder / "hf", tmp_path / "back"]
+    converted = warm_python.run(command)
+    assert converted.returncode == 0, converted.stderr
     back = load_file(tmp_path / "back/weights.safetensors")
     shared = [name for name in own if name.startswith("backbone.")]
     assert shared and all(torch.equal(back[name], own[name]) for name in shared)
@@ -277,9 +277,9 @@ def test_it_is_pretrained(stage: int, tmp_path: Path, capsys: pytest.CaptureFixt
         "length": 64,
         "sources": {"text": {"corpus": str(tmp_path / "corpus")}},
         "tasks": {"words": {"kind": "knowledge_masking", "source": "text"}},
-        "stages": [{"words": 150}],
+        "stages": [{"words": 40}],
         "schedule": {"kind": "linear", "warmup": 0},
-        "optimizer": {"kind": "adamw" if stage else "muon", "lr": 3e-3, "layer_decay": 0.9},
+        "optimizer": {"kind": "adamw" if stage else "muon", "lr": 1e-2, "layer_decay": 0.9},
         "log": {"every": 1},
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
