@@ -18,33 +18,42 @@ from tests.helpers.warm_python import Program
 
 ROOT = Path(__file__).resolve().parents[2]
 Rows = list[dict[str, Any]]
+EVERY_SECTION = pytest.param(
+    tuple(x.name for x in gpu.SECTIONS), id="all sections", marks=pytest.mark.exhaustive
+)
 
 
-@pytest.fixture(scope="module")
-def rows_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
-    """The rows of every section at toy sizes, all in one process."""
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(("kernels", "losses"), id="two sections"), EVERY_SECTION],
+)
+def rows_of(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Rows]:
+    """The rows of sections at toy sizes, all in one process."""
     folder = tmp_path_factory.mktemp("gpu")
     code = (
         "import sys; from pathlib import Path; from importlib import import_module\n"
         "from benchmarks import gpu\n"
-        "for section in gpu.SECTIONS:\n"
+        "for section in (x for x in gpu.SECTIONS if x.name in sys.argv[2:]):\n"
         "    module, function = section.function.split(':')\n"
         "    called = getattr(import_module(f'benchmarks.gpu_parts.{module}'), function)\n"
         "    file = Path(sys.argv[1]) / f'{section.name}.jsonl'\n"
         "    gpu.run_section(called, file, 300, True)\n"
     )
     environment = {"DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)}
-    program = Program(["-c", code, str(folder)], env=environment, cwd=ROOT)
+    program = Program(["-c", code, str(folder), *request.param], env=environment, cwd=ROOT)
     output, _ = program.communicate(timeout=300)
     assert program.returncode == 0, output
-    return {
+    found = {
         path.stem: [json.loads(line) for line in path.read_text().splitlines()]
         for path in folder.glob("*.jsonl")
     }
+    assert found.keys() == set(request.param)
+    return found
 
 
 def test_every_section_measures_something(rows_of: dict[str, Rows]) -> None:
-    assert set(rows_of) == {section.name for section in gpu.SECTIONS}
     for name, rows in rows_of.items():
         assert [row for row in rows if "skipped" not in row and "error" not in row], name
 
@@ -64,12 +73,14 @@ def test_every_implementation_is_compared_or_named(rows_of: dict[str, Rows]) -> 
 
 
 def test_kernels_losses_and_resumed_runs_are_right(rows_of: dict[str, Rows]) -> None:
-    for name in ("kernels", "losses", "resume"):
+    for name in {"kernels", "losses", "resume"} & rows_of.keys():
         judged = [row for row in rows_of[name] if "right" in row]
         assert judged and all(row["right"] for row in judged), judged
 
 
+@pytest.mark.parametrize("rows_of", [EVERY_SECTION], indirect=True)
 def test_speed_comes_with_its_profile(rows_of: dict[str, Rows]) -> None:
+    assert rows_of["goals"]
     for row in rows_of["goals"]:
         assert row["tokens_per_s"] > 0 and row["kernels"]["attention"]
         assert row["profile"]["kernels"][0]["ms_per_step"] > 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
 import signal
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ SIZES: dict[str, Any] = {
     "intermediate_size": 48,
     "max_position_embeddings": 128,
 }
-QUICK = ["--steps", "24", "--lr", "5e-3"]
+QUICK = ["--steps", "12", "--lr", "1e-2"]
 
 
 def documents(seed: int, words: Sequence[str] = WORDS, count: int = 100) -> list[str]:
@@ -93,7 +95,7 @@ def test_it_learns_and_goes_back_as_it_came(
     assert adapt(place, model, f"{model}-run", *given, "--json") == 0
     found = results(capsys)
     losses = found["losses"]
-    assert losses.keys() == {"own text", "general text"} and found["steps"] == 24
+    assert losses.keys() == {"own text", "general text"} and found["steps"] == 12
     for loss in losses.values():
         assert loss["after"] < loss["before"] and loss["tokens"] > 20
     recipe = read_yaml(place / f"{model}-run/adapt.yaml")
@@ -118,7 +120,7 @@ def test_it_starts_from_the_folder_with_its_head(
 
 
 def test_a_folder_without_a_head_gets_one(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert adapt(place, "headless", "headed", *QUICK) == 0
+    assert adapt(place, "headless", "headed", "--steps", "2") == 0
     said = capsys.readouterr().out
     assert "headless: has no masked-LM head; a new one is trained" in said.replace("\n", "")
     made: Any = transformers.AutoModelForMaskedLM
@@ -126,9 +128,26 @@ def test_a_folder_without_a_head_gets_one(place: Path, capsys: pytest.CaptureFix
     assert not info["missing_keys"]
 
 
+@pytest.fixture(scope="module")
+def alone(place: Path) -> dict[str, Any]:
+    """The results of a run whose recipe was trained by `pretrain`."""
+    said = io.StringIO()
+    with redirect_stdout(said):
+        assert adapt(place, "bert", "alone", *QUICK, "--recipe_only") == 0
+        assert "adapt.yaml; train it with `palm-ds pretrain " in said.getvalue()
+        words = [str(place / "alone/adapt.yaml"), "--deepspeed_config", "cpu"]
+        assert main(["pretrain", *words, "--run_dir", str(place / "alone")]) == 0
+    with redirect_stdout(io.StringIO()) as result:
+        assert adapt(place, "bert", "alone", *QUICK, "--json") == 0
+    return json.loads(result.getvalue())
+
+
 @pytest.mark.slow
 def test_the_same_command_continues_and_then_has_finished(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    place: Path,
+    alone: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from palm_ds.train.loop.loop import Loop
 
@@ -148,28 +167,19 @@ def test_the_same_command_continues_and_then_has_finished(
     assert not (place / "stopped/hf").exists()
     capsys.readouterr()
     assert adapt(place, "bert", "stopped", *QUICK, "--json") == 0
-    resumed = results(capsys)
-    assert adapt(place, "bert", "whole", *QUICK, "--json") == 0
-    assert resumed["losses"] == results(capsys)["losses"]
+    assert results(capsys)["losses"] == alone["losses"]
     assert adapt(place, "bert", "stopped", *QUICK) == 0
-    assert "finished: 24 steps" in capsys.readouterr().out
+    assert "finished: 12 steps" in capsys.readouterr().out
     last = error(capsys, place, "bert", "stopped", "--steps", "30")
     assert "adapt.yaml: is not the recipe of this command (" in last
 
 
 @pytest.mark.slow
-def test_the_recipe_alone_trains_as_any(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert adapt(place, "bert", "alone", *QUICK, "--recipe_only") == 0
-    assert "adapt.yaml; train it with `palm-ds pretrain " in capsys.readouterr().out
-    run = place / "alone"
-    recipe = yaml.safe_load((run / "adapt.yaml").read_text())
+def test_the_recipe_alone_trains_as_any(place: Path, alone: dict[str, Any]) -> None:
+    recipe = yaml.safe_load((place / "alone/adapt.yaml").read_text())
     assert recipe["tasks"]["sentence_reordering"]["most"] == 2  # token types of BERT
-    assert [*recipe["stages"][0].values()] == [12, 6, 6] and recipe["optimizer"]["lr"] == 5e-3
-    words = [str(run / "adapt.yaml"), "--deepspeed_config", "cpu", "--run_dir", str(run)]
-    assert main(["pretrain", *words]) == 0
-    capsys.readouterr()
-    assert adapt(place, "bert", "alone", *QUICK, "--json") == 0
-    loss = results(capsys)["losses"]["own text"]
+    assert [*recipe["stages"][0].values()] == [6, 3, 3] and recipe["optimizer"]["lr"] == 1e-2
+    loss = alone["losses"]["own text"]
     assert loss["after"] < loss["before"]
 
 

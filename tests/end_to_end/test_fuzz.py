@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from tests.helpers.sampling import only
 from tests.helpers.warm_python import Program, clear_away
-
-CASES = 1_000
 
 
 @pytest.mark.slow
-def test_mutated_files_are_read_or_refused_in_one_line() -> None:
+@pytest.mark.parametrize("cases", only([240], [240, 1_000]))
+def test_mutated_files_are_read_or_refused_in_one_line(cases: int) -> None:
     """Seeded mutations of configs, tokenizers, headers, tables and recipes (tests/helpers/fuzz). A
     failure shows the command that repeats the case."""
-    half = CASES // 2
+    half = cases // 2
     words = ["-m", "tests.helpers.fuzz", "--count", half, "--first"]
     programs = [Program([*words, first], apart=True) for first in (0, half)]
     try:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,7 +33,7 @@ class Local:
     token: str = ""
     allowed_hosts: Collection[str] = ()
 
-    @property
+    @cached_property
     def app(self) -> App:
         return make_app(self.service, token=self.token, allowed_hosts=self.allowed_hosts)
 

@@ -22,6 +22,7 @@ from palm_ds.inference.embedding_files import EmbeddingJob, embed_files
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.serve.model_set import Served, open_set
 from palm_ds.serve.served_model import ModelOptions
+from tests.helpers.sampling import only
 from tests.helpers.serving import listening, local
 
 pytestmark = pytest.mark.slow
@@ -61,11 +62,12 @@ def url(tasks_run: Path, words_run: Path, tmp_path: Path) -> Iterator[str]:
         yield found
 
 
-def test_the_server_keeps_its_contract(url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("examples", only([3], [3, 20]))
+def test_the_server_keeps_its_contract(url: str, examples: int, tmp_path: Path) -> None:
     (tmp_path / "schemathesis.toml").write_text(SETTINGS)
     program = shutil.which("schemathesis", path=str(Path(sys.executable).parent))
     assert program is not None
-    options = ["--seed", "1", "--max-examples", "20", "--no-color", "--warnings", "off"]
+    options = ["--seed", "1", "--max-examples", str(examples), "--no-color", "--warnings", "off"]
     done = subprocess.run(
         [program, "run", f"{url}/openapi.json", *options],
         cwd=tmp_path, capture_output=True, text=True, timeout=300,
