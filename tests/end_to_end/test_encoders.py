@@ -105,7 +105,7 @@ def test_a_pretrained_run_is_that_family_again(place: Path, pretrained: Path) ->
     assert not any(loading.values())
 
 
-def test_a_classifier_is_one_in_transformers_and_onnx_runtime(classifier: Path) -> None:
+def test_a_classifier_is_one_in_transformers(classifier: Path) -> None:
     texts = ["the river group", "the night group"]
     labels = [row["label"] for row in palm.load(classifier)(texts)]
     assert labels == ["yes", "no"]
@@ -113,6 +113,10 @@ def test_a_classifier_is_one_in_transformers_and_onnx_runtime(classifier: Path) 
         its = transformers.pipeline("text-classification", str(classifier / "hf"), device="cpu")
         assert [row["label"] for row in its(texts)] == labels
     assert [row["label"] for row in palm.load(classifier / "hf")(texts)] == labels
+
+
+@pytest.mark.parametrize("place", only(["eurobert"], TOKENIZERS), indirect=True)
+def test_a_classifier_is_one_in_onnx_runtime(place: Path, classifier: Path) -> None:
     words = [str(classifier / "hf"), str(classifier / "onnx"), "--to", "onnx"]
     assert main(["convert", *words]) == 0  # compares their outputs
 

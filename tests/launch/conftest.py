@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.helpers.no_curves import no_curves  # noqa: F401
+
 
 @dataclass(frozen=True)
 class Said:

@@ -12,21 +12,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import warm_python
 from tests.helpers.launchers import mpirun
 
 TEXT = "\n\n".join(f"Document {i} has a sentence. And another one in New York!" for i in range(90))
 OPTIONS = ("--train", "wordpiece", "--vocab_size", "100", "--shard_mb", "0.002")
 
 
-def run(*arguments: str, cwd: Path, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
     script = Path(__file__).resolve().parents[2] / "launch" / "prepare.py"
-    command = [sys.executable, *before, str(script), *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    return warm_python.run([script, *arguments], cwd=cwd)
 
 
 def corpus(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "palm_ds.cli.corpus", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    return warm_python.run(["-m", "palm_ds.cli.corpus", *arguments], cwd=cwd)
 
 
 @pytest.fixture
