@@ -104,6 +104,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "tasks": {"most": {"kind": "majority.Majority", "source": "rows", "threshold": 0.5}},
         "stages": [{"most": "4 epochs"}],
         "evaluate": {"every": 12, "best": "most.right"},
+        "export_onnx": [],
     }
     (folder / "mine.yaml").write_text(yaml.safe_dump(recipe))
     cpu = ["--deepspeed_config", "cpu.json", "--run_dir", "run"]
