@@ -3,7 +3,10 @@ the documentation runs."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import palm_ds as palm
 from palm_ds.api.notebook import Report, TaskPredictions, in_notebook
 from palm_ds.common.errors import UserError
 from tests.helpers.small_tables import TINY, write_tables
+from tests.helpers.warm_python import Program
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "docs/notebooks"
 
@@ -69,7 +73,28 @@ def test_a_report_is_shown_in_a_frame(tmp_path: Path) -> None:
     assert not in_notebook()
 
 
+class Kernel(Program):
+    """A notebook's kernel, as far as jupyter_client asks."""
+
+    stdin = stdout = stderr = None
+
+    def __init__(self, command: list[str], *, env: dict[str, str], cwd: str, **_: Any):
+        super().__init__(command[command.index("-m") :], env=env, cwd=cwd)
+        while os.getpgid(self.pid) != self.pid:  # what jupyter_client kills must be its own
+            time.sleep(0.01)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+@pytest.fixture
+def warm_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("nbclient")
+    monkeypatch.setattr("jupyter_client.provisioning.local_provisioner.launch_kernel", Kernel)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_kernel")
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::pytest.PytestWarning")
 def test_a_notebook_of_the_documentation_runs(path: Path, tmp_path: Path) -> None:

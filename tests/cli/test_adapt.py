@@ -87,7 +87,13 @@ def error(capsys: pytest.CaptureFixture[str], place: Path, *words: str) -> str:
     return lines[-1]
 
 
-@pytest.mark.parametrize(("model", "family"), [("bert", "Bert"), ("modernbert", "ModernBert")])
+@pytest.mark.parametrize(
+    ("model", "family"),
+    [
+        pytest.param("bert", "Bert", marks=pytest.mark.exhaustive),  # as the runs below
+        ("modernbert", "ModernBert"),
+    ],
+)
 def test_it_learns_and_goes_back_as_it_came(
     place: Path, model: str, family: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
+import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from palm_ds.cli.main import main
 from tests.helpers.saved_model import save_model
+from tests.helpers.warm_python import Program
 
 
 @pytest.fixture(scope="module")
@@ -63,38 +63,42 @@ def test_mistakes_in_one_line(
     assert "give their vectors too" in error_of(capsys, model, "--texts", "a.txt", "--port", "0")
 
 
+@pytest.fixture
+def server(run: Path) -> Iterator[Program]:
+    command = ["-m", "palm_ds.cli.serve", run, "--port", "0"]
+    program = Program(command, env={"PALM_DS_TOKEN": "secret"})
+    yield program
+    program.clear_away()
+
+
 @pytest.mark.slow
-def test_sigterm_answers_what_was_accepted(run: Path) -> None:
+def test_sigterm_answers_what_was_accepted(server: Program) -> None:
     """Many texts are in work when the signal comes; all are answered, and then the process ends."""
-    command = [sys.executable, "-m", "palm_ds.cli.serve", str(run), "--port", "0"]
-    environment = {**os.environ, "PALM_DS_TOKEN": "secret"}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stderr is not None
-        lines: list[str] = []
-        url = ""
-        while not url:
-            lines.append(process.stderr.readline())
-            assert lines[-1], "".join(lines)
-            found = re.match(r"serving on (\S+)", lines[-1])
-            url = found[1] if found else ""
-        logged: list[str] = []
-        reading = threading.Thread(target=lambda: logged.extend(process.stderr or ()))
-        reading.start()
-        answers: list[int] = []
-        threads = [threading.Thread(target=_ask, args=(url, answers)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        while not any("GET /info" in line for line in logged):
-            _get(url + "/info")
-        process.send_signal(signal.SIGHUP)  # a reload meanwhile loses nothing either
-        while not any("reloaded run" in line for line in logged):
-            pass
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-        for thread in [*threads, reading]:
-            thread.join(30)
+    wait_for(server, "serving on")
+    found = re.search(r"^serving on (\S+)", server.output(), re.MULTILINE)
+    assert found
+    answers: list[int] = []
+    threads = [threading.Thread(target=_ask, args=(found[1], answers)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    _get(found[1] + "/info")
+    wait_for(server, "GET /info")
+    server.send_signal(signal.SIGHUP)  # a reload meanwhile loses nothing either
+    wait_for(server, "reloaded run")
+    server.send_signal(signal.SIGTERM)
+    assert server.wait(30) == 0
+    for thread in threads:
+        thread.join(30)
     assert answers == [250] * 4
-    assert any("stopping: " in line for line in logged)
+    assert "stopping: " in server.output()
+
+
+def wait_for(server: Program, text: str) -> None:
+    """Until the server has said it."""
+    deadline = time.monotonic() + 60
+    while text not in server.output():
+        assert server.poll() is None and time.monotonic() < deadline, server.output()
+        time.sleep(0.02)
 
 
 def _get(url: str) -> None:

@@ -194,7 +194,8 @@ def test_recomputed_layers_have_the_same_weights(place: Path, pretrained: Path) 
     assert all(torch.equal(found[x], whole[x]) for x in whole)
 
 
-@pytest.mark.parametrize("kind", only(["muon"], ["muon", "lamb"]))
+@pytest.mark.exhaustive  # test_encoders.py has Muon
+@pytest.mark.parametrize("kind", ["muon", "lamb"])
 def test_other_optimizers_and_layer_decay_take_it(place: Path, kind: str) -> None:
     optimizer = {"kind": kind, "lr": 1e-3, "layer_decay": 0.9}
     assert pretrain(place, place / kind, optimizer=optimizer) == 0
@@ -238,6 +239,7 @@ def test_a_classifier_is_one_in_transformers_and_served(classifier: Path) -> Non
         torch.testing.assert_close(found, mine(texts, pooling="mean"), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.exhaustive  # tests/api has it for BERT
 def test_it_resumes_bit_for_bit(place: Path, pretrained: Path, classifier: Path) -> None:
     def interrupt(event: Any) -> None:
         if isinstance(event, palm.event.EndIteration) and event.batch_id == 4:

@@ -42,6 +42,19 @@ stages: [{mood: 3}]
 export_onnx: []
 """
 TRAINING = ("--deepspeed_config", "cpu")
+IN_ONE_PROCESS = """
+import sys
+from palm_ds.cli.main import main
+from palm_ds.train.sweeps import ablation
+
+def here(words):
+    at = words.index("-m")
+    return main([words[at + 1].rpartition(".")[2], *words[at + 2 :]])
+
+ablation.run_and_wait = here
+sys.exit(main(sys.argv[1:]))
+"""
+"""`palm-ds` whose ablation starts no programs."""
 COMMANDS: dict[str, Sequence[str]] = {
     "prepare": ("{out}", "texts.txt", "--train", "wordpiece", "--vocab_size", "100"),
     "corpus": ("inspect", "corpus"),
@@ -84,7 +97,7 @@ QUIET = {
     "resize",
 }
 """Those whose result is a file."""
-SLOW = {"pretrain", "finetune", "ablate", "teach"}
+SLOW = {"pretrain", "finetune", "teach"}
 """Those that train."""
 
 
@@ -123,6 +136,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trained = palm_ds(folder, "pretrain", "pretrain.yaml", *TRAINING, "--run_dir", "run")
     assert trained.returncode == 0, trained.stderr
     (folder / "hf").symlink_to("run/hf")
+    # Its table alone is shown here; tests/distributed/test_ablate.py has its programs.
+    ablated = run(["-c", IN_ONE_PROCESS, "ablate", *COMMANDS["ablate"]], cwd=folder)
+    assert ablated.returncode == 0, ablated.stderr
     return folder
 
 
