@@ -156,9 +156,13 @@ def test_a_run_is_that_family_again(pretrained: Path) -> None:
 
 
 def test_other_formats_take_it_or_say_why_not(
-    pretrained: Path, classifier: Path, tmp_path: Path
+    place: Path, pretrained: Path, tmp_path: Path
 ) -> None:
-    assert main(["convert", str(classifier), str(tmp_path / "onnx"), "--to", "onnx"]) == 0
+    """As a graph, one layer that sees the whole text and one that sees a window of it."""
+    two = {**SIZES, "num_hidden_layers": 2}
+    folder_with_tokenizer(tmp_path / "two", documents() + NASTY, **two)
+    finetune(place, tmp_path / "two", tmp_path / "run", epochs=1).train()
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "onnx"), "--to", "onnx"]) == 0
     with pytest.raises(UserError, match="PaddleNLP has no encoder like modernbert"):
         convert(pretrained, tmp_path / "paddle", "paddle")
     assert main(["resize", str(pretrained), str(tmp_path / "long"), "--positions", "512"]) == 0
