@@ -39,6 +39,8 @@ class HfFamily:
     query: str = "attention.self.query"
     contract: str = "output.dense"
     """Two matrices of a layer."""
+    own_graph: bool = False
+    """Whether its layers compute what BERT's do not, which an exporter may get wrong."""
     layers: str = "num_hidden_layers"
     """The number of its layers, in config.json."""
     own_layers: int = 3
@@ -132,6 +134,7 @@ MPNET = HfFamily(
     values={"pad_token_id": 1},
     shapes=(NARROW,),
     wide=(BASE,),
+    own_graph=True,
     query="attention.attn.q",
     forms=("plain", "sdpa"),
 )
@@ -161,6 +164,7 @@ DEBERTA = HfFamily(
             "max_relative_positions": -1,
         },
     ),
+    own_graph=True,
     query="attention.self.query_proj",
     forms=("plain", "sdpa"),
 )
@@ -173,6 +177,7 @@ ALBERT = HfFamily(
         {"embedding_size": 48, "num_hidden_groups": 2, "inner_group_num": 2},
     ),
     wide=({**BASE, "embedding_size": 128},),
+    own_graph=True,
     stem="encoder.albert_layer_groups.0.albert_layers.0",
     query="attention.query",
     contract="ffn_output",

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 import transformers
@@ -179,6 +178,8 @@ def test_a_task_embedding_is_folded_and_changes_no_probability(
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # of peft
 @EVERY
 def test_lora_is_an_adapter_of_peft(tmp_path: Path, family: HfFamily) -> None:
+    import peft
+
     ending = "ForSequenceClassification"
     contents = open_contents(family.save(tmp_path / "base", ending))
     settings, head = LoraSettings(rank=4, targets="all"), ClassHead(48, 3, pooled=True)
@@ -218,7 +219,14 @@ def test_layers_learn_more_slowly_below(tmp_path: Path, family: HfFamily) -> Non
     assert scales[f"backbone.layers.{family.own_layers - 1}.qkv.weight"] == 0.5
 
 
-@EVERY
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(x, marks=[] if x.own_graph else pytest.mark.exhaustive)
+        for x in HF_FAMILIES.values()
+    ],
+    ids=lambda x: x.name,
+)
 def test_onnx_runtime_computes_the_same(tmp_path: Path, family: HfFamily) -> None:
     """All outputs are compared, and a graph that differs is refused. Each layer takes seconds to
     export, so there is one."""
