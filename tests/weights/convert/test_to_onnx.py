@@ -246,7 +246,7 @@ def _again(done: OnnxResult, target: Path, **options: Any) -> OnnxResult:
 
 def test_large_weights_lie_next_to_the_graph(converted, tmp_path, monkeypatch) -> None:
     """A file above 2 GB cannot be written here: the limit is lowered."""
-    monkeypatch.setattr(write, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(write, "MOST_BYTES", 5_000)
     path = tmp_path / "model.onnx"
     write.save_graph(onnx.load(converted.target / "onnx" / "model.onnx"), path)
     about = converted.description
