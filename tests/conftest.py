@@ -42,6 +42,10 @@ for name, value in {
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
+# Compiled files are kept, or every process would compile all again, and pytest rewrite 7,000
+# assertions in each of its workers: 13 s of CPU time.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # The same cases every time, so that a suite that passed passes; `PALM_FUZZ=1` draws new ones.
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.load_profile("default" if os.environ.get("PALM_FUZZ") else "same")

@@ -37,6 +37,8 @@ class Case:
     """`NomicBert` of `NomicBertModel`."""
     published: dict[str, Any]
     """A published shape; with fewer layers and tokens."""
+    narrow: dict[str, Any]
+    """Its heads, but few of them."""
     gate: tuple[str, ...]
     """Of layer 1 in a file of the base model: the halves of its gate, one tensor or two."""
     values: dict[str, Any] = field(default_factory=dict)
@@ -49,6 +51,7 @@ CASES = {
     "nomic_bert": Case(
         prefix="NomicBert",
         published={"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
+        narrow={"hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512},
         gate=("encoder.layers.1.mlp.fc11.weight", "encoder.layers.1.mlp.fc12.weight"),
         refused=(
             ({"hidden_act": "gelu"}, "hidden_act: must be 'silu' here, got"),
@@ -70,6 +73,13 @@ CASES = {
             "intermediate_size": 4096,
             "rope_parameters": {"rope_type": "default", "rope_theta": 250_000.0},
         },
+        narrow={
+            "hidden_size": 192,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "intermediate_size": 256,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 250_000.0},
+        },
         gate=("layers.1.mlp.gate_proj.weight", "layers.1.mlp.up_proj.weight"),
         values={"num_key_value_heads": 2, "pad_token_id": 0},
         refused=(
@@ -89,6 +99,7 @@ CASES = {
     "gte": Case(
         prefix="Gte",
         published={"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072},
+        narrow={"hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512},
         gate=("encoder.layer.1.mlp.up_gate_proj.weight",),
         values={"pad_token_id": 0},
         refused=(
@@ -108,6 +119,7 @@ CASES = {
     "jina_embeddings_v3": Case(
         prefix="JinaEmbeddingsV3",
         published={"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096},
+        narrow={"hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512},
         gate=(),
         values={"pad_token_id": 0},
         refused=(

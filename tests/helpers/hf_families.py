@@ -30,13 +30,19 @@ class HfFamily:
     values: Mapping[str, Any] = field(default_factory=dict)
     """More values of config.json."""
     shapes: tuple[Mapping[str, Any], ...] = ()
-    """Published sizes of heads and vectors, with few layers."""
+    """Heads of published sizes, with few of them and few layers."""
+    wide: tuple[Mapping[str, Any], ...] = ()
+    """Published sizes of vectors, too."""
     endings: tuple[str, ...] = ("Model", "ForMaskedLM", *CLASSIFIERS)
     stem: str = "encoder.layer.0"
     """Its first layer."""
     query: str = "attention.self.query"
     contract: str = "output.dense"
     """Two matrices of a layer."""
+    own_graph: bool = False
+    """Whether its layers compute what BERT's do not, which an exporter may get wrong."""
+    layers: str = "num_hidden_layers"
+    """The number of its layers, in config.json."""
     own_layers: int = 3
     """Those with weights of their own."""
     forms: tuple[str, ...] = ("plain", "sdpa", "tiles")
@@ -78,6 +84,12 @@ SIZES: Mapping[str, Any] = {
     "max_position_embeddings": 520,
     "pad_token_id": 0,
 }
+NARROW: Mapping[str, Any] = {
+    "hidden_size": 128,
+    "num_attention_heads": 2,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+}
 BASE: Mapping[str, Any] = {
     "hidden_size": 768,
     "num_attention_heads": 12,
@@ -87,7 +99,8 @@ ELECTRA = HfFamily(
     name="Electra",
     values={"embedding_size": 20},
     endings=("Model", "ForMaskedLM", "ForPreTraining", *CLASSIFIERS),
-    shapes=(
+    shapes=({**NARROW, "embedding_size": 64}, {**NARROW, "embedding_size": 128}),
+    wide=(
         {
             "hidden_size": 256,
             "embedding_size": 128,
@@ -109,7 +122,9 @@ DISTILBERT = HfFamily(
         "max_position_embeddings": 520,
         "pad_token_id": 0,
     },
-    shapes=({"dim": 768, "n_heads": 12, "hidden_dim": 3072},),
+    shapes=({"dim": 128, "n_heads": 2, "hidden_dim": 512, "n_layers": 2},),
+    wide=({"dim": 768, "n_heads": 12, "hidden_dim": 3072},),
+    layers="n_layers",
     stem="transformer.layer.0",
     query="attention.q_lin",
     contract="ffn.lin2",
@@ -117,7 +132,9 @@ DISTILBERT = HfFamily(
 MPNET = HfFamily(
     name="MPNet",
     values={"pad_token_id": 1},
-    shapes=(BASE,),
+    shapes=(NARROW,),
+    wide=(BASE,),
+    own_graph=True,
     query="attention.attn.q",
     forms=("plain", "sdpa"),
 )
@@ -134,6 +151,10 @@ DEBERTA = HfFamily(
         "legacy": False,
     },
     shapes=(
+        {**NARROW, "position_buckets": 256, "max_relative_positions": -1},
+        {"conv_kernel_size": 3, "conv_act": "gelu", "position_buckets": -1},
+    ),
+    wide=(
         {**BASE, "position_buckets": 256, "max_relative_positions": -1},
         {
             "hidden_size": 384,
@@ -142,8 +163,8 @@ DEBERTA = HfFamily(
             "position_buckets": 256,
             "max_relative_positions": -1,
         },
-        {"conv_kernel_size": 3, "conv_act": "gelu", "position_buckets": -1},
     ),
+    own_graph=True,
     query="attention.self.query_proj",
     forms=("plain", "sdpa"),
 )
@@ -152,9 +173,11 @@ ALBERT = HfFamily(
     values={"embedding_size": 20},
     endings=("Model", "ForMaskedLM", "ForPreTraining", *CLASSIFIERS),
     shapes=(
-        {**BASE, "embedding_size": 128},
+        {**NARROW, "embedding_size": 64},
         {"embedding_size": 48, "num_hidden_groups": 2, "inner_group_num": 2},
     ),
+    wide=({**BASE, "embedding_size": 128},),
+    own_graph=True,
     stem="encoder.albert_layer_groups.0.albert_layers.0",
     query="attention.query",
     contract="ffn_output",

@@ -38,8 +38,8 @@ def roberta(folder: Path, head: str, **config: Any) -> Path:
     tokenizer = transformers.RobertaTokenizer(tokenizer_object=backend, model_max_length=44)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(3)
-    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    values = {"type_vocab_size": 1, "initializer_range": 0.3, "intermediate_size": 32, **config}
+    small: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    small |= {"type_vocab_size": 1, "initializer_range": 0.3, "intermediate_size": 32}
     model = CLASSES[head](
         transformers.RobertaConfig(
             vocab_size=len(known),
@@ -47,8 +47,7 @@ def roberta(folder: Path, head: str, **config: Any) -> Path:
             pad_token_id=1,
             bos_token_id=0,
             eos_token_id=2,
-            **small,
-            **values,
+            **{**small, **config},
         )
     )
     model.save_pretrained(folder)
@@ -107,7 +106,7 @@ def test_a_context_follows_two_separators(tmp_path: Path) -> None:
 def test_onnx_reads_the_same_pairs(tmp_path: Path) -> None:
     """The graph, given the ids of the written tokenizer, against palm_ds."""
     runtime: Any = pytest.importorskip("onnxruntime")
-    folder = roberta(tmp_path / "hf", "sequence", num_labels=2)
+    folder = roberta(tmp_path / "hf", "sequence", num_labels=2, num_hidden_layers=1)
     convert_to_onnx(folder, tmp_path / "onnx", OnnxOptions(verify=False))
     session = runtime.InferenceSession(str(tmp_path / "onnx/onnx/model.onnx"))
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "onnx")

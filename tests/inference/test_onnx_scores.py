@@ -74,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         }
         for name, rows in ROWS.items()
     }
-    backbone = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_positions": 64}
+    backbone = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "max_positions": 64}
     backbone |= {"task_types": 4}
     save_model(folder / "run", tuple(KINDS), tasks=KINDS, sources=sources, backbone=backbone)
     return folder

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.reader import TableSettings
@@ -74,6 +73,8 @@ def score(folder: Path, right: str, predictions: Any, **rules: Any) -> dict[str,
     ids=["lines", "lines in another order", "table", "column with a name", "column"],
 )
 def test_class_predictions_in_every_form(tmp_path, written) -> None:
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
     found = score(tmp_path, gold(tmp_path), written, kind="classification", positive="a")
     assert found["accuracy"] == pytest.approx(accuracy_score(LABELS, FOUND))
     assert found["f1"] == pytest.approx(f1_score(LABELS, FOUND, labels=["a"], average="macro"))
@@ -82,6 +83,8 @@ def test_class_predictions_in_every_form(tmp_path, written) -> None:
 
 
 def test_several_classes(tmp_path) -> None:
+    from sklearn.metrics import accuracy_score, f1_score
+
     right, found = [["x", "y"], [], ["y"]], [["x"], ["y"], ["y"]]
     cells = [np.array([[c in row for c in "xy"] for row in rows]) for rows in (right, found)]
     scores = score(tmp_path, gold(tmp_path, right), lines("labels", found), kind="multi_label")
@@ -165,6 +168,8 @@ def test_a_gold_file_without_a_header(tmp_path) -> None:
 
 
 def test_classes_are_those_of_the_predicting_task(tmp_path) -> None:
+    from sklearn.metrics import f1_score
+
     right = gold(tmp_path, ["a", "b", "b", "a", "a", "a"])
     plain = score(tmp_path, right, lines("label", list("ababaa")), kind="classification")
     noted = {"kind": "classification", "labels": list("cba"), "positive": "a"}

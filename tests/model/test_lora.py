@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import peft
 import pytest
 import torch
 
@@ -103,6 +102,8 @@ def test_the_seed_alone_decides_the_first_a() -> None:
 
 @pytest.mark.parametrize("rank_stabilized", (False, True))
 def test_the_merged_model_computes_the_same(rank_stabilized: bool) -> None:
+    import peft
+
     settings = replace(ALL, rank_stabilized=rank_stabilized)
     model, plain = adapted(settings), small_model()
     found = merged(dict(sorted(model.state_dict().items())), settings)

@@ -351,7 +351,7 @@ def random_lines(many: int) -> list[Line]:
 
 @pytest.mark.parametrize("share", [0, 30, 100])
 def test_masks_follow_the_published_rule(share):
-    assert_same_rule(random_lines(3000), share)
+    assert_same_rule(random_lines(1500), share)
 
 
 @pytest.mark.parametrize("share", [0, 100])

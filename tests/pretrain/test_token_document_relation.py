@@ -99,7 +99,8 @@ def slow_answers(
 ) -> dict[int, int]:
     """{position: label} from the documents' tokens as lists, one token at a time."""
     used = {int(place) for place in example.source_offsets if place >= 0}
-    answers = {}
+    answers: dict[int, int] = {}
+    others: dict[range, list[int]] = {}
     unigrams = source.unigrams
     for position, place in enumerate(map(int, example.source_offsets)):
         if place < 0:
@@ -109,8 +110,10 @@ def slow_answers(
             for a, b in zip(source.starts, source.ends, strict=True)
             if a <= place < b
         ]
-        mine = sorted(used & set(document))
-        elsewhere = [p for p in document if p not in used and _near(p, mine, task.reach)]
+        if document not in others:
+            mine = sorted(used & set(document))
+            others[document] = [p for p in document if p not in used and _near(p, mine, task.reach)]
+        elsewhere = others[document]
         if len(elsewhere) < task.least:
             continue
         ids = source.corpus.take(np.array([place, *elsewhere])).tolist()

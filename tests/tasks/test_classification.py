@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import f1_score
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
@@ -60,6 +59,8 @@ def test_numeric_classes_are_sorted_as_numbers(tmp_path: Path) -> None:
 
 
 def test_scores_skip_rows_without_a_label(tmp_path: Path) -> None:
+    from sklearn.metrics import f1_score
+
     rows = [{"text_a": "x", "label": x} for x in ("no", "yes", "?", "yes", "no")]
     source = source_of(tmp_path, rows)
     task = task_of(labels=["no", "yes"])

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import f1_score
 from torch.nn import functional as F  # noqa: N812
 from transformers import BertForSequenceClassification
 
@@ -121,6 +120,8 @@ def test_both_pairs_are_separate_and_truncated_alike(tmp_path: Path) -> None:
 
 
 def test_the_second_label_is_the_match(tmp_path: Path) -> None:
+    from sklearn.metrics import f1_score
+
     rows = [{**PAIRS[0], "label": x} for x in ("same", "other", "same", "unknown", "other")]
     source = source_of(tmp_path, rows)
     task = task_of(labels=["other", "same"])

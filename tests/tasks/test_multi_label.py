@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import f1_score
 
 from palm_ds.common.errors import UserError
 from palm_ds.tasks.multi_label import MultiLabel
@@ -28,6 +27,8 @@ task_of = partial(make_task, MultiLabel, "topics")
 
 
 def test_scores_equal_scikit_learns_over_labelled_rows(tmp_path: Path) -> None:
+    from sklearn.metrics import f1_score
+
     rows = [*ROWS, {"text_a": "y", "label": ["weather"]}]
     source = source_of(tmp_path, rows)
     task = task_of(labels=["arts", "law", "sport"])

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.metrics import average_precision_score, f1_score, ndcg_score
 
 from palm_ds.common.errors import UserError
 from palm_ds.tasks.ranking import Ranking
@@ -37,6 +36,8 @@ def ranked_rows(groups: int, rng: np.random.Generator) -> list[dict]:
 @pytest.mark.parametrize("relevant_from", [1, 3])
 @pytest.mark.parametrize("by", ["qid", "text_a", "named"])
 def test_scores_are_computed_per_group(tmp_path: Path, relevant_from: int, by: str) -> None:
+    from sklearn.metrics import average_precision_score, f1_score, ndcg_score
+
     rng = np.random.default_rng(2)
     rows = ranked_rows(13, rng)
     if by == "text_a":

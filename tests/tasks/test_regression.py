@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.stats import pearsonr, spearmanr
 
 from palm_ds.common.errors import UserError
 from palm_ds.tasks.regression import Regression
@@ -47,6 +46,8 @@ def test_predictions_are_clipped(score: float, value: float) -> None:
 
 
 def test_scores_equal_scipys_over_rows_with_a_number(tmp_path: Path) -> None:
+    from scipy.stats import pearsonr, spearmanr
+
     rows = [{"text_a": "x", "label": y} for y in (1, 2, "n/a", 3.5, 2, 0)]
     source, found = source_of(tmp_path, rows), [0.5, 2.5, 9, 3, 1, 1]
     scores = task_of().metrics({i: {"value": x} for i, x in enumerate(found)}, source)

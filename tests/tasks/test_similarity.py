@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy.stats import pearsonr, spearmanr
 from transformers import BertModel
 
 from palm_ds.common.errors import UserError
@@ -63,6 +62,8 @@ def test_values_equal_transformers(tmp_path: Path, pooling: str, similarity: str
 
 
 def test_metrics_equal_scipy(tmp_path: Path) -> None:
+    from scipy.stats import pearsonr, spearmanr
+
     source, values = source_of(tmp_path, ROWS), [0.8, 0.3, 0.1]
     found = task_of().metrics({i: {"value": x} for i, x in enumerate(values)}, source)
     labels = [row["label"] for row in ROWS]

@@ -19,7 +19,7 @@ sizes = st.builds(
     group_segments=st.integers(1, 6),
 )
 shards = st.lists(
-    st.lists(st.integers(1, 200), max_size=30).map(tuple), min_size=1, max_size=6
+    st.lists(st.integers(1, 60), max_size=30).map(tuple), min_size=1, max_size=6
 ).filter(lambda found: any(found))
 """Per shard, the tokens of its documents."""
 few = settings(max_examples=60, deadline=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -27,6 +28,7 @@ from palm_ds.model.kernels import Kernels
 from palm_ds.model.ops.dropout import dropout_keys
 from tests.model.attention.test_attention import compare
 
+FP32, BF16 = torch.float32, torch.bfloat16
 CONFIG = EncoderConfig(vocab_size=50, hidden_size=32, num_heads=2, num_layers=2)
 
 
@@ -118,9 +120,18 @@ def test_the_mask_of_mixed_rows(rows: list[list[PackedText]], length: int) -> No
     assert plan.mask is not None and torch.equal(plan.mask[:, 0], expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-@pytest.mark.parametrize("kernel", ["plain", "sdpa", "tiles", "triton"])
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "dropout"),
+    [
+        *itertools.product(("plain", "sdpa", "tiles"), (FP32, BF16), (0.0, 0.3)),
+        ("triton", FP32, 0.0),
+        ("triton", BF16, 0.3),
+        *(
+            pytest.param("triton", *case, marks=pytest.mark.exhaustive)
+            for case in ((FP32, 0.3), (BF16, 0.0))
+        ),
+    ],
+)
 @pytest.mark.parametrize(("rows", "length"), ROWS)
 def test_every_form_is_attention_under_the_mask(
     rows: list[list[PackedText]],
@@ -234,8 +245,14 @@ LEFT_TO_RIGHT = [
 ]
 
 
-@pytest.mark.parametrize("window", [None, 1, 6])
-@pytest.mark.parametrize("kernel", ["plain", "sdpa", "tiles", "triton"])
+@pytest.mark.parametrize(
+    ("kernel", "window"),
+    [
+        *itertools.product(("plain", "sdpa", "tiles"), (None, 1, 6)),
+        ("triton", 6),
+        *(pytest.param("triton", x, marks=pytest.mark.exhaustive) for x in (None, 1)),
+    ],
+)
 def test_left_to_right_within_windows(
     kernel: str, window: int | None, request: pytest.FixtureRequest
 ) -> None:

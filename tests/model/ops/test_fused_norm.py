@@ -45,8 +45,15 @@ def drop_of(rows: int, length: int, size: int, rate: float) -> Drop:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("rate", [0.0, 0.3])
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(
+    ("rate", "after"),
+    [
+        (0.0, False),
+        (0.3, True),
+        pytest.param(0.0, True, marks=pytest.mark.exhaustive),
+        pytest.param(0.3, False, marks=pytest.mark.exhaustive),
+    ],
+)
 @pytest.mark.parametrize(
     ("rows", "length", "size"), [(1, 1, 1), (2, 3, 5), (3, 7, 16), (1, 2, 130)]
 )

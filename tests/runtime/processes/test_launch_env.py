@@ -265,7 +265,13 @@ def test_a_run_checks_the_command_line_of_its_launcher(
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("target", [("launch/pretrain.py",), ("--module", "palm_ds.cli.predict")])
+@pytest.mark.parametrize(
+    "target",
+    [
+        ("launch/pretrain.py",),
+        pytest.param(("--module", "palm_ds.cli.predict"), marks=pytest.mark.exhaustive),
+    ],
+)
 def test_under_the_real_launcher(target: tuple[str, ...], root: Path, tmp_path: Path) -> None:
     module = "palm_ds.cli.predict" in target
     arguments = ["run", "--input", "a", "--output", str(tmp_path / "o")] if module else ["x.yaml"]

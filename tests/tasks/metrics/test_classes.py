@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from sklearn import metrics as sklearn
 
 from palm_ds.common.errors import UserError
 from palm_ds.tasks.metrics import classes
@@ -25,6 +24,8 @@ TABLES = some.integers(1, 8).flatmap(
 @patiently
 @given(PAIRS)
 def test_classes_are_scored_as_scikit_learn_does(pairs: list[tuple[int, int]]) -> None:
+    from sklearn import metrics as sklearn
+
     predictions, labels = np.array(pairs).T
     assert classes.accuracy(predictions, labels) == pytest.approx(
         sklearn.accuracy_score(labels, predictions)
@@ -48,6 +49,8 @@ def test_classes_are_scored_as_scikit_learn_does(pairs: list[tuple[int, int]]) -
 @patiently
 @given(PAIRS)
 def test_confusion_matrices_equal_scikit_learns(pairs: list[tuple[int, int]]) -> None:
+    from sklearn import metrics as sklearn
+
     predictions, labels = np.array(pairs).T
     ours = classes.confusion(predictions, labels, range(4))
     assert (ours == sklearn.confusion_matrix(labels, predictions, labels=range(4))).all()
@@ -57,6 +60,8 @@ def test_confusion_matrices_equal_scikit_learns(pairs: list[tuple[int, int]]) ->
 @given(PAIRS)
 @pytest.mark.filterwarnings("ignore:A single label was found")
 def test_matthews_correlation_equals_scikit_learns(pairs: list[tuple[int, int]]) -> None:
+    from sklearn import metrics as sklearn
+
     predictions, labels = np.array(pairs).T
     found = classes.matthews(predictions, labels)
     assert found == pytest.approx(sklearn.matthews_corrcoef(labels, predictions))
@@ -66,6 +71,8 @@ def test_matthews_correlation_equals_scikit_learns(pairs: list[tuple[int, int]])
 @patiently
 @given(TABLES)
 def test_multi_label_scores_equal_those_of_scikit_learn(rows: tuple[list[int]]) -> None:
+    from sklearn import metrics as sklearn
+
     both = np.array(rows).reshape(len(rows), 2, 6)
     predictions, labels = both[:, 0], both[:, 1]
     for average, ours in (("micro", classes.multilabel_micro), ("macro", classes.multilabel_macro)):
@@ -82,6 +89,8 @@ def test_multi_label_scores_equal_those_of_scikit_learn(rows: tuple[list[int]]) 
 @patiently
 @given(some.lists(some.tuples(some.integers(0, 5), some.booleans()), min_size=1, max_size=30))
 def test_auc_equals_scikit_learns(rows: list[tuple[int, bool]]) -> None:
+    from sklearn import metrics as sklearn
+
     scores, actual = [a / 7 for a, _ in rows], [int(b) for _, b in rows]
     found = classes.auc(scores, actual)
     if len(set(actual)) < 2:

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from scipy import stats
-from sklearn.metrics import mean_squared_error, root_mean_squared_error
 
 from palm_ds.common.errors import UserError
 from palm_ds.tasks.metrics import numbers
@@ -25,6 +23,8 @@ BOTH = pytest.mark.parametrize("correlation", [numbers.pearson, numbers.spearman
 @patiently
 @given(PAIRS)
 def test_correlations_equal_scipys(pairs: list[tuple[float, float]]) -> None:
+    from scipy import stats
+
     predictions, labels = np.array(pairs).T
     found = numbers.pearson_and_spearman(predictions, labels)
     if np.ptp(predictions) == 0 or np.ptp(labels) == 0:
@@ -41,12 +41,16 @@ def test_correlations_equal_scipys(pairs: list[tuple[float, float]]) -> None:
 @patiently
 @given(some.lists(some.integers(0, 5), max_size=30))
 def test_equal_numbers_share_a_rank_as_in_scipy(values: list[int]) -> None:
+    from scipy import stats
+
     assert numbers.ranks(values).tolist() == stats.rankdata(values).tolist()
 
 
 @patiently
 @given(PAIRS)
 def test_squared_errors_equal_scikit_learns(pairs: list[tuple[float, float]]) -> None:
+    from sklearn.metrics import mean_squared_error, root_mean_squared_error
+
     predictions, labels = np.array(pairs).T
     assert numbers.mse(predictions, labels) == pytest.approx(
         mean_squared_error(labels, predictions)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
-from sklearn.metrics import average_precision_score, ndcg_score
 
 from palm_ds.common.errors import UserError
 from palm_ds.tasks.metrics import ranking as it
@@ -66,6 +65,8 @@ def test_every_measure_by_plain_loops(rows: Rows) -> None:
 @patiently
 @given(ROWS)
 def test_map_and_ndcg_equal_scikit_learns_without_ties(rows: Rows) -> None:
+    from sklearn.metrics import average_precision_score, ndcg_score
+
     rows = without_ties(rows)
     ranking = it.rank(*columns(rows))
     precisions, gains = [], []

@@ -6,8 +6,6 @@ import math
 import random
 
 import pytest
-import sacrebleu
-from rouge_score.rouge_scorer import RougeScorer
 
 from palm_ds.tasks.metrics.texts import (
     bleu,
@@ -57,6 +55,8 @@ def as_words(references: list[list[str]]) -> list[list[list[str]]]:
 @pytest.mark.parametrize("order", [1, 2, 4])
 @pytest.mark.parametrize("count", [1, 5, 60])
 def test_bleu_equals_sacrebleu(order: int, count: int) -> None:
+    import sacrebleu
+
     for seed in range(10):
         found = texts(count, seed)
         streams = [texts(count, 100 + seed), texts(count, 200 + seed)]
@@ -69,6 +69,8 @@ def test_bleu_equals_sacrebleu(order: int, count: int) -> None:
 
 @pytest.mark.parametrize("stems", [False, True])
 def test_rouge_equals_rouge_score(stems: bool) -> None:
+    from rouge_score.rouge_scorer import RougeScorer
+
     scorer = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=stems)
     found, references = texts(80, 1), [texts(3, seed) for seed in range(80)]
     single = [[accepted[0]] for accepted in references]
@@ -92,6 +94,9 @@ def test_stemmed_rouge_is_a_rule_of_its_own() -> None:
 
 
 def test_chinese_is_compared_by_characters() -> None:
+    import sacrebleu
+    from rouge_score.rouge_scorer import RougeScorer
+
     found, reference = "今天天气很好,我们出去。", "今天 天气不好，我们不出去"
     scorer = RougeScorer(["rouge1", "rougeL"], tokenizer=OurWords())
     wanted = scorer.score(reference, found)

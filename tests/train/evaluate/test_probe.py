@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
 from transformers import BertModel, BertTokenizerFast
 
 from palm_ds.common.errors import UserError
@@ -47,6 +46,8 @@ def opened(model: Path, table: Path, **settings: Any) -> Probe:
 
 @pytest.mark.parametrize("classes", [2, 4])
 def test_the_classifier_is_scikit_learns(classes: int) -> None:
+    from sklearn.linear_model import LogisticRegression
+
     rng = np.random.default_rng(classes)
     targets = rng.integers(0, classes, 200)
     vectors = rng.normal(size=(200, 8)) * 10.0 ** rng.integers(-3, 3, 8)

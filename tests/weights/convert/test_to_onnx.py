@@ -38,7 +38,7 @@ from tests.helpers.word_encoders import config as word_config
 from tests.weights.formats.hf_models import make, save
 from tests.weights.formats.huggingface.test_read import minilm
 
-CONFIG = replace(SMALL, activation="relu", task_types=3)
+CONFIG = replace(SMALL, num_layers=1, activation="relu", task_types=3)
 WORDS = letters("t")
 HEADS = ("words", "kind", "size", "next", "tags", "answer")
 ALLOWED = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1], [0, 1, 1]]).bool()
@@ -246,7 +246,7 @@ def _again(done: OnnxResult, target: Path, **options: Any) -> OnnxResult:
 
 def test_large_weights_lie_next_to_the_graph(converted, tmp_path, monkeypatch) -> None:
     """A file above 2 GB cannot be written here: the limit is lowered."""
-    monkeypatch.setattr(write, "MOST_BYTES", 10_000)
+    monkeypatch.setattr(write, "MOST_BYTES", 5_000)
     path = tmp_path / "model.onnx"
     write.save_graph(onnx.load(converted.target / "onnx" / "model.onnx"), path)
     about = converted.description
@@ -301,6 +301,7 @@ def test_a_hugging_face_classifier_gives_what_transformers_gives(tmp_path: Path)
     np.testing.assert_allclose(found["sentence_embedding"], vectors, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_real_weights(tmp_path: Path) -> None:
     done = convert_to_onnx(minilm(), tmp_path / "out", OnnxOptions(precisions=("fp16", "int8")))

@@ -21,7 +21,7 @@ from tests.weights.formats.hf_models import make, save
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    save(make("bert", "ForMaskedLM"), tmp_path / "hf")
+    save(make("bert", "ForMaskedLM", num_hidden_layers=1), tmp_path / "hf")
     return tmp_path / "hf"
 
 

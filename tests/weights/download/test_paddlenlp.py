@@ -56,8 +56,10 @@ def paddles(state: dict[str, torch.Tensor], prefix: str) -> dict[str, np.ndarray
 
 
 def small(model: PaddleModel) -> tuple[PaddleModel, Any]:
-    """The model with one layer and few words, and the same in transformers, with random norms."""
-    model = replace(model, words=64, changes={**model.changes, "num_layers": 1})
+    """The model with one narrow layer and few words, and the same in transformers, with random
+    norms."""
+    sizes = {"num_layers": 1, "hidden_size": 48, "num_heads": 4}
+    model = replace(model, words=64, changes={**model.changes, **sizes})
     torch.manual_seed(5)
     made = transformers.ErnieModel(transformers.ErnieConfig(**model.config_json())).eval()
     for name, parameter in made.named_parameters():
@@ -70,9 +72,9 @@ def small(model: PaddleModel) -> tuple[PaddleModel, Any]:
     [
         ("ernie-3.0-tiny-nano-v1-zh", {}),
         ("ernie-3.0-tiny-pico-v2-zh", {}),
-        ("uie-base", {"linear_start.weight": (768, 1), "linear_start.bias": (1,)}),
+        ("uie-base", {"linear_start.weight": (48, 1), "linear_start.bias": (1,)}),
         ("utc-large", {}),
-        ("rocketqa-zh-dureader-cross-encoder", {"classifier.weight": (768, 2)}),
+        ("rocketqa-zh-dureader-cross-encoder", {"classifier.weight": (48, 2)}),
     ],
 )
 def test_its_two_files_become_a_folder_that_goes_both_ways(

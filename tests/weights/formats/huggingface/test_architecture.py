@@ -29,6 +29,7 @@ from palm_ds.weights.weights_folder import export_hf
 from tests.helpers.hf_architectures import CASES, HEADS, model_of, saved
 from tests.model.encoder.test_transformer import padded, texts, weighted
 
+EXHAUSTIVE = pytest.mark.exhaustive
 REFUSED = [(kind, *each) for kind, case in CASES.items() for each in case.refused]
 
 
@@ -36,8 +37,15 @@ def state_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("kind", list(CASES))
-@pytest.mark.parametrize("ending", HEADS)
+@pytest.mark.parametrize(
+    ("kind", "ending"),
+    [
+        pytest.param(kind, ending, marks=[] if few else EXHAUSTIVE)
+        for number, kind in enumerate(CASES)
+        for at, ending in enumerate(HEADS)
+        for few in [ending == "ForMaskedLM" or at == number]
+    ],
+)
 def test_every_class_is_computed_and_written_as_it_was_read(
     tmp_path: Path, kind: str, ending: str
 ) -> None:
@@ -60,10 +68,13 @@ def test_every_class_is_computed_and_written_as_it_was_read(
     assert model.config.rope_parameters == opened.from_pretrained(source).config.rope_parameters
 
 
+@pytest.mark.parametrize("width", ["narrow", pytest.param("published", marks=EXHAUSTIVE)])
 @pytest.mark.parametrize("kind", list(CASES))
-def test_published_shape_has_transformers_outputs_and_gradients(tmp_path: Path, kind: str) -> None:
+def test_published_heads_have_transformers_outputs_and_gradients(
+    tmp_path: Path, kind: str, width: str
+) -> None:
     """Texts of 300 tokens, padding in the batch, the gradient of every parameter."""
-    model = model_of(kind, **CASES[kind].published, num_hidden_layers=2)
+    model = model_of(kind, **getattr(CASES[kind], width), num_hidden_layers=2)
     encoder, batch = load_encoder(open_contents(saved(model, tmp_path))), padded()
     real = batch.sequence_ids >= 0
     given: Any = {"input_ids": batch.input_ids, "attention_mask": real.long()}

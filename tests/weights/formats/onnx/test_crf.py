@@ -6,7 +6,6 @@ from itertools import product
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 
@@ -17,6 +16,8 @@ RNG = np.random.default_rng(3)
 
 
 def decoded(emissions: np.ndarray, words: np.ndarray, transitions: np.ndarray) -> np.ndarray:
+    import onnxruntime
+
     graph = viterbi_graph(transitions, 18)
     onnx.checker.check_model(graph, full_check=True)
     session = onnxruntime.InferenceSession(graph.SerializeToString())

@@ -20,6 +20,7 @@ from palm_ds.weights.formats.runnable import load_encoder, load_masked_lm, read_
 from tests.helpers.neobert import CONFIG, NeoBERT
 from tests.model.encoder.test_transformer import padded, texts, weighted
 
+NARROW = {"hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512}
 PUBLISHED = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 
 
@@ -28,7 +29,14 @@ def by_part(rows: torch.Tensor, heads: int) -> torch.Tensor:
     return torch.cat([x.flatten(0, 1) for x in rows.unflatten(0, (heads, 3, -1)).unbind(1)])
 
 
-@pytest.mark.parametrize("sizes", [{}, {**PUBLISHED, "num_hidden_layers": 2}])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {**NARROW, "num_hidden_layers": 2},
+        pytest.param({**PUBLISHED, "num_hidden_layers": 2}, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_outputs_and_gradients_are_the_published_ones(
     tmp_path: Path, sizes: dict[str, Any]
 ) -> None:
