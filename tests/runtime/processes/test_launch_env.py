@@ -269,7 +269,7 @@ def test_a_run_checks_the_command_line_of_its_launcher(
     "target",
     [
         ("launch/pretrain.py",),
-        pytest.param(("--module", "palm_ds.cli.predict"), marks=pytest.mark.exhaustive),
+        ("--module", "palm_ds.cli.predict"),
     ],
 )
 def test_under_the_real_launcher(target: tuple[str, ...], root: Path, tmp_path: Path) -> None:
