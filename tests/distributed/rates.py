@@ -49,7 +49,7 @@ def build(run: str, kind: type[Model] = Model) -> Engine:
     )
     if fgm:
         settings = dict(scale_power=8, optimizer=ATTACK, freezable=FREEZABLE)
-    return make_engine(int(stage), precision, kind=kind, **settings)
+    return make_engine(int(stage), precision, 8, kind=kind, **settings)
 
 
 def train(engine: Engine, steps: range) -> list[float]:
