@@ -32,6 +32,7 @@ from tests.helpers.warm_python import clear_away, start_together
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 ALONE, TWO = 1, 2
+SAVE = {"every": 2, "keep": 3}
 
 
 @pytest.fixture(scope="module")
@@ -72,16 +73,16 @@ class Started:
 
 def test_two_processes_then_one_then_two(small, tmp_path) -> None:
     """With ZeRO 1, 3 and 2, just by starting it again: the curve of a plain torch loop."""
-    recipe, run = write_recipe(tmp_path, small, stages=SHORT_STAGES), tmp_path / "run"
+    recipe, run = write_recipe(tmp_path, small, stages=SHORT_STAGES, save=SAVE), tmp_path / "run"
     machines = [write_machine(tmp_path, zero_optimization={"stage": s}) for s in (1, 3, 2)]
     first = Started(TWO, recipe, machines[0], run, slowly=True)
     try:
         wait_for(run, 1, first.programs[0], first.programs[0].output)
         second = Started(ALONE, recipe, machines[0], run).end(code=2)
     finally:
-        first.cut(after=6)
+        first.cut(after=5)
     assert "another run is using it: process" in second and "Traceback" not in second
-    Started(ALONE, recipe, machines[1], run, slowly=True).cut(after=8)
+    Started(ALONE, recipe, machines[1], run, slowly=True).cut(after=9)
     output = Started(TWO, recipe, machines[2], run).end()
     assert "resumes with 2 processes, ZeRO 2, fp32; saved with 1 process, ZeRO 3, fp32" in output
     assert "run.lock: taken over from process" in output
@@ -105,7 +106,7 @@ def write_longer_recipe(folder: Path, recipe: Path) -> Path:
 def test_extended_by_a_task(small, tmp_path) -> None:
     tasks = {MASKS: {"source": "text"}, ORDER: {"source": "text"}}
     stages = [{MASKS: 4}, {f"{ORDER} + {MASKS}": 4}]
-    recipe = write_recipe(tmp_path, small, tasks=tasks, stages=stages)
+    recipe = write_recipe(tmp_path, small, tasks=tasks, stages=stages, save=SAVE)
     one = write_machine(tmp_path, zero_optimization={"stage": 1})
     three = write_machine(tmp_path, zero_optimization={"stage": 3})
     old, new = tmp_path / "old", tmp_path / "new"
