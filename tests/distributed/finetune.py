@@ -252,7 +252,7 @@ def lora_jobs(base: Path, *, every: bool) -> list[tuple[str, dict[str, Any], int
     for stage, world in layouts:
         name = f"lora, ZeRO {stage}, {world}"
         jobs.append((name, {"stage": stage, "folder": name, "changes": changes}, world))
-    killed = {"stage": 3, "folder": "lora killed", "changes": changes}
+    killed = {"stage": 3 if every else 2, "folder": "lora killed", "changes": changes}
     return [
         *jobs,
         ("lora killed", {**killed, "kill": LORA_KILLED}, 2),

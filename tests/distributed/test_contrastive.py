@@ -27,7 +27,9 @@ def assert_same(found: dict[str, Any], wanted: dict[str, Any], rtol: float, name
 
 def test_loss_over_a_step_is_the_same_however_it_is_split(run_distributed, every) -> None:
     alone, shared = (ONE, TWO) if every else (SOME_ONE, SOME_TWO)
-    one = run_distributed("contrastive.losses", {"runs": alone}, launcher="python").result
+    one = run_distributed(
+        "contrastive.losses", {"runs": alone, "reference": True}, launcher="python"
+    ).result
     two = run_distributed("contrastive.losses", {"runs": shared}, launcher="fork").result
     assert (one["world"], two["world"]) == (1, 2)
     whole = one["counter"]
