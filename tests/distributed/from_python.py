@@ -14,6 +14,7 @@ parser = argparse.ArgumentParser()
 for name in ("--out", "--tables", "--folder"):
     parser.add_argument(name, type=Path)
 parser.add_argument("--stages", type=int, nargs="+", help="with gradient checkpointing")
+parser.add_argument("--onnx", action="store_true")
 parser.add_argument("--local_rank")
 given = parser.parse_args()
 
@@ -33,7 +34,7 @@ trainer = palm.MultiHeadTrainer(
     lr=1e-3,
     length=32,
     folder=given.folder,
-    recipe={"export_onnx": ["fp32"]},
+    recipe={"export_onnx": ["fp32"] if given.onnx else []},
     deepspeed_config={"zero_optimization": {"stage": 2}},
 )
 scores = trainer.train()
