@@ -35,6 +35,13 @@ class Finished:
 Runner = Callable[..., Finished]
 
 
+@pytest.fixture(params=["some", pytest.param("all", marks=pytest.mark.exhaustive)])
+def every(request: pytest.FixtureRequest) -> bool:
+    """Whether a test goes through every combination of stages, precisions, processes and so on;
+    `some` of them have each value at least once."""
+    return request.param == "all"
+
+
 @pytest.fixture
 def run_program(tmp_path: Path) -> Iterator[Runner]:
     """run_program("launch/pretrain.py", "recipe.yaml", processes=2, launcher="deepspeed")

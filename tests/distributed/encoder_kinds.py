@@ -19,11 +19,9 @@ from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.runtime.optimizer.param_groups import param_groups
-from tests.distributed.tiny import LENGTH, LR, OPTIMIZER, ROWS, SEED, WORDS, share
+from tests.distributed.tiny import LENGTH, LR, OPTIMIZER, REPORTS, ROWS, SEED, WORDS, share
 from tests.helpers.small_encoders import TRANSFORMERS, small_transformer
 from tests.helpers.word_encoders import config
-
-STEPS = range(8)
 
 
 def make_model(kind: str) -> Model:
@@ -55,12 +53,12 @@ def train(engine: Engine, steps: range) -> list[float]:
     return losses
 
 
-def plain_loop(kind: str) -> list[float]:
+def plain_loop(kind: str, steps: range) -> list[float]:
     """The same in plain torch, one batch per step."""
     model, losses = make_model(kind), []
     groups = param_groups(model, OPTIMIZER.weight_decay)
     optimizer = torch.optim.AdamW(groups, lr=LR, betas=OPTIMIZER.betas, eps=OPTIMIZER.eps)
-    for step in STEPS:
+    for step in steps:
         (batch,) = whole_texts(step, 0, 1, ROWS)
         key = derive_key(SEED, "dropout", step) >> 1
         outputs = model(replace(batch, dropout_key=key)).items()
@@ -82,19 +80,21 @@ def make_engine(kind: str, stage: str, micro: str) -> Engine:
     return Engine(model, ds_config=ds_config, rows=ROWS, seed=SEED, optimizer=OPTIMIZER)
 
 
-def losses(runs: list[str], folder: str) -> dict[str, list[float]]:
+def losses(runs: list[str], folder: str, steps: int) -> dict[str, list[float]]:
+    numbers, half = range(steps), steps // 2
+    kinds = {run.split(":")[0] for run in runs} if REPORTS else ()
     # before ZeRO 3: it replaces F.linear
-    results = {kind: plain_loop(kind) for kind in {run.split(":")[0] for run in runs}}
+    results = {kind: plain_loop(kind, numbers) for kind in kinds}
     for run in runs:
         kind, stage, micro, *resumed = run.split(":")
         engine = make_engine(kind, stage, micro)
         if not resumed:
-            results[run] = train(engine, STEPS)
+            results[run] = train(engine, numbers)
             continue
-        place, half = Path(folder) / run, len(STEPS) // 2
-        first = train(engine, STEPS[:half])
+        place = Path(folder) / run
+        first = train(engine, numbers[:half])
         engine.save(place, {"step": half}, step=half)
         engine = make_engine(kind, stage, micro)
         assert engine.load(place) == {"step": half}
-        results[run] = first + train(engine, STEPS[half:])
+        results[run] = first + train(engine, numbers[half:])
     return results

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 import traceback
@@ -79,7 +80,7 @@ def write_data(folder: Path) -> None:
         "alike": lambda: {"text_a": text(8), "text_b": text(8), "label": float(rng.random())},
     }
     for name, make in makers.items():
-        for part, rows in (("train", 40), ("dev", 11)):
+        for part, rows in (("train", 40), ("dev", 6)):
             lines = [json.dumps(make()) + "\n" for _ in range(rows)]
             (folder / f"{name}_{part}.jsonl").write_text("".join(lines))
 
@@ -126,7 +127,7 @@ def recipe_of(folder: Path, **changes: Any) -> Recipe:
         "tasks": tasks,
         "stages": [
             {name: 1 for name in TASKS},
-            {**{name: 1 for name in TASKS}, "mix": "step"},
+            {"first": 1, "reading": 1, "titles": 1, "words": 1, "mix": "step"},
         ],
         "evaluate": {"every": 3, "best": "first.accuracy"},
         "save": {"every": 3},
@@ -243,15 +244,15 @@ LORA = {
 LORA_KILLED = 5
 
 
-def lora_jobs(base: Path) -> list[tuple[str, dict[str, Any], int]]:
+def lora_jobs(base: Path, *, every: bool) -> list[tuple[str, dict[str, Any], int]]:
     """One run in several layouts, from the weights of another; and one that is killed."""
     changes = {**LORA, "init_from": str(base / "whole" / "weights")}
-    layouts = [(0, 1), (2, 2), (3, 2)]
+    layouts = [(0, 1), (2, 2), (3, 2)] if every else [(0, 1)]
     jobs = []
     for stage, world in layouts:
         name = f"lora, ZeRO {stage}, {world}"
         jobs.append((name, {"stage": stage, "folder": name, "changes": changes}, world))
-    killed = {"stage": 3, "folder": "lora killed", "changes": changes}
+    killed = {"stage": 3 if every else 2, "folder": "lora killed", "changes": changes}
     return [
         *jobs,
         ("lora killed", {**killed, "kill": LORA_KILLED}, 2),
@@ -293,10 +294,10 @@ def taught_changes(base: Path, *, shard: bool) -> dict[str, Any]:
     }
 
 
-def taught_jobs(base: Path) -> list[tuple[str, dict[str, Any], int]]:
+def taught_jobs(*, every: bool) -> list[tuple[str, dict[str, Any], int]]:
     """One run in several layouts, and one that is killed."""
     jobs = []
-    for stage, world, shard in [(0, 1, False), (2, 2, False), (3, 2, True)]:
+    for stage, world, shard in [(0, 1, False), (2, 2, False), (3, 2, True)] if every else []:
         name = f"taught, ZeRO {stage}, {world}"
         jobs.append((name, {"stage": stage, "folder": name, "taught": {"shard": shard}}, world))
     killed = {"stage": 3, "folder": "taught killed", "taught": {"shard": True}}
@@ -374,19 +375,22 @@ def left(folder: Path) -> dict[str, Any]:
     }
 
 
-def joint_runs(folder: str) -> dict[str, Any]:
+def joint_runs(folder: str, *, every: bool) -> dict[str, Any]:
+    """`every`: killed too, and in more layouts."""
     base = Path(folder)
     write_data(base)
     jobs: list[tuple[str, dict[str, Any], int]] = [
         ("whole", {"stage": 2, "folder": "whole"}, 2),
-        ("killed", {"stage": 2, "folder": "killed", "kill": KILLED}, 2),
-        ("resumed", {"stage": 2, "folder": "killed"}, 2),
         ("stopped", {"stage": 2, "folder": "moved", "stop": STOPPED}, 2),
+        ("resumed", {"stage": 2, "folder": "resumed"}, 2),
         ("moved", {"stage": 0, "folder": "moved"}, 1),
         ("watched", {"stage": 2, "folder": "watched", "watch": True}, 1),
-        *lora_jobs(base),
-        *taught_jobs(base),
+        *lora_jobs(base, every=every),
+        *taught_jobs(every=every),
     ]
+    if every:
+        killed = {"stage": 2, "folder": "killed"}
+        jobs += [("killed", {**killed, "kill": KILLED}, 2), ("killed, resumed", killed, 2)]
     results: dict[str, Any] = {"codes": {}, "seconds": {}}
     for name, job, world in jobs:
         if name == "watched":
@@ -395,6 +399,8 @@ def joint_runs(folder: str) -> dict[str, Any]:
             tasks["first"] = {**tasks["first"], "head_lr": 3.0e-2}
             job["changes"] = WATCHED | {"tasks": tasks}
         begun = time.monotonic()
+        if name == "resumed":
+            shutil.copytree(base / "moved", base / "resumed")
         results["codes"][name] = attempt(job, world, base)
         results["seconds"][name] = round(time.monotonic() - begun, 1)
     runs = dict.fromkeys(job["folder"] for _, job, _ in jobs if "watch" not in job)

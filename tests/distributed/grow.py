@@ -183,9 +183,9 @@ def run_plain(
     return optimizer
 
 
-def first(folder: str) -> dict[int, list[float]]:
-    return {stage: first_phase(stage, Path(folder) / str(stage)) for stage in (1, 2, 3)}
+def first(folder: str, stages: list[int]) -> dict[int, list[float]]:
+    return {stage: first_phase(stage, Path(folder) / str(stage)) for stage in stages}
 
 
-def second(folder: str) -> dict[int, list[Any]]:
-    return {stage: second_phase(stage, Path(folder) / str(stage)) for stage in (1, 2, 3)}
+def second(folder: str, stages: list[int]) -> dict[int, list[Any]]:
+    return {stage: second_phase(stage, Path(folder) / str(stage)) for stage in stages}

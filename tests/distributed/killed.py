@@ -84,7 +84,7 @@ def work(folder: Path, rank: int, moment: tuple[int, str, int] | float | None) -
     timed = isinstance(moment, float)
     if isinstance(moment, tuple) and moment[0] == rank and moment[1] != "step":
         kill_at(moment[1], moment[2])
-    engine = make_engine(STAGE, micro=4, dropout=0.1)
+    engine = make_engine(STAGE, micro=8, dropout=0.1)
     state = engine.load(folder / "checkpoints")
     step = state["step"] if state else 0
     record(folder, engine.rank, {"start": step})
@@ -215,11 +215,14 @@ MOMENTS: list[Any] = [
 ]
 
 
-def again_and_again(base: str) -> dict[str, Any]:
+def again_and_again(base: str, *, at_any: bool) -> dict[str, Any]:
+    """`at_any`: at any moment, too."""
     place = Path(base)
     results: dict[str, Any] = {"whole": attempt(place / "whole"), "kills": 0, "damaged": []}
     folder = place / "killed"
     for moment in MOMENTS:
+        if isinstance(moment, float) and not at_any:
+            continue
         if isinstance(moment, str):
             results["damaged"].append(damage_newest(folder, moment))
             continue

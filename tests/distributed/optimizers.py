@@ -40,7 +40,7 @@ def summed(state: dict[str, Any]) -> dict[str, float]:
 def run(kind: str, stage: int, precision: str, steps: range, folder: Path) -> dict[str, Any]:
     freezable = ["backbone.layers.0.*"]
     more: dict[str, Any] = {"optimizer": config(kind), "freezable": freezable}
-    engine = make_engine(stage, precision, scale_power=8, **more)
+    engine = make_engine(stage, precision, micro=8, scale_power=8, **more)
     if steps.start:
         state = engine.load(folder, at_most=steps.start)
         assert state == {"step": steps.start}, state

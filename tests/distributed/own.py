@@ -49,7 +49,11 @@ def config(kind: str) -> OptimizerConfig:
     )
 
 
-def by_hand(kind: str) -> list[float]:
+def by_hand() -> dict[str, list[float]]:
+    return {kind: plain_loop(kind) for kind in KINDS}
+
+
+def plain_loop(kind: str) -> list[float]:
     """Plain torch, one group per parameter."""
     model, groups = make_model(), []
     for name, p in model.named_parameters():
@@ -113,10 +117,9 @@ def summed(state: dict[str, torch.Tensor]) -> dict[str, float]:
 def curves(
     folder: str, runs: list[tuple[str, str, int, int, int]], kill: int = -1
 ) -> dict[str, Any]:
-    # before ZeRO 3: it replaces F.linear
-    results: dict[str, Any] = {"refused": refused(), "by hand": {k: by_hand(k) for k in KINDS}}
+    results = {}
     for name, kind, stage, first, last in runs:
-        engine = make_engine(stage, optimizer=config(kind))
+        engine = make_engine(stage, micro=8, optimizer=config(kind))
         found = go(engine, Path(folder) / name, range(first, last), LR * RATES[kind], kill)
         weights = summed(engine.full_state_dict())
         with engine.ema_weights():

@@ -65,7 +65,7 @@ def same_task_by_turns(step: int, rank: int, world: int) -> list[Batch]:
 
 
 def weights_after(engine: Engine, data: Any) -> dict[str, list[float]] | None:
-    for step in range(6):
+    for step in range(4):
         engine.step(data(step, engine.rank, engine.world), LR, step)
     state = engine.full_state_dict()
     return {k: v.flatten().tolist() for k, v in state.items() if k.startswith("heads.")}
@@ -98,25 +98,25 @@ def poisoned(stage: int, precision: str) -> dict[str, Any]:
     }
 
 
-def steps() -> dict[str, Any]:
-    results: dict[str, Any] = {}
+def together() -> dict[str, Any]:
+    """Of one process, which has all tasks of a step."""
+    results: dict[str, Any] = {"each 0": weights_after(build(0, Model), one_task_each)}
+    engine = build(2, Model)
+    results["turns"] = weights_after(engine, same_task_by_turns)
+    asked = engine.step(share(9, engine.rank, engine.world, engine.micro_rows, ROWS), LR, 9)
+    return results | {"tokens": asked.tokens}
+
+
+def steps(poisoned_runs: list[str]) -> dict[str, Any]:
+    """`poisoned_runs`: stage:precision, by stage."""
+    results: dict[str, Any] = {"poisoned": {}}
     for stage in (0, 1, 2, 3):
         results[f"each {stage}"] = weights_after(build(stage, Model), one_task_each)
-        if stage < 3:
-            results[f"poison {stage} fp32"] = poisoned(stage, "fp32")
-        if stage == 1:
-            results["poison 1 bf16"] = poisoned(1, "bf16")
-        if stage == 2:
-            results["turns"] = weights_after(build(2, Model), same_task_by_turns)
-            results["poison 2 bf16"] = poisoned(2, "bf16")
-            results["poison 2 fp16"] = poisoned(2, "fp16")
-    results["poison 3 fp32"] = poisoned(3, "fp32")
-    results["poison 3 bf16"] = poisoned(3, "bf16")
+        for run in poisoned_runs:
+            if run.startswith(str(stage)):
+                results["poisoned"][run] = poisoned(stage, run.split(":")[1])
     results["turns 3"] = weights_after(build(3, Model), same_task_by_turns)
-    if WORLD > 1:
-        results["turns 3, only busy heads"] = weights_after(
-            build(3, OnlyBusyHeads), same_task_by_turns
-        )
+    results["turns 3, only busy heads"] = weights_after(build(3, OnlyBusyHeads), same_task_by_turns)
     engine = build(3, Model)
     results["fresh"] = make_engine(3, rows=ROWS, micro=ROWS // engine.world).full_state_dict()
     results["fresh"] = {

@@ -63,8 +63,8 @@ def measure(stage: int, precision: str, accumulation: int) -> dict[str, int]:
         found["before"] = held() - before  # of the last micro-batch
         step()
 
-    engine._engine.step = counted
     for number in range(2):
+        engine._engine.step = counted if number else step  # the first one makes Adam's states
         batches = share(number, engine.rank, engine.world, engine.micro_rows)
         engine.step(batches, LR, number)
     engine._engine.step = step
@@ -73,6 +73,5 @@ def measure(stage: int, precision: str, accumulation: int) -> dict[str, int]:
     return found
 
 
-def all_cases() -> dict[str, dict[str, int]]:
-    cases = ((0, "fp32", 1), (1, "fp32", 1), (1, "bf16", 1), (1, "bf16", 2), (2, "bf16", 2))
-    return {" ".join(map(str, case)): measure(*case) for case in (*cases, (3, "bf16", 2))}
+def all_cases(cases: list[tuple[int, str, int]]) -> dict[str, dict[str, int]]:
+    return {" ".join(map(str, case)): measure(*case) for case in cases}

@@ -9,6 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.distributed
 
+SOME_ONE, SOME_TWO = ["0:fp32:16:plain", "2:fp32:4"], ["0:fp32:8", "1:bf16:4", "3:fp32:2"]
 ONE = ["0:fp32:16", "0:fp32:4", "0:fp32:16:plain", "2:fp32:8", "3:fp32:2"]
 TWO = ["0:fp32:8", "0:fp32:2", "1:fp32:1", "1:bf16:4", "2:fp32:4", "3:fp32:2"]
 
@@ -24,15 +25,18 @@ def assert_same(found: dict[str, Any], wanted: dict[str, Any], rtol: float, name
         )
 
 
-def test_loss_over_a_step_is_the_same_however_it_is_split(run_distributed) -> None:
-    one = run_distributed("contrastive.losses", {"runs": ONE}, launcher="python").result
-    two = run_distributed("contrastive.losses", {"runs": TWO}, launcher="fork").result
+def test_loss_over_a_step_is_the_same_however_it_is_split(run_distributed, every) -> None:
+    alone, shared = (ONE, TWO) if every else (SOME_ONE, SOME_TWO)
+    one = run_distributed(
+        "contrastive.losses", {"runs": alone, "reference": True}, launcher="python"
+    ).result
+    two = run_distributed("contrastive.losses", {"runs": shared}, launcher="fork").result
     assert (one["world"], two["world"]) == (1, 2)
     whole = one["counter"]
     assert whole["losses"][2]["found"] == 0 and whole["losses"][0]["found"] > 0.1
     assert whole["losses"][0]["retromae"] == 0 and whole["losses"][1]["retromae"] > 3
     assert one["plain"]["losses"][0]["found"] != whole["losses"][0]["found"]
-    for result, runs in ((one, ONE), (two, TWO)):
+    for result, runs in ((one, alone), (two, shared)):
         for name in runs:
             wanted = one["plain" if "plain" in name else "counter"]
             assert_same(result[name], wanted, 3e-2 if "bf16" in name else 1e-4, name)

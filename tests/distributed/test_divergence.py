@@ -107,10 +107,13 @@ def test_ruined_weights_that_were_saved_are_never_returned_to(recipe: Path, tmp_
     assert losses(run)[-1][MASKS] < losses(run)[0][MASKS]
 
 
-def test_runs_ruined_in_random_steps_never_end_as_if_they_were_good(tmp_path: Path) -> None:
+def test_runs_ruined_in_random_steps_never_end_as_if_they_were_good(
+    tmp_path: Path, every: bool
+) -> None:
     """More of them: python -m tests.distributed.random_spikes."""
-    ends = ruin(tmp_path, runs=3, seed=2)
-    assert ends.total() == 3 and set(ends) <= {"good", "stopped", "stopped, then good"}
+    runs = 6 if every else 2
+    ends = ruin(tmp_path, runs=runs, seed=2)
+    assert ends.total() == runs and set(ends) <= {"good", "stopped", "stopped, then good"}
 
 
 def test_a_damaged_corpus_ends_the_run_before_it_saves(recipe: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ KINDS = ("weight", "exp_avg", "exp_avg_sq")
 LAUNCHERS = {1: "python", 2: "fork", 3: "fork"}
 # ZeRO 3 last: it changes the process it runs in.
 RUNS = ("0:fp32", "1:fp32", "2:fp32", "1:bf16", "2:bf16", "3:fp32", "3:bf16")
+SOME = {1: ("3:bf16",), 2: ("0:fp32", "2:bf16"), 3: ("1:bf16", "3:fp32")}
 MODEL = {
     "palm_ds": "weights.safetensors",
     "huggingface": "model.safetensors",
@@ -69,14 +70,16 @@ def values(step: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def test_every_layout_exports_the_same_bytes(run_distributed, convert, tmp_path) -> None:
+def test_every_layout_exports_the_same_bytes(run_distributed, convert, tmp_path, every) -> None:
     saved = tmp_path / "saved"
+    runs = dict.fromkeys(LAUNCHERS, RUNS) if every else SOME
     for processes, launcher in LAUNCHERS.items():
-        options = {"folder": saved, "runs": RUNS}
+        options = {"folder": saved, "runs": runs[processes]}
         done = run_distributed("export.layouts", options, processes=processes, launcher=launcher)
         assert done.result == processes
     common = saved / "common" / "step_00000003"
-    layouts = [saved / f"{run.replace(':', '_')}_{n}" for run in RUNS for n in LAUNCHERS]
+    layouts = [saved / f"{run.replace(':', '_')}_{n}" for n in LAUNCHERS for run in runs[n]]
+    layouts.sort(key=lambda folder: folder.name)
     check_ours(common, layouts, convert)
     check_deepspeeds(common, layouts, convert)
     check_later(common, layouts, convert)

@@ -14,18 +14,22 @@ from tests.helpers.small_tables import write_tables
 pytestmark = pytest.mark.distributed
 
 
-def test_two_processes_learn_and_predict_the_same_as_one(run_program, tmp_path) -> None:
+@pytest.mark.parametrize(
+    "launcher", ["fork", pytest.param("torchrun", marks=pytest.mark.exhaustive)]
+)
+def test_two_processes_learn_and_predict_the_same_as_one(launcher, run_program, tmp_path) -> None:
     tables = write_tables(tmp_path / "tables")
 
-    def run(launcher: str) -> Any:
+    def run(launcher: str, *more: Any) -> Any:
         out = tmp_path / f"{launcher}.json"
         arguments = ("--tables", tables, "--folder", tmp_path / launcher, "--out", out)
+        arguments = (*arguments, *more)
         run_program(Path(__file__).with_name("from_python.py"), *arguments, launcher=launcher)
         return json.loads(out.read_text())
 
-    one, two = run("python"), run("torchrun")  # a cold start, as people start it
-    for launcher in ("python", "torchrun"):  # while the first process writes it, the other waits
-        assert (tmp_path / launcher / "hf/onnx/model.onnx").is_file()
+    one, two = run("python", "--stages", 2), run(launcher, "--onnx", "--stages", 1, 3)
+    # While the first process writes it, the other waits.
+    assert (tmp_path / launcher / "hf/onnx/model.onnx").is_file()
     assert one["steps"] == two["steps"] == {"classification": 6, "howmany": 12}
     assert two["scores"].keys() == {"classification", "howmany"}
     scores = [each["evaluated"]["howmany"]["minus_error"] for each in (one, two)]

@@ -52,7 +52,9 @@ def scores_of(run: Path, title: str = TITLE) -> list[dict]:
     return [record["scores"][title] for record in read_metrics(run / "metrics.jsonl").evaluations]
 
 
-@pytest.mark.parametrize("score", ["unmasked", "masked"])
+@pytest.mark.parametrize(
+    "score", ["unmasked", pytest.param("masked", marks=pytest.mark.exhaustive)]
+)
 def test_a_run_scores_them_at_every_evaluation(tmp_path: Path, score: str) -> None:
     corpus = write_small_corpus(tmp_path / "corpus").path
     write_pairs(tmp_path)
@@ -145,17 +147,20 @@ def test_the_best_checkpoints_stay_after_a_kill(tmp_path: Path) -> None:
 
 
 def test_pairs_alone_are_an_evaluation(tmp_path: Path) -> None:
-    """Nothing is held out."""
+    """Nothing is held out. Here each word is masked in turn."""
     corpus = write_small_corpus(tmp_path / "corpus").path
     write_pairs(tmp_path)
+    pairs = str(tmp_path / "first.txt")
     recipe = write_recipe(
         tmp_path,
         corpus,
         held_out=0.0,
         tasks={MASKS: {"source": "text"}},
         stages=[{MASKS: 4}],
-        evaluate={"every": 2, "pairs": str(tmp_path / "first.txt")},
+        evaluate={"every": 2, "pairs": pairs, "pair_score": "masked"},
     )
     train(recipe, tmp_path / "run", world=1, stage=0)
     found = read_metrics(tmp_path / "run" / "metrics.jsonl").evaluations
     assert [[record["step"], *record["scores"]] for record in found] == [[2, TITLE], [4, TITLE]]
+    scores = score_minimal_pairs(TrainedModel.open(tmp_path / "run"), [pairs], "masked")
+    assert found[-1]["scores"][TITLE]["loss"] == pytest.approx(scores.loss, rel=1e-4)

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +22,7 @@ import yaml
 from tests.distributed.test_commands import (
     MASKS,
     PRETRAIN,
+    ROOT,
     losses,
     recipe_values,
     records,
@@ -46,6 +46,7 @@ from tests.helpers.warm_python import free_port, start_together
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
+LAUNCH = {"deepspeed": deepspeed, "torchrun": torchrun, "mpirun": mpirun, "Open MPI": openmpi}
 STEPS = 60
 SAVE = {"every": 2, "keep": 3}
 PATIENCE = 180  # seconds; a launcher and what it started end within 3 on a quiet machine
@@ -65,7 +66,7 @@ class Case:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory) -> Iterator[tuple[list[str], Path]]:
+def files(tmp_path_factory) -> tuple[list[str], Path]:
     """Recipe and DeepSpeed file as arguments, and the run folder of two processes that ended."""
     folder = tmp_path_factory.mktemp("launched")
     write_small_corpus(folder / "corpus")
@@ -77,15 +78,19 @@ def files(tmp_path_factory) -> Iterator[tuple[list[str], Path]]:
     recipe = folder / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(values | {"stages": [{MASKS: STEPS}]}))
     arguments = [str(recipe), "--deepspeed_config", str(write_machine(folder))]
-    words = [PRETRAIN, *arguments, "--run_dir", folder / "run"]
-    programs = start_together(2, words, env={})
+    run_to_the_end([*arguments, "--run_dir", str(folder / "run")])
+    return arguments, folder / "run"
+
+
+def run_to_the_end(arguments: list[str]) -> str:
+    """The output of process 0 of two that no launcher starts."""
+    programs = start_together(2, [PRETRAIN, *arguments], env={})
     try:
-        for program in programs:
-            output, _ = program.communicate(PATIENCE)
-            assert program.returncode == 0, output[-4000:]
+        outputs = [program.communicate(PATIENCE)[0] for program in programs]
+        assert [program.returncode for program in programs] == [0, 0], outputs[0][-4000:]
+        return outputs[0]
     finally:
         clear_away_programs(programs)
-    yield arguments, folder / "run"
 
 
 @pytest.fixture
@@ -104,8 +109,7 @@ def commands(case: Case, way: str) -> list[list[str]]:
         supervisor = [sys.executable, "-m", "palm_ds.cli.run", "--"]
         module = ["--module", "palm_ds.cli.pretrain", *case.arguments]
         return [[*supervisor, *deepspeed(2)[:-2], *module]]  # which chooses the port
-    launch = {"deepspeed": deepspeed, "torchrun": torchrun, "mpirun": mpirun, "Open MPI": openmpi}
-    return [[*launch[way](2), *script]]
+    return [[*LAUNCH[way](2), *script]]
 
 
 class Started:
@@ -202,6 +206,7 @@ LIVES = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("lives", LIVES.values(), ids=LIVES)
 def test_one_run_through_launchers_signals_and_kills(lives, case) -> None:
     """Two processes each time; every loss and the weights equal those of a run left in peace."""
@@ -209,9 +214,37 @@ def test_one_run_through_launchers_signals_and_kills(lives, case) -> None:
     for way, event in lives:
         with Started(case, way, step_seconds=0 if event == "the end" else 0.5) as started:
             done = check_life(case, started, event, done)
+    assert_as_in_peace(case)
+
+
+def test_a_run_that_deepspeed_starts_and_a_signal_stops(case) -> None:
+    """It ends as if nobody had stopped it."""
+    with Started(case, "deepspeed", step_seconds=0.5) as started:
+        done = check_life(case, started, "SIGTERM", 0)
+    assert f"resumes from step {done}" in run_to_the_end(case.arguments)
+    assert_as_in_peace(case)
+
+
+def assert_as_in_peace(case: Case) -> None:
     assert losses(case.run) == losses(case.whole)
     for name in ("weights/weights.safetensors", "hf/model.safetensors"):
         assert (case.run / name).read_bytes() == (case.whole / name).read_bytes()
+
+
+@pytest.mark.parametrize("way", ["torchrun", "mpirun", "Open MPI"])
+def test_a_launcher_numbers_its_processes(way: str, tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    try:
+        done = subprocess.run(
+            [*LAUNCH[way](2), str(ROOT / "tests/distributed/rank.py")],
+            env=environment(tmp_path, mark),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+    finally:
+        clear_away(mark)
+    assert done.returncode == 0 and sorted(done.stdout.split("\n")) == ["", "0 of 2", "1 of 2"]
 
 
 def check_life(case: Case, started: Started, event: str, done: int) -> int:

@@ -42,8 +42,8 @@ BY_SIZE: list[dict[str, Any]] = [
 
 
 KILLS = {  # (steps done, processes and ZeRO stage until then)
-    "rates": ((4, 2, 1), (6, 1, 3), (12, 2, 2)),
-    "sizes": ((5, 2, 1), (8, 1, 3), (12, 2, 2)),
+    "rates": ((4, 2, 3), (12, 1, 1)),
+    "sizes": ((8, 2, 3), (12, 1, 1)),
 }
 
 

@@ -17,6 +17,7 @@ from tests.distributed.test_commands import (
     PRETRAIN,
     ROOT,
     SECONDS,
+    SHORT_STAGES,
     largest_difference,
     losses,
     plain,
@@ -31,6 +32,7 @@ from tests.helpers.warm_python import clear_away, start_together
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 ALONE, TWO = 1, 2
+SAVE = {"every": 2, "keep": 3}
 
 
 @pytest.fixture(scope="module")
@@ -71,22 +73,22 @@ class Started:
 
 def test_two_processes_then_one_then_two(small, tmp_path) -> None:
     """With ZeRO 1, 3 and 2, just by starting it again: the curve of a plain torch loop."""
-    recipe, run = write_recipe(tmp_path, small), tmp_path / "run"
+    recipe, run = write_recipe(tmp_path, small, stages=SHORT_STAGES, save=SAVE), tmp_path / "run"
     machines = [write_machine(tmp_path, zero_optimization={"stage": s}) for s in (1, 3, 2)]
     first = Started(TWO, recipe, machines[0], run, slowly=True)
     try:
         wait_for(run, 1, first.programs[0], first.programs[0].output)
         second = Started(ALONE, recipe, machines[0], run).end(code=2)
     finally:
-        first.cut(after=7)
+        first.cut(after=5)
     assert "another run is using it: process" in second and "Traceback" not in second
-    Started(ALONE, recipe, machines[1], run, slowly=True).cut(after=17)
+    Started(ALONE, recipe, machines[1], run, slowly=True).cut(after=9)
     output = Started(TWO, recipe, machines[2], run).end()
     assert "resumes with 2 processes, ZeRO 2, fp32; saved with 1 process, ZeRO 3, fp32" in output
     assert "run.lock: taken over from process" in output
     assert not (run / "run.lock").exists()
     found = losses(run)
-    assert len(found) == 30
+    assert len(found) == 12
     assert largest_difference(found, plain(tmp_path, recipe)) < 1e-5
 
 
@@ -94,7 +96,7 @@ def write_longer_recipe(folder: Path, recipe: Path) -> Path:
     """The same encoder and text, with one more task and another plan."""
     values = yaml.safe_load(recipe.read_text())
     values["tasks"][APART] = {"source": "text"}
-    values["stages"] = [{f"{ORDER} + {MASKS}": 4, f"{APART} + {MASKS}": 12}]
+    values["stages"] = [{f"{ORDER} + {MASKS}": 4, f"{APART} + {MASKS}": 6}]
     values["schedule"] = {"kind": "constant", "warmup": 100_000}
     path = folder / "longer.yaml"
     path.write_text(yaml.safe_dump(values))
@@ -103,8 +105,8 @@ def write_longer_recipe(folder: Path, recipe: Path) -> Path:
 
 def test_extended_by_a_task(small, tmp_path) -> None:
     tasks = {MASKS: {"source": "text"}, ORDER: {"source": "text"}}
-    stages = [{MASKS: 8}, {f"{ORDER} + {MASKS}": 8}]
-    recipe = write_recipe(tmp_path, small, tasks=tasks, stages=stages)
+    stages = [{MASKS: 4}, {f"{ORDER} + {MASKS}": 4}]
+    recipe = write_recipe(tmp_path, small, tasks=tasks, stages=stages, save=SAVE)
     one = write_machine(tmp_path, zero_optimization={"stage": 1})
     three = write_machine(tmp_path, zero_optimization={"stage": 3})
     old, new = tmp_path / "old", tmp_path / "new"
@@ -113,10 +115,10 @@ def test_extended_by_a_task(small, tmp_path) -> None:
     missing = Started(ALONE, longer, one, new, "--extend", str(tmp_path / "none")).end(code=2)
     assert "no checkpoint in" in missing and "Traceback" not in missing
     extend = ("--extend", str(old))
-    Started(ALONE, longer, three, new, *extend, slowly=True).cut(after=8)
+    Started(ALONE, longer, three, new, *extend, slowly=True).cut(after=6)
     output = Started(TWO, longer, one, new, *extend).end()
     assert "resumes with 2 processes, ZeRO 1" in output
-    assert len(losses(new)) == 16
+    assert len(losses(new)) == 10
     # With a learning rate of next to nothing the old weights are what they were (how losses go on
     # with moments and all is in test_engine.py).
     weights = [load_file(run / "weights" / "weights.safetensors") for run in (old, new)]

@@ -5,6 +5,7 @@ The modules of this folder import it; it knows nothing of processes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,6 +30,8 @@ from palm_ds.runtime.step.gradient_accumulation import StepResult
 ROWS, LENGTH, WORDS, SEED = 16, 32, 101, 1
 LR = 1e-3
 OPTIMIZER = OptimizerConfig(lr=LR, weight_decay=0.01, clip=1.0)
+REPORTS = os.environ.get("RANK", "0") == "0"
+"""Whether the results of this process are written: the others need no plain loop."""
 
 
 def make_model(dropout: float = 0.0, kind: type[Model] = Model) -> Model:

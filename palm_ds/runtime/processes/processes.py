@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import importlib
 import os
 import sys
 import time
@@ -282,11 +283,11 @@ def _set_device() -> None:
 def _choose_cpu_collectives(ds_config: DSConfig) -> None:
     """Disable DeepSpeed's shared-memory all-reduce on CPU unless requested. Its compilation at
     start needs a compiler; it leaves 138 MB in /dev/shm per run and, if killed, a lock that blocks
-    later runs."""
-    import deepspeed.ops
-
+    later runs. DeepSpeed is not even asked whether it could compile it: that would try every
+    operator it has, with a compiler, for a fifth of a second."""
+    backend: Any = importlib.import_module("deepspeed.comm.torch")  # its parent's `torch` is torch
     if accelerator().device_name() == "cpu" and not ds_config.comms.shm_all_reduce:
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        backend.build_shm_op = lambda: None
 
 
 def _set_timeouts(timeout: timedelta) -> None:
