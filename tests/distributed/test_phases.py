@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -47,21 +48,35 @@ KILLS = {  # (steps done, processes and ZeRO stage until then)
 }
 
 
-def train(recipe: Path, run: Path, *, world: int, stage: int, killed: int = -1) -> None:
+def train(recipe: Path, run: Path, *, world: int, stage: int, killed: int = -1) -> Counter[str]:
+    """Returns the rows of the steps it took: each a step and a hash of the tokens."""
     ds_config = write_machine(run.parent, zero_optimization={"stage": stage})
     words = [SPIKING, PRETRAIN, recipe, "--deepspeed_config", ds_config, "--run_dir", run]
+    rows = run.parent / "rows"
+    rows.write_text("")
     env = {"PYTHONPATH": str(ROOT), "PALM_TEST_KILLED_STEP": str(killed)}
+    env["PALM_TEST_ROWS"] = str(rows)
     programs = start_together(world, words, env=env)
     try:
         output = programs[0].communicate(timeout=SECONDS)[0]
         assert programs[0].returncode == (KILLED if killed >= 0 else 0), output[-4000:]
     finally:
         clear_away(programs)
+    return Counter(rows.read_text().splitlines())
+
+
+def step_of(row: str) -> int:
+    return int(row.split()[0])
+
+
+def steps_of(rows: Counter[str]) -> set[int]:
+    return {step_of(row) for row in rows}
 
 
 @pytest.mark.parametrize("kind", ["rates", "sizes"])
 def test_one_curve_across_switches(tmp_path: Path, kind: str) -> None:
-    """Killed in the middle of a stage and exactly at a switch, resumed with other layouts."""
+    """Killed in the middle of a stage and exactly at a switch, resumed with other layouts: the same
+    rows in every step, and the same losses."""
     write_small_corpus(tmp_path / "corpus")
     more: dict[str, Any] = {"stages": PHASES}
     if kind == "sizes":
@@ -81,10 +96,14 @@ def test_one_curve_across_switches(tmp_path: Path, kind: str) -> None:
         **more,
     )
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    train(recipe, whole, world=1, stage=0)
-    for killed, world, stage in KILLS[kind]:
-        train(recipe, broken, world=world, stage=stage, killed=killed)
-    train(recipe, broken, world=1, stage=2)
+    rows, done = train(recipe, whole, world=1, stage=0), 0
+    assert steps_of(rows) == {*range(18)}
+    for killed, world, stage in (*KILLS[kind], (-1, 1, 2)):
+        taken = train(recipe, broken, world=world, stage=stage, killed=killed)
+        steps = steps_of(taken)
+        assert min(steps) <= done and max(steps) == (killed if killed >= 0 else 18) - 1
+        assert taken == Counter({row: n for row, n in rows.items() if step_of(row) in steps})
+        done = killed
     mine, its = losses(whole), losses(broken)
     assert len(mine) == len(its) == 18
     for one, other in zip(mine, its, strict=True):

@@ -307,6 +307,28 @@ def test_refused(kind: str, keys: dict[str, float], message: str) -> None:
         task.head(build_encoder(config))
 
 
+@pytest.mark.parametrize("sharing", ["shared", "gradient_disentangled"])
+def test_recomputation_changes_no_gradient(source: CorpusSource, sharing: str) -> None:
+    """With dropout: both encoders are computed twice, the samples once."""
+    dataset = dataset_of(source, NAME, embedding_sharing=sharing)
+    batch = replace(batch_of(dataset, 0, 4), dropout_key=7)
+    config = config_of("electra", source.vocabulary.size, dropout=0.1, attention_dropout=0.1)
+    found = []
+    for recompute in (False, True):
+        torch.manual_seed(1)
+        kernels = Kernels(dropout="counter")
+        model = model_of(dataset, build_encoder(config, kernels, recompute=recompute))
+        calls: list[str] = []
+        for name, encoder in (("one", model.backbone), ("other", model.generators[NAME].encoder)):
+            layer = encoder.layers[0]
+            layer.register_forward_pre_hook(lambda *_, name=name: calls.append(name))
+        total = torch.stack([x.loss_sum for x in model(batch).values()]).sum()
+        found.append({"loss": total.detach(), **gradients(model, total)})
+        assert len(calls) == (4 if recompute else 2)
+    for name, value in found[0].items():
+        assert torch.equal(value, found[1][name]), name
+
+
 def test_an_encoder_has_one_generator(source: CorpusSource) -> None:
     backbone = build_encoder(config_of("electra", source.vocabulary.size))
     tasks = [build(name, {"kind": NAME, "source": "text"}) for name in ("one", "two")]

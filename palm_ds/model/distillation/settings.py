@@ -141,7 +141,9 @@ class TeacherSettings(Settings):
     hidden_states: HiddenStatesSettings | None = None
     """Learn the vectors of its layers."""
     attention: AttentionSettings | None = None
-    """Learn its attention scores."""
+    """Learn its attention scores: products of queries and keys, rotary positions among them, but no
+    terms of relative positions (DeBERTa, MPNet), between all tokens of a text, whatever a layer's
+    window."""
     relations: RelationsSettings | None = None
     """Learn relations of its queries, keys and values."""
     embeddings: EmbeddingsSettings | None = None

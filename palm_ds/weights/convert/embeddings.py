@@ -7,13 +7,15 @@
 Each takes parameters by palm_ds name and the encoder's config, modifies neither, and returns new
 ones with a one-line summary. Existing inputs give the same outputs as before, because used rows
 keep their values; only interpolated positions change meaning. The bias of every masked-LM head is
-resized with the token embeddings.
+resized with the token embeddings, and so are the tables of a generator of replaced tokens.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -25,6 +27,13 @@ from palm_ds.model.encoder.encoder import encoder_class
 State = Mapping[str, torch.Tensor]
 
 WORDS, POSITIONS = "backbone.word.weight", "backbone.position.weight"
+_HEAD = r"heads\.[^.]+"
+_WORDS = re.compile(rf"{re.escape(WORDS)}|{_HEAD}\.generator\.encoder\.word\.weight")
+_POSITIONS = re.compile(rf"{re.escape(POSITIONS)}|{_HEAD}\.generator\.encoder\.position\.weight")
+_DECODER = re.compile(rf"{_HEAD}(\.generator\.words)?\.decoder")
+"""The output embeddings of a masked-LM head that has its own."""
+_BIAS = re.compile(rf"{_HEAD}(\.generator\.words)?\.bias")
+"""Of a masked-LM head alone: a classification head has heads.NAME.out.bias."""
 HOW = ("tile", "interpolate")
 MOST_MULTIPLE, MOST_POSITIONS = 1 << 16, 1 << 17
 
@@ -40,8 +49,8 @@ class ResizedState:
 
 def resizable_names(names: Iterable[str]) -> list[str]:
     """The parameters that the functions here need from a checkpoint."""
-    known = (WORDS, POSITIONS)
-    return [name for name in names if name in known or _is_word_bias(name) or _is_decoder(name)]
+    known = (_WORDS, _POSITIONS, _DECODER, _BIAS)
+    return [name for name in names if any(each.fullmatch(name) for each in known)]
 
 
 # ---- tokens ----
@@ -75,13 +84,10 @@ def add_token_rows(
     size = max(len(table), 1 + max(rows, default=0))
     grown = _with_rows(state, config, size, used, seed)
     for name in _word_tables(state, len(table)):
-        drawn = iter(_drawn(len(rows), table, config, seed + 1))
         new, old = grown[name], state[name][:used].double()
+        drawn = iter(() if _BIAS.fullmatch(name) else _drawn(len(rows), old, config, seed + 1))
         for row, like in rows.items():
-            if like:
-                new[row] = old[list(like)].mean(0)
-            else:
-                new[row] = old.mean(0) if _is_word_bias(name) else next(drawn)
+            new[row] = old[list(like)].mean(0) if like else next(drawn, old.mean(0))
     means = sum(1 for like in rows.values() if like)
     beyond = sum(1 for row in rows if used <= row < len(table))
     summary = (
@@ -123,10 +129,10 @@ def _with_rows(
     new = dict(state)
     for name in _word_tables(state, len(table)):
         old = state[name]
-        if name == WORDS or _is_decoder(name):
-            extra = _drawn(more, table, config, seed).to(old.dtype)
-        else:
+        if _BIAS.fullmatch(name):
             extra = old[:used].min().expand(more)
+        else:
+            extra = _drawn(more, old, config, seed).to(old.dtype)
         new[name] = torch.cat([old[:size], extra])
     return new
 
@@ -143,21 +149,11 @@ def _drawn(count: int, like: torch.Tensor, config: EncoderConfig, seed: int) -> 
 def _word_tables(state: State, words: int) -> list[str]:
     """Names of the tables with one entry per token: the embeddings, those of untied masked-LM
     heads, and the biases of these heads."""
-    of_heads = [name for name in state if _is_word_bias(name) or _is_decoder(name)]
-    for name in of_heads:
+    found = [x for x in state if any(y.fullmatch(x) for y in (_WORDS, _DECODER, _BIAS))]
+    for name in found:
         if len(state[name]) != words:
             raise UserError(f"{name}: has {len(state[name])} values for {words} tokens")
-    return [WORDS, *of_heads]
-
-
-def _is_decoder(name: str) -> bool:
-    """heads.NAME.decoder: the output embeddings of a masked-LM head that has its own."""
-    return name.startswith("heads.") and name.count(".") == 2 and name.endswith(".decoder")
-
-
-def _is_word_bias(name: str) -> bool:
-    """heads.NAME.bias: only a masked-LM head has one; a classification head has heads.NAME.out."""
-    return name.startswith("heads.") and name.count(".") == 2 and name.endswith(".bias")
+    return found
 
 
 def _check_used(used: int, rows: int, config: EncoderConfig) -> None:
@@ -200,19 +196,22 @@ def resize_positions(
         )
         new = replace(config, max_positions=longest)
         return ResizedState(state=dict(state), config=new, summary=summary)
-    table = _table(state, POSITIONS, config.max_positions)
+    _table(state, POSITIONS, config.max_positions)
     offset, before = config.position_offset, config.max_length
     if how not in HOW:
         raise UserError(f'positions: no method "{how}"{suggest(how, HOW)}')
+    tables = {name: x for name, x in state.items() if _POSITIONS.fullmatch(name)}
     if longest <= before:
-        rows, did = table[offset : offset + longest], "the first rows kept"
+        resized, did = (lambda rows: rows[:longest]), "the first rows kept"
     elif how == "tile":
-        rows, did = table[offset:][torch.arange(longest) % before], "the old rows repeated"
+        repeated = torch.arange(longest) % before
+        resized, did = (lambda rows: rows[repeated]), "the old rows repeated"
     else:
-        rows, did = _stretched(table[offset:], longest), "the old rows interpolated; train further"
-    new = dict(state) | {POSITIONS: torch.cat([table[:offset], rows])}
+        resized = partial(_stretched, longest=longest)
+        did = "the old rows interpolated; train further"
+    new = {name: torch.cat([x[:offset], resized(x[offset:])]) for name, x in tables.items()}
     return ResizedState(
-        state=new,
+        state={**state, **new},
         config=replace(config, max_positions=offset + longest),
         summary=f"positions: {before}, now {longest}: {did}",
     )

@@ -13,7 +13,9 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import build_encoder
+from palm_ds.model.encoder.shared_embeddings import EmbeddingSharing
 from palm_ds.model.heads.heads import ClassHead
+from palm_ds.model.heads.replaced_tokens import Generator, ReplacedTokenHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.checkpoint import checkpoint, sharded_state
 from palm_ds.runtime.checkpoint.shard_files import write_shards
@@ -146,6 +148,21 @@ def test_other_classes_another_tokenizer_and_no_run_are_refused(old: Path, tmp_p
         warm_start(old, model, signature(model, "other"), [], group=Alone(), warn=pytest.fail)
     with pytest.raises(UserError, match="no checkpoint in"):
         taken(tmp_path, model)
+
+
+def with_generator(sharing: EmbeddingSharing) -> Model:
+    """The tasks a and b, and one with a generator."""
+    backbone = (model := make_model({"a": 2, "b": 3})).backbone
+    generator = Generator(backbone.config, backbone, sharing=sharing)
+    heads = {**model.heads, "c": ReplacedTokenHead(backbone, generator)}
+    return Model(backbone, heads, {name: name for name in heads})
+
+
+def test_embeddings_that_become_differences_are_refused(old: Path) -> None:
+    """As in DeBERTa-v3; a generator that shares nothing is added."""
+    assert any(".generator." in name for name in taken(old, with_generator("none")).new)
+    with pytest.raises(UserError, match="only one of the two runs has .*`init_from`"):
+        taken(old, with_generator("gradient_disentangled"))
 
 
 def test_another_kind_under_the_same_name_is_refused(old: Path) -> None:

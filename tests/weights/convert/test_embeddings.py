@@ -11,7 +11,10 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.example import Example, collate
 from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+from palm_ds.model.encoder.shared_embeddings import EmbeddingSharing, merged_tables, split_tables
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
+from palm_ds.model.heads.replaced_tokens import Generator, ReplacedTokenHead
+from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.convert.embeddings import (
     POSITIONS,
@@ -63,11 +66,14 @@ def rebuilt(changed: ResizedState) -> Model:
 @torch.no_grad()
 def outputs(model: Model, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
     """Hidden rows and masked-word logits of a text."""
+    hidden = model.backbone(batch_of(ids, model.backbone.config.pad))[0]
+    return hidden, model.heads["one"].logits(hidden)  # type: ignore[operator]
+
+
+def batch_of(ids: list[int], pad: int) -> Batch:
     row = np.array(ids)
     text = Example(input_ids=row, token_type_ids=row * 0, source_offsets=row, annotations={})
-    batch = collate([[(text, 0)]], length=len(ids), pad=model.backbone.config.pad)
-    hidden = model.backbone(batch)[0]
-    return hidden, model.heads["one"].logits(hidden)  # type: ignore[operator]
+    return collate([[(text, 0)]], length=len(ids), pad=pad)
 
 
 def assert_the_same(before: Model, after: Model, ids: list[int], words: int) -> None:
@@ -159,6 +165,47 @@ def test_half_precision_is_kept_and_no_head_is_needed() -> None:
     assert torch.equal(fitted.state[WORDS][:37], state[WORDS][:37])
 
 
+@pytest.mark.parametrize("sharing", ["shared", "gradient_disentangled", "none"])
+def test_a_generator_is_resized_with_its_discriminator(sharing: EmbeddingSharing) -> None:
+    """Both compute the same as before for old tokens at old positions."""
+    model = detector(CONFIG, sharing)
+    state = merged_tables(model.state_dict())
+    needed = resizable_names(state)
+    tables = [f"heads.rtd.generator.encoder.{name}.weight" for name in ("word", "position")]
+    own = [] if sharing == "shared" else tables
+    assert {*needed} == {WORDS, POSITIONS, "heads.rtd.generator.words.bias", *own}
+    changed = add_token_rows({x: state[x] for x in needed}, CONFIG, {40: [5, 6], 41: []}, used=USED)
+    changed = pad_vocab(changed.state, changed.config, used=42, multiple=64)
+    changed = resize_positions(changed.state, changed.config, 30)
+    grown = detector(changed.config, sharing)
+    names = grown.state_dict()
+    grown.load_state_dict(split_tables({**state, **changed.state}, names))
+    batch = batch_of(IDS, CONFIG.pad)
+    with torch.no_grad():
+        for one, other in ((model, grown), (generator_of(model), generator_of(grown))):
+            assert torch.equal(one.backbone(batch), other.backbone(batch))
+        rows = torch.randn(3, 16)
+        before, after = (generator_of(x).heads["words"].logits(rows) for x in (model, grown))
+    torch.testing.assert_close(before, after[:, :40], atol=1e-6, rtol=0)
+
+
+def detector(config: EncoderConfig, sharing: EmbeddingSharing) -> Model:
+    """An encoder that detects what its generator replaces."""
+    torch.manual_seed(2)
+    backbone = build_encoder(config)
+    generator = Generator(config, backbone, sharing=sharing)
+    model = Model(backbone, {"rtd": ReplacedTokenHead(backbone, generator)}, {"rtd": "rtd"}).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def generator_of(model: Model) -> Model:
+    generator = model.generators["rtd"]
+    return Model(generator.encoder, {"words": generator.words}, {"words": "words"}).eval()
+
+
 # ---- positions ----
 
 
@@ -198,9 +245,7 @@ def test_interpolated_positions(config: EncoderConfig) -> None:
 def test_interpolated_positions_contain_the_old_ones() -> None:
     model = net(CONFIG)
     stretched = rebuilt(resize_positions(model.state_dict(), CONFIG, 60, how="interpolate"))
-    row = np.array(IDS)
-    text = Example(input_ids=row, token_type_ids=row * 0, source_offsets=row, annotations={})
-    batch = collate([[(text, 0)]], length=len(IDS), pad=0)
+    batch = batch_of(IDS, 0)
     wide = replace(batch, position_ids=batch.position_ids * 3)
     assert torch.equal(model.backbone(batch), stretched.backbone(wide))
 
