@@ -80,20 +80,21 @@ def test_one_curve_across_switches(tmp_path: Path, kind: str) -> None:
     write_small_corpus(tmp_path / "corpus")
     more: dict[str, Any] = {"stages": PHASES}
     if kind == "sizes":
-        write_small_corpus(tmp_path / "other")
+        write_small_corpus(tmp_path / "other", documents=20)
         corpora = {str(tmp_path / name): 1 for name in ("corpus", "other")}
         own = {str(tmp_path / name): weight for name, weight in (("corpus", 1), ("other", 3))}
-        stages = [BY_SIZE[0], {**BY_SIZE[1], "mixture": {"text": own}}, BY_SIZE[2]]
+        mixed = {"mixture": {"text": own}, "sampling_exponent": 0.5, "evaluate_every": 4}
+        stages = [BY_SIZE[0], {**BY_SIZE[1], **mixed}, BY_SIZE[2]]
         backbone = {"preset": "modern-tiny", "max_positions": 128}
-        more = {"stages": stages, "sources": {"text": {"mix": corpora}}, "backbone": backbone}
+        mix = {"text": {"mix": corpora}}
+        more = {"stages": stages, "sources": mix, "backbone": backbone, "held_out": 0.2}
     recipe = write_recipe(
         tmp_path,
         tmp_path / "corpus",
         tasks={MASKS: {"source": "text"}, APART: {"source": "text"}},
-        held_out=0.0,
         log={"every": 1},
         save={"every": 3},
-        **more,
+        **{"held_out": 0.0, **more},
     )
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     rows, done = train(recipe, whole, world=1, stage=0), 0
@@ -112,3 +113,9 @@ def test_one_curve_across_switches(tmp_path: Path, kind: str) -> None:
     rates = [[step["lr"] for step in records(run, "step")] for run in (whole, broken)]
     assert rates[0] == rates[1]
     assert kind == "sizes" or rates[0][6:12] != rates[0][:6]
+    evaluated = [
+        {each["step"]: each["scores"][MASKS]["loss"] for each in records(run, "evaluation")}
+        for run in (whole, broken)
+    ]
+    assert {*evaluated[0]} == ({5, 8, 12, 18} if kind == "sizes" else set())
+    assert evaluated[0] == pytest.approx(evaluated[1], abs=2e-6)

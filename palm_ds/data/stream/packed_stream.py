@@ -235,34 +235,36 @@ class PackedStream:
             range(len(self.sizes)), key=lambda n: (self.sizes[n].length, self.sizes[n].rows)
         )
         stage, size = self.curriculum.stages[number], self.sizes[number]
-        alone = self._alone(number, stage.steps_of, self.mask_rates.at(stage.first))
+        rate = self.mask_rates.at(stage.first)
+        alone = self._alone(number, stage.steps_of, rate, size.rows)
         return alone.batches(0, 0, 1, size.rows), size.rows
 
     def sampled_steps(self, number: int, rows: int) -> Iterator[tuple[Batch, int]]:
-        """At most `rows` rows of a step of a stage, and how many of its steps are like it: all, or
-        with `mix: step` those of each task group. As if the run began with that stage."""
+        """A step of a stage, of at most `rows` rows, and how many of its steps are like it: all, or
+        with `mix: step` those of each task group. As if the run began with that stage; no other
+        rows are packed."""
         stage = self.curriculum.stages[number]
         rate = self.mask_rates.at(stage.first + stage.steps // 2)
         parts = [stage.steps_of] if stage.mix == "batch" else [(x,) for x in stage.steps_of]
         for part in parts:
-            alone = self._alone(number, part, rate)
-            yield alone.build(0, alone.step_rows(0)[:rows]), sum(steps for _, steps in part)
+            alone = self._alone(number, part, rate, min(rows, self.sizes[number].rows))
+            yield alone.build(0, alone.step_rows(0)), sum(steps for _, steps in part)
 
     def steps_by_rows(self, number: int) -> dict[int, int]:
         """{rows of a step: number of such steps in a stage}"""
         return self.sizes[number].steps_by_rows(self.curriculum.stages[number].steps)
 
     def _alone(
-        self, number: int, steps_of: Sequence[tuple[str, int]], rate: float | None
+        self, number: int, steps_of: Sequence[tuple[str, int]], rate: float | None, rows: int
     ) -> PackedStream:
-        """A run of nothing but these steps of a stage, of full size."""
-        stage, size = self.curriculum.stages[number], self.sizes[number]
+        """A run of nothing but these steps of a stage, with as many rows each."""
+        stage = self.curriculum.stages[number]
         stage = replace(stage, first=0, steps_of=tuple(steps_of))
         return replace(
             self,
             curriculum=Curriculum((stage,)),
             mixtures=[self.mixtures[number]],
-            sizes=[StepSize(size.length, size.rows)],
+            sizes=[StepSize(self.sizes[number].length, rows)],
             mask_rates=MaskRates() if rate is None else MaskRates(((0, stage.steps, (rate,)),)),
             already_read={},
             _stages={},
