@@ -71,9 +71,10 @@ def _losses(args: argparse.Namespace, paths: Sequence[Path]) -> list[tuple[Path,
 
 
 def _table(losses: Sequence[tuple[Path, MaskedLMLoss]]) -> Any:
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("checkpoint", "masked-token loss", "accuracy", "tokens")
+    path = Column("checkpoint", overflow="fold")  # its end tells them apart
+    table = Table(path, "masked-token loss", "accuracy", "tokens")
     for path, loss in losses:
         table.add_row(str(path), f"{loss.nats:.4f}", f"{loss.accuracy:.1%}", f"{loss.tokens:,}")
     return table
