@@ -68,17 +68,17 @@ class Model(nn.Module):
         self.backbone = backbone  # first, so that the tied embeddings have the backbone's name
         self.heads = nn.ModuleDict(heads)
         self.head_of = dict(head_of)
+        self._further = {
+            further_loss(task, about): each
+            for task, head in self.head_of.items()
+            for about, each in getattr(heads[head], "further", {}).items()
+        }
         self.distillation: Distillation | None = None
         self.soft: LogitsSettings = LogitsSettings()
         self.teacher_weights: dict[str, float] = {}
         self._task_of: dict[str, str] = {}
         self.recorded_states = WantedStates()
         self.pooled = any(backbone.pools(self._head(task)) for task in head_of)
-        self._further = {
-            further_loss(task, about): each
-            for task, head in self.head_of.items()
-            for about, each in getattr(heads[head], "further", {}).items()
-        }
         self._sites = {task: derive_key("head", task) >> 1 for task in head_of}
 
     def learn_from_teacher(
