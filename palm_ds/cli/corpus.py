@@ -124,8 +124,8 @@ palm-ds corpus ngrams data/wiki ngrams.tsv
 palm-ds corpus ngrams data/wiki ngrams.tsv --sizes 20000 20000 5000 --sample 100000000
 """,
     notes="""
-FILE has a line for each n-gram: its tokens, their text, how often it occurs, and its t-statistic. The
-task explicit_ngram_masking reads it. Lines may be removed by hand.""",
+FILE has a line for each n-gram: its tokens, their text, how often it occurs, and its t-statistic.
+The task explicit_ngram_masking reads it. Lines may be removed by hand.""",
     add_arguments=_ngrams_arguments,
     run=_ngrams,
 )

@@ -15,6 +15,7 @@ with a frequent shorter one are counted, since no other can be frequent.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from palm_ds.common.rng import derive_key, permutation_at
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.text.ngrams import NgramLexicon, ScoredNgram, write_ngrams
 
+log = logging.getLogger(__name__)
 SIZES = (100_000, 200_000)
 """Bigrams, trigrams: the paper's, as we remember it; not checked."""
 _PIECE = 4_000_000  # tokens that are counted at a time
@@ -78,7 +80,9 @@ def mine_ngrams(
     write_ngrams(Path(file), found, tokenizer.fingerprint)
     lengths = [len(ngram.tokens) for ngram in found]
     counted = {f"n-grams of {n}": float(lengths.count(n)) for n in range(2, len(sizes) + 2)}
-    return counted | {"tokens per segment": _mean_segment(corpus, found)}
+    mean = _mean_segment(corpus, found)
+    log.info("%s: %d n-grams; segments have %.2f tokens on average", file, len(found), mean)
+    return counted | {"tokens per segment": mean}
 
 
 def _check(sizes: Sequence[int], least: int, sample: int) -> None:
@@ -170,9 +174,7 @@ def _keys(ids: np.ndarray, known: Sequence[np.ndarray], vocabulary: int) -> np.n
     raise AssertionError
 
 
-def _added(
-    keys: np.ndarray, counts: np.ndarray, more: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _added(keys: np.ndarray, counts: np.ndarray, more: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Ascending keys and their counts, with each of `more` counted once."""
     own, times = np.unique(more, return_counts=True)
     merged, place = np.unique(np.concatenate([keys, own]), return_inverse=True)

@@ -99,8 +99,8 @@ class Model(nn.Module):
 
     @property
     def losses(self) -> dict[str, bool]:
-        """{loss: whether it is over all tokens, instead of labels}: the tasks, their further losses,
-        the generators, then what is learned from a teacher."""
+        """{loss: whether it is over all tokens, instead of labels}: the tasks, their further
+        losses, the generators, then what is learned from a teacher."""
         learned = {name: name not in self._task_of for name in self.teacher_weights}
         own = self.generators
         generators = [generator_name(task) for task, head in self.head_of.items() if head in own]

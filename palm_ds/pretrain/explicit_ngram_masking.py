@@ -264,11 +264,16 @@ class ExplicitNgramMasking(CorpusTask):
         """Add the labels of a text with masked places `where` and these `original` tokens and
         segments, special tokens excluded."""
         targets = original[where - 1]
+        example.unmasked_ids[where] = targets
         example.labels[self.name] = where, targets
         if self.relation:
             keys = rng.integers(_MOST_KEY, size=len(where))
             example.labels[generator_name(self.name)] = where, np.column_stack([targets, keys])
             example.labels[self.replaced] = 1 + np.arange(len(original)), original
+
+    def own_token(self, number: int) -> str | Sequence[int]:
+        place = ngram_id(number) - len(self.ngrams)
+        return f"[M{place + 1}]" if place >= 0 else self.ngrams.ngrams[place]
 
     # ---- the model ----
 

@@ -29,8 +29,8 @@ from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.encoder.shared_embeddings import merged_tables, parts_of_tables, split_tables
 from palm_ds.model.heads.crf import CRFHead
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
-from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.model.heads.ngrams import without_ngrams
+from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.model.heads.replaced_tokens import ReplacedTokenHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.pooling import TextPooling

@@ -21,8 +21,16 @@ NAME = "explicit_ngram_masking"
 SIZES = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_positions": 64, **DROPOUT}
 
 
-def test_one_curve_for_any_layout(tmp_path: Path) -> None:
-    """Killed with one process and resumed with two under ZeRO 3, against one process without."""
+LAYOUTS = [
+    pytest.param((), id="alone"),
+    pytest.param(((2, 1, 2),), id="after a kill", marks=pytest.mark.exhaustive),
+]
+
+
+@pytest.mark.parametrize("killed", LAYOUTS)
+def test_one_curve_for_any_layout(tmp_path: Path, killed: tuple[tuple[int, int, int], ...]) -> None:
+    """Two processes under ZeRO 3, also where one process with ZeRO 2 began, against one process
+    without."""
     corpus = write_small_corpus(tmp_path / "corpus")
     lexicon = tmp_path / "ngrams.tsv"
     mine_ngrams(corpus.path, lexicon, sizes=(60, 40), least=3)
@@ -32,17 +40,18 @@ def test_one_curve_for_any_layout(tmp_path: Path) -> None:
         tmp_path / "corpus",
         backbone={"kind": "ernie_gram", **SIZES},
         tasks={NAME: task},
-        stages=[{NAME: 6}],
+        stages=[{NAME: 4}],
         log={"every": 1},
-        save={"every": 3},
+        save={"every": 2},
     )
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     train(recipe, whole, world=1, stage=0)
-    train(recipe, broken, world=1, stage=2, killed=4)
+    for step, world, stage in killed:
+        train(recipe, broken, world=world, stage=stage, killed=step)
     train(recipe, broken, world=2, stage=3)
     mine, its = losses(whole), losses(broken)
     names = {NAME, f"{NAME} (fine)", f"{NAME} (replaced)", generator_name(NAME)}
-    assert len(mine) == len(its) == 6 and mine[0].keys() == names
+    assert len(mine) == len(its) == 4 and mine[0].keys() == names
     for one, other in zip(mine, its, strict=True):
         assert [*one.values()] == pytest.approx([other[name] for name in one], abs=1e-6)
     score = records(whole, "evaluation")[-1]["scores"]

@@ -18,6 +18,7 @@ from palm_ds.data.sources.corpus import CorpusSource, split_corpus
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset, build_rows, refs
 from palm_ds.data.tasks.example import Example, lengthened
 from palm_ds.data.tasks.task import build
+from palm_ds.inference.inspect_stream import View, as_record, as_text, sequences
 from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
 from palm_ds.model.heads.ngrams import NgramEmbedding, NgramHead
 from palm_ds.model.heads.replaced_tokens import generator_name
@@ -126,8 +127,12 @@ def test_every_example_is_its_passage(source: CorpusSource, comprehensive: bool)
         others = np.setdiff1d(every[0], at)
         np.testing.assert_array_equal(every[1][others - 1], ids[others])
         if not comprehensive:
-            assert len(example) == places == len(text) + 2 - sum(
-                len(task.ngrams.ngrams[-1 - y]) - 1 for y in targets.tolist() if y < 0
+            assert (
+                len(example)
+                == places
+                == len(text)
+                + 2
+                - sum(len(task.ngrams.ngrams[-1 - y]) - 1 for y in targets.tolist() if y < 0)
             )
             assert example.visibility is None and FINE not in example.labels
             continue
@@ -160,6 +165,29 @@ def test_the_share_of_segments_is_exact_on_average(source: CorpusSource) -> None
             drawn += int(layout["drawn"])
     assert drawn / segments == pytest.approx(0.2, abs=0.01)
     assert "100 n-grams of at most 3 tokens" in task.describe(source)
+
+
+def test_inspect_shows_ngrams_and_mask_symbols(source: CorpusSource) -> None:
+    dataset = dataset_of(source, relation={})
+    task, numbers = task_of(dataset), np.arange(20)
+    rows = [[ref] for ref in refs(0, numbers, dataset.layouts(numbers))]
+    view = View(
+        title="",
+        datasets=[dataset],
+        rows=rows,
+        shown=numbers.tolist(),
+        length=LENGTH,
+        tokenizer=source.corpus.tokenizer(),
+        token_tasks=frozenset({NAME}),
+    )
+    text = "".join(as_text(view, row).plain for row in view.shown)
+    records = [as_record(view, seen) for seen in sequences(view, view.shown)]
+    originals = {x for record in records for x in record["original"].values()}
+    known = {" ".join(f"w{x - 5}" for x in tokens) for tokens in task.ngrams.ngrams}
+    found = originals & known
+    assert len(found) > 5 and all(f"[MASK]({ngram})" in text for ngram in found)
+    symbols = {x for record in records for x in record["tokens"] if x.startswith("[M")}
+    assert symbols == {"[MASK]", "[M1]", "[M2]", "[M3]"} and "[M3]" in text
 
 
 # ---- who sees whom ----

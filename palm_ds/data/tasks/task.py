@@ -224,6 +224,11 @@ class Task(Settings, Exports, ABC, Generic[SourceT]):
                 )
         return self
 
+    def own_token(self, number: int) -> str | Sequence[int]:
+        """What an id below 0 stands for, if the task has such ids beside the vocabulary: some
+        tokens of it, or a name (palm-ds inspect)."""
+        return ""
+
     def class_name(self, label: int) -> str:
         """The display name of a class (palm-ds inspect)."""
         return self.labels[label] if label < len(self.labels) else str(label)
