@@ -104,7 +104,6 @@ class ExplicitNgramMasking(CorpusTask):
     discriminator_weight: NonNegativeFloat = 1.0
     """Weight of the loss of telling sampled segments from original ones, times `weight`."""
 
-    attends_partially: ClassVar[bool] = True
     changes_encoder: ClassVar[bool] = True
     shortens: ClassVar[bool] = True
     num_uniforms: ClassVar[int] = 1
@@ -121,6 +120,10 @@ class ExplicitNgramMasking(CorpusTask):
     def labels_others(cls) -> bool:
         """Its labels need texts with segments at one place."""
         return False
+
+    @property
+    def attends_partially(self) -> bool:  # type: ignore[override]
+        return self.comprehensive
 
     @property
     def fine(self) -> str:
@@ -278,6 +281,11 @@ class ExplicitNgramMasking(CorpusTask):
     # ---- the model ----
 
     def head(self, backbone: Encoder) -> nn.Module:
+        if self.comprehensive and type(backbone).has_windows(backbone.config):
+            raise UserError(
+                f"{self.where}.comprehensive: {backbone.config.kind} has windows of attention, and "
+                "queries stand far from what they attend to; set false, or use another encoder"
+            )
         lexicon, generator = self.ngrams, None
         symbols = lexicon.longest if self.comprehensive else 0
         extend_embeddings(backbone, len(lexicon) + symbols)

@@ -17,6 +17,7 @@ from itertools import product
 from typing import Any
 
 from palm_ds.common.errors import UserError
+from palm_ds.model.encoder.positions import GRAM_BUCKETS
 from palm_ds.weights.formats.huggingface.architecture import CLASSIFIER, MASKED_WORDS, NEXT_SENTENCE
 
 _LINEAR = {"dense", "query", "key", "value", "project", "expand", "contract", "out"}
@@ -317,7 +318,7 @@ def _fit(names: list[str], shapes: Sequence[tuple[int, ...]], width: int, words:
 def _expected_shape(name: str, width: int, words: int) -> tuple[int | None, ...]:
     """The shape of a variable; None for any number of rows or classes."""
     if name == _RELATIVE:
-        return None, None
+        return GRAM_BUCKETS, None
     if name.endswith("_embedding"):
         return (words if name == STATIC.word else None), width
     if name.startswith(("next_sent_fc", "cls_out")):
