@@ -68,20 +68,20 @@ def mine_ngrams(
     corpus = open_corpus(path)
     pieces = pieces_of(corpus, sample or sys.maxsize)
     unigrams, levels = count_ngrams(pieces, corpus.vocabulary.size, len(sizes) + 1, least)
-    tokenizer, found = corpus.tokenizer(), []
+    tokenizer, ngrams = corpus.tokenizer(), []
     for size, level in zip(sizes, levels, strict=True):
         for row, t in best_of(level, unigrams, size):
             tokens = tuple(level.tokens[row].tolist())
             text = " ".join(tokenizer.tokens(level.tokens[row]))
             count = int(level.counts[row])
-            found.append(ScoredNgram(tokens=tokens, text=text, count=count, t=t))
-    if not found:
+            ngrams.append(ScoredNgram(tokens=tokens, text=text, count=count, t=t))
+    if not ngrams:
         raise UserError(f"corpus {corpus.path}: no n-gram occurs {least} times; lower --least")
-    write_ngrams(Path(file), found, tokenizer.fingerprint)
-    lengths = [len(ngram.tokens) for ngram in found]
+    write_ngrams(Path(file), ngrams, tokenizer.fingerprint)
+    lengths = [len(ngram.tokens) for ngram in ngrams]
     counted = {f"n-grams of {n}": float(lengths.count(n)) for n in range(2, len(sizes) + 2)}
-    mean = _mean_segment(corpus, found)
-    log.info("%s: %d n-grams; segments have %.2f tokens on average", file, len(found), mean)
+    mean = _mean_segment(corpus, ngrams)
+    log.info("%s: %d n-grams; segments have %.2f tokens on average", file, len(ngrams), mean)
     return counted | {"tokens per segment": mean}
 
 
@@ -148,14 +148,14 @@ def count_ngrams(
 
 def within_sentences(ids: np.ndarray, begins: np.ndarray, length: int) -> np.ndarray:
     """(tokens,) bool: whether an n-gram of this length begins at each token."""
-    found = np.zeros(len(ids), bool)
+    inside = np.zeros(len(ids), bool)
     many = len(ids) - length + 1
     if many <= 0:
-        return found
+        return inside
     sentence, special = np.cumsum(begins), np.cumsum(ids < 0)
     same = sentence[length - 1 :] == sentence[:many]
-    found[:many] = same & (special[length - 1 :] == special[:many]) & (ids[:many] >= 0)
-    return found
+    inside[:many] = same & (special[length - 1 :] == special[:many]) & (ids[:many] >= 0)
+    return inside
 
 
 def _keys(ids: np.ndarray, known: Sequence[np.ndarray], vocabulary: int) -> np.ndarray:
@@ -196,9 +196,9 @@ def best_of(level: NgramCounts, unigrams: np.ndarray, size: int) -> list[tuple[i
     return [(int(row), float(t[row])) for row in order if t[row] > 0]
 
 
-def _mean_segment(corpus: Corpus, found: Sequence[ScoredNgram]) -> float:
+def _mean_segment(corpus: Corpus, ngrams: Sequence[ScoredNgram]) -> float:
     """Tokens of a segment, on average over a sample of the corpus."""
-    lexicon = NgramLexicon([ngram.tokens for ngram in found])
+    lexicon = NgramLexicon([ngram.tokens for ngram in ngrams])
     tokens = segments = 0
     for ids, _ in pieces_of(corpus, _SAMPLE)():
         known = np.where(ids < 0, lexicon.largest_id + 1, ids)

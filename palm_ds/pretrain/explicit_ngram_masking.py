@@ -196,8 +196,8 @@ class ExplicitNgramMasking(CorpusTask):
 
     def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """(passages, 3) start, end, start of the document."""
-        found = passages(source, max(self._room(source, max_length), SHORTEST))
-        return found[found[:, 1] - found[:, 0] >= SHORTEST]
+        spans = passages(source, max(self._room(source, max_length), SHORTEST))
+        return spans[spans[:, 1] - spans[:, 0] >= SHORTEST]
 
     def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: CorpusSource, max_length: int

@@ -45,7 +45,7 @@ class ScoredNgram:
 
 def write_ngrams(path: Path, ngrams: Sequence[ScoredNgram], fingerprint: str) -> None:
     """Write a lexicon, complete or not at all. `fingerprint`: of the tokenizer."""
-    lines = [f"{_FIRST_LINE}{fingerprint}", _COLUMNS, *(each.line() for each in ngrams)]
+    lines = [f"{_FIRST_LINE}{fingerprint}", _COLUMNS, *(ngram.line() for ngram in ngrams)]
     write_file_atomically(path, "\n".join(lines) + "\n")
 
 
@@ -61,20 +61,20 @@ def read_ngrams(path: str | Path) -> tuple[NgramLexicon, str]:
         ) from None
     if not lines[0].startswith(_FIRST_LINE) or lines[1:2] != [_COLUMNS]:
         raise UserError(f"{path}: no file of n-grams; `palm-ds corpus ngrams CORPUS FILE` makes it")
-    found: dict[Ngram, int] = {}
+    line_of: dict[Ngram, int] = {}
     for number, line in enumerate(lines[2:], 3):
         if not line:
             continue
         words = line.partition("\t")[0].split(" ")
-        tokens = tuple(int(x) for x in words if x.isascii() and x.isdecimal())
+        tokens = tuple(int(word) for word in words if word.isascii() and word.isdecimal())
         if len(tokens) < 2 or len(tokens) != len(words):
             raise UserError(f"{path}: line {number}: expected two token ids or more, got {line!r}")
-        if tokens in found:
-            raise UserError(f"{path}: line {number}: repeats line {found[tokens]}")
-        found[tokens] = number
-    if not found:
+        if tokens in line_of:
+            raise UserError(f"{path}: line {number}: repeats line {line_of[tokens]}")
+        line_of[tokens] = number
+    if not line_of:
         raise UserError(f"{path}: has no n-grams; lower --least of `palm-ds corpus ngrams`")
-    return NgramLexicon(list(found)), lines[0].removeprefix(_FIRST_LINE)
+    return NgramLexicon(list(line_of)), lines[0].removeprefix(_FIRST_LINE)
 
 
 class NgramLexicon:
@@ -109,7 +109,7 @@ class NgramLexicon:
         """(longest - 1, tokens) int64: the number of the n-gram of 2, 3, ... tokens that begins at
         each token, SINGLE for none."""
         tokens = np.minimum(np.asarray(ids, np.int64), self._width - 1)
-        found = np.full((self.longest - 1, len(tokens)), SINGLE)
+        numbers = np.full((self.longest - 1, len(tokens)), SINGLE)
         at, node = np.arange(len(tokens)), np.zeros(len(tokens), np.int64)
         for depth in range(self.longest):
             on = at + depth < len(tokens)
@@ -119,16 +119,16 @@ class NgramLexicon:
             known = self._keys[where] == key
             at, node = at[known], self._nodes[where[known]]
             if depth:
-                found[depth - 1, at] = self._of_node[node]
-        return found
+                numbers[depth - 1, at] = self._of_node[node]
+        return numbers
 
     def cut(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The segments of a text (tokens,): their first tokens (segments,), ascending, and the
         numbers of the n-grams that they are (segments,)."""
-        found = self.matches(ids)
+        matches = self.matches(ids)
         least = [0] * (len(ids) + 1)  # segments of the text from each token on
         size = [1] * len(ids)
-        columns = [(2 + row, numbers.tolist()) for row, numbers in enumerate(found)]
+        columns = [(2 + row, numbers.tolist()) for row, numbers in enumerate(matches)]
         for at in range(len(ids) - 1, -1, -1):
             best = least[at + 1]
             for length, numbers in columns:
@@ -143,5 +143,5 @@ class NgramLexicon:
         sizes = np.diff(first, append=len(ids))
         numbers = np.full(len(first), SINGLE)
         several = sizes > 1
-        numbers[several] = found[sizes[several] - 2, first[several]]
+        numbers[several] = matches[sizes[several] - 2, first[several]]
         return first, numbers

@@ -198,9 +198,9 @@ _OWN = re.compile(r"heads\.([^.]+)\.(ngram_bias$|replaced\.|generator\.)")
 
 def without_ngrams(names: Mapping[str, Any]) -> dict[str, Any]:
     """A model's parameters without those that belong to the pretraining with n-grams."""
-    heads = {found[1] for name in names if (found := _HEAD.fullmatch(name))}
+    heads = {match[1] for name in names if (match := _HEAD.fullmatch(name))}
     return {
         name: value
         for name, value in names.items()
-        if name != _TABLE and not ((own := _OWN.match(name)) and own[1] in heads)
+        if name != _TABLE and not ((match := _OWN.match(name)) and match[1] in heads)
     }
