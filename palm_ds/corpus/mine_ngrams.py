@@ -109,10 +109,11 @@ def pieces_of(corpus: Corpus, tokens: int) -> Pieces:
 
     def pieces() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for group in groups:
-            at = [np.arange(starts[number], starts[number + 1]) for number in group]
-            if not at:
+            if not len(group):
                 continue
-            places = np.concatenate(at)
+            sizes = starts[group + 1] - starts[group]
+            before = np.cumsum(sizes) - sizes
+            places = np.arange(sizes.sum()) + np.repeat(starts[group] - before, sizes)
             ids = corpus.take(places).astype(np.int64)
             first = np.searchsorted(corpus.sentence_starts, places, side="right") - 1
             begins = np.asarray(corpus.sentence_starts)[first] == places

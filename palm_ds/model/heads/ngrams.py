@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
@@ -43,11 +44,12 @@ from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.ops.keyed_sampling import keyed_samples
 from palm_ds.model.ops.masked_lm_loss import masked_lm_loss
 
+Numbers = TypeVar("Numbers", int, np.ndarray)
 FINE, REPLACED = "fine", "replaced"
 """What further losses are about: the tokens of segments, and which segments were sampled."""
 
 
-def ngram_id(number: int) -> int:
+def ngram_id(number: Numbers) -> Numbers:
     """The id of an n-gram or mask symbol in a text, of its number: its own inverse."""
     return -1 - number
 
