@@ -325,7 +325,8 @@ def test_chinese_recipes_train_the_chinese_encoder(root: Path) -> None:
 def test_fine_tuning_recipes_are_valid_and_say_what_they_need_and_reach(path: Path) -> None:
     from palm_ds.train.recipe.recipe import make_recipe, read_values
 
-    preset = "ernie-gen-base" if path.stem.startswith("gen_") else "ernie-2.0-base"
+    presets = {"gen": "ernie-gen-base", "gram": "ernie-gram-base"}
+    preset = presets.get(path.stem.partition("_")[0], "ernie-2.0-base")
     values = read_values(path)
     types = {x: y for x, y in values.get("backbone", {}).items() if x == "token_types"}
     recipe = make_recipe({**values, "backbone": {"preset": preset, **types}}, str(path))

@@ -1,4 +1,4 @@
-"""`palm-ds corpus inspect|annotate|export-ernie`: commands for an existing corpus."""
+"""`palm-ds corpus inspect|annotate|ngrams|export-ernie`: commands for an existing corpus."""
 
 from __future__ import annotations
 
@@ -92,6 +92,45 @@ palm-ds corpus annotate data/wiki wiki/*.jsonl.gz --annotation number=my_annotat
 )
 
 
+# ---- ngrams ----
+
+
+def _ngrams_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("corpus", metavar="CORPUS", help="a folder that `palm-ds prepare` made, or its URL")
+    add("file", metavar="FILE", help="the lexicon to write; replaced if it exists")
+    sizes = "how many n-grams of 2, 3, ... tokens to keep at most (100000 200000)"
+    add("--sizes", type=int, nargs="+", metavar="N", help=sizes)
+    add("--least", type=int, default=5, metavar="N", help="times that an n-gram occurs (5)")
+    sample = "tokens of random documents to count; 0: the whole corpus (0)"
+    add("--sample", type=int, default=0, metavar="N", help=sample)
+
+
+def _ngrams(args: argparse.Namespace) -> int:
+    from palm_ds.corpus.mine_ngrams import SIZES, mine_ngrams
+
+    counts = {"least": args.least, "sample": args.sample}
+    found = mine_ngrams(args.corpus, args.file, sizes=args.sizes or SIZES, **counts)
+    summarize(args, {"file": args.file, **found})
+    return 0
+
+
+NGRAMS = Command(
+    name="corpus ngrams",
+    summary="Write the n-grams of a corpus whose tokens occur together more than by chance.",
+    usage="CORPUS FILE [options]",
+    examples="""
+palm-ds corpus ngrams data/wiki ngrams.tsv
+palm-ds corpus ngrams data/wiki ngrams.tsv --sizes 20000 20000 5000 --sample 100000000
+""",
+    notes="""
+FILE has a line for each n-gram: its tokens, their text, how often it occurs, and its t-statistic.
+The task explicit_ngram_masking reads it. Lines may be removed by hand.""",
+    add_arguments=_ngrams_arguments,
+    run=_ngrams,
+)
+
+
 # ---- export-ernie ----
 
 
@@ -125,8 +164,13 @@ text comes from another document.""",
 
 COMMAND = CommandGroup(
     name="corpus",
-    summary="Inspect, annotate or export a corpus.",
-    commands={"inspect": INSPECT, "annotate": ANNOTATE, "export-ernie": EXPORT_ERNIE},
+    summary="Inspect, annotate or export a corpus, or mine its n-grams.",
+    commands={
+        "inspect": INSPECT,
+        "annotate": ANNOTATE,
+        "ngrams": NGRAMS,
+        "export-ernie": EXPORT_ERNIE,
+    },
 )
 
 if __name__ == "__main__":

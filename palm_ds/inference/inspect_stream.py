@@ -59,6 +59,26 @@ class View:
     mask_rate: float | None = None
     """The step's own, if it has one."""
 
+    def texts(self, ids: np.ndarray) -> list[tuple[str, bool]]:
+        """The text of each id, and whether it continues the previous word."""
+        known = token_texts(self.tokenizer, np.maximum(ids, 0))
+        pairs = zip(ids.tolist(), known, strict=True)
+        return [(self._own(number), False) if number < 0 else text for number, text in pairs]
+
+    def tokens(self, ids: np.ndarray) -> list[str]:
+        """The vocabulary entry of each id."""
+        pairs = zip(ids.tolist(), self.tokenizer.tokens(np.maximum(ids, 0)), strict=True)
+        return [self._own(number) if number < 0 else token for number, token in pairs]
+
+    def _own(self, number: int) -> str:
+        """What an id below 0 stands for, which a task has beside the vocabulary."""
+        tasks = (task for dataset in self.datasets for task in dataset.tasks)
+        named = next(filter(None, (task.own_token(number) for task in tasks)), f"<{number}>")
+        if isinstance(named, str):
+            return named
+        parts = token_texts(self.tokenizer, named)
+        return "".join(text if joined else f" {text}" for text, joined in parts).strip()
+
 
 @dataclass(frozen=True, kw_only=True)
 class PackedExample:
@@ -154,16 +174,13 @@ def token_prediction_tasks(recipe: Recipe, vocabulary: SpecialTokens) -> frozens
     backbone = build_encoder(
         replace(config, hidden_size=8, num_layers=1, num_heads=1, intermediate_size=8)
     )
-    owners = {
-        name: recipe.built_tasks[value.share or name] for name, value in recipe.built_tasks.items()
-    }
-    generating = {
-        x for x, owner in owners.items() if generator_name(owner.name) in owner.loss_weights()
-    }
-    heads = {x: owner.head(backbone) for x, owner in owners.items() if x not in generating}
-    return frozenset(
-        {*generating, *(name for name, head in heads.items() if predicts_tokens(head))}
-    )
+    owners = {name: task.share or name for name, task in recipe.built_tasks.items()}
+    predicting = {}
+    for owner in dict.fromkeys(owners.values()):
+        task = recipe.built_tasks[owner]
+        generates = generator_name(task.name) in task.loss_weights()
+        predicting[owner] = generates or predicts_tokens(task.head(backbone))
+    return frozenset(name for name, owner in owners.items() if predicting[owner])
 
 
 def sequences(view: View, rows: Iterable[int]) -> Iterator[PackedExample]:
@@ -224,8 +241,8 @@ def _tokens(view: View, example: Example, first: int, last: int, colour: str) ->
     for task in view.token_tasks & example.labels.keys():
         predicted[example.labels[_shown(example, task)][0]] = True
     predicted &= example.source_offsets >= 0  # a [CLS] is read, not predicted
-    now = token_texts(view.tokenizer, example.input_ids[first:last])
-    before = token_texts(view.tokenizer, example.unmasked_ids[first:last])
+    now = view.texts(example.input_ids[first:last])
+    before = view.texts(example.unmasked_ids[first:last])
     text = Text()
     for at, (word, joined), (was, _) in zip(range(first, last), now, before, strict=True):
         changed = example.input_ids[at] != example.unmasked_ids[at]
@@ -250,7 +267,7 @@ def describe(view: View, task: Task, example: Example) -> str:
         return "no labels but the teacher's" if taught else "no labels"
     where, targets = _labels(example, task)
     if task.name in view.token_tasks:
-        names = [text for text, _ in token_texts(view.tokenizer, targets)]
+        names = [text for text, _ in view.texts(targets)]
         return f"{_many(len(where), 'token')}: {', '.join(names)}"
     if len(where) == 1 and where[0] == 0:
         return task.class_name(int(targets[0]))
@@ -261,7 +278,7 @@ def _class(view: View, task: Task, example: Example, label: int) -> str:
     """`capital 3 (the, france, paris)`"""
     where, targets = _labels(example, task)
     here = where[targets == label]
-    words = [text for text, _ in token_texts(view.tokenizer, example.unmasked_ids[here[:_TOKENS]])]
+    words = [text for text, _ in view.texts(example.unmasked_ids[here[:_TOKENS]])]
     more = ", ..." if len(here) > _TOKENS else ""
     return f"{task.class_name(label)} {len(here)} ({', '.join(words)}{more})"
 
@@ -278,7 +295,7 @@ def as_record(view: View, seen: PackedExample) -> dict[str, Any]:
     originals of masked and replaced tokens."""
     example = seen.example
     changed = np.flatnonzero(example.input_ids != example.unmasked_ids)
-    originals = view.tokenizer.tokens(example.unmasked_ids[changed])
+    originals = view.tokens(example.unmasked_ids[changed])
     return {
         "row": seen.row + 1,
         "start": seen.start,
@@ -286,7 +303,7 @@ def as_record(view: View, seen: PackedExample) -> dict[str, Any]:
         "task_group": seen.dataset.name,
         "task_id": seen.dataset.task_id,
         "example": seen.number,
-        "tokens": view.tokenizer.tokens(example.input_ids),
+        "tokens": view.tokens(example.input_ids),
         "segments": example.token_type_ids.tolist(),
         "original": dict(zip(map(str, changed.tolist()), originals, strict=True)),
         "labels": {
@@ -312,7 +329,7 @@ def _shown(example: Example, task: str) -> str:
 def _label_records(view: View, task: Task, example: Example) -> list[dict[str, Any]]:
     where, targets = _labels(example, task)
     if task.name in view.token_tasks:
-        names = view.tokenizer.tokens(targets)
+        names = view.tokens(targets)
     else:
         names = [task.class_name(int(target)) for target in targets]
     return [

@@ -21,8 +21,8 @@ from palm_ds.model.distillation.settings import LogitsSettings
 from palm_ds.model.distillation.soft_labels import soft_loss, soft_name
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.encoder.states import WantedStates, recorded
-from palm_ds.model.heads.heads import Head
-from palm_ds.model.heads.replaced_tokens import Generator, ReplacedTokenHead, generator_name
+from palm_ds.model.heads.heads import Head, further_loss
+from palm_ds.model.heads.replaced_tokens import Generator, generator_name
 from palm_ds.model.inputs.batch import Batch, EncoderStates, TeacherOutputs
 from palm_ds.model.ops.dropout import dropout, dropout_keys
 from palm_ds.model.pooling import pool
@@ -68,6 +68,11 @@ class Model(nn.Module):
         self.backbone = backbone  # first, so that the tied embeddings have the backbone's name
         self.heads = nn.ModuleDict(heads)
         self.head_of = dict(head_of)
+        self._further = {
+            further_loss(task, about): each
+            for task, head in self.head_of.items()
+            for about, each in getattr(heads[head], "further", {}).items()
+        }
         self.distillation: Distillation | None = None
         self.soft: LogitsSettings = LogitsSettings()
         self.teacher_weights: dict[str, float] = {}
@@ -94,18 +99,23 @@ class Model(nn.Module):
 
     @property
     def losses(self) -> dict[str, bool]:
-        """{loss: whether it is over all tokens, instead of labels}: the tasks, the generators, then
-        what is learned from a teacher."""
+        """{loss: whether it is over all tokens, instead of labels}: the tasks, their further
+        losses, the generators, then what is learned from a teacher."""
         learned = {name: name not in self._task_of for name in self.teacher_weights}
         own = self.generators
-        generators = [generator_name(task) for task, value in self.head_of.items() if value in own]
-        return dict.fromkeys([*self.head_of, *generators], False) | learned
+        generators = [generator_name(task) for task, head in self.head_of.items() if head in own]
+        return dict.fromkeys([*self.labelled, *generators], False) | learned
+
+    @property
+    def labelled(self) -> dict[str, nn.Module]:
+        """{loss over labels: its head}: the tasks, then their further losses."""
+        return {task: self.heads[head] for task, head in self.head_of.items()} | self._further
 
     @property
     def generators(self) -> dict[str, Generator]:
         """{head: the generator that makes its texts}"""
-        heads = {name: y for name, y in self.heads.items() if isinstance(y, ReplacedTokenHead)}
-        return {name: head.generator for name, head in heads.items() if head.generator is not None}
+        parts = {name: getattr(head, "generator", None) for name, head in self.heads.items()}
+        return {name: part for name, part in parts.items() if isinstance(part, Generator)}
 
     @property
     def encoders(self) -> list[Encoder]:
@@ -121,7 +131,7 @@ class Model(nn.Module):
 
     def _outputs(self, batch: Batch, scores: Collection[str]) -> dict[str, TaskOutput]:
         batch, generated = self._with_samples(batch)
-        names = [*self.head_of, *(self._task_of if batch.teacher else ())]
+        names = [*self.labelled, *(self._task_of if batch.teacher else ())]
         labels = [self._labels(batch, name) for name in names]
         wanted = self.recorded_states if batch.teacher else WantedStates()
         with recorded(self.backbone, wanted) as states:
@@ -151,11 +161,11 @@ class Model(nn.Module):
     def _with_samples(self, batch: Batch) -> tuple[Batch, dict[str, TaskOutput]]:
         """The batch that the encoder reads, and the outputs of generators that wrote in it."""
         outputs = {}
-        for name, head in self.heads.items():
-            if isinstance(head, ReplacedTokenHead) and head.generator is not None:
-                tasks = [task for task, its in self.head_of.items() if its == name]
-                batch, written = head.replace_tokens(batch, tasks)
-                outputs |= {each: TaskOutput(*output) for each, output in written.items()}
+        for name in self.generators:
+            tasks = [task for task, its in self.head_of.items() if its == name]
+            head: Any = self.heads[name]
+            batch, written = head.replace_tokens(batch, tasks)
+            outputs |= {each: TaskOutput(*output) for each, output in written.items()}
         return batch, outputs
 
     def _soft_output(
@@ -275,6 +285,8 @@ class Model(nn.Module):
         return self.backbone(batch).flatten(0, 1).index_select(0, at)
 
     def _head(self, task: str) -> Any:
+        if task in self._further:
+            return self._further[task]
         return self.heads[self.head_of[self._task_of.get(task, task)]]
 
     def _pool(self, task: str, rows: torch.Tensor, labels: TaskLabels) -> torch.Tensor:

@@ -35,6 +35,7 @@ from palm_ds.model.heads.replaced_tokens import (
     Generator,
     GeneratorSettings,
     ReplacedTokenHead,
+    detection_scores,
     generator_name,
 )
 from palm_ds.pretrain.shared.unit_masking import UnitMasking
@@ -103,21 +104,4 @@ class ReplacedTokenDetection(UnitMasking, CorpusTask):
         return unigram_baseline(targets, source.unigrams)
 
     def tallied(self, tallies: Mapping[str, float]) -> dict[str, Any]:
-        """The share of the replaced tokens that is detected, that of the detected ones that was
-        replaced, and the accuracy, beside that of taking every token for an original one. The loss
-        of that baseline is the entropy of the share that was replaced."""
-        tokens, detected = tallies["tokens"], tallies["detected"]
-        replaced, flagged = tallies["replaced"], tallies["flagged"]
-        share = replaced / tokens
-        metrics = {
-            "f1": 2 * detected / max(replaced + flagged, 1),
-            "detected": detected / max(replaced, 1),
-            "precision": detected / max(flagged, 1),
-            "accuracy": 1 - (replaced + flagged - 2 * detected) / tokens,
-            "always_original": 1 - share,
-        }
-        return {
-            "metrics": metrics,
-            "baseline_loss": float(-sum(p * np.log(p) for p in (share, 1 - share) if p)),
-            "baseline_accuracy": 1 - share,
-        }
+        return detection_scores(tallies)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveInt
@@ -42,12 +42,16 @@ from palm_ds.data.tasks.masking import unigram_baseline
 from palm_ds.data.tasks.task import Task
 from palm_ds.data.tasks.text_generation import GenerationLimits, TextGenerator
 from palm_ds.model.generation.generate import DecodingSettings
-from palm_ds.model.generation.infilling_decoder import Prompt, TargetFormat
+from palm_ds.model.generation.infilling_decoder import Prompt, TargetFormat, check_generates
 from palm_ds.model.inputs.batch import PackedText
 from palm_ds.tasks.shared.generation_sources import TURNS, GenerationSources, dialogue_types
 from palm_ds.tasks.shared.text_scores import check_rules, text_scores
 from palm_ds.tasks.shared.text_task import SHORTEST, TextTask
 from palm_ds.text.tokens import SpecialTokens
+
+if TYPE_CHECKING:
+    from palm_ds.model.encoder.encoder import Encoder
+    from palm_ds.model.heads.heads import GenerationHead
 
 SOURCES = ("source", "source_b", "source_c")
 _EXAMPLES, _WIDTH = 8, 80  # texts in the report, characters of a source there
@@ -140,6 +144,11 @@ class Generation(FlowOptions, TextTask, TextGenerator):
     def with_head_of(self, origin: Task) -> Task:
         same_head(self, origin, self.where)
         return self
+
+    def head(self, backbone: Encoder) -> GenerationHead:
+        """Raises UserError for an encoder that generates no texts."""
+        check_generates(backbone)
+        return super().head(backbone)
 
     def longest_text(self, length: int) -> int:
         """The largest position plus one."""

@@ -216,6 +216,8 @@ def _write_generator(
 ) -> None:
     """Write the generator of a run with replaced tokens as a Hugging Face folder."""
     for name, generator in model.generators.items():
+        if not generator.written:
+            continue
         if why := why_no_folder(generator):
             log.info("%s/: none: %s; weights/ keeps the generator", GENERATOR, why)
             continue

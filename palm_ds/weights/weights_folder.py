@@ -29,6 +29,7 @@ from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.encoder.shared_embeddings import merged_tables, parts_of_tables, split_tables
 from palm_ds.model.heads.crf import CRFHead
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
+from palm_ds.model.heads.ngrams import without_ngrams
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.model.heads.replaced_tokens import ReplacedTokenHead
 from palm_ds.model.multi_task_model import Model
@@ -224,7 +225,9 @@ def load_weights(
     notes += _check_heads(contents, {k: v for k, v in named.items() if k not in new_heads}, own)
     missing = [name for name in own if name not in state]
     other = chosen is not None or contents.config.kind != model.backbone.config.kind
-    lacking = [name for name in missing if name.startswith("backbone.") and ".pooler." not in name]
+    written = without_ngrams(own)
+    needed = [name for name in missing if name in written and name.startswith("backbone.")]
+    lacking = [name for name in needed if ".pooler." not in name]
     if lacking and not other:
         raise UserError(f"{folder}: incomplete, it has no {lacking[0]} ({len(lacking)} missing)")
     check_shapes(own, state, folder)
@@ -426,6 +429,7 @@ def token_heads_of(model: Model) -> tuple[str, ...]:
 def _state(source: Mapping[str, torch.Tensor] | Model) -> State:
     """The state in fp32 on the CPU, tied tensors once (under the backbone's name), embeddings with
     their differences from a generator's added."""
-    state = merged_tables(source.state_dict() if isinstance(source, Model) else source)
+    whole = source.state_dict() if isinstance(source, Model) else source
+    state = without_ngrams(merged_tables(whole))
     kept = {name: value for name, value in state.items() if not name.endswith(".tied_words")}
-    return {name: item.detach().to("cpu", torch.float32) for name, item in kept.items()}
+    return {name: value.detach().to("cpu", torch.float32) for name, value in kept.items()}

@@ -119,7 +119,9 @@ class TaskGroupDataset(Generic[SourceT]):
         mask rate of a step's own if it has one."""
         first, source = self.tasks[0], self.order.source_of(n)
         example = first.example(layout, source, self._generator(first, "example", n))
-        if len(example) != layout["length"]:
+        if len(example) != layout["length"] and not (
+            first.shortens and len(example) < layout["length"]
+        ):
             raise UserError(
                 f"tasks.{first.name}: example() returned {len(example)} tokens, but layout() "
                 f"promised {layout['length']}; the two must agree"

@@ -101,6 +101,8 @@ class Task(Settings, Exports, ABC, Generic[SourceT]):
     pass of the encoder, and runs only if it is requested by name or nothing else can predict."""
     attends_partially: ClassVar[bool] = False
     """Whether its examples have a `visibility`, which not every attention kernel can take."""
+    shortens: ClassVar[bool] = False
+    """Whether an example may be shorter than its layout says, which leaves room in its row."""
     changes_encoder: ClassVar[bool] = False
     """Whether `head` changes the encoder's embeddings, which other heads may use: its head is
     built first."""
@@ -151,7 +153,8 @@ class Task(Settings, Exports, ABC, Generic[SourceT]):
         whatever `example` needs.
 
         Free space at the end of a row is given to examples with `spare` tokens. The layout that
-        `example` gets has grown accordingly, and the example must have exactly its length."""
+        `example` gets has grown accordingly, and the example must have exactly its length, unless
+        the task `shortens`."""
 
     @abstractmethod
     def example(self, layout: np.void, source: SourceT, rng: np.random.Generator) -> Example:
@@ -184,9 +187,15 @@ class Task(Settings, Exports, ABC, Generic[SourceT]):
         nothing = np.full(len(targets), np.nan)
         return nothing, nothing
 
+    def baseline_of(
+        self, loss: str, targets: np.ndarray, source: SourceT
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The `baseline` of one of `loss_weights`."""
+        return self.baseline(targets, source)
+
     def tallied(self, tallies: Mapping[str, float]) -> dict[str, Any]:
         """The `metrics`, `baseline_loss` and `baseline_accuracy` of a held-out score, as far as
-        they follow from what its head counted in all held-out texts (`tallies`)."""
+        they follow from what a head of its counted in all held-out texts (`tallies`)."""
         return {}
 
     def describe(self, source: SourceT) -> str:
@@ -214,6 +223,11 @@ class Task(Settings, Exports, ABC, Generic[SourceT]):
                     f"tasks.{origin.name}, whose {key} is {there!r}; they must be equal"
                 )
         return self
+
+    def own_token(self, number: int) -> str | Sequence[int]:
+        """What an id below 0 stands for, if the task has such ids beside the vocabulary: some
+        tokens of it, or a name (palm-ds inspect)."""
+        return ""
 
     def class_name(self, label: int) -> str:
         """The display name of a class (palm-ds inspect)."""

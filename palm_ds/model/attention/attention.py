@@ -14,9 +14,8 @@
 `triton`, `tiles` and `plain` drop the same weights; the others take none.
 
 Texts whose tokens do not all attend to one another (palm_ds/model/inputs/visibility.py) go through
-`triton`, `tiles`, `sdpa` and `plain`; `choose_kernels` leaves out the others. Windows and relative
-positions take those that are read from left to right, not those with queries, which stand far from
-what they attend to.
+`triton`, `tiles`, `sdpa` and `plain`; `choose_kernels` leaves out the others. Windows take those
+that are read from left to right, not those with queries, which stand far from what they attend to.
 
 Relative positions that add to the scores (palm_ds/model/encoder/positions.py) go through `sdpa` and
 `plain` alone.
@@ -66,13 +65,8 @@ def attend(
     """Attention of every token over its sequence: (rows, length, 3 hidden) -> (..., hidden)."""
     if window is not None and plan.displaced:
         raise UserError(
-            "windows of attention: a generation task has texts whose tokens stand far from what "
-            "they attend to; use an encoder without windows"
-        )
-    if plan.bias is not None and plan.displaced:
-        raise UserError(
-            "relative positions: a generation task has texts whose tokens do not stand where their "
-            "positions say; use an encoder without them"
+            "windows of attention: a task has queries, which stand far from what they attend to; "
+            "use an encoder without windows"
         )
     if plan.bias is not None and plan.kernel not in _DENSE:
         raise UserError(

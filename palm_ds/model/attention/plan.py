@@ -59,6 +59,9 @@ class AttentionPlan:
     distances: tuple[torch.Tensor, torch.Tensor] | None = None
     """The vectors of distances (1, 2 span, hidden), and which of them an offset has (2, 2 length),
     for layers with disentangled attention."""
+    offsets: torch.Tensor | None = None
+    """(rows, length, length): that of each pair of tokens, for these layers; None: that of their
+    places."""
     distance_keys: DropoutKeys | None = None
     """Those of the vectors of distances."""
     keys: DropoutKeys | None = None

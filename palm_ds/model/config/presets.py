@@ -104,6 +104,10 @@ PRESETS: dict[str, dict[str, Any]] = {
     "ernie-3.0-tiny-pico-v2-zh": _ernie_3(128, 3, 0, num_heads=2),
     "ernie-gen-base": dict(max_positions=1024, task_types=0, layer_norm_eps=1e-5),
     "ernie-gen-large": dict(**_LARGE, max_positions=1024, task_types=0, layer_norm_eps=1e-5),
+    # ERNIE-Gram. The Chinese one has no relative positions; its sizes are PaddleNLP's.
+    "ernie-gram-base": dict(kind="ernie_gram"),
+    "ernie-gram-large": dict(kind="ernie_gram", **_LARGE),
+    "ernie-gram-zh": dict(token_types=2, task_types=0, layer_norm_eps=1e-5),
     "bert-base": dict(token_types=2, task_types=0),
     "bert-large": dict(**_LARGE, token_types=2, task_types=0),
     "roberta-base": _ROBERTA_BASE,

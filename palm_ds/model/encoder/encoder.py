@@ -106,8 +106,11 @@ class Encoder(nn.Module, ABC):
     """The file of palm_ds/weights/formats/huggingface/architectures that says what Hugging Face
     calls its tensors, its values and the classes of its heads, or a class as `module.Class`;
     empty: it has no such encoder."""
-    head_options: ClassVar[tuple[str, ...]] = ()
-    """Options that say what heads read: a run may start from weights with others."""
+    paddle: ClassVar[str] = ""
+    """Likewise, if PaddleNLP has it but Hugging Face does not."""
+    free_options: ClassVar[tuple[str, ...]] = ()
+    """Options without weights of their own, such as what heads read: a run may start from weights
+    with others."""
     takes_layers: ClassVar[bool] = False
     """Whether `init_layers` can choose among the layers of a larger one."""
     sharing_options: ClassVar[tuple[str, ...]] = ()
@@ -321,10 +324,11 @@ class Encoder(nn.Module, ABC):
 
     @classmethod
     def encoder_options(cls, config: EncoderConfig) -> dict[str, Any]:
-        """The options that decide what the encoder computes, also where they are defaults."""
+        """The options that a run must have in common with the weights that it starts from, also
+        where they are defaults."""
         options = cls.options_of(config)
         values = dict(config.options) if options is None else asdict(options)
-        return {name: value for name, value in values.items() if name not in cls.head_options}
+        return {name: value for name, value in values.items() if name not in cls.free_options}
 
     def _dropout_keys(self, batch: Batch) -> DropoutKeys | None:
         """None if nothing is dropped, or torch draws what is."""

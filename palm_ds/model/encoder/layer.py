@@ -272,7 +272,7 @@ class EncoderLayer(nn.Module):
         """Queries that are scaled for a sum of several terms, and the terms of distances."""
         assert plan.distances is not None and self.spec.disentangled is not None
         values, places = self.spec.disentangled, plan.distances[1]
-        bias = disentangled_bias(qkv, distances, places, self.num_heads, values)
+        bias = disentangled_bias(qkv, distances, places, self.num_heads, values, plan.offsets)
         query, rest = qkv.tensor_split([qkv.shape[-1] // 3], -1)
         scaled = query * (1 + values.terms) ** -0.5
         return torch.cat([scaled, rest], -1), replace(plan, bias=bias)

@@ -3,13 +3,17 @@
 or what a distance adds to each score.
 
     mpnet        a number of each head and bucket of distances (T5, Raffel et al. 2020)
+    ernie_gram   likewise, with a bucket for what the first token sees, and one for the first token
+                 as others see it
     disentangled q_i . K(R_ij) + k_j . Q(R_ij): vectors of distances, compared with what the tokens
                  contain (DeBERTa, He et al. 2021, arXiv 2006.03654)
 
 Tokens of a text stand next to one another in a packed row, so the distance of two places is that of
 their positions, and scores between texts are masked anyway: distances are the same for all rows.
 Offsets of a row of n tokens are -(n - 1) ... n, of which a score has one. Only products and views
-are computed from them, so that gradients are added up in a fixed order.
+are computed from them, so that gradients are added up in a fixed order. Where the first token
+matters, or tokens stand elsewhere than their positions say, as queries do, buckets are those of
+pairs of positions instead.
 """
 
 from __future__ import annotations
@@ -138,6 +142,26 @@ def mpnet_buckets(offset: torch.Tensor, buckets: int) -> torch.Tensor:
     return torch.where(size < exact, size, far) + (offset > 0) * half
 
 
+def pair_offsets(positions: torch.Tensor) -> torch.Tensor:
+    """(rows, length, length) of positions (rows, length): that of j minus that of i."""
+    return positions[:, None, :] - positions[:, :, None]
+
+
+GRAM_BUCKETS = 33
+"""Rows of ERNIE-Gram's table: 16 for keys from the query on, 16 for those before it, one more."""
+_SEEN_BY_FIRST, _FIRST_SEEN = 16, 32
+
+
+def gram_buckets(positions: torch.Tensor) -> torch.Tensor:
+    """(rows, length, length): ERNIE-Gram's bucket of each query i and key j, given the positions
+    (rows, length). The sides are the reverse of MPNet's; then the first key's column is 32, and the
+    first query's row 16, also where they meet (`_get_rel_pos_scaler` in ERNIE's code)."""
+    first = positions == 0
+    usual = mpnet_buckets(-pair_offsets(positions), GRAM_BUCKETS - 1)
+    seen = torch.where(first[:, None, :], _FIRST_SEEN, usual)
+    return torch.where(first[:, :, None], _SEEN_BY_FIRST, seen)
+
+
 def log_buckets(distance: torch.Tensor, buckets: int, longest: int) -> torch.Tensor:
     """The bucket of each distance, with its sign: single distances up to half of `buckets`, then as
     a logarithm."""
@@ -154,21 +178,33 @@ def disentangled_bias(
     places: torch.Tensor,
     num_heads: int,
     values: Disentangled,
+    pairs: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """What is added to the scores, (rows, heads, length, length). `qkv` (rows, length, 3 hidden) of
     the tokens; `distances`: their queries and keys, (2 span, hidden) each, None where no term needs
-    them; `places`: `Disentangled.places`."""
+    them; `places`: `Disentangled.places`; `pairs` (rows, length, length): the offset of each pair
+    of tokens, None where it is that of their places."""
     query, key, _ = _heads(qkv, num_heads)
     position_query, position_key = distances
     total: list[torch.Tensor] = []
     if position_key is not None:
         of_offsets = F.embedding(places[0], position_key)
-        total.append(skewed(query @ _per_head(of_offsets, num_heads)))
+        total.append(_of_pairs(query @ _per_head(of_offsets, num_heads), pairs))
     if position_query is not None:
         of_offsets = F.embedding(places[1], position_query)
-        total.append(skewed(key @ _per_head(of_offsets, num_heads)).transpose(-1, -2))
+        of_keys = _of_pairs(key @ _per_head(of_offsets, num_heads), pairs)
+        total.append(of_keys.transpose(-1, -2))
     summed = total[0] if len(total) == 1 else total[0] + total[1]
     return summed * ((1 + values.terms) * query.shape[-1]) ** -0.5
+
+
+def _of_pairs(scores: torch.Tensor, pairs: torch.Tensor | None) -> torch.Tensor:
+    """`skewed` scores (rows, heads, length, 2 length), or those at the offsets of `pairs`."""
+    if pairs is None:
+        return skewed(scores)
+    length = scores.shape[-2]
+    at = (pairs + length - 1)[:, None].expand(-1, scores.shape[1], -1, -1)
+    return scores.gather(-1, at)
 
 
 def _heads(qkv: torch.Tensor, num_heads: int) -> list[torch.Tensor]:

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from palm_ds.common.errors import UserError
 from palm_ds.model.encoder.encoder import Encoder
 
 EmbeddingSharing: TypeAlias = Literal["shared", "gradient_disentangled", "none"]
@@ -64,6 +65,11 @@ def share_embeddings(generator: Encoder, discriminator: Encoder, how: EmbeddingS
                 # Past nn.Module, which would register it here too: it would have two names.
                 object.__setattr__(generator, name, getattr(discriminator, name))
     elif how == "gradient_disentangled":
+        if type(discriminator.word) is not nn.Embedding:
+            raise UserError(
+                "embedding_sharing: gradient_disentangled does not go with "
+                "explicit_ngram_masking, which changes the token embeddings too; use shared or none"
+            )
         for name in TABLES:
             if name in discriminator._modules:
                 setattr(discriminator, name, DisentangledEmbedding(getattr(generator, name)))

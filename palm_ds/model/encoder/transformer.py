@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import nn
@@ -37,7 +38,15 @@ from palm_ds.model.encoder.encoder import (
     init_weights,
 )
 from palm_ds.model.encoder.layer import EncoderLayer, LayerSpec, NormKind, build_norm
-from palm_ds.model.encoder.positions import Disentangled, Rotary, mpnet_buckets, offsets, skewed
+from palm_ds.model.encoder.positions import (
+    Disentangled,
+    Rotary,
+    gram_buckets,
+    mpnet_buckets,
+    offsets,
+    pair_offsets,
+    skewed,
+)
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.ops.compiled import CompiledRegion, padded_positions
@@ -80,12 +89,22 @@ class TransformerSpec:
     """Whether output embeddings can be the token embeddings."""
     relative_buckets: int = 0
     """Buckets of distances, each of which adds a number to the scores of a head (MPNet)."""
+    relative_rule: Literal["mpnet", "ernie_gram"] = "mpnet"
+    """Which bucket a query and a key have."""
+    unread: tuple[str, ...] = ()
+    """Tables that stay in the weights as they are, although nothing reads them: `segment`,
+    `relative_bias`."""
     distance_norm: bool = True
     """Disentangled attention: whether the table of distances has a norm."""
     scaled_output_init: bool = False
     """Whether the matrices that add to the residual stream start smaller by sqrt(2 num_layers)."""
     pooler_activation: str = "tanh"
     """Of the linear map in front of heads that read whole texts."""
+
+    def reads(self, table: str) -> bool:
+        """Whether there is such a table, and it is read."""
+        found = {"segment": self.token_types, "relative_bias": self.relative_buckets > 0}
+        return found[table] and table not in self.unread
 
     @property
     def disentangled(self) -> Disentangled | None:
@@ -197,6 +216,8 @@ class TransformerEncoder(Encoder):
         if spec.final_norm:
             self.final_norm = self._norm(config.hidden_size)
         self.pooler = self.build_pooler()
+        for table in spec.unread:
+            self.get_submodule(table).requires_grad_(False)
         init_weights(self, config.init_range)
         if spec.scaled_output_init:
             _scale_outputs(self.layers, config.num_layers)
@@ -287,19 +308,30 @@ class TransformerEncoder(Encoder):
             return replace(
                 plan,
                 distances=(table, spec.disentangled.places(length, device)),
+                offsets=pair_offsets(batch.position_ids) if batch.displaced else None,
                 distance_keys=keys and table_keys(batch, keys, table.shape[1]),
             )
-        if not spec.relative_buckets:
+        if not spec.reads("relative_bias"):
             return plan
+        if spec.relative_rule == "ernie_gram" or batch.displaced:
+            bucket = self._pair_buckets(batch.position_ids)
+            bias = self.relative_bias(bucket).permute(0, 3, 1, 2)
+            return replace(plan, bias=bias, displaced=False)  # it follows the positions
         bucket = mpnet_buckets(offsets(length, device), spec.relative_buckets)
         each = self.relative_bias(bucket).T[None, :, None]  # (1, heads, 1, offsets)
         return replace(plan, bias=skewed(each.expand(-1, -1, length, -1)))
+
+    def _pair_buckets(self, positions: torch.Tensor) -> torch.Tensor:
+        """(rows, length, length): the bucket of each query and key."""
+        if self.structure.relative_rule == "ernie_gram":
+            return gram_buckets(positions)
+        return mpnet_buckets(pair_offsets(positions), self.structure.relative_buckets)
 
     def _embed(self, batch: Batch, keys: DropoutKeys | None) -> torch.Tensor:
         parts = [self.word(batch.input_ids)]
         if self.structure.learned_positions:
             parts.append(self.position(batch.position_ids + self.config.position_offset))
-        if self.structure.token_types:
+        if self.structure.reads("segment"):
             parts.append(self.segment(batch.token_type_ids))
         if self.config.task_types:
             parts.append(self.task(batch.task_ids))
@@ -356,7 +388,7 @@ class TransformerEncoder(Encoder):
 
     @classmethod
     def has_token_types(cls, config: EncoderConfig) -> bool:
-        return cls.spec(config).token_types
+        return cls.spec(config).reads("segment")
 
     @classmethod
     def has_positions(cls, config: EncoderConfig) -> bool:
@@ -365,7 +397,7 @@ class TransformerEncoder(Encoder):
     @classmethod
     def adds_to_scores(cls, config: EncoderConfig) -> bool:
         spec = cls.spec(config)
-        return bool(spec.relative_buckets or spec.disentangled)
+        return spec.reads("relative_bias") or spec.disentangled is not None
 
     @classmethod
     def fits_place(cls, source: EncoderConfig, layer: int, target: EncoderConfig, to: int) -> bool:

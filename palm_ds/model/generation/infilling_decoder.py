@@ -102,8 +102,10 @@ class InfillingDecoder:
 def check_generates(encoder: Encoder) -> None:
     """Raises UserError if the encoder cannot continue texts."""
     if not encoder.generates:
-        name = type(encoder).__name__
-        raise UserError(f"{name} has a forward pass of its own, which does not generate texts")
+        raise UserError(
+            f"backbone.kind: {encoder.config.kind} generates no texts: it has windows, relative "
+            "positions or a forward pass of its own, which caches do not have"
+        )
 
 
 def _pairs(

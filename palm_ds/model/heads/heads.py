@@ -17,7 +17,8 @@ losses (the engine divides by the count over the whole step) and the number of c
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
@@ -85,10 +86,18 @@ class Head(nn.Module):
 
     soft: SoftKind = ""
     """What its scores are for a student that learns them."""
+    further: Mapping[str, Head] = MappingProxyType({})
+    """{what it is about: the head of another loss of the same tasks}. A task's labels for it have
+    the name of `further_loss`. Modules of their own, or views of this one."""
 
     def dummy_target(self, device: torch.device) -> torch.Tensor:
         """A valid target (1, ...), for a batch without labels."""
         return torch.zeros(1, dtype=torch.int64, device=device)
+
+
+def further_loss(task: str, about: str) -> str:
+    """The name of the labels, the loss and the scores of one of a head's further losses."""
+    return f"{task} ({about})"
 
 
 def predicts_tokens(head: nn.Module) -> bool:
@@ -239,7 +248,7 @@ class GenerationHead(MaskedLMHead):
         return torch.zeros(1, 2, dtype=torch.int64, device=device)
 
 
-_TIED = ("tied_words", "tied_delta")
+_TIED = ("tied_words", "tied_delta", "tied_ngrams")
 
 
 def save_tied_words_once(module: nn.Module) -> None:

@@ -9,7 +9,8 @@ through the sample. Its targets are pairs of a token and a key that the sample f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ def generator_name(task: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GeneratorSettings(Settings):
+class GeneratorSizes(Settings):
     """The generator: an encoder of the same kind, in other sizes."""
 
     num_layers: NonNegativeInt = 0
@@ -55,9 +56,6 @@ class GeneratorSettings(Settings):
     """Inner size of its feed-forward networks; 0: by `width`."""
     num_heads: NonNegativeInt = 0
     """Its attention heads; 0: by `width`."""
-    path: str = ""
-    """A folder with a trained generator to start from, whose sizes replace those above; `init_from`
-    has the discriminator."""
 
     def config(self, encoder: EncoderConfig, where: str = "generator") -> EncoderConfig:
         """The generator of an encoder. Raises UserError, starting with `where`, for sizes that do
@@ -75,6 +73,15 @@ class GeneratorSettings(Settings):
 
     def _share(self, size: int) -> int:
         return max(round(size * self.width), 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorSettings(GeneratorSizes):
+    """The generator of replaced_token_detection."""
+
+    path: str = ""
+    """A folder with a trained generator to start from, whose sizes replace those above; `init_from`
+    has the discriminator."""
 
 
 def build_generator_encoder(
@@ -136,6 +143,9 @@ class SamplingHead(MaskedLMHead):
 class Generator(nn.Module):
     """Fills in masked tokens. Its encoder has no pooler: nothing would use it."""
 
+    written = True
+    """Whether it is among the weights of a finished run."""
+
     def __init__(
         self,
         config: EncoderConfig,
@@ -149,7 +159,11 @@ class Generator(nn.Module):
         self.encoder.pooler = nn.Identity()
         self.sharing: EmbeddingSharing = sharing
         share_embeddings(self.encoder, backbone, sharing)
-        self.words = SamplingHead(self.encoder, temperature)
+        self.words = self.sampling_head(temperature)
+
+    def sampling_head(self, temperature: float) -> SamplingHead:
+        """The head that predicts and samples, once `encoder` is there."""
+        return SamplingHead(self.encoder, temperature)
 
     def forward(
         self, batch: Batch, labels: Sequence[tuple[torch.Tensor, torch.Tensor]]
@@ -209,28 +223,59 @@ class ReplacedTokenHead(Head):
         self, batch: Batch, tasks: Sequence[str]
     ) -> tuple[Batch, dict[str, HeadOutput]]:
         """The batch with the generator's samples in place of masked tokens, and these tasks' labels
-        for this head; and {name: output of the generator} for each of them. A batch without masked
-        tokens runs it on a row of padding."""
+        for this head; and {name: output of the generator} for each of them."""
         assert self.generator is not None
-        names = [generator_name(task) for task in tasks]
-        nothing = batch.input_ids.new_zeros(1), batch.input_ids.new_zeros(1, 2)
-        labels = [batch.labels.get(name, nothing) for name in names]
-        real = [name in batch.labels for name in names]
-        samples = self.generator(batch if any(real) else batch.padding_row(), labels)
-        ids = batch.input_ids.flatten().clone()
-        for (positions, _), sampled, is_real in zip(labels, samples, real, strict=True):
-            if is_real:
-                ids[positions] = sampled.tokens
-        detection = {}
-        for task in tasks:
-            if task in batch.labels:
-                positions, original = batch.labels[task]
-                detection[task] = positions, (ids[positions] != original).long()
-        outputs = {
-            name: HeadOutput(each.loss_sum * is_real, each.correct * is_real)
-            for name, each, is_real in zip(names, samples, real, strict=True)
-        }
-        shown = replace(
-            batch, input_ids=ids.view_as(batch.input_ids), labels={**batch.labels, **detection}
-        )
-        return shown, outputs
+        return write_samples(self.generator, batch, {task: task for task in tasks})
+
+
+def write_samples(
+    generator: Generator, batch: Batch, detection: Mapping[str, str]
+) -> tuple[Batch, dict[str, HeadOutput]]:
+    """The batch with the generator's samples in place of masked tokens, and with labels that say
+    which tokens these have replaced; and {name: output of the generator}. `detection`: {task: name
+    of these labels}, which are the original tokens before. A batch without masked tokens runs the
+    generator on a row of padding."""
+    names = [generator_name(task) for task in detection]
+    nothing = batch.input_ids.new_zeros(1), batch.input_ids.new_zeros(1, 2)
+    labels = [batch.labels.get(name, nothing) for name in names]
+    real = [name in batch.labels for name in names]
+    samples = generator(batch if any(real) else batch.padding_row(), labels)
+    ids = batch.input_ids.flatten().clone()
+    for (positions, _), sampled, is_real in zip(labels, samples, real, strict=True):
+        if is_real:
+            ids[positions] = sampled.tokens
+    replaced = {}
+    for name in detection.values():
+        if name in batch.labels:
+            positions, original = batch.labels[name]
+            replaced[name] = positions, (ids[positions] != original).long()
+    outputs = {
+        name: HeadOutput(each.loss_sum * is_real, each.correct * is_real)
+        for name, each, is_real in zip(names, samples, real, strict=True)
+    }
+    shown = replace(
+        batch, input_ids=ids.view_as(batch.input_ids), labels={**batch.labels, **replaced}
+    )
+    return shown, outputs
+
+
+def detection_scores(tallies: Mapping[str, float]) -> dict[str, Any]:
+    """Held-out scores of `ReplacedTokenHead.tallies`: the share of the replaced tokens that is
+    detected, that of the detected ones that was replaced, and the accuracy, beside that of taking
+    every token for an original one. The loss of that baseline is the entropy of the share that was
+    replaced."""
+    tokens, detected = tallies["tokens"], tallies["detected"]
+    replaced, flagged = tallies["replaced"], tallies["flagged"]
+    share = replaced / tokens
+    metrics = {
+        "f1": 2 * detected / max(replaced + flagged, 1),
+        "detected": detected / max(replaced, 1),
+        "precision": detected / max(flagged, 1),
+        "accuracy": 1 - (replaced + flagged - 2 * detected) / tokens,
+        "always_original": 1 - share,
+    }
+    return {
+        "metrics": metrics,
+        "baseline_loss": -sum(p * math.log(p) for p in (share, 1 - share) if p),
+        "baseline_accuracy": 1 - share,
+    }

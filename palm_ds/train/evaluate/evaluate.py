@@ -291,7 +291,7 @@ def evaluate(
         if name in predictions:
             return _scored(tables[name], *predictions[name], sources, own.get(name, ()))
         tallies = {part: totals[f"tally {part} {name}"] for part in sums.tallied.get(name, ())}
-        return tasks[name].tallied(tallies) if tallies else {}
+        return sums.scored_by[name][0].tallied(tallies) if tallies else {}
 
     return {
         name: TaskScore(
@@ -327,13 +327,12 @@ class _Sums:
         """{loss: (its task, what that reads)}"""
 
     def add(self, batch: Batch, outputs: Mapping[str, TaskOutput]) -> None:
-        for name in self.source_of:
+        for name, (task, source) in self.scored_by.items():
+            targets = batch.labels[name][1].numpy() if name in batch.labels else np.empty(0, int)
+            base_loss, base_right = task.baseline_of(name, targets, cast(Any, source))
             self.tallied[name] = list(outputs[name].tallies)
             for part, value in outputs[name].tallies.items():
                 self._add(f"tally {part}", name, value)
-        for name, (task, source) in self.scored_by.items():
-            targets = batch.labels[name][1].numpy() if name in batch.labels else np.empty(0, int)
-            base_loss, base_right = task.baseline(targets, cast(Any, source))
             self._add("loss", name, outputs[name].loss_sum)
             self._add("right", name, outputs[name].correct)
             self._add("base loss", name, float(base_loss.sum()))

@@ -111,8 +111,8 @@ def size_of(model: Model) -> ModelSize:
 
 
 def vocab_tasks(model: Model) -> list[str]:
-    """The tasks whose head predicts tokens."""
-    return [task for task, name in model.head_of.items() if predicts_tokens(model.heads[name])]
+    """The losses of heads that predict tokens."""
+    return [name for name, head in model.labelled.items() if predicts_tokens(head)]
 
 
 def generated_labels(model: Model) -> list[str]:

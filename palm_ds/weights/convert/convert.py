@@ -245,10 +245,12 @@ def check_target(source: Path, target: Path) -> None:
 
 def _check_encoder(contents: CheckpointContents, to: str) -> None:
     config = contents.config
-    if not encoder_class(config).hf and to != "palm_ds":
+    encoder = encoder_class(config)
+    held = encoder.hf or (encoder.paddle and to == "paddle")
+    if not held and to != "palm_ds":
         raise UserError(
             f"{contents.path}: {to} cannot hold its encoder, {config.kind}; palm_ds can, with its "
-            "heads and tokenizer"
+            f"heads and tokenizer{', and paddle' if encoder.paddle else ''}"
         )
 
 

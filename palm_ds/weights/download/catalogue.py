@@ -86,7 +86,6 @@ FORMER_NAMES = {
 }
 
 _DOC = "ERNIE-Doc reads with a memory of earlier segments and relative positions"
-_GRAM = "ERNIE-Gram adds relative positions to the attention"
 _M = "ERNIE-M has no token types, and names of its own in its files"
 _VIL = "ERNIE-ViL reads images as well as texts"
 _UNIMO_WHY = "UNIMO reads images as well as texts"
@@ -102,8 +101,7 @@ ERNIE: dict[str, Published] = {
     "ernie-gen-large-430g-en": Archive(_GITHUB + "ernie-gen-large-430g-en.1.tar.gz"),
     "ernie-gen-large-160g": Archive(_ERNIE + "ernie_gen_large_160g.tgz"),
     "ernie-gen-base-zh": Archive(_WENXIN + "ernie_gen_base_ch_open.tgz", not_yet=_OWN_LAYOUT),
-    "ernie-gram-zh": Archive(_GITHUB + "ernie-gram-zh.1.tar.gz", not_yet=_GRAM),
-    "ernie-gram-en": Archive(_GITHUB + "ernie-gram-en.1.tar.gz", not_yet=_GRAM),
+    "ernie-gram-en": Archive(_GITHUB + "ernie-gram-en.1.tar.gz"),
     "ernie-doc-base-en": Archive(_GITHUB + "ernie-doc-base-en.tar.gz", not_yet=_DOC),
     "ernie-doc-base-zh": Archive(_GITHUB + "ernie-doc-base-zh.tar.gz", not_yet=_DOC),
     "ernie-doc-large-en": Archive(_GITHUB + "ernie-doc-large-en.tar.gz", not_yet=_DOC),

@@ -1,10 +1,12 @@
-"""PaddleNLP's names of models with ERNIE's shape: their files and their sizes.
+"""PaddleNLP's names of models with ERNIE's shape, the Chinese ERNIE-Gram among them: their files
+and their sizes.
 
     NAME.pdparams + NAME_vocab.txt   as published
     config.json                      from a preset and what differs, as PaddleNLP has it in its code
 
-Sizes and addresses are those of its modules ernie.configuration and ernie.tokenizer. Whatever a
-file has beside an encoder and the usual heads, such as the two maps of uie, is reported as skipped.
+Sizes and addresses are those of its modules ernie.configuration and ernie.tokenizer, and of
+ernie_gram's. Whatever a file has beside an encoder and the usual heads, such as the two maps of
+uie, is reported as skipped.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ class PaddleModel:
     """The address of vocab.txt."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Hyperparameters that differ from the preset's."""
+    model_type: str = "ernie"
+    """PaddleNLP's class."""
     not_yet: str = ""
     """Why it cannot be opened; empty: it can."""
 
@@ -48,14 +52,15 @@ class PaddleModel:
         """The content of config.json, as PaddleNLP writes it."""
         from palm_ds.model.config.config import EncoderConfig
         from palm_ds.weights.formats.huggingface.architectures.bert import BertArchitecture
+        from palm_ds.weights.formats.huggingface.families import FAMILIES
 
         values = {"preset": self.preset, "vocab_size": self.words, **self.changes}
         config = EncoderConfig.from_dict(values, self.url)
         return {
-            "model_type": "ernie",
+            "model_type": self.model_type,
             **BertArchitecture().config_json(config, "ernie"),
             # hard-coded in PaddleNLP, whatever a config says (palm_ds/weights/formats/paddle)
-            "layer_norm_eps": 1e-12,
+            "layer_norm_eps": FAMILIES[self.model_type].paddle_eps,
         }
 
 
@@ -128,6 +133,11 @@ def _models() -> Iterator[tuple[str, PaddleModel]]:
         path = f"{search}_{kind.replace('-', '_')}_marco_en"
         yield f"ernie-search-{kind}-marco-en", of(shape, path, _OTHER_ROOT)
     yield from _of_utc(of)
+    gram = _shape("ernie-gram-zh", 18_018, "ernie_gram_zh/vocab.txt")
+    gram = replace(gram, model_type="ernie_gram")
+    yield "ernie-gram-zh", of(gram, "ernie_gram_zh/ernie_gram_zh")
+    tuned = "ernie-gram-zh-finetuned-dureader-robust"
+    yield tuned, of(gram, f"{tuned}/model_state")
 
 
 def _of_rocketqa(of: Any) -> Iterator[tuple[str, PaddleModel]]:

@@ -25,6 +25,7 @@ from palm_ds.common.version import __version__
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.distillation.distillation import PREFIX as DISTILLATION
 from palm_ds.model.encoder.shared_embeddings import parts_of_tables
+from palm_ds.model.heads.ngrams import without_ngrams
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.lora import merged_parts, merged_values
 from palm_ds.model.pooling import TextPooling
@@ -197,7 +198,9 @@ def _from_checkpoint(
         if name not in stored or not stored.covers(name) or stored.size(name) != prod(shape):
             raise UserError(f"{verified.path}: {name}: some of its values are missing")
     maps = {name: "a map to a teacher's width" for name in names if name.startswith(DISTILLATION)}
-    entries = _entries(stored, shapes, signature.get("lora_scale", 0.0))
+    every = _entries(stored, shapes, signature.get("lora_scale", 0.0))
+    entries = without_ngrams(every)
+    maps |= {name: "of pretraining with n-grams alone" for name in every if name not in entries}
     shapes = {name: entry.shape for name, entry in entries.items()}
     contents = CheckpointContents(
         path=verified.path,

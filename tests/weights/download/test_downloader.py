@@ -243,7 +243,6 @@ def test_names_of_ernies_repositories(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("ernie-gram-zh", "relative positions"),
         ("ernie-doc-large-en", "memory of earlier segments"),
         ("ernie-m-base", "no token types"),
         ("ernie-vil-base-en", "images"),

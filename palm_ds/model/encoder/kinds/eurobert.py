@@ -55,7 +55,7 @@ class EuroBert(TransformerEncoder):
 
     hf = "eurobert"
     options_type: ClassVar[type | None] = EuroBertOptions
-    head_options = ("text_pooling",)
+    free_options = ("text_pooling",)
     defaults: ClassVar[Mapping[str, Any]] = {
         "activation": "silu",
         "max_positions": 8192,

@@ -61,7 +61,7 @@ class ModernBert(TransformerEncoder):
 
     hf = "modernbert"
     options_type: ClassVar[type | None] = ModernBertOptions
-    head_options = ("text_pooling",)
+    free_options = ("text_pooling",)
     pools_tokens = True
     defaults: ClassVar[Mapping[str, Any]] = {
         "max_positions": 8192,

@@ -69,7 +69,7 @@ def architecture_for(config: EncoderConfig) -> Architecture:
 
 
 def _of_class(encoder: type[Encoder]) -> Architecture | None:
-    name = encoder.hf
+    name = encoder.hf or encoder.paddle
     if "." in name and name not in ARCHITECTURES:
         where = f"{encoder.__name__}.hf"
         form: type[Any] = import_class(name, Architecture, where)

@@ -14,6 +14,7 @@ from typing import Any
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.positions import GRAM_BUCKETS
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.formats.contents import TensorEntry
@@ -39,6 +40,7 @@ _SEEN = {
     "type_vocab_size",
     "sent_type_vocab_size",
     "has_pooler",
+    "rel_pos_size",
 }
 _ERNIE_GEN = {  # of ERNIE-GEN's static graph; the values of this architecture
     "pre_encoder_cmd": ("nd",),
@@ -48,6 +50,7 @@ _ERNIE_GEN = {  # of ERNIE-GEN's static graph; the values of this architecture
     "n_layer_per_block": (1,),
     "emb_mapping_in": (False, 0),
 }
+GRAM = "ernie_gram"
 _ACTIVATIONS = {"gelu.precise": "gelu", "gelu.approximate": "gelu_new"}
 """The activations of ERNIE-GEN's static graph that have other names here."""
 
@@ -93,7 +96,8 @@ class PaddleConfig:
         if named is not None:
             return str(named)
         named_by = {x: family.class_prefix.lower() for x, family in FAMILIES.items()}
-        return next((x for x, y in named_by.items() if self.model.lower().startswith(y)), "")
+        fits = [x for x, y in named_by.items() if self.model.lower().startswith(y)]
+        return max(fits, key=lambda x: len(named_by[x]), default="")
 
 
 def read_paddle_config(folder: Path, config: Path | None) -> PaddleConfig:
@@ -164,6 +168,8 @@ def numbers(
     values["hidden_act"] = _ACTIVATIONS.get(values["hidden_act"], values["hidden_act"])
     kind = about.kind or "ernie"
     known = {key: x for key, x in values.items() if key in FOREIGN_KEYS - _SEEN}
+    own_kind, more = _relative_positions(values, entries, about, scheme)
+    kind = "ernie" if kind == GRAM else kind
     base = read_encoder_config({**known, "model_type": kind}, str(about.path))
     sizes = {
         "vocab_size": _rows(entries, about, "word"),
@@ -174,11 +180,40 @@ def numbers(
     }
     _check_sizes(values, sizes, entries, about)
     chosen, why = _eps(scheme, palm, about, eps)
-    notes = [why, *_size_notes(values, sizes)]
+    notes = [why, *_size_notes(values, sizes), *more]
     if base.position_offset:
         first = f"positions are counted from pad + 1 = {base.position_offset}"
         notes.append(f"{first}, as in PaddleNLP since 2.5 (earlier versions count differently)")
-    return replace(base, layer_norm_eps=chosen, **sizes), notes
+    return replace(base, layer_norm_eps=chosen, **sizes, **own_kind), notes
+
+
+def _relative_positions(
+    values: Mapping[str, Any],
+    entries: Mapping[str, TensorEntry],
+    about: PaddleConfig,
+    scheme: NamingScheme,
+) -> tuple[dict[str, Any], list[str]]:
+    """The kind and the options of an encoder whose tensors have relative positions, with a note:
+    those with which it computes what the program that wrote the tensors does. Without them an
+    ERNIE-Gram is a Bert. Raises UserError if the tensors contradict the config."""
+    table, stated = entries.get("backbone.relative_bias.weight"), values.get("rel_pos_size") or 0
+    rows = table.shape[0] if table else 0
+    if stated not in (rows, 0) or rows not in (GRAM_BUCKETS, 0):
+        raise UserError(
+            f"{about.path}: rel_pos_size: {stated or rows!r}, but the tensors have {rows} relative "
+            f"positions; ERNIE-Gram's are {GRAM_BUCKETS}"
+        )
+    if table is None:
+        plain = about.kind == GRAM
+        return {}, ["no relative positions: the encoder is a Bert"] if plain else []
+    change = "backbone.options of a run that starts from it may say otherwise"
+    if scheme is PADDLENLP:
+        why = f"PaddleNLP never adds the relative positions that it keeps; {change}"
+        return {"kind": GRAM, "options": {"relative_positions": "kept"}}, [why]
+    if scheme is STATIC and not values.get("has_sent_emb"):
+        why = f"token types are not added, as in ERNIE outside reading comprehension; {change}"
+        return {"kind": GRAM, "options": {"token_types": "kept"}}, [why]
+    return {"kind": GRAM}, []
 
 
 def _rows(entries: Mapping[str, TensorEntry], about: PaddleConfig, module: str) -> int:

@@ -17,6 +17,7 @@ from itertools import product
 from typing import Any
 
 from palm_ds.common.errors import UserError
+from palm_ds.model.encoder.positions import GRAM_BUCKETS
 from palm_ds.weights.formats.huggingface.architecture import CLASSIFIER, MASKED_WORDS, NEXT_SENTENCE
 
 _LINEAR = {"dense", "query", "key", "value", "project", "expand", "contract", "out"}
@@ -74,6 +75,7 @@ _STATIC = {
     "pos_embedding": "position",
     "sent_embedding": "segment",
     "task_embedding": "task",
+    "rel_pos_embedding": "relative_bias",
     "role_embedding": "role",
     "turn_embedding": "turn",
     "pre_encoder_layer_norm": "norm",
@@ -134,6 +136,7 @@ _DYGRAPH = {
     "pos_emb": "position",
     "sent_emb": "segment",
     "task_emb": "task",
+    "rel_pos_bias_emb": "relative_bias",
     "ln": "norm",
     "pooler": "pooler.dense",
     "encoder_stack.block.{}.attn.q": "layers.{}.query",
@@ -175,6 +178,7 @@ NLP_MODULES = {
     "embeddings.position_embeddings": "position",
     "embeddings.token_type_embeddings": "segment",
     "embeddings.task_type_embeddings": "task",
+    "embeddings.rel_pos_embeddings": "relative_bias",
     "embeddings.layer_norm": "norm",
     "pooler.dense": "pooler.dense",
     "encoder.layers.{}.self_attn.q_proj": "layers.{}.query",
@@ -241,6 +245,7 @@ def plain(name: str) -> str:
 
 # ---- combined files, which contain no names ----
 
+_RELATIVE = "rel_pos_embedding"
 _USUAL_MORE = (  # optional parts of ERNIE's static graphs
     ("task_embedding",),
     ("pooled_fc.w_0", "pooled_fc.b_0"),
@@ -254,6 +259,7 @@ _USUAL_MORE = (  # optional parts of ERNIE's static graphs
     ("mask_lm_out_fc.w_0",),
     ("next_sent_fc.w_0", "next_sent_fc.b_0"),
     ("cls_out_w", "cls_out_b"),
+    (_RELATIVE,),
 )
 
 
@@ -311,6 +317,8 @@ def _fit(names: list[str], shapes: Sequence[tuple[int, ...]], width: int, words:
 
 def _expected_shape(name: str, width: int, words: int) -> tuple[int | None, ...]:
     """The shape of a variable; None for any number of rows or classes."""
+    if name == _RELATIVE:
+        return GRAM_BUCKETS, None
     if name.endswith("_embedding"):
         return (words if name == STATIC.word else None), width
     if name.startswith(("next_sent_fc", "cls_out")):

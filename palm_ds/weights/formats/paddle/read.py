@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from palm_ds.common.errors import UserError
+from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.weights.formats.contents import (
     COPY,
@@ -35,6 +36,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
 )
 from palm_ds.weights.formats.huggingface.families import FAMILIES
 from palm_ds.weights.formats.paddle.config import (
+    GRAM,
     PaddleConfig,
     find_vocabulary,
     numbers,
@@ -98,7 +100,7 @@ def open_contents(
     skipped = {**{name: f"not a tensor: {what}" for name, what in others.items()}, **made.skipped}
     contents = CheckpointContents(
         path=path,
-        format=f"{_title(sorted_out, about)}, {source}",
+        format=f"{_title(sorted_out, about, own)}, {source}",
         config=own,
         entries=made.entries,
         heads=heads,
@@ -201,6 +203,7 @@ def _make(
     _give_the_bias_its_name(roles)
     skipped |= _drop_other_pooler(roles)
     skipped |= _drop_copies(stored, roles)
+    skipped |= _drop_narrow_heads(stored, roles)
     skipped |= _drop_broken_heads(roles)
     source_of: dict[str, str] = {}
     for name, role in roles.items():
@@ -328,6 +331,23 @@ def _same(one: TensorEntry, other: TensorEntry) -> bool:
     )
 
 
+def _drop_narrow_heads(
+    stored: Mapping[str, TensorEntry], roles: dict[str, TensorRole]
+) -> dict[str, str]:
+    """Remove masked-LM heads with output embeddings of another width than the encoder from `roles`,
+    as ERNIE-Gram's are; {name: why}."""
+    skipped = {}
+    for head in _heads_of(roles):
+        parts = {_part(role): name for name, role in roles.items() if _head(role) == head}
+        dense = stored.get(parts.get("dense.weight", ""))
+        if dense is not None and len(set(dense.shape)) > 1:
+            why = f"its head makes vectors of {min(dense.shape)} values, others than the encoder's"
+            skipped |= dict.fromkeys(parts.values(), why)
+    for name in skipped:
+        del roles[name]
+    return skipped
+
+
 def _drop_broken_heads(roles: dict[str, TensorRole]) -> dict[str, str]:
     """Remove incomplete heads from `roles`; {name: why}."""
     skipped = {}
@@ -390,9 +410,10 @@ def _head_notes(
     return notes
 
 
-def _title(sorted_out: _ClassifiedTensors, about: PaddleConfig) -> str:
+def _title(sorted_out: _ClassifiedTensors, about: PaddleConfig, config: EncoderConfig) -> str:
     if sorted_out.palm:
         return "PALM"
     if sorted_out.scheme is PADDLENLP and about.model:
         return f"PaddleNLP {about.model}"
-    return sorted_out.scheme.title
+    title = sorted_out.scheme.title
+    return f"{title}, ERNIE-Gram" if GRAM in (config.kind, about.kind) else title

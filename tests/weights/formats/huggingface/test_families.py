@@ -32,8 +32,8 @@ def test_an_encoder_has_the_architecture_that_computes_the_same(
     assert family_of(config) == kind
 
 
-OF_THE_HUB = {"neobert", "new"}
-"""Model types that only code of the hub has."""
+OF_THE_HUB = {"neobert", "new", "ernie_gram"}
+"""Model types that only code of the hub or PaddleNLP has."""
 
 
 def test_each_architecture_has_its_class_in_transformers() -> None:

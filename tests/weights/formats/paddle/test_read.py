@@ -637,7 +637,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "relative positions": (
         broken(lambda _: None, {**ERNIE, "rel_pos_size": 32}),
-        "rel_pos_size: must be 0 or None",
+        "rel_pos_size: 32, but the tensors have 0 relative positions; ERNIE-Gram's are 33",
     ),
     "another pooler": (
         broken(lambda _: None, {**ERNIE, "pool_act": "relu"}),

@@ -1,0 +1,111 @@
+"""ERNIE-Gram, which PaddleNLP has and transformers does not: BERT's names and a table of relative
+positions.
+
+These are its names as a Bert's would be; the writer of Paddle's files makes PaddleNLP's of them.
+PaddleNLP never adds the relative positions, so that only an encoder with `relative_positions: kept`
+or `none` is written as its ErnieGram.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.kinds.ernie_gram import ErnieGram, ErnieGramOptions
+from palm_ds.model.encoder.positions import GRAM_BUCKETS
+from palm_ds.weights.formats.huggingface.architecture import (
+    CLASSIFIER,
+    HEAD_CLASSES,
+    MASKED_WORDS,
+    QUESTION_ANSWERING,
+    Architecture,
+    Entries,
+    Family,
+    Names,
+    both_ends,
+    usual_config_json,
+)
+from palm_ds.weights.formats.huggingface.bert_like import (
+    EMBEDDINGS,
+    LORA_MODULES,
+    RUN_KEYS,
+    body_names,
+    folded_task,
+    read_usual,
+)
+from palm_ds.weights.formats.huggingface.check_config import check_only
+
+_MASKED_LM = {
+    "dense": "cls.predictions.transform.dense",
+    "norm": "cls.predictions.transform.LayerNorm",
+    "bias": "cls.predictions.bias",
+    "decoder": "cls.predictions.decoder.weight",
+}
+SIZE = "rel_pos_size"
+"""The key of config.json with the rows of the table."""
+
+
+class ErnieGramArchitecture(Architecture):
+    """The architecture of `kind: ernie_gram`."""
+
+    kind = "ernie_gram"
+    families: ClassVar[Mapping[str, Family]] = {
+        "ernie_gram": Family(
+            class_prefix="ErnieGram",
+            tensor_prefix="ernie_gram",
+            paddle_tokenizer="ErnieTokenizer",
+            paddle_eps=1e-5,
+        )
+    }
+    words = EMBEDDINGS["word.weight"]
+    layer = "encoder.layer"
+    tied: ClassVar[Mapping[str, str]] = {
+        "cls.predictions.decoder.weight": words,
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    }
+    heads = ("cls", "classifier", "qa_outputs")
+    masked_lm = ("cls.predictions.",)
+    classes = tuple(x for x in HEAD_CLASSES if x != "ForNextSentencePrediction")
+    run_keys: ClassVar[Mapping[str, type | None]] = {**RUN_KEYS, SIZE: None}
+    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = LORA_MODULES
+
+    def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
+        tables = {x: y for x, y in EMBEDDINGS.items() if x != "task.weight"}
+        stems = body_names(self.layers_in_file(config), embeddings=tables)
+        if ErnieGram.options_of(config).relative_positions != "none":
+            stems["backbone.relative_bias.weight"] = ("embeddings.rel_pos_embeddings.weight",)
+        stems["backbone.pooler.dense"] = ("pooler.dense",)
+        for ours, its in _MASKED_LM.items():
+            stems[f"heads.{MASKED_WORDS}.{ours}"] = (its,)
+        stems[f"heads.{CLASSIFIER}.out"] = ("classifier",)
+        stems[f"heads.{QUESTION_ANSWERING}.out"] = ("qa_outputs",)
+        return both_ends(stems)
+
+    def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
+        check_only(about, {SIZE: (GRAM_BUCKETS, 0, None)}, where)
+        kept = "kept" if about.get(SIZE) else "none"
+        return read_usual(about, self.kind, where, options={"relative_positions": kept})
+
+    def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
+        there = ErnieGram.options_of(config).relative_positions != "none"
+        return {**usual_config_json(config), **({SIZE: GRAM_BUCKETS} if there else {})}
+
+    def family_of(self, config: EncoderConfig) -> str:
+        options: ErnieGramOptions = ErnieGram.options_of(config)
+        same = options.relative_positions != "added" and options.token_types == "added"
+        return self.kind if same and not config.position_offset else ""
+
+    def no_family(self, config: EncoderConfig) -> str:
+        options: ErnieGramOptions = ErnieGram.options_of(config)
+        return (
+            "PaddleNLP's ErnieGram adds token types and never relative positions, but this encoder "
+            f"has relative_positions {options.relative_positions} and token_types "
+            f"{options.token_types}: its outputs would be others there; --to palm_ds keeps what it "
+            "computes, --family ernie_gram writes the tables nevertheless"
+        )
+
+    def reshape(
+        self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
+    ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
+        return folded_task(kept, config, "segment", task_id)
