@@ -40,11 +40,12 @@ def test_each_schedule_is_trained_in_its_own_processes(run_program, tmp_path, ev
         return run_program(*given, launcher="python", timeout=400).output
 
     torchrun = shlex.join([*TORCHRUN, "--standalone", "--nproc_per_node=1"])
+    launcher = ["--launcher", torchrun] if every else []
     schedules = ["joint", "continual"] if every else ["continual"]
     if every:
         ablate("--steps", "6", "--schedules", "joint", "log.every=2")
         first = (out / "joint" / "metrics.jsonl").read_bytes()
-    output = ablate("--steps", "6", "--schedules", ",".join(schedules), "--launcher", torchrun)
+    output = ablate("--steps", "6", "--schedules", ",".join(schedules), *launcher)
     if every:
         assert "== joint (1 of 2): done" in output
         assert (out / "joint" / "metrics.jsonl").read_bytes() == first

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from palm_ds.model.heads.replaced_tokens import generator_name
 from tests.distributed.test_commands import DROPOUT, MASKS, losses, records, write_recipe
 from tests.distributed.test_phases import train
+from tests.helpers.sampling import only
 from tests.helpers.small_corpus import write_small_corpus
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
@@ -28,7 +29,7 @@ LAYOUTS = {  # (steps done when it is killed, processes and ZeRO stage until the
 }
 
 
-@pytest.mark.parametrize("sharing", [*WAYS])
+@pytest.mark.parametrize("sharing", only(["gradient_disentangled"], WAYS))
 def test_one_curve_for_any_layout(tmp_path: Path, sharing: str) -> None:
     """Killed and resumed with other layouts, the last of them ZeRO 3 in two processes; in the
     second stage other heads use the embeddings too."""

@@ -144,6 +144,7 @@ def test_the_operators_have_the_shapes_that_they_promise() -> None:
     torch.library.opcheck(packed_backward, back)
 
 
+@pytest.mark.exhaustive  # and on a card in all tests of the kernels
 def test_the_kernels_compile_for_a_card_that_is_not_here(tmp_path: Path) -> None:
     """The interpreter accepts more than the compiler does."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}

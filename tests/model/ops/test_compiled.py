@@ -190,6 +190,7 @@ def test_padding_has_few_sizes_and_no_position_twice() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive  # a minute, of the C++ compiler
 def test_compiled_code_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the compiler itself, which takes most of the time: so only one layer."""
     from torch._inductor import config as inductor

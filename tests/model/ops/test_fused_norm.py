@@ -113,6 +113,7 @@ def test_the_trial_of_the_kernels_passes(dtype: torch.dtype) -> None:
     assert kernels._fused_norm_error(torch.device("cpu"), dtype) < kernels._TOLERANCE / 4
 
 
+@pytest.mark.exhaustive  # and on a card in all tests of the kernels
 def test_the_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
     """The interpreter accepts more than the compiler does."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}

@@ -89,7 +89,7 @@ def plan_of(
     _, _, *gpus = cells_of(plan_lines(size, work[-1].parts[-1][0], config, clusters))
     _, _, *stages = cells_of(stage_lines(size, work, config, clusters))
     assert len(gpus) == 1 and len(stages) == len(work) + 1
-    assert all(math.isfinite(float(hours)) for *_, hours in stages)
+    assert all(math.isfinite(float(hours.replace(",", ""))) for *_, hours in stages)
     return size, work
 
 
