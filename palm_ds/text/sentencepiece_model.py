@@ -1,7 +1,8 @@
 """Converts a SentencePiece model, unigram or BPE, to the `tokenizers` library.
 
 spiece.model              ──> backend, ids as in the model
-spiece.model + vocab.txt  ──> backend, ids as in vocab.txt (ERNIE lists its pieces that way)
+spiece.model + vocab.txt  ──> backend, ids as in vocab.txt (ERNIE lists its pieces that way); those
+                              of ERNIE-M begin as XLM-RoBERTa's, texts simplified as its code does
 sentencepiece.bpe.model   ──> backend, ids as XLM-RoBERTa or CamemBERT count them
 spm.model                 ──> backend, ids as in the model, DeBERTa's [MASK] after them
 spiece.model of ALBERT    ──> backend, ids as in the model, texts simplified as its code does
@@ -43,6 +44,9 @@ _UNKNOWN, _CONTROL, _UNUSED = 2, 3, 5  # kinds of piece that text is never split
 _MAX_PIECE_LENGTH = 1_000  # characters
 _MAX_UNLISTED_SHARE = 0.05  # of the pieces of a model
 _MASKS = ("[MASK]", "<mask>")
+_ERNIE_M = ("[CLS]", "[PAD]", "[SEP]")  # the first tokens, in XLM-RoBERTa's order
+_ERNIE_M_ALIKE = {"“": '"', "”": '"', "‘": "'", "’": "'", "—": "-"}
+_CONTROL_CHARACTERS = r"[\p{Cc}\p{Cf}&&[^\t\n\r]]"
 
 _FAIRSEQ = {  # (tokens in front, pieces of the model that they replace)
     "xlm-roberta": (("<s>", "<pad>", "</s>", "<unk>"), 3),
@@ -205,14 +209,38 @@ def compile_listed(
     origin: str,
     lower: bool,
 ) -> Backend:
-    """The tokenizer of a model with the ids of a vocab.txt, whose lines are `tokens`."""
+    """The tokenizer of a model with the ids of a vocab.txt, whose lines are `tokens`. That of ERNIE-M
+    has its rules, and is never lower-cased."""
     proto = _parse(model, origin)
     scores = {p.piece: float(f"{p.score:.9g}") for p in proto.pieces}
     least = min(scores.values())
     pieces = [(token, scores.get(token, least)) for token in tokens]
     own = {p.piece for p in proto.pieces if p.type in (_UNKNOWN, _CONTROL)}
     special = [*special, *sorted(own & set(tokens) - set(special))]
+    if is_ernie_m(tokens):
+        pieces = [(piece, score - 100 * _ends_in_comma(piece)) for piece, score in pieces]
+        return _as_ernie_m(_backend(proto, pieces, unknown, special, origin=origin))
     return _backend(proto, pieces, unknown, special, origin=origin, lower=lower)
+
+
+def is_ernie_m(tokens: Sequence[str]) -> bool:
+    """Whether a vocab.txt is ERNIE-M's."""
+    return tuple(tokens[: len(_ERNIE_M)]) == _ERNIE_M
+
+
+def _as_ernie_m(backend: Backend) -> Backend:
+    """With what its code does before the model sees a text, and two separators between texts."""
+    steps: list[normalizers.Normalizer] = [
+        normalizers.Replace(old, new) for old, new in _ERNIE_M_ALIKE.items()
+    ]
+    steps.append(normalizers.Replace(Regex(_CONTROL_CHARACTERS), ""))
+    steps.append(normalizers.Replace(Regex(r"[\t\n\r\p{Zs}]"), " "))
+    backend.normalizer = normalizers.Sequence([*steps, backend.normalizer])
+    ends = [(token, backend.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] [SEP] $B [SEP]", special_tokens=ends
+    )
+    return backend
 
 
 def _backend(

@@ -1,4 +1,4 @@
-"""Writes folders that PaddleNLP's from_pretrained opens: Ernie, Bert or Roberta with their heads.
+"""Writes folders that PaddleNLP's from_pretrained opens: Ernie, Bert, Roberta, ErnieM, UNIMO.
 
     plan(entries, config, heads, target) ──> ExportPlan      names and shapes; no value is read yet
     write(plan, folder)    ──> model_state.pdparams, config.json, tokenizer files with vocab.txt
@@ -60,9 +60,13 @@ _NAMES = (  # (part of a Hugging Face name, the same in PaddleNLP)
     (r"^cls\.predictions\.bias$", "cls.predictions.decoder_bias"),
     (r"^qa_outputs\.", "classifier."),
 )
-_ALSO = {  # second names of tied tensors, which PaddleNLP writes too
-    "cls.predictions.decoder_bias": "cls.predictions.decoder",
-    "lm_head.bias": "lm_head.decoder",
+_ALSO = {  # second names of the token embeddings and the bias, which PaddleNLP writes too
+    "cls.predictions.decoder_bias": (
+        "cls.predictions.decoder.weight",
+        "cls.predictions.decoder.bias",
+    ),
+    "lm_head.bias": ("lm_head.decoder.weight", "lm_head.decoder.bias"),
+    "lm_head.decoder_bias": ("lm_head.decoder_weight", ""),
 }
 _SETTINGS = (
     "do_lower_case",
@@ -253,9 +257,9 @@ def _second_names(plan: ExportPlan) -> dict[str, str]:
     names = {name for group in plan.groups for name in group.names}
     words = f"{plan.config_json['model_type']}.embeddings.word_embeddings.weight"
     copies = {}
-    for bias, decoder in _ALSO.items():
+    for bias, (table, copy) in _ALSO.items():
         if bias in names:
-            copies |= {f"{decoder}.weight": words, f"{decoder}.bias": bias}
+            copies |= {table: words} | ({copy: bias} if copy else {})
     return copies
 
 
