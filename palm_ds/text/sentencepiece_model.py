@@ -209,7 +209,7 @@ def compile_listed(
     origin: str,
     lower: bool,
 ) -> Backend:
-    """The tokenizer of a model with the ids of a vocab.txt, whose lines are `tokens`. That of ERNIE-M
+    """The tokenizer of a model with the ids of a vocab.txt, whose lines are `tokens`. ERNIE-M's
     has its rules, and is never lower-cased."""
     proto = _parse(model, origin)
     scores = {p.piece: float(f"{p.score:.9g}") for p in proto.pieces}
