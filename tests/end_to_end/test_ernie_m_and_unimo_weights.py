@@ -3,6 +3,7 @@ programs gave, and the same tensors after a way through our formats."""
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import shutil
@@ -11,16 +12,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sentencepiece
 import torch
 import transformers
 
 from palm_ds.cli.main import main
 from palm_ds.common.errors import UserError
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.inputs.visibility import HIDDEN, Visibility, full, prefix_lm
+from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.convert.convert import ConversionOptions, convert
-from palm_ds.weights.formats.contents import CheckpointContents
+from palm_ds.weights.download.catalogue import MODELS
+from palm_ds.weights.download.downloader import Places, download
+from palm_ds.weights.download.paddlenlp import PADDLENLP, PaddleModel, mirrored
+from palm_ds.weights.formats.contents import CheckpointContents, read_tokenizer
+from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.open import open_checkpoint
+from palm_ds.weights.formats.paddle.write import write_paddle
 from palm_ds.weights.formats.runnable import has_pooler, load_encoder, load_masked_lm
 
 ERNIE_M, NLP_M, UNIMO, NLP_UNIMO = "ernie_m", "paddlenlp_ernie_m", "unimo", "paddlenlp_unimo"
@@ -201,3 +211,83 @@ def test_a_config_as_released(shared: Path, tmp_path: Path) -> None:
     contents = open_checkpoint(tmp_path)
     assert contents.config == open_checkpoint(source).config
     assert not any("token types" in note for note in contents.notes)
+
+
+# ---- downloads, on small models made here ----
+
+
+def small(name: str, vocabulary: Path, tmp_path: Path) -> PaddleModel:
+    """The model with one layer and this vocabulary; its files are in a mirror."""
+    words = len(vocabulary.read_text("utf-8").splitlines())
+    sizes = {"num_layers": 1, "hidden_size": 16, "num_heads": 2}
+    model = replace(PADDLENLP[name], words=words, changes=sizes)
+    config = EncoderConfig.from_dict({"preset": model.preset, "vocab_size": words, **sizes})
+    torch.manual_seed(3)
+    state = {f"backbone.{x}": y for x, y in build_encoder(config).state_dict().items()}
+    if "backbone.segment.weight" in state and config.token_types == 1:
+        state["backbone.segment.weight"].zero_()
+    target = ExportOptions(family=model.model_type)
+    write_paddle(state, tmp_path / "made", config, target=target)
+    files = {model.url: tmp_path / "made/model_state.pdparams", model.vocabulary: vocabulary}
+    if model.pieces:
+        files[model.pieces] = vocabulary.with_name("sentencepiece.bpe.model")
+    for address, file in files.items():
+        place = tmp_path / "mirror" / mirrored(address)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, place)
+    return model
+
+
+def vocabulary_of(tmp_path: Path) -> Path:
+    """ERNIE-M's two files, of a model trained here."""
+    pieces = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(  # pyright: ignore[reportAttributeAccessIssue]
+        sentence_iterator=iter(["the quick brown fox jumps over the lazy dog", "北京 是 城市"] * 9),
+        model_writer=pieces,
+        vocab_size=60,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    trained = sentencepiece.SentencePieceProcessor(model_proto=pieces.getvalue())
+    names = [trained.id_to_piece(i) for i in range(3, trained.get_piece_size())]
+    tokens = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", *reversed(names), "[MASK]"]
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(pieces.getvalue())
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n", "utf-8")
+    return tmp_path / "vocab.txt"
+
+
+@pytest.mark.parametrize("name", ["ernie-m-base", "unimo-text-1.0-dureader_qg"])
+def test_a_downloaded_folder_opens_and_is_written_back(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights, its configuration and its tokenizer; nothing is skipped."""
+    known, m = name.replace("_", "-"), name.startswith("ernie-m")
+    if m:
+        vocabulary = vocabulary_of(tmp_path)
+    else:
+        vocabulary = tmp_path / "vocab.txt"
+        words = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", "北", "京", "dog"]
+        vocabulary.write_text("".join(f"{word}\t{i}\n" for i, word in enumerate(words)), "utf-8")
+    model = small(known, vocabulary, tmp_path)
+    monkeypatch.setitem(MODELS, known, model)
+    places = Places(mirror=str(tmp_path / "mirror"), cache=tmp_path / "cache")
+    folder = download(name, path=tmp_path, places=places)
+
+    contents, made = open_checkpoint(folder), open_checkpoint(tmp_path / "made")
+    assert equal(contents, made) and not contents.skipped
+    assert contents.config.layer_norm_eps == 1e-5
+    tokenizer = read_tokenizer(contents)
+    assert tokenizer is not None and tokenizer.vocabulary.separators == (2 if m else 1)
+    if not m:
+        assert tokenizer.encode_words(["北京 Dog"]) == [[5, 6, 7]]
+    convert(folder, tmp_path / "ours", "palm_ds", STRICT)
+    family = replace(STRICT, family=model.model_type)
+    convert(tmp_path / "ours", tmp_path / "back", "paddle", family)
+    assert equal(contents, open_checkpoint(tmp_path / "back"))
+    again = load_tokenizer(tmp_path / "back")
+    assert again.fingerprint == tokenizer.fingerprint
+    settings = json.loads((tmp_path / "back/tokenizer_config.json").read_text())
+    assert settings["tokenizer_class"] == ("ErnieMTokenizer" if m else "UNIMOTokenizer")
+    if m:
+        (tmp_path / "back/tokenizer.json").unlink()
+        assert load_tokenizer(tmp_path / "back").fingerprint == tokenizer.fingerprint

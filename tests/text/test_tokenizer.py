@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import processors
 
 from palm_ds.common.errors import UserError
+from palm_ds.text.sentencepiece_model import write_ernie_m
 from palm_ds.text.tokenizer import SPECIALS, Tokenizer, load_tokenizer, sentencepiece, wordpiece
 from palm_ds.text.tokenizer_settings import KeptSettings
 from palm_ds.text.train_tokenizer import train_tokenizer
@@ -352,6 +353,13 @@ def test_ernie_m_lists_pieces_and_joins_texts_with_two_separators(tmp_path: Path
         for each in (ours, again):
             assert each.encode_texts([text])[0][0].tolist() == expected, text
         assert theirs(text, add_special_tokens=False)["input_ids"] == expected
+    (tmp_path / "files").mkdir()
+    write_ernie_m(again.backend, tmp_path / "files")
+    assert (tmp_path / "files/vocab.txt").read_bytes() == (tmp_path / "vocab.txt").read_bytes()
+    assert load_tokenizer(tmp_path / "files").fingerprint == ours.fingerprint
+    written = spm.SentencePieceProcessor(model_file=str(tmp_path / "files/sentencepiece.bpe.model"))
+    for text in TEXTS:
+        assert written.encode(text, out_type=str) == reference.encode(text, out_type=str)
     assert ours.tokens(ours.encode_texts(["9,"])[0][0]) == ["▁9", ","]
     assert known["▁A"] in ours.encode_texts(["A dog"])[0][0], "not lower-cased"
     joined = theirs("dog", "fox")

@@ -26,6 +26,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.text.byte_level_bpe import is_roberta_bpe, write_byte_level_bpe
+from palm_ds.text.sentencepiece_model import UNLISTED, is_ernie_m_backend, write_ernie_m
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.weights.formats.contents import (
     USUAL,
@@ -41,6 +42,7 @@ from palm_ds.weights.formats.huggingface.plan import ExportPlan
 from palm_ds.weights.formats.huggingface.plan import plan as hf_plan
 from palm_ds.weights.formats.huggingface.sentence_transformers import modules_of
 from palm_ds.weights.formats.huggingface.target import ExportOptions
+from palm_ds.weights.formats.paddle.config import ERNIE_M
 from palm_ds.weights.formats.paddle.pdparams import NAME_TABLE
 from palm_ds.weights.formats.paddle.read import open_contents, recognises
 from palm_ds.weights.formats.tensor_files import TensorGroup, in_memory_entry, read_json
@@ -160,8 +162,10 @@ def write(plan: ExportPlan, folder: Path, *, tokenizer: SavesFiles | None = None
         _name_tokenizer(folder, plan)
 
 
-def why_no_tokenizer(tokenizer: Tokenizer) -> str:
-    """Reason why PaddleNLP has no class for a tokenizer; empty if it has."""
+def why_no_tokenizer(tokenizer: Tokenizer, family: str) -> str:
+    """Reason why PaddleNLP has no class for a tokenizer of this family; empty if it has."""
+    if family == ERNIE_M and is_ernie_m_backend(tokenizer.backend):
+        return ""
     if tokenizer.kind == "wordpiece" or is_roberta_bpe(tokenizer.backend):
         return ""
     return (
@@ -174,8 +178,11 @@ def _name_tokenizer(folder: Path, plan: ExportPlan) -> None:
     """Write the vocabulary and the settings as PaddleNLP reads them, if it has such a class."""
     path = folder / "tokenizer_config.json"
     backend = Backend.from_file(str(folder / "tokenizer.json"))
+    listed = plan.config_json["model_type"] == ERNIE_M and is_ernie_m_backend(backend)
     if bpe := is_roberta_bpe(backend):
         write_byte_level_bpe(backend, folder)
+    elif listed:
+        write_ernie_m(backend, folder, read_json(path).get(UNLISTED, ()))
     elif not (folder / "vocab.txt").is_file():
         return
     saved = read_json(path)
@@ -351,7 +358,8 @@ def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
     why = f"{USUAL}; " if usual else ""
     behind = dict.fromkeys(contents.extras.files, f"{why}PaddleNLP has no sentence-transformers")
     tokenizer = contents.text_tokenizer or contents.tokenizer
-    if tokenizer and (why := why_no_tokenizer(load_tokenizer(tokenizer))):
+    family = planned.config_json["model_type"]
+    if tokenizer and (why := why_no_tokenizer(load_tokenizer(tokenizer), family)):
         behind["tokenizer"] = why
     planned = replace(planned, skipped={**planned.skipped, **behind})
 
