@@ -326,6 +326,7 @@ def test_fine_tuning_recipes_are_valid_and_say_what_they_need_and_reach(path: Pa
     from palm_ds.train.recipe.recipe import make_recipe, read_values
 
     presets = {"gen": "ernie-gen-base", "gram": "ernie-gram-base"}
+    presets |= {"m": "ernie-m-base", "unimo": "unimo-base-en"}
     preset = presets.get(path.stem.partition("_")[0], "ernie-2.0-base")
     values = read_values(path)
     types = {x: y for x, y in values.get("backbone", {}).items() if x == "token_types"}

@@ -1,7 +1,8 @@
 """Converts a SentencePiece model, unigram or BPE, to the `tokenizers` library.
 
 spiece.model              ──> backend, ids as in the model
-spiece.model + vocab.txt  ──> backend, ids as in vocab.txt (ERNIE lists its pieces that way)
+spiece.model + vocab.txt  ──> backend, ids as in vocab.txt (ERNIE lists its pieces that way); those
+                              of ERNIE-M begin as XLM-RoBERTa's, texts simplified as its code does
 sentencepiece.bpe.model   ──> backend, ids as XLM-RoBERTa or CamemBERT count them
 spm.model                 ──> backend, ids as in the model, DeBERTa's [MASK] after them
 spiece.model of ALBERT    ──> backend, ids as in the model, texts simplified as its code does
@@ -9,6 +10,7 @@ spiece.model of ALBERT    ──> backend, ids as in the model, texts simplified
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import Sequence
@@ -43,6 +45,10 @@ _UNKNOWN, _CONTROL, _UNUSED = 2, 3, 5  # kinds of piece that text is never split
 _MAX_PIECE_LENGTH = 1_000  # characters
 _MAX_UNLISTED_SHARE = 0.05  # of the pieces of a model
 _MASKS = ("[MASK]", "<mask>")
+ERNIE_M_MODEL = "sentencepiece.bpe.model"
+_ERNIE_M = ("[CLS]", "[PAD]", "[SEP]")  # the first tokens, in XLM-RoBERTa's order
+_ERNIE_M_ALIKE = {"“": '"', "”": '"', "‘": "'", "’": "'", "—": "-"}
+_CONTROL_CHARACTERS = r"[\p{Cc}\p{Cf}&&[^\t\n\r]]"
 
 _FAIRSEQ = {  # (tokens in front, pieces of the model that they replace)
     "xlm-roberta": (("<s>", "<pad>", "</s>", "<unk>"), 3),
@@ -165,6 +171,41 @@ def _as_roberta(backend: Backend) -> Backend:
     return backend
 
 
+def is_ernie_m_backend(backend: Backend) -> bool:
+    """Whether ERNIE-M's two files say all that determines the ids."""
+    if not isinstance(backend.model, models.Unigram) or backend.normalizer is None:
+        return False
+    tokens = [backend.id_to_token(i) or "" for i in range(len(_ERNIE_M))]
+    steps, found = normalizers.Sequence(_ernie_m_steps()), json.loads(backend.to_str())
+    known = json.loads(steps.__getstate__())["normalizers"]
+    begins = found["normalizer"].get("normalizers", [])[: len(known)]
+    return is_ernie_m(tokens) and begins == known
+
+
+def write_ernie_m(backend: Backend, folder: Path, unlisted: Sequence[Sequence[Any]] = ()) -> None:
+    """Write the two files of a tokenizer that `is_ernie_m_backend`: vocab.txt, and a SentencePiece
+    model with its pieces and the `unlisted` ones."""
+    from sentencepiece import sentencepiece_model_pb2 as schema
+
+    state = json.loads(backend.to_str())
+    special = {token["content"] for token in state["added_tokens"] if token["special"]}
+    tokens = [backend.id_to_token(i) or "" for i in range(backend.get_vocab_size())]
+    proto = schema.ModelProto()  # pyright: ignore[reportAttributeAccessIssue]
+    proto.trainer_spec.model_type = _UNIGRAM
+    proto.trainer_spec.bos_id = proto.trainer_spec.eos_id = proto.trainer_spec.pad_id = -1
+    proto.pieces.add(piece="<unk>", score=0.0, type=_UNKNOWN)
+    for piece, score in [*state["model"]["vocab"], *unlisted]:
+        if piece not in special:
+            proto.pieces.add(piece=piece, score=score + 100 * _ends_in_comma(piece))
+    own = state["normalizer"]["normalizers"][len(_ernie_m_steps()) :]
+    charsmap = [step["precompiled_charsmap"] for step in own if step["type"] == "Precompiled"]
+    proto.normalizer_spec.precompiled_charsmap = base64.b64decode("".join(charsmap))
+    proto.normalizer_spec.remove_extra_whitespaces = any(step["type"] == "Strip" for step in own)
+    proto.normalizer_spec.add_dummy_prefix = state["pre_tokenizer"]["prepend_scheme"] == "always"
+    (folder / ERNIE_M_MODEL).write_bytes(proto.SerializeToString())
+    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens), "utf-8")
+
+
 def unlisted_pieces(model: bytes, tokens: Sequence[str], origin: str) -> list[tuple[str, float]]:
     """The pieces of a model that a vocab.txt lacks, and their scores: ERNIE tiny's tokenizer splits
     texts into them, too, and makes them unknown. Raises UserError if they are more than a few."""
@@ -205,14 +246,42 @@ def compile_listed(
     origin: str,
     lower: bool,
 ) -> Backend:
-    """The tokenizer of a model with the ids of a vocab.txt, whose lines are `tokens`."""
+    """The tokenizer of a model with the ids of a vocab.txt, whose lines are `tokens`. ERNIE-M's
+    has its rules, and is never lower-cased."""
     proto = _parse(model, origin)
     scores = {p.piece: float(f"{p.score:.9g}") for p in proto.pieces}
     least = min(scores.values())
     pieces = [(token, scores.get(token, least)) for token in tokens]
     own = {p.piece for p in proto.pieces if p.type in (_UNKNOWN, _CONTROL)}
     special = [*special, *sorted(own & set(tokens) - set(special))]
+    if is_ernie_m(tokens):
+        pieces = [(piece, score - 100 * _ends_in_comma(piece)) for piece, score in pieces]
+        return _as_ernie_m(_backend(proto, pieces, unknown, special, origin=origin))
     return _backend(proto, pieces, unknown, special, origin=origin, lower=lower)
+
+
+def is_ernie_m(tokens: Sequence[str]) -> bool:
+    """Whether a vocab.txt is ERNIE-M's."""
+    return tuple(tokens[: len(_ERNIE_M)]) == _ERNIE_M
+
+
+def _ernie_m_steps() -> list[normalizers.Normalizer]:
+    """Quotation marks and dashes are made alike, control characters removed, and white space."""
+    return [
+        *(normalizers.Replace(old, new) for old, new in _ERNIE_M_ALIKE.items()),
+        normalizers.Replace(Regex(_CONTROL_CHARACTERS), ""),
+        normalizers.Replace(Regex(r"[\t\n\r\p{Zs}]"), " "),
+    ]
+
+
+def _as_ernie_m(backend: Backend) -> Backend:
+    """With what its code does before the model sees a text, and two separators between texts."""
+    backend.normalizer = normalizers.Sequence([*_ernie_m_steps(), backend.normalizer])
+    ends = [(token, backend.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] [SEP] $B [SEP]", special_tokens=ends
+    )
+    return backend
 
 
 def _backend(

@@ -37,7 +37,7 @@ _BOUNDS = ("bos", "eos")
 _FILE = "tokenizer_config.json"
 _BERT = (
     *("Bert", "Electra", "DistilBert", "MobileBert", "ConvBert", "SqueezeBert", "LayoutLM"),
-    *("Ernie", "RobertaChinese"),  # PaddleNLP's
+    *("Ernie", "RobertaChinese", "UNIMO"),  # PaddleNLP's
 )
 _CLASS_OF_MODEL = {
     "bert": "BertTokenizer",
@@ -55,7 +55,9 @@ _USUAL = {
     "bert": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
     "roberta": ROBERTA_ROLES,
 }
-_ANY = ("", "ErnieTinyTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend")
+_ANY = (
+    *("", "ErnieTinyTokenizer", "ErnieMTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend"),
+)
 """Classes that take everything from tokenizer.json, or whose rules follow from the other files."""
 _KEPT_KEYS = (
     UNLISTED,

@@ -79,22 +79,22 @@ def built_of(dataset: TaskGroupDataset) -> tuple[list[BuiltRow], Batch]:
     return built, collate_built([dataset], built, dataset.max_length, 0)
 
 
-def model_of(*tasks: Task) -> Model:
-    """A small encoder without dropout, with a head for each task, all its weights noisy."""
+def model_of(*tasks: Task, **changes: Any) -> Model:
+    """A small encoder without dropout, with a head for each task, all its weights noisy. `changes`:
+    of the encoder's hyperparameters."""
     torch.manual_seed(3)
-    backbone = build_encoder(
-        EncoderConfig(
-            vocab_size=small_tokenizer().size,
-            hidden_size=16,
-            num_layers=2,
-            num_heads=2,
-            max_positions=128,
-            token_types=2,
-            task_types=0,
-            dropout=0.0,
-            attention_dropout=0.0,
-        )
+    sizes: dict[str, Any] = dict(
+        vocab_size=small_tokenizer().size,
+        hidden_size=16,
+        num_layers=2,
+        num_heads=2,
+        max_positions=128,
+        token_types=2,
+        task_types=0,
+        dropout=0.0,
+        attention_dropout=0.0,
     )
+    backbone = build_encoder(EncoderConfig(**{**sizes, **changes}))
     model = Model(
         backbone,
         {task.name: task.head(backbone) for task in tasks},
@@ -119,9 +119,11 @@ def predictions(
     return {name: found for name, (_, found) in gathered(pieces, by_name, [source]).items()}
 
 
-def learned(source: TableSource, task: Task, *, steps: int = 60, lr: float = 1e-2) -> Model:
-    """A small model after some full-batch steps in plain torch."""
-    model = model_of(task)
+def learned(
+    source: TableSource, task: Task, *, steps: int = 60, lr: float = 1e-2, **changes: Any
+) -> Model:
+    """A small model after some full-batch steps in plain torch. `changes`: see `model_of`."""
+    model = model_of(task, **changes)
     _, batch = built_of(dataset_of(source, task))
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     model.train()

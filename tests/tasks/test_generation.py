@@ -128,6 +128,15 @@ def test_it_learns_to_write_what_it_sees(tmp_path: Path) -> None:
     assert scores["rouge_l"] == pytest.approx((3 + 14 / 16) / 4)
 
 
+def test_an_unimo_learns_it_without_token_types(tmp_path: Path) -> None:
+    """Where the target begins, its [CLS] alone says."""
+    source, task = source_of(tmp_path, ROWS[:2]), task_of(smoothing=0.05)
+    unimo = {"kind": "unimo", "token_types": 1, "position_offset": 2}
+    model = learned(source, task, steps=40, lr=2e-2, **unimo)
+    assert "backbone.segment.weight" not in model.state_dict()
+    assert [each["text"] for each in written(model, source, task)] == ["a b", "very good so bad"]
+
+
 def test_a_prompt_is_the_source_of_the_example(tmp_path: Path) -> None:
     source = source_of(tmp_path, PAIRS)
     for values in ({}, {"positions": "restart"}):

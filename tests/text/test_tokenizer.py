@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import processors
 
 from palm_ds.common.errors import UserError
+from palm_ds.text.sentencepiece_model import write_ernie_m
 from palm_ds.text.tokenizer import SPECIALS, Tokenizer, load_tokenizer, sentencepiece, wordpiece
 from palm_ds.text.tokenizer_settings import KeptSettings
 from palm_ds.text.train_tokenizer import train_tokenizer
@@ -316,6 +317,56 @@ def test_pieces_listed_in_a_vocab_txt_have_its_ids(kind: str, place: str, tmp_pa
             assert ours.encode_texts([text])[0][0].tolist() == expected, text
     ours.save(tmp_path / "saved")
     assert load_tokenizer(tmp_path / "saved").fingerprint == ours.fingerprint
+
+
+def test_ernie_m_lists_pieces_and_joins_texts_with_two_separators(tmp_path: Path) -> None:
+    """Ids are the lines of vocab.txt, not the model's; texts are simplified as in ERNIE's code, and
+    never lower-cased, whatever PaddleNLP's settings say."""
+    import sentencepiece as spm
+    import transformers
+    from sentencepiece import sentencepiece_model_pb2 as schema
+
+    _, trained, _ = listed(tmp_path / "listed")
+    model = schema.ModelProto.FromString(trained)  # pyright: ignore
+    for piece in ("▁9,", "▁9", "9", ",", "'", '"', "-", "A", "▁A"):
+        if piece not in {each.piece for each in model.pieces}:
+            model.pieces.add(piece=piece, score=-1.0 if piece == "▁9," else -4.0)
+    names = [each.piece for each in model.pieces][3:]
+    tokens = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", *reversed(names), "[MASK]"]
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(model.SerializeToString())
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens) + "\n", "utf-8")
+    about = {"tokenizer_class": "ErnieMTokenizer", "do_lower_case": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
+
+    reference = spm.SentencePieceProcessor(model_proto=model.SerializeToString())
+    known = {token: number for number, token in enumerate(tokens)}
+    ours = load_tokenizer(tmp_path)
+    ours.save(tmp_path / "saved")
+    again, theirs = (
+        load_tokenizer(tmp_path / "saved"),
+        transformers.AutoTokenizer.from_pretrained(tmp_path / "saved"),
+    )
+    plain = {"“A”\u2014‘dog’": "\"A\"-'dog'", "a\u200bdog\t\u3000 fox\x07": "adog fox"}
+    for text, simplified in {**{x.lower(): x.lower() for x in TEXTS}, **plain}.items():
+        pieces = reference.encode(simplified, out_type=str)
+        expected = [known.get(piece, known["[UNK]"]) for piece in pieces]
+        for each in (ours, again):
+            assert each.encode_texts([text])[0][0].tolist() == expected, text
+        assert theirs(text, add_special_tokens=False)["input_ids"] == expected
+    (tmp_path / "files").mkdir()
+    write_ernie_m(again.backend, tmp_path / "files")
+    assert (tmp_path / "files/vocab.txt").read_bytes() == (tmp_path / "vocab.txt").read_bytes()
+    assert load_tokenizer(tmp_path / "files").fingerprint == ours.fingerprint
+    written = spm.SentencePieceProcessor(model_file=str(tmp_path / "files/sentencepiece.bpe.model"))
+    for text in TEXTS:
+        assert written.encode(text, out_type=str) == reference.encode(text, out_type=str)
+    assert ours.tokens(ours.encode_texts(["9,"])[0][0]) == ["▁9", ","]
+    assert known["▁A"] in ours.encode_texts(["A dog"])[0][0], "not lower-cased"
+    joined = theirs("dog", "fox")
+    assert [x for x in joined["input_ids"] if x < 3] == [0, 2, 2, 2]
+    found = ours.vocabulary
+    assert (found.cls, found.pad, found.sep, found.unk) == tuple(range(4))
+    assert (found.mask, found.separators, found.second_type) == (len(tokens) - 1, 2, 0)
 
 
 def test_a_vocab_txt_of_pieces_is_never_read_as_wordpiece(tmp_path: Path) -> None:

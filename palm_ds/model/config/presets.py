@@ -14,6 +14,8 @@ _ROBERTA_BASE = dict(
     max_positions=514, position_offset=2, pad=1, token_types=1, task_types=0, layer_norm_eps=1e-5
 )
 
+_UNIMO_TEXT = dict(kind="unimo", activation="relu", token_types=4, position_offset=0, pad=0)
+
 
 def _modern(
     hidden_size: int, num_layers: int, num_heads: int, intermediate_size: int, **more: Any
@@ -108,6 +110,14 @@ PRESETS: dict[str, dict[str, Any]] = {
     "ernie-gram-base": dict(kind="ernie_gram"),
     "ernie-gram-large": dict(kind="ernie_gram", **_LARGE),
     "ernie-gram-zh": dict(token_types=2, task_types=0, layer_norm_eps=1e-5),
+    # ERNIE-M has XLM-RoBERTa's sizes. UNIMO reads texts here; UNIMO-text is Chinese, its sizes are
+    # PaddleNLP's.
+    "ernie-m-base": _ROBERTA_BASE,
+    "ernie-m-large": dict(**_ROBERTA_BASE, **_LARGE),
+    "unimo-base-en": dict(kind="unimo"),
+    "unimo-large-en": dict(kind="unimo", **_LARGE),
+    "unimo-text-1.0": dict(**_UNIMO_TEXT, max_positions=513),
+    "unimo-text-1.0-large": dict(**_UNIMO_TEXT, **_LARGE, max_positions=512),
     "bert-base": dict(token_types=2, task_types=0),
     "bert-large": dict(**_LARGE, token_types=2, task_types=0),
     "roberta-base": _ROBERTA_BASE,

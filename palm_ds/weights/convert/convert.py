@@ -331,9 +331,10 @@ def _heads_as_written(
     if plan.export.plan is None:
         return {name: name for name in contents.heads}
     names = {}
-    for name, entry in written.entries.items():
+    heads = {name: entry for name, entry in written.entries.items() if name.startswith("heads.")}
+    for name, entry in heads.items():
         sources, _ = plan.export.plan.mapped.get(entry.source_names[0], ((), ""))
-        if name.startswith("heads.") and sources:
+        if sources:
             names[sources[0].split(".")[1]] = name.split(".")[1]
     return names
 

@@ -86,9 +86,13 @@ def of_contents(contents: CheckpointContents) -> ConversionReport:
     mapped = tuple(
         MappedTensor(source_names=entry.source_names, name=name, transform=entry.transform)
         for name, entry in contents.entries.items()
+        if entry.source_names
     )
+    created = {
+        x: entry.transform for x, entry in contents.entries.items() if not entry.source_names
+    }
     files = tuple(contents.extras.files)
-    return ConversionReport(mapped=mapped, skipped=contents.skipped, files=files)
+    return ConversionReport(mapped=mapped, created=created, skipped=contents.skipped, files=files)
 
 
 def of_plan(contents: CheckpointContents, plan: ExportPlan) -> ConversionReport:
@@ -105,8 +109,14 @@ def of_plan(contents: CheckpointContents, plan: ExportPlan) -> ConversionReport:
             transform="; ".join(filter(None, [entry.transform, written[name][1]])),
         )
         for name, entry in contents.entries.items()
-        if name in written
+        if name in written and entry.source_names
     )
+    made = {
+        target: entry.transform
+        for name, entry in contents.entries.items()
+        if not entry.source_names
+        for target in written.get(name, ([], ""))[0]
+    }
     taken = {name for each in mapped if not each.transform for name in each.source_names}
     mine = {
         source_name: why
@@ -116,7 +126,7 @@ def of_plan(contents: CheckpointContents, plan: ExportPlan) -> ConversionReport:
     }
     return ConversionReport(
         mapped=mapped,
-        created=plan.created,
+        created={**made, **plan.created},
         skipped={**contents.skipped, **mine},
         files=tuple(plan.extras.files),
     )

@@ -8,6 +8,7 @@ Hub where its weights are as safetensors. One that no encoder here reads yet has
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from palm_ds.weights.download.paddlenlp import PADDLENLP, PaddleModel
 
@@ -19,12 +20,22 @@ class Archive:
     url: str
     size: int | None = None
     sha256: str | None = None
+    preset: str = ""
+    """An UNIMO whose archive may have tensors alone: its sizes."""
     not_yet: str = ""
     """Why it cannot be opened; empty: it can."""
 
     @property
     def file(self) -> str:
         return self.url.rpartition("/")[2]
+
+    def config_json(self) -> dict[str, Any]:
+        """The configuration that ERNIE's repository keeps apart from the archive."""
+        from palm_ds.model.config.config import EncoderConfig
+        from palm_ds.weights.formats.huggingface.architecture import usual_config_json
+
+        config = EncoderConfig.from_dict({"preset": self.preset, "vocab_size": _ROBERTAS_WORDS})
+        return {"model_type": config.kind, **usual_config_json(config)}
 
 
 @dataclass(frozen=True)
@@ -39,6 +50,7 @@ class HubModel:
         return self.repository
 
 
+_ROBERTAS_WORDS = 50_265
 Published = Archive | PaddleModel | HubModel
 
 _BERT = "https://bert-models.bj.bcebos.com/"
@@ -86,9 +98,7 @@ FORMER_NAMES = {
 }
 
 _DOC = "ERNIE-Doc reads with a memory of earlier segments and relative positions"
-_M = "ERNIE-M has no token types, and names of its own in its files"
 _VIL = "ERNIE-ViL reads images as well as texts"
-_UNIMO_WHY = "UNIMO reads images as well as texts"
 _OWN_LAYOUT = "its archive has a layout of Wenxin's own, which nobody has described"
 ERNIE: dict[str, Published] = {
     # The names that ERNIE's `develop` branch loads, and the archives of `repro`.
@@ -105,11 +115,6 @@ ERNIE: dict[str, Published] = {
     "ernie-doc-base-en": Archive(_GITHUB + "ernie-doc-base-en.tar.gz", not_yet=_DOC),
     "ernie-doc-base-zh": Archive(_GITHUB + "ernie-doc-base-zh.tar.gz", not_yet=_DOC),
     "ernie-doc-large-en": Archive(_GITHUB + "ernie-doc-large-en.tar.gz", not_yet=_DOC),
-    "ernie-m-base": Archive(_WENXIN + "ernie_m_1.0_base.tgz", not_yet=_M),
-    "ernie-m-large": Archive(
-        "https://paddlenlp.bj.bcebos.com/models/transformers/ernie_m/ernie_m_large.pdparams",
-        not_yet=_M,
-    ),
     "ernie-vil-base-en": Archive(_GITHUB + "ernie-vil-base-en.1.tar.gz", not_yet=_VIL),
     "ernie-vil-large-en": Archive(_GITHUB + "ernie-vil-large-en.1.tar.gz", not_yet=_VIL),
     "ernie-vil-base-vcr-task-pre-en": Archive(
@@ -118,10 +123,13 @@ ERNIE: dict[str, Published] = {
     "ernie-vil-large-vcr-task-pre-en": Archive(
         _GITHUB + "ernie-vil-large-VCR-task-pre-en.1.tar.gz", not_yet=_VIL
     ),
-    "unimo-base-en": Archive(_UNIMO + "unimo_base_en.tar.gz", not_yet=_UNIMO_WHY),
-    "unimo-large-en": Archive(_UNIMO + "unimo_large_en.tar.gz", not_yet=_UNIMO_WHY),
-    "unimo-mnli-base-en": Archive(_UNIMO + "unimo_mnli_base_en.tar.gz", not_yet=_UNIMO_WHY),
-    "unimo-mnli-large-en": Archive(_UNIMO + "unimo_mnli_large_en.tar.gz", not_yet=_UNIMO_WHY),
+    **{
+        f"unimo-{kind}{size}-en": Archive(
+            f"{_UNIMO}unimo_{kind.replace('-', '_')}{size}_en.tar.gz", preset=f"unimo-{size}-en"
+        )
+        for kind in ("", "mnli-")
+        for size in ("base", "large")
+    },
     # PaddleNLP's names, where transformers' documentation names a repository with the weights.
     **{
         name: HubModel(f"nghuyong/{name}")

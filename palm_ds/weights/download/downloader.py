@@ -35,6 +35,7 @@ from palm_ds.weights.download.catalogue import (
     FORMER_NAMES,
     MODELS,
     PRETRAIN,
+    Archive,
     HubModel,
     Published,
 )
@@ -187,7 +188,7 @@ def _from_name(name: str, group: Path, places: Places, again: bool) -> Path:
         known = {"size": model.size, "sha256": model.sha256}
         file, url = _file(name, model.file, model.url, places, **known)
         try:
-            _unpack(file, folder)
+            _unpack(file, folder, model)
         except BadArchiveError as error:
             if not url:
                 raise
@@ -209,16 +210,14 @@ def _made(folder: Path, make: Callable[[Path], None], places: Places, again: boo
 
 
 def _from_paddlenlp(name: str, model: PaddleModel, folder: Path, places: Places) -> None:
-    """Two files under the names that PaddleNLP saves them with, and the configurations."""
-    urls = {"model_state.pdparams": model.url, "vocab.txt": model.vocabulary}
-    files = {x: _file(name, mirrored(url), url, places)[0] for x, url in urls.items()}
+    """Its files under the names that PaddleNLP saves them with, and the configurations."""
+    files = {x: _file(name, mirrored(url), url, places)[0] for x, url in model.urls.items()}
 
     def write(part: Path) -> None:
         for saved, file in files.items():
             shutil.copyfile(file, part / saved)
         write_json(part / "config.json", model.config_json())
-        tokenizer = {"tokenizer_class": "ErnieTokenizer", "do_lower_case": True}
-        write_json(part / "tokenizer_config.json", tokenizer)
+        write_json(part / "tokenizer_config.json", model.tokenizer_config())
 
     _publish(folder, write)
 
@@ -250,9 +249,11 @@ def _cached(url: str, cache: Path) -> Path:
     return cache.expanduser() / "archives" / mark / url.rpartition("/")[2]
 
 
-def _unpack(file: Path, folder: Path) -> None:
+def _unpack(file: Path, folder: Path, model: Archive) -> None:
     def write(part: Path) -> None:
         unpack(file, part, flatten=True)
+        if model.preset and not any(part.glob("*.json")):
+            write_json(part / "config.json", model.config_json())
 
     _publish(folder, write)
 

@@ -1,12 +1,12 @@
-"""PaddleNLP's names of models with ERNIE's shape, the Chinese ERNIE-Gram among them: their files
-and their sizes.
+"""PaddleNLP's names of models with ERNIE's shape, the Chinese ERNIE-Gram, ERNIE-M and UNIMO-text
+among them: their files and their sizes.
 
-    NAME.pdparams + NAME_vocab.txt   as published
+    NAME.pdparams + NAME_vocab.txt   as published, ERNIE-M's with its SentencePiece model
     config.json                      from a preset and what differs, as PaddleNLP has it in its code
 
 Sizes and addresses are those of its modules ernie.configuration and ernie.tokenizer, and of
-ernie_gram's. Whatever a file has beside an encoder and the usual heads, such as the two maps of
-uie, is reported as skipped.
+ernie_gram's, ernie_m's and unimo's. Whatever a file has beside an encoder and the usual heads, such
+as the two maps of uie, is reported as skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNLIKE_WORDPIECE = (
 
 @dataclass(frozen=True, kw_only=True)
 class PaddleModel:
-    """A model that is published as two files."""
+    """A model that is published as two files, or three."""
 
     preset: str
     """The encoder."""
@@ -36,6 +36,8 @@ class PaddleModel:
     """The weights."""
     vocabulary: str
     """The address of vocab.txt."""
+    pieces: str = ""
+    """The address of the SentencePiece model whose pieces vocab.txt lists, if it does."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Hyperparameters that differ from the preset's."""
     model_type: str = "ernie"
@@ -47,6 +49,19 @@ class PaddleModel:
     def file(self) -> str:
         """The name in a mirror."""
         return mirrored(self.url)
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """{name that PaddleNLP saves a file with: its address}"""
+        pieces = {"sentencepiece.bpe.model": self.pieces} if self.pieces else {}
+        return {"model_state.pdparams": self.url, "vocab.txt": self.vocabulary, **pieces}
+
+    def tokenizer_config(self) -> dict[str, Any]:
+        """The content of tokenizer_config.json."""
+        from palm_ds.weights.formats.huggingface.families import FAMILIES
+
+        named = FAMILIES[self.model_type].paddle_tokenizer
+        return {"tokenizer_class": named, "do_lower_case": True}
 
     def config_json(self) -> dict[str, Any]:
         """The content of config.json, as PaddleNLP writes it."""
@@ -138,6 +153,8 @@ def _models() -> Iterator[tuple[str, PaddleModel]]:
     yield "ernie-gram-zh", of(gram, "ernie_gram_zh/ernie_gram_zh")
     tuned = "ernie-gram-zh-finetuned-dureader-robust"
     yield tuned, of(gram, f"{tuned}/model_state")
+    yield from _of_many_languages(of)
+    yield from _of_unimo(of)
 
 
 def _of_rocketqa(of: Any) -> Iterator[tuple[str, PaddleModel]]:
@@ -166,6 +183,40 @@ def _of_uie(of: Any) -> Iterator[tuple[str, PaddleModel]]:
         yield f"uie-{size}", of(_OF_3[size], f"uie/uie_{size}")
         root = _OTHER_ROOT if size == "base" else _ROOT
         yield f"uie-senta-{size}", of(_OF_3[size], f"uie/uie_senta_{size}", root)
+
+
+def _of_many_languages(of: Any) -> Iterator[tuple[str, PaddleModel]]:
+    """ERNIE-M, and what its encoder was trained for."""
+    for size in ("base", "large"):
+        shape = replace(
+            _shape(f"ernie-m-{size}", 250_002, "ernie_m/ernie_m.vocab.txt"),
+            pieces=f"{_ROOT}ernie_m/ernie_m.sentencepiece.bpe.model",
+            model_type="ernie_m",
+        )
+        yield f"ernie-m-{size}", of(shape, f"ernie_m/ernie_m_{size}", _OTHER_ROOT)
+        yield f"uie-m-{size}", of(shape, f"uie_m/uie_m_{size}", _OTHER_ROOT)
+
+
+def _of_unimo(of: Any) -> Iterator[tuple[str, PaddleModel]]:
+    """UNIMO-text. Names have "-" in place of "_", as everywhere here."""
+    base, large = (
+        replace(_shape(preset, words, f"unimo/{preset}-vocab.txt"), model_type="unimo")
+        for preset, words in (("unimo-text-1.0", 18_000), ("unimo-text-1.0-large", 12_800))
+    )
+    yield "unimo-text-1.0-large", of(large, "unimo/unimo-text-1.0-large")
+    questions = "question-generation"
+    full = {f"{questions}-v2": f"{questions}-full_domain"}
+    for end in (
+        "lcsts-new",
+        "summary",
+        "dureader_qg",
+        questions,
+        *full,
+        f"{questions}-dureader_qg",
+    ):
+        stem = f"unimo/unimo-text-1.0-{full.get(end, end)}"
+        yield f"unimo-text-1.0-{end}".replace("_", "-"), of(base, stem)
+    yield "unimo-text-1.0", of(base, "unimo/unimo-text-1.0")
 
 
 def _of_utc(of: Any) -> Iterator[tuple[str, PaddleModel]]:

@@ -38,6 +38,7 @@ class TensorEntry:
     """A palm_ds tensor and the source tensors that it is made of, read on demand."""
 
     source_names: tuple[str, ...]
+    """Empty: a reader made it, and `transform` says of what."""
     shape: tuple[int, ...]
     read: Callable[[], torch.Tensor]
     """Returns the values in the checkpoint's dtype and palm_ds's orientation."""

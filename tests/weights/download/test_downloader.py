@@ -240,13 +240,25 @@ def test_names_of_ernies_repositories(tmp_path: Path) -> None:
         assert folder == tmp_path / "pretrain/ernie-gen-base-en" and contents(folder) == FILES
 
 
+def test_an_archive_without_a_configuration_gets_the_known_one(tmp_path: Path) -> None:
+    """ERNIE keeps UNIMO's apart from it."""
+    file, tensors = tmp_path / "unimo_mnli_large_en.tar.gz", {"word_embedding": b"1234"}
+    file.write_bytes(archive(tensors, top="unimo_mnli_large_en/"))
+    places = Places(mirror=str(tmp_path))
+    folder = download("unimo-mnli-large-en", path=tmp_path, places=places)
+    about = json.loads((folder / "config.json").read_text())
+    assert (about["model_type"], about["num_hidden_layers"]) == ("unimo", 24)
+    assert (about["vocab_size"], about["max_position_embeddings"]) == (50_265, 514)
+    file.write_bytes(archive({**tensors, "unimo.json": b"{}"}))
+    folder = download("unimo-mnli-large-en", path=tmp_path, places=places, again=True)
+    assert contents(folder) == {**tensors, "unimo.json": b"{}"}
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [
         ("ernie-doc-large-en", "memory of earlier segments"),
-        ("ernie-m-base", "no token types"),
         ("ernie-vil-base-en", "images"),
-        ("ernie-unimo-base-en", "unimo-base-en: not downloaded"),
         ("XLNet-cased-base", "two streams"),
         ("ernie-3.0-tiny-mini-v2-en", "the size of RoBERTa's"),
     ],

@@ -32,6 +32,7 @@ READING = "palm_ds_reading"
 COUNTS = {2: "two", 3: "three"}
 """How many tensors of a file are one of ours, in reports."""
 WORDS = "backbone.word.weight"
+SEGMENTS = "backbone.segment.weight"
 TASKS = "backbone.task.weight"
 """The task embedding, which a family without one folds into another table."""
 
@@ -73,6 +74,10 @@ class Family:
     """The activation that its masked-LM head always has; empty means the encoder's."""
     paddle_tokenizer: str = ""
     """PaddleNLP's tokenizer class that reads a vocab.txt; empty: not written for PaddleNLP."""
+    paddle_only: bool = False
+    """Whether PaddleNLP alone has it: transformers does not, or no longer."""
+    without_masked_lm: bool = False
+    """Whether it has no class with a masked-LM head."""
     paddle_eps: float | None = None
     """The LayerNorm eps that PaddleNLP hard-codes; None means that it follows the config."""
 
@@ -83,7 +88,9 @@ class Family:
     def has_masked_lm(self, config: EncoderConfig) -> bool:
         """Whether its masked-LM head computes the same as palm_ds's with this config."""
         activation = config.head_activation or config.activation
-        return activation == (self.masked_lm_activation or config.activation)
+        return not self.without_masked_lm and activation == (
+            self.masked_lm_activation or config.activation
+        )
 
 
 class Architecture(ABC):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
+
 from palm_ds.model.config.config import EncoderConfig
+from palm_ds.weights.formats.contents import TensorEntry
 from palm_ds.weights.formats.foreign_config import FOREIGN_KEYS, read_encoder_config
 from palm_ds.weights.formats.huggingface.architecture import (
     TASKS,
@@ -101,3 +105,32 @@ def folded_task(
     result = {x: entry for x, entry in kept.items() if x != TASKS}
     result[name] = fold_task(kept[name], kept[TASKS], task_id)
     return result, without_tasks(config), {}
+
+
+def moved_positions(
+    kept: Entries, config: EncoderConfig, offset: int
+) -> tuple[Entries, EncoderConfig, dict[str, str]]:
+    """What `Architecture.reshape` returns of a family whose positions are counted from `offset`."""
+    more = offset - config.position_offset
+    if not more:
+        return dict(kept), config, {}
+    name = "backbone.position.weight"
+    front = f"{more} rows of zeros in front, for positions that no token has"
+    longer = config.max_positions + more
+    config = replace(config, max_positions=longer, position_offset=offset)
+    return {**kept, name: _moved(kept[name], more)}, config, {name: front} if more > 0 else {}
+
+
+def _moved(positions: TensorEntry, more: int) -> TensorEntry:
+    """Shifts the position rows by `more`: zeros in front, or without the first rows, which no token
+    uses, if negative."""
+    rows, width = positions.shape
+
+    def read() -> torch.Tensor:
+        table = positions.read()
+        return torch.cat([table.new_zeros(more, width), table]) if more > 0 else table[-more:]
+
+    how = f"{more} rows of zeros in front" if more > 0 else f"without its first {-more} rows"
+    return TensorEntry(
+        source_names=positions.source_names, shape=(rows + more, width), read=read, transform=how
+    )

@@ -88,7 +88,7 @@ def knows_family(about: Mapping[str, object]) -> bool:
     kind, encoder = about.get("model_type"), about.get(KIND)
     if isinstance(encoder, str):
         _of_class(class_of_kind(encoder, Encoder))
-    return isinstance(kind, str) and kind in FAMILIES
+    return isinstance(kind, str) and kind in FAMILIES and not FAMILIES[kind].paddle_only
 
 
 def family_of(config: EncoderConfig) -> str:
@@ -123,6 +123,8 @@ def has_class(config: EncoderConfig, ending: str) -> bool:
 def other_masked_lm(kind: str, config: EncoderConfig) -> str:
     """Reason why a masked-LM head of this encoder cannot be one of this family's."""
     family = FAMILIES[kind]
+    if family.without_masked_lm:
+        return f"no {family.class_prefix} has a masked-LM head"
     return (
         f"{family.class_prefix}'s masked-LM head always has "
         f"{family.masked_lm_activation or config.activation}, but this one has "

@@ -13,11 +13,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.weights.formats.contents import CheckpointContents, SavesFiles
 from palm_ds.weights.formats.format import Export, Format
-from palm_ds.weights.formats.huggingface.families import served_family
+from palm_ds.weights.formats.huggingface.families import FAMILIES, served_family
 from palm_ds.weights.formats.huggingface.model_card import Provenance, model_card
 from palm_ds.weights.formats.huggingface.plan import ExportPlan, plan
 from palm_ds.weights.formats.huggingface.read import CONFIG, open_contents, recognises
@@ -70,6 +71,10 @@ def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
         target = replace(target, family=served_family(contents.config))
     if MODULES in contents.skipped:  # vectors without its unknown module would be others
         target = replace(target, pooling=None)
+    if target.family and FAMILIES[target.family].paddle_only:
+        raise UserError(
+            f"family: transformers has no {target.family}, or no longer; --to paddle writes it"
+        )
     planned = plan(contents.entries, contents.config, contents.heads, target, contents.extras)
 
     def fill(folder: Path, tokenizer: SavesFiles | None) -> None:

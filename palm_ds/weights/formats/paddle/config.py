@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.positions import GRAM_BUCKETS
@@ -19,13 +21,15 @@ from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.text.tokenizer import load_tokenizer
 from palm_ds.weights.formats.contents import TensorEntry
 from palm_ds.weights.formats.foreign_config import FOREIGN_KEYS, read_encoder_config
-from palm_ds.weights.formats.huggingface.check_config import check_foreign_values
+from palm_ds.weights.formats.huggingface.architecture import SEGMENTS
+from palm_ds.weights.formats.huggingface.check_config import check_foreign_values, check_only
 from palm_ds.weights.formats.huggingface.families import FAMILIES
 from palm_ds.weights.formats.paddle.names import PADDLENLP, STATIC, NamingScheme
 from palm_ds.weights.formats.tensor_files import read_json
 
 CONFIGS = ("ernie_config.json", "bert_config.json", "config.json", "model_config.json")
-_NAMED_CONFIG = "ernie*config.json"  # of PaddleHub: ernie_tiny_config.json
+_NAMED_CONFIGS = ("ernie*config.json", "unimo*.json")
+"""Of PaddleHub, ernie_tiny_config.json; of ERNIE's UNIMO, unimo_base_en.json."""
 _VOCABULARIES = ("vocab.txt", "vocab.json", "tokenizer.json")
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "hidden_act")
 # Keys that are ignored: the tensors or the origin of the checkpoint are more reliable.
@@ -50,9 +54,15 @@ _ERNIE_GEN = {  # of ERNIE-GEN's static graph; the values of this architecture
     "n_layer_per_block": (1,),
     "emb_mapping_in": (False, 0),
 }
-GRAM = "ernie_gram"
+GRAM, ERNIE_M, UNIMO = "ernie_gram", "ernie_m", "unimo"
+_SHAPES = {GRAM: "ernie", ERNIE_M: "xlm-roberta", UNIMO: "bert"}
+"""{model type: the one whose configuration says the same}"""
 _ACTIVATIONS = {"gelu.precise": "gelu", "gelu.approximate": "gelu_new"}
 """The activations of ERNIE-GEN's static graph that have other names here."""
+
+
+_ERNIES_EPS = 1e-5
+_NONE = TensorEntry(source_names=(), shape=(), read=lambda: torch.empty(0))
 
 
 @dataclass(frozen=True)
@@ -104,7 +114,7 @@ def read_paddle_config(folder: Path, config: Path | None) -> PaddleConfig:
     """Read the given config file, or the one in the tensors' folder or its parent. Raises UserError
     if there is none."""
     path = config or _find_config(folder)
-    values = _flat(read_json(path))
+    values = _with_types(_flat(read_json(path)))
     check_foreign_values(values, str(path))
     return PaddleConfig(path, values)
 
@@ -115,14 +125,14 @@ def _find_config(folder: Path) -> Path:
         if path.is_file():
             return path
     for place in places:
-        files = sorted(place.glob(_NAMED_CONFIG))
+        files = sorted(file for pattern in _NAMED_CONFIGS for file in place.glob(pattern))
         if len(files) > 1:
             names = ", ".join(path.name for path in files)
             raise UserError(f"{place}: several configs ({names}); give config=")
         if files:
             return files[0]
     raise UserError(
-        f"{folder}: found none of {', '.join(CONFIGS)} and {_NAMED_CONFIG} here or in the parent "
+        f"{folder}: found none of {', '.join((*CONFIGS, *_NAMED_CONFIGS))} here or in the parent "
         "folder, which is needed for the number of attention heads; give config="
     )
 
@@ -132,6 +142,12 @@ def _flat(values: dict[str, Any]) -> dict[str, Any]:
     inner = values.get("init_args")
     mappings = [x for x in inner if isinstance(x, dict)] if isinstance(inner, list) else []
     return {**mappings[0], **values} if mappings else values
+
+
+def _with_types(values: dict[str, Any]) -> dict[str, Any]:
+    """Without the sizes of token type embeddings that there are none of, as in UNIMO's configs."""
+    keys = ("type_vocab_size", "sent_type_vocab_size")
+    return {key: value for key, value in values.items() if key not in keys or value != 0}
 
 
 def find_vocabulary(folder: Path, rows: int) -> Path | None:
@@ -169,22 +185,43 @@ def numbers(
     kind = about.kind or "ernie"
     known = {key: x for key, x in values.items() if key in FOREIGN_KEYS - _SEEN}
     own_kind, more = _relative_positions(values, entries, about, scheme)
-    kind = "ernie" if kind == GRAM else kind
-    base = read_encoder_config({**known, "model_type": kind}, str(about.path))
+    own_kind |= _unimo(values, about, scheme)
+    base = read_encoder_config({**known, "model_type": _SHAPES.get(kind, kind)}, str(about.path))
     sizes = {
         "vocab_size": _rows(entries, about, "word"),
         "max_positions": _rows(entries, about, "position"),
-        "token_types": _rows(entries, about, "segment"),
+        "token_types": _token_types(entries, about),
         "task_types": _rows(entries, about, "task") if "backbone.task.weight" in entries else 0,
         "intermediate_size": _rows(entries, about, "layers.0.expand"),
     }
     _check_sizes(values, sizes, entries, about)
     chosen, why = _eps(scheme, palm, about, eps)
+    if not entries.get(SEGMENTS, _NONE).source_names:  # none of its own: any size is without effect
+        values = {x: y for x, y in values.items() if not x.endswith("type_vocab_size")}
     notes = [why, *_size_notes(values, sizes), *more]
-    if base.position_offset:
-        first = f"positions are counted from pad + 1 = {base.position_offset}"
-        notes.append(f"{first}, as in PaddleNLP since 2.5 (earlier versions count differently)")
-    return replace(base, layer_norm_eps=chosen, **sizes, **own_kind), notes
+    config = replace(base, layer_norm_eps=chosen, **sizes, **own_kind)
+    if config.position_offset:
+        first = f"positions are counted from pad + 1 = {config.position_offset}"
+        nlp = "as in PaddleNLP since 2.5 (earlier versions count differently)"
+        notes.append(f"{first}, {nlp if scheme is PADDLENLP else 'as in ERNIE'}")
+    return config, notes
+
+
+def _unimo(values: Mapping[str, Any], about: PaddleConfig, scheme: NamingScheme) -> dict[str, Any]:
+    """The values of an UNIMO that its configuration does not state. ERNIE's has RoBERTa's
+    positions, PaddleNLP's BERT's."""
+    if about.kind != UNIMO:
+        return {}
+    check_only(values, {"normalize_before": (False, None)}, str(about.path))
+    pad = values.get("pad_token_id")
+    pad = pad if pad is not None else 0 if scheme is PADDLENLP else 1
+    return {"kind": UNIMO, "pad": pad, "position_offset": 0 if scheme is PADDLENLP else pad + 1}
+
+
+def _token_types(entries: Mapping[str, TensorEntry], about: PaddleConfig) -> int:
+    """The rows of the token type embedding; 1 if an UNIMO has none."""
+    none = about.kind == UNIMO and SEGMENTS not in entries
+    return 1 if none else _rows(entries, about, "segment")
 
 
 def _relative_positions(
@@ -281,8 +318,13 @@ def _eps(
         return 1e-5, "LayerNorm eps 1e-05, as ERNIE computes"
     family = FAMILIES.get(about.kind or "ernie")
     if family is not None and family.paddle_eps is not None:
-        why = f"hard-coded in PaddleNLP's {family.class_prefix} since 2.3"
-        return family.paddle_eps, f"LayerNorm eps {family.paddle_eps:g}, {why}; {trained}"
+        shown, program = (
+            f"LayerNorm eps {family.paddle_eps:g}",
+            f"PaddleNLP's {family.class_prefix}",
+        )
+        if family.paddle_eps == _ERNIES_EPS:
+            return family.paddle_eps, f"{shown}, as {program} computes"
+        return family.paddle_eps, f"{shown}, hard-coded in {program} since 2.3; {trained}"
     saved = about.values.get("layer_norm_eps")
     if saved is None:
         return 1e-12, "LayerNorm eps 1e-12, PaddleNLP's default"

@@ -80,6 +80,7 @@ _STATIC = {
     "turn_embedding": "turn",
     "pre_encoder_layer_norm": "norm",
     "pooled_fc": "pooler.dense",
+    "pooled_fc_text": "pooler.dense",  # UNIMO
     "encoder_layer_{}_multi_head_att_query_fc": "layers.{}.query",
     "encoder_layer_{}_multi_head_att_key_fc": "layers.{}.key",
     "encoder_layer_{}_multi_head_att_value_fc": "layers.{}.value",
@@ -90,7 +91,7 @@ _STATIC = {
     "encoder_layer_{}_post_ffn_layer_norm": "layers.{}.output_norm",
 }
 _STATIC_WORDS = re.compile(r"(?:(.+)\.)?mask_lm_(trans_fc|trans_layer_norm|out_fc)")
-_STATIC_CLASSES = re.compile(r"(?:(.+)[._])?cls_(\w+_)?out_([wb])")
+_STATIC_CLASSES = re.compile(r"(?:(.+)[._])?cls_(\w+_)?out_(?:\d+_)?([wb])")
 _STATIC_PARTS = {"trans_fc": "dense", "trans_layer_norm": "norm"}
 
 
@@ -180,6 +181,7 @@ NLP_MODULES = {
     "embeddings.task_type_embeddings": "task",
     "embeddings.rel_pos_embeddings": "relative_bias",
     "embeddings.layer_norm": "norm",
+    "encoder_norm": "norm",  # UNIMO
     "pooler.dense": "pooler.dense",
     "encoder.layers.{}.self_attn.q_proj": "layers.{}.query",
     "encoder.layers.{}.self_attn.k_proj": "layers.{}.key",
@@ -206,6 +208,10 @@ _LM_WORDS = {  # of Roberta
     "lm_head.decoder_weight": "table",
     "lm_head.decoder.bias": "bias_copy",
 }
+_UNIMO_WORDS = {
+    "lm_head.transform": "dense",
+    "lm_head.decoder_bias": "bias",
+}
 _NLP_CLASSES = {
     "cls.seq_relationship": NEXT_SENTENCE,
     "classifier": CLASSIFIER,
@@ -215,7 +221,7 @@ OWN_POOLER = "classifier.dense"  # Roberta's text classifier has the pooler
 
 
 def _nlp_head(module: str, end: str, name: str) -> TensorRole | None:
-    words = _CLS_WORDS | _LM_WORDS
+    words = _CLS_WORDS | _LM_WORDS | _UNIMO_WORDS
     if name in words:
         return TensorRole(f"heads.{MASKED_WORDS}.{words[name]}")
     if end and module in words:

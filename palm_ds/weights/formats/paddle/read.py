@@ -33,10 +33,13 @@ from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
     MASKED_WORDS,
     QUESTION_ANSWERING,
+    SEGMENTS,
 )
 from palm_ds.weights.formats.huggingface.families import FAMILIES
 from palm_ds.weights.formats.paddle.config import (
+    ERNIE_M,
     GRAM,
+    UNIMO,
     PaddleConfig,
     find_vocabulary,
     numbers,
@@ -58,6 +61,8 @@ _QKV = ("query", "key", "value")
 _WORDS_PARTS = ("dense.weight", "dense.bias", "norm.weight", "norm.bias", "bias")
 _CLASSES_PARTS = ("out.weight", "out.bias")
 _UNTIED = "its head has untied output embeddings"
+OF_IMAGES = "a part for images: UNIMO's encoder reads texts here"
+_OF_IMAGES = re.compile(r"image_|v_pre_encoder_layer_norm|pooled_fc_image")
 _OF_OPTIMIZER = re.compile(
     r".+_(moment[12]?|velocity|beta[12]_pow_acc|mean_square|mean_grad|momentum)_\d+(\.master)?"
     r"|learning_rate_\d+|@LR_DECAY_COUNTER@|loss_scaling_\d+|num_(good|bad)_steps_\d+"
@@ -92,9 +97,10 @@ def open_contents(
     about = read_paddle_config(source.folder, config)
     known, others = tensors(source, about.values, names)
     sorted_out = _sort(known, source, prefix)
-    if not about.kind and sorted_out.base in FAMILIES:
-        about = replace(about, values={**about.values, "model_type": sorted_out.base})
+    about = replace(about, values={**about.values, "model_type": _model_type(sorted_out, about)})
     made = _make(known, sorted_out, source)
+    if about.kind == ERNIE_M:
+        _add_token_type(made, source)
     own, notes = numbers(made.entries, about, sorted_out.scheme, palm=sorted_out.palm, eps=eps)
     heads = _heads(made, about, sorted_out.roles)
     skipped = {**{name: f"not a tensor: {what}" for name, what in others.items()}, **made.skipped}
@@ -111,6 +117,40 @@ def open_contents(
     return checked(contents)
 
 
+def _model_type(sorted_out: _ClassifiedTensors, about: PaddleConfig) -> str:
+    """The model type: that of the config, unless it states none or the tensors know better.
+
+    ERNIE's static graph names no type; its encoders without token types are UNIMO, if they have
+    parts for images or a pooler for texts, and ERNIE-M. PaddleNLP's UNIMO calls itself a bert.
+    """
+    if sorted_out.base == UNIMO:
+        return UNIMO
+    if about.kind or sorted_out.base in FAMILIES:
+        return about.kind or sorted_out.base
+    modules = {role.name.split(".")[1] for role in sorted_out.roles.values()}
+    if sorted_out.scheme is not STATIC or modules & {"segment", "role", "relative_bias"}:
+        return ""
+    named = about.path.name.startswith(UNIMO) or any(
+        key.startswith("image_") for key in about.values
+    )
+    return UNIMO if named or sorted_out.with_images else ERNIE_M
+
+
+def _add_token_type(made: _ConvertedTensors, source: PaddleFiles) -> None:
+    """Add the token type of an XLM-RoBERTa, which ERNIE-M has none of. Raises UserError if there is
+    one."""
+    if SEGMENTS in made.entries:
+        raise UserError(f"{source.path}: an ERNIE-M has no token types, but this one has")
+    words = made.entries["backbone.word.weight"]
+    shape = (1, *words.shape[1:])
+    made.entries[SEGMENTS] = TensorEntry(
+        source_names=(),
+        shape=shape,
+        read=lambda: torch.zeros(shape, dtype=words.read().dtype),
+        transform="zeros: ERNIE-M has no token types",
+    )
+
+
 # ---- naming schemes ----
 
 
@@ -124,6 +164,13 @@ class _ClassifiedTensors:
     palm: bool
     roles: dict[str, TensorRole]
     skipped: dict[str, str]
+
+    @property
+    def with_images(self) -> bool:
+        """Whether the encoder reads images too."""
+        return any(why == OF_IMAGES for why in self.skipped.values()) or any(
+            name.startswith("pooled_fc_text") for name in self.roles
+        )
 
 
 def _sort(
@@ -140,6 +187,8 @@ def _sort(
             skipped[name] = f"{COPY}{name}.master in half precision"
         elif role := scheme.role(_bare(bare, prefix)):
             roles[name] = role
+        elif scheme is STATIC and _OF_IMAGES.match(_bare(bare, prefix)):
+            skipped[name] = OF_IMAGES
         else:
             skipped[name] = "no place in this encoder and its heads"
     palm = source.layout == "archive" or any(
@@ -415,5 +464,6 @@ def _title(sorted_out: _ClassifiedTensors, about: PaddleConfig, config: EncoderC
         return "PALM"
     if sorted_out.scheme is PADDLENLP and about.model:
         return f"PaddleNLP {about.model}"
-    title = sorted_out.scheme.title
-    return f"{title}, ERNIE-Gram" if GRAM in (config.kind, about.kind) else title
+    named = {GRAM: "ERNIE-Gram", ERNIE_M: "ERNIE-M", UNIMO: "UNIMO's text side"}
+    which = named.get(config.kind) or named.get(about.kind)
+    return ", ".join(filter(None, [sorted_out.scheme.title, which]))

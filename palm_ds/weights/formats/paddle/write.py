@@ -1,4 +1,4 @@
-"""Writes folders that PaddleNLP's from_pretrained opens: Ernie, Bert or Roberta with their heads.
+"""Writes folders that PaddleNLP's from_pretrained opens: Ernie, Bert, Roberta, ErnieM, UNIMO.
 
     plan(entries, config, heads, target) ──> ExportPlan      names and shapes; no value is read yet
     write(plan, folder)    ──> model_state.pdparams, config.json, tokenizer files with vocab.txt
@@ -26,6 +26,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.text.byte_level_bpe import is_roberta_bpe, write_byte_level_bpe
+from palm_ds.text.sentencepiece_model import UNLISTED, is_ernie_m_backend, write_ernie_m
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.weights.formats.contents import (
     USUAL,
@@ -41,6 +42,7 @@ from palm_ds.weights.formats.huggingface.plan import ExportPlan
 from palm_ds.weights.formats.huggingface.plan import plan as hf_plan
 from palm_ds.weights.formats.huggingface.sentence_transformers import modules_of
 from palm_ds.weights.formats.huggingface.target import ExportOptions
+from palm_ds.weights.formats.paddle.config import ERNIE_M
 from palm_ds.weights.formats.paddle.pdparams import NAME_TABLE
 from palm_ds.weights.formats.paddle.read import open_contents, recognises
 from palm_ds.weights.formats.tensor_files import TensorGroup, in_memory_entry, read_json
@@ -60,9 +62,13 @@ _NAMES = (  # (part of a Hugging Face name, the same in PaddleNLP)
     (r"^cls\.predictions\.bias$", "cls.predictions.decoder_bias"),
     (r"^qa_outputs\.", "classifier."),
 )
-_ALSO = {  # second names of tied tensors, which PaddleNLP writes too
-    "cls.predictions.decoder_bias": "cls.predictions.decoder",
-    "lm_head.bias": "lm_head.decoder",
+_ALSO = {  # second names of the token embeddings and the bias, which PaddleNLP writes too
+    "cls.predictions.decoder_bias": (
+        "cls.predictions.decoder.weight",
+        "cls.predictions.decoder.bias",
+    ),
+    "lm_head.bias": ("lm_head.decoder.weight", "lm_head.decoder.bias"),
+    "lm_head.decoder_bias": ("lm_head.decoder_weight", ""),
 }
 _SETTINGS = (
     "do_lower_case",
@@ -156,8 +162,10 @@ def write(plan: ExportPlan, folder: Path, *, tokenizer: SavesFiles | None = None
         _name_tokenizer(folder, plan)
 
 
-def why_no_tokenizer(tokenizer: Tokenizer) -> str:
-    """Reason why PaddleNLP has no class for a tokenizer; empty if it has."""
+def why_no_tokenizer(tokenizer: Tokenizer, family: str) -> str:
+    """Reason why PaddleNLP has no class for a tokenizer of this family; empty if it has."""
+    if family == ERNIE_M and is_ernie_m_backend(tokenizer.backend):
+        return ""
     if tokenizer.kind == "wordpiece" or is_roberta_bpe(tokenizer.backend):
         return ""
     return (
@@ -170,8 +178,11 @@ def _name_tokenizer(folder: Path, plan: ExportPlan) -> None:
     """Write the vocabulary and the settings as PaddleNLP reads them, if it has such a class."""
     path = folder / "tokenizer_config.json"
     backend = Backend.from_file(str(folder / "tokenizer.json"))
+    listed = plan.config_json["model_type"] == ERNIE_M and is_ernie_m_backend(backend)
     if bpe := is_roberta_bpe(backend):
         write_byte_level_bpe(backend, folder)
+    elif listed:
+        write_ernie_m(backend, folder, read_json(path).get(UNLISTED, ()))
     elif not (folder / "vocab.txt").is_file():
         return
     saved = read_json(path)
@@ -253,9 +264,9 @@ def _second_names(plan: ExportPlan) -> dict[str, str]:
     names = {name for group in plan.groups for name in group.names}
     words = f"{plan.config_json['model_type']}.embeddings.word_embeddings.weight"
     copies = {}
-    for bias, decoder in _ALSO.items():
+    for bias, (table, copy) in _ALSO.items():
         if bias in names:
-            copies |= {f"{decoder}.weight": words, f"{decoder}.bias": bias}
+            copies |= {table: words} | ({copy: bias} if copy else {})
     return copies
 
 
@@ -347,7 +358,8 @@ def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
     why = f"{USUAL}; " if usual else ""
     behind = dict.fromkeys(contents.extras.files, f"{why}PaddleNLP has no sentence-transformers")
     tokenizer = contents.text_tokenizer or contents.tokenizer
-    if tokenizer and (why := why_no_tokenizer(load_tokenizer(tokenizer))):
+    family = planned.config_json["model_type"]
+    if tokenizer and (why := why_no_tokenizer(load_tokenizer(tokenizer), family)):
         behind["tokenizer"] = why
     planned = replace(planned, skipped={**planned.skipped, **behind})
 

@@ -3,6 +3,7 @@
     ernie        BERT with a task embedding (`use_task_id`)
     roberta      positions counted from pad + 1, no next-sentence head, a different masked-LM head
     xlm-roberta  Roberta under another name, with a SentencePiece tokenizer; so is camembert
+    ernie_m      PaddleNLP's: an XLM-Roberta without token types and without a masked-LM head
 
 Query, key and value are one matrix in palm_ds and three in Hugging Face; a Roberta classifier has
 its pooler in the head.
@@ -14,8 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import torch
-
+from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.weights.formats.contents import TensorEntry
 from palm_ds.weights.formats.foreign_config import FOREIGN_KEYS, read_encoder_config
@@ -24,6 +24,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     MASKED_WORDS,
     NEXT_SENTENCE,
     QUESTION_ANSWERING,
+    SEGMENTS,
     TASKS,
     Architecture,
     Entries,
@@ -34,7 +35,12 @@ from palm_ds.weights.formats.huggingface.architecture import (
     usual_config_json,
     without_tasks,
 )
-from palm_ds.weights.formats.huggingface.bert_like import EMBEDDINGS, LORA_MODULES, body_names
+from palm_ds.weights.formats.huggingface.bert_like import (
+    EMBEDDINGS,
+    LORA_MODULES,
+    body_names,
+    moved_positions,
+)
 from palm_ds.weights.formats.huggingface.check_config import check_foreign_values
 
 _OWN_DENSE = "own dense"
@@ -61,6 +67,8 @@ class BertFamily(Family):
     """{part of palm_ds's masked-LM head: its Hugging Face name}"""
     positions_after_pad: bool = False
     """Positions are counted from pad + 1."""
+    token_types: bool = True
+    """Whether it has a token type embedding."""
     classifier_dense: bool = False
     """The text classifier has its own dense layer instead of the pooler."""
 
@@ -98,6 +106,17 @@ _FAMILIES: dict[str, BertFamily] = {
     "roberta": _ROBERTA,
     "xlm-roberta": replace(_ROBERTA, class_prefix="XLMRoberta", paddle_tokenizer=""),
     "camembert": replace(_ROBERTA, class_prefix="Camembert", paddle_tokenizer=""),
+    "ernie_m": BertFamily(
+        class_prefix="ErnieM",
+        tensor_prefix="ernie_m",
+        masked_lm={},
+        without_masked_lm=True,
+        positions_after_pad=True,
+        token_types=False,
+        paddle_tokenizer="ErnieMTokenizer",
+        paddle_only=True,
+        paddle_eps=1e-5,
+    ),
 }
 
 
@@ -203,18 +222,15 @@ class BertArchitecture(Architecture):
             name = TASKS
             result[name] = _swapped(kept[name], task_id)
         if config.task_types and not family.task_embedding:
-            task, name = result.pop(TASKS), "backbone.segment.weight"
+            task, name = result.pop(TASKS), SEGMENTS
             result[name] = fold_task(kept[name], task, task_id)
             config = without_tasks(config)
+        if not family.token_types:
+            _check_one_type(config, family)
+            result = _without_token_type(result)
         offset = family.position_offset(config.pad)
-        if more := offset - config.position_offset:
-            name = "backbone.position.weight"
-            result[name] = _moved(kept[name], more)
-            if more > 0:
-                created[name] = f"{more} rows of zeros in front, for positions that no token has"
-            longer = config.max_positions + more
-            config = replace(config, max_positions=longer, position_offset=offset)
-        return result, config, created
+        result, config, more = moved_positions(result, config, offset)
+        return result, config, created | more
 
 
 def _swapped(rows: TensorEntry, row: int) -> TensorEntry:
@@ -230,16 +246,25 @@ def _swapped(rows: TensorEntry, row: int) -> TensorEntry:
     )
 
 
-def _moved(positions: TensorEntry, more: int) -> TensorEntry:
-    """Shifts the position rows by `more`: zeros in front, or without the first rows, which no token
-    uses, if negative."""
-    rows, width = positions.shape
+def _check_one_type(config: EncoderConfig, family: Family) -> None:
+    if config.token_types > 1:
+        raise UserError(
+            f"family: a {family.class_prefix} has no token types, but this encoder has "
+            f"{config.token_types}"
+        )
 
-    def read() -> torch.Tensor:
-        table = positions.read()
-        return torch.cat([table.new_zeros(more, width), table]) if more > 0 else table[-more:]
 
-    how = f"{more} rows of zeros in front" if more > 0 else f"without its first {-more} rows"
-    return TensorEntry(
-        source_names=positions.source_names, shape=(rows + more, width), read=read, transform=how
+def _without_token_type(kept: Entries) -> Entries:
+    """With the only token type added to each position; zeros, which a reader made, add nothing."""
+    name = "backbone.position.weight"
+    result = {x: entry for x, entry in kept.items() if x != SEGMENTS}
+    positions, types = kept[name], kept[SEGMENTS]
+    if not types.read().any():
+        return result
+    result[name] = TensorEntry(
+        source_names=positions.source_names + types.source_names,
+        shape=positions.shape,
+        read=lambda: positions.read() + types.read(),
+        transform="the token type added",
     )
+    return result

@@ -55,6 +55,7 @@ class ErnieGramArchitecture(Architecture):
             class_prefix="ErnieGram",
             tensor_prefix="ernie_gram",
             paddle_tokenizer="ErnieTokenizer",
+            paddle_only=True,
             paddle_eps=1e-5,
         )
     }

@@ -1,0 +1,99 @@
+"""UNIMO-text, which PaddleNLP has and transformers does not: BERT's names, with a masked-LM head of
+its own, and without a pooler.
+
+These are its names as a Bert's would be; the writer of Paddle's files makes PaddleNLP's of them.
+PaddleNLP counts positions from 0 and adds token types, so that an encoder with an offset or without
+token types is written with its positions moved and token types of zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.weights.formats.contents import TensorEntry
+from palm_ds.weights.formats.huggingface.architecture import (
+    MASKED_WORDS,
+    SEGMENTS,
+    Architecture,
+    Entries,
+    Family,
+    Names,
+    both_ends,
+    usual_config_json,
+)
+from palm_ds.weights.formats.huggingface.bert_like import (
+    EMBEDDINGS,
+    LORA_MODULES,
+    RUN_KEYS,
+    body_names,
+    folded_task,
+    moved_positions,
+    read_usual,
+)
+from palm_ds.weights.formats.huggingface.check_config import check_only
+
+_TOKEN_TYPES = 2  # those of two texts, the fewest that UNIMO's encoder has a table for
+_TRANSFORM = {"dense": "lm_head.transform", "norm": "lm_head.layer_norm"}
+_OUTPUT = {"bias": "lm_head.decoder_bias", "decoder": "lm_head.decoder_weight"}
+
+
+class UnimoArchitecture(Architecture):
+    """The architecture of `kind: unimo`."""
+
+    kind = "unimo"
+    families: ClassVar[Mapping[str, Family]] = {
+        "unimo": Family(
+            class_prefix="UNIMO",
+            tensor_prefix="unimo",
+            class_names={"ForMaskedLM": "UNIMOLMHeadModel"},
+            paddle_tokenizer="UNIMOTokenizer",
+            paddle_only=True,
+            paddle_eps=1e-5,
+        )
+    }
+    words = EMBEDDINGS["word.weight"]
+    layer = "encoder.layer"
+    tied: ClassVar[Mapping[str, str]] = {"lm_head.decoder_weight": words}
+    heads = ("lm_head",)
+    masked_lm = ("lm_head.",)
+    classes = ()
+    run_keys: ClassVar[Mapping[str, type | None]] = RUN_KEYS
+    lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = LORA_MODULES
+
+    def names(self, kind: str, config: EncoderConfig, layout: str = "") -> Names:
+        tables = {x: y for x, y in EMBEDDINGS.items() if x != "task.weight"}
+        tables["norm"] = "encoder_norm"
+        stems = body_names(self.layers_in_file(config), embeddings=tables)
+        head = {f"heads.{MASKED_WORDS}.{ours}": (its,) for ours, its in _TRANSFORM.items()}
+        output = {f"heads.{MASKED_WORDS}.{ours}": (its,) for ours, its in _OUTPUT.items()}
+        return {**both_ends({**stems, **head}), **output}
+
+    def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
+        check_only(about, {"normalize_before": (False, None)}, where)
+        return read_usual(about, self.kind, where, position_offset=0)
+
+    def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
+        return {**usual_config_json(config), "normalize_before": False}
+
+    def reshape(
+        self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
+    ) -> tuple[Entries, EncoderConfig, dict[str, str]]:
+        """With token types, and positions from 0."""
+        result, created = dict(kept), {}
+        if SEGMENTS not in result:
+            shape = (_TOKEN_TYPES, config.hidden_size)
+            result[SEGMENTS] = TensorEntry(
+                source_names=(), shape=shape, read=lambda: torch.zeros(shape)
+            )
+            created[SEGMENTS] = f"{_TOKEN_TYPES} token types of zeros: the encoder has none"
+            config = replace(config, token_types=_TOKEN_TYPES)
+        if config.position_offset:
+            result, config, more = moved_positions(result, config, 0)
+            created |= more
+        result, config, more = folded_task(result, config, "segment", task_id)
+        return result, config, created | more
