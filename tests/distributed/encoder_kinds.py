@@ -95,6 +95,7 @@ def losses(runs: list[str], folder: str, steps: int) -> dict[str, list[float]]:
         first = train(engine, numbers[:half])
         engine.save(place, {"step": half}, step=half)
         engine = make_engine(kind, stage, micro)
-        assert engine.load(place) == {"step": half}
+        loaded = engine.load(place)
+        assert loaded == {"step": half}
         results[run] = first + train(engine, numbers[half:])
     return results

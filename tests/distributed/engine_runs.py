@@ -54,12 +54,15 @@ def resume(folder: str, runs: list[str], resumed: bool = False) -> dict[str, Any
         engine = make_engine(int(stage), precision, micro=4, dropout=0.1)
         state = {"step": 2, "note": run}
         if resumed:
-            assert engine.load(place) == state
+            loaded = engine.load(place)
+            assert loaded == state
         else:
-            assert engine.load(place) is None
+            loaded = engine.load(place)
+            assert loaded is None
             train(engine, range(2))
             foreground = engine.save(place / "foreground", state, step=2)
-            assert engine.start_save(place, state, step=2)
+            started = engine.start_save(place, state, step=2)
+            assert started
         found = train(engine, range(2, 4))
         norms = [engine.grad_norm, engine.loss_scale, engine.skipped_steps]
         weights = {k: v.double().sum().item() for k, v in engine.full_state_dict().items()}
@@ -94,7 +97,8 @@ def rollback(folder: str) -> dict[int, list[list[float]]]:
         train(engine, range(2))
         engine.save(place, {"step": 2}, step=2)
         first = train(engine, range(2, 4))
-        assert engine.load(place) == {"step": 2}
+        loaded = engine.load(place)
+        assert loaded == {"step": 2}
         results[stage] = [train(engine, range(2, 4)), first]
     return results
 

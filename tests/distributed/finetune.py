@@ -216,7 +216,8 @@ def watched(run: RunSpec, base: Path) -> int:
     seen = []
     for step, batches in zip(steps, loop.batches(steps), strict=True):
         before = now
-        assert loop.train_step(step, batches) is None
+        restored = loop.train_step(step, batches)
+        assert restored is None
         now = engine.full_state_dict()
         for name, tensor in now.items():
             average[name] = 0.9 * average[name] + 0.1 * tensor

@@ -89,7 +89,8 @@ def ruin(folder: Path, runs: int, seed: int, powers: Sequence[float] = POWERS) -
         loss_spike={"window": 10},
     )
     command = [PRETRAIN, recipe, "--deepspeed_config", write_machine(folder)]
-    assert start(command, folder / "whole") == FINISHED
+    code = start(command, folder / "whole")
+    assert code == FINISHED
     limit, ends = held_out_loss(folder / "whole") + MOST_ABOVE, Counter[str]()
     for number in range(runs):
         draw, run = Draw.random(random.Random(f"{seed}/{number}"), powers), folder / f"run{number}"

@@ -193,7 +193,8 @@ def curves(folder: str, sources: dict[str, str], whole: bool = False) -> dict[st
             losses += train(engine, range(SAVED, STEPS))
             results[run] = seen(engine) | {"losses": losses}
         engine = build(run, Other)
-        assert engine.load(Path(folder) / source) == {"step": SAVED}
+        loaded = engine.load(Path(folder) / source)
+        assert loaded == {"step": SAVED}
         losses = train(engine, range(SAVED, STEPS))
         results[f"{run} after {source}"] = seen(engine) | {"losses": losses}
     return results

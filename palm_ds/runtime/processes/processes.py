@@ -223,6 +223,8 @@ def _forget() -> None:
     if dist.is_initialized():
         several = dist.get_world_size() > 1
         deepspeed.comm.destroy_process_group()
+        # or DeepSpeed asks it for a rank when it next reads a file: with `python -O` an error
+        deepspeed.comm.comm.cdb = None
         if several:
             end_without_destructors()
 

@@ -52,5 +52,5 @@ def test_an_encoder_with_a_forward_of_its_own_does_not_generate() -> None:
 
     _, head = small_model()
     config = EncoderConfig(vocab_size=12, hidden_size=16, num_layers=1, num_heads=2)
-    with pytest.raises(UserError, match="Own has a forward pass of its own"):
+    with pytest.raises(UserError, match="or a forward pass of its own"):
         InfillingDecoder(Own(config), head.logits, [prompt([1, 2])], FORMAT)
