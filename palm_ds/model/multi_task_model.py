@@ -68,11 +68,7 @@ class Model(nn.Module):
         self.backbone = backbone  # first, so that the tied embeddings have the backbone's name
         self.heads = nn.ModuleDict(heads)
         self.head_of = dict(head_of)
-        self._further = {
-            further_loss(task, about): each
-            for task, head in self.head_of.items()
-            for about, each in getattr(heads[head], "further", {}).items()
-        }
+        self._further = _further_heads(self.head_of, heads)
         self.distillation: Distillation | None = None
         self.soft: LogitsSettings = LogitsSettings()
         self.teacher_weights: dict[str, float] = {}
@@ -130,7 +126,7 @@ class Model(nn.Module):
         return self._outputs(batch, scores) if isinstance(batch, Batch) else batch(self)
 
     def _outputs(self, batch: Batch, scores: Collection[str]) -> dict[str, TaskOutput]:
-        batch, generated = self._with_samples(batch)
+        batch, generated = _with_samples(self, batch)
         names = [*self.labelled, *(self._task_of if batch.teacher else ())]
         labels = [self._labels(batch, name) for name in names]
         wanted = self.recorded_states if batch.teacher else WantedStates()
@@ -157,16 +153,6 @@ class Model(nn.Module):
         if not self.pooled:
             self._touch_pooler(pieces[0], outputs)
         return outputs | generated | self._learned_inside(states, batch)
-
-    def _with_samples(self, batch: Batch) -> tuple[Batch, dict[str, TaskOutput]]:
-        """The batch that the encoder reads, and the outputs of generators that wrote in it."""
-        outputs = {}
-        for name in self.generators:
-            tasks = [task for task, its in self.head_of.items() if its == name]
-            head: Any = self.heads[name]
-            batch, written = head.replace_tokens(batch, tasks)
-            outputs |= {each: TaskOutput(*output) for each, output in written.items()}
-        return batch, outputs
 
     def _soft_output(
         self, name: str, rows: torch.Tensor, labels: TaskLabels, teacher: TeacherOutputs
@@ -317,6 +303,28 @@ class Model(nn.Module):
 
 def _dtype(module: nn.Module) -> torch.dtype:
     return next(module.parameters()).dtype
+
+
+def _further_heads(
+    head_of: Mapping[str, str], heads: Mapping[str, nn.Module]
+) -> dict[str, nn.Module]:
+    """{further loss of a task: its head}"""
+    return {
+        further_loss(task, about): head
+        for task, name in head_of.items()
+        for about, head in getattr(heads[name], "further", {}).items()
+    }
+
+
+def _with_samples(model: Model, batch: Batch) -> tuple[Batch, dict[str, TaskOutput]]:
+    """The batch that the encoder reads, and the outputs of generators that wrote in it."""
+    outputs = {}
+    for name in model.generators:
+        tasks = [task for task, its in model.head_of.items() if its == name]
+        head: Any = model.heads[name]
+        batch, written = head.replace_tokens(batch, tasks)
+        outputs |= {loss: TaskOutput(*output) for loss, output in written.items()}
+    return batch, outputs
 
 
 def _vectors(rows: torch.Tensor, labels: TaskLabels) -> TaskOutput:

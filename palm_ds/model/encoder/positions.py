@@ -82,6 +82,15 @@ class Rotary(nn.Module):
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
+def rotations(
+    layers: nn.Module, positions: torch.Tensor, head_size: int
+) -> dict[tuple[float, float], Rotation]:
+    """{frequencies: rotation at `positions` (rows, length)}, one for all layers that turn alike."""
+    turning = (module for module in layers.modules() if isinstance(module, Rotary))
+    distinct = {rotary.frequencies: rotary for rotary in turning}
+    return {key: rotary.rotation(positions, head_size) for key, rotary in distinct.items()}
+
+
 LONGEST = 128
 """The distance from which on all are in MPNet's last bucket."""
 

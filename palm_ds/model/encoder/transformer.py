@@ -45,6 +45,7 @@ from palm_ds.model.encoder.positions import (
     mpnet_buckets,
     offsets,
     pair_offsets,
+    rotations,
     skewed,
 )
 from palm_ds.model.inputs.batch import Batch
@@ -105,6 +106,11 @@ class TransformerSpec:
         """Whether there is such a table, and it is read."""
         found = {"segment": self.token_types, "relative_bias": self.relative_buckets > 0}
         return found[table] and table not in self.unread
+
+    @property
+    def adds_to_scores(self) -> bool:
+        """Whether distances do."""
+        return self.reads("relative_bias") or self.disentangled is not None
 
     @property
     def disentangled(self) -> Disentangled | None:
@@ -177,6 +183,20 @@ class TransformerSpec:
             Matrix(path="expand", roles=("intermediate",), stacked=(1, 1) if layer.gated else (1,)),
             Matrix(path="contract", roles=("output",)),
         )
+
+
+def _relative_bias(spec: TransformerSpec, table: nn.Embedding, batch: Batch) -> torch.Tensor:
+    """(rows or 1, heads, length, length): what the distance of a query and a key adds to scores."""
+    if spec.relative_rule == "mpnet" and not batch.displaced:  # the same for all rows
+        length = batch.input_ids.shape[1]
+        bucket = mpnet_buckets(offsets(length, table.weight.device), spec.relative_buckets)
+        numbers = table(bucket).T[None, :, None]  # (1, heads, 1, offsets)
+        return skewed(numbers.expand(-1, -1, length, -1))
+    if spec.relative_rule == "mpnet":
+        bucket = mpnet_buckets(pair_offsets(batch.position_ids), spec.relative_buckets)
+    else:
+        bucket = gram_buckets(batch.position_ids)
+    return table(bucket).permute(0, 3, 1, 2)
 
 
 class TransformerEncoder(Encoder):
@@ -293,10 +313,7 @@ class TransformerEncoder(Encoder):
     def _with_rotations(self, plan: AttentionPlan, batch: Batch) -> AttentionPlan:
         """The plan with what turns queries and keys, if a layer does."""
         size = self.config.hidden_size // self.config.num_heads
-        turning = (module for module in self.layers.modules() if isinstance(module, Rotary))
-        distinct = {rotary.frequencies: rotary for rotary in turning}
-        made = {key: rotary.rotation(batch.position_ids, size) for key, rotary in distinct.items()}
-        return replace(plan, rotations=made)
+        return replace(plan, rotations=rotations(self.layers, batch.position_ids, size))
 
     def _with_distances(
         self, plan: AttentionPlan, batch: Batch, keys: DropoutKeys | None
@@ -313,19 +330,8 @@ class TransformerEncoder(Encoder):
             )
         if not spec.reads("relative_bias"):
             return plan
-        if spec.relative_rule == "ernie_gram" or batch.displaced:
-            bucket = self._pair_buckets(batch.position_ids)
-            bias = self.relative_bias(bucket).permute(0, 3, 1, 2)
-            return replace(plan, bias=bias, displaced=False)  # it follows the positions
-        bucket = mpnet_buckets(offsets(length, device), spec.relative_buckets)
-        each = self.relative_bias(bucket).T[None, :, None]  # (1, heads, 1, offsets)
-        return replace(plan, bias=skewed(each.expand(-1, -1, length, -1)))
-
-    def _pair_buckets(self, positions: torch.Tensor) -> torch.Tensor:
-        """(rows, length, length): the bucket of each query and key."""
-        if self.structure.relative_rule == "ernie_gram":
-            return gram_buckets(positions)
-        return mpnet_buckets(pair_offsets(positions), self.structure.relative_buckets)
+        # it follows the positions, so that no token is displaced
+        return replace(plan, bias=_relative_bias(spec, self.relative_bias, batch), displaced=False)
 
     def _embed(self, batch: Batch, keys: DropoutKeys | None) -> torch.Tensor:
         parts = [self.word(batch.input_ids)]
@@ -396,8 +402,7 @@ class TransformerEncoder(Encoder):
 
     @classmethod
     def adds_to_scores(cls, config: EncoderConfig) -> bool:
-        spec = cls.spec(config)
-        return spec.reads("relative_bias") or spec.disentangled is not None
+        return cls.spec(config).adds_to_scores
 
     @classmethod
     def fits_place(cls, source: EncoderConfig, layer: int, target: EncoderConfig, to: int) -> bool:
