@@ -95,7 +95,7 @@ def _check(sizes: Sequence[int], least: int, sample: int) -> None:
 
 
 def pieces_of(corpus: Corpus, tokens: int) -> Pieces:
-    """Whole documents of a corpus, random ones with about so many tokens in all."""
+    """Whole documents of a corpus, random ones with about `tokens` tokens in all."""
     starts = np.asarray(corpus.document_starts)
     documents = np.arange(len(corpus))
     if tokens < starts[-1]:

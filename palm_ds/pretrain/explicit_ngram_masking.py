@@ -163,7 +163,7 @@ class ExplicitNgramMasking(CorpusTask):
         if source.corpus.manifest.tokenizer["fingerprint"] != fingerprint:
             raise UserError(
                 f"{where}: {self.lexicon} has n-grams of another tokenizer than {source.name}; "
-                f"`palm-ds corpus ngrams {source.name} {self.lexicon}` makes it anew"
+                f"`palm-ds corpus ngrams {source.name} {self.lexicon}` makes it again"
             )
         if self.ngrams.largest_id >= source.vocabulary.size:
             raise UserError(
@@ -185,7 +185,7 @@ class ExplicitNgramMasking(CorpusTask):
     # ---- examples ----
 
     def _drawn(self, tokens: np.ndarray, source: CorpusSource) -> np.ndarray:
-        """How many segments of texts of so many tokens are drawn, on average."""
+        """How many segments are drawn, on average, of texts with these numbers of tokens."""
         return tokens * self.rate / self._statistics(source).mean_tokens
 
     def _room(self, source: CorpusSource, max_length: int) -> int:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -36,6 +36,9 @@ from palm_ds.model.ops.masked_lm_loss import (
     smoothed_cross_entropy,
     smoothed_lm_loss,
 )
+
+if TYPE_CHECKING:
+    from torch.nn.modules.module import _IncompatibleKeys
 
 SoftKind: TypeAlias = Literal["", "classes", "labels", "groups", "number", "tokens"]
 """What a head's scores (n, any) are, as far as a student learns from them:
@@ -252,7 +255,7 @@ _TIED = ("tied_words", "tied_delta", "tied_ngrams")
 
 
 def save_tied_words_once(module: nn.Module) -> None:
-    """Leave the encoder's token embeddings, `tied_tables` of them, out of its state_dict."""
+    """Leave what it shares with the encoder's token embeddings out of its state_dict."""
     module.register_state_dict_post_hook(_omit_tied_embeddings)
     module.register_load_state_dict_post_hook(_expect_no_tied_embeddings)
 
@@ -262,8 +265,8 @@ def _omit_tied_embeddings(module: nn.Module, state: dict, prefix: str, _metadata
         state.pop(prefix + name, None)
 
 
-def _expect_no_tied_embeddings(_module: nn.Module, keys: object) -> None:
-    missing = keys.missing_keys  # type: ignore[attr-defined]
+def _expect_no_tied_embeddings(_module: nn.Module, keys: _IncompatibleKeys) -> None:
+    missing = keys.missing_keys
     missing[:] = [name for name in missing if name.rpartition(".")[2] not in _TIED]
 
 

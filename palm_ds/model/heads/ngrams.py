@@ -154,7 +154,7 @@ class NgramGenerator(Generator):
 
 
 def extend_embeddings(backbone: Encoder, rows: int) -> None:
-    """Give an encoder embeddings of so many n-grams and mask symbols, in place. Raises UserError if
+    """Give an encoder embeddings of `rows` n-grams and mask symbols, in place. Raises UserError if
     its token embeddings are not its own."""
     if type(backbone.word) is not nn.Embedding:
         raise UserError(
