@@ -66,13 +66,13 @@ class AlbertRules:
 
     def steps(self) -> list[normalizers.Normalizer]:
         """Quotation marks are made alike, accents and capitals are removed."""
-        steps_: list[normalizers.Normalizer] = [
+        rules: list[normalizers.Normalizer] = [
             normalizers.Replace("``", '"'),
             normalizers.Replace("''", '"'),
         ]
         if not self.keep_accents:
-            steps_ += [normalizers.NFKD(), normalizers.StripAccents()]
-        return steps_ + ([normalizers.Lowercase()] if self.do_lower_case else [])
+            rules += [normalizers.NFKD(), normalizers.StripAccents()]
+        return rules + ([normalizers.Lowercase()] if self.do_lower_case else [])
 
 
 def layout_of(model: Path) -> str:

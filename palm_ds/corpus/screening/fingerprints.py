@@ -86,9 +86,9 @@ def signatures(texts: Sequence[np.ndarray]) -> np.ndarray:
     return np.array(digests.to_rows(), np.uint32)
 
 
-def bands(signatures_: np.ndarray) -> np.ndarray:
+def bands(hashes: np.ndarray) -> np.ndarray:
     """(BANDS, texts) uint64: a hash of each band of the signatures."""
-    pieces = signatures_.reshape(-1, BANDS, ROWS).astype(np.uint64)
+    pieces = hashes.reshape(-1, BANDS, ROWS).astype(np.uint64)
     keys = np.zeros(pieces.shape[:2], np.uint64)
     for row in range(ROWS):
         keys = _mixed(keys * _FACTOR + pieces[:, :, row])

@@ -46,10 +46,10 @@ def _squads(passage: dict[str, Any]) -> dict[str, Any]:
     context, items = passage["context_text"], passage.get("qas")
     if not isinstance(context, str) or not isinstance(items, list):
         return {"context": context, "qas": items}
-    questions_ = []
+    qas = []
     for item in items:
         if not isinstance(item, dict):
-            questions_.append(item)
+            qas.append(item)
             continue
         answers = item.get("answers")
         if isinstance(answers, list) and all(isinstance(answer, str) for answer in answers):
@@ -57,8 +57,8 @@ def _squads(passage: dict[str, Any]) -> dict[str, Any]:
                 {"text": answer, "answer_start": max(context.find(answer), 0)} for answer in answers
             ]
         named = {"id": item.get("query_id"), "question": item.get("query_text")}
-        questions_.append({**named, "answers": answers})
-    return {"context": context, "qas": questions_}
+        qas.append({**named, "answers": answers})
+    return {"context": context, "qas": qas}
 
 
 def _paragraph(paragraph: object, place: str) -> Iterator[Found]:

@@ -59,7 +59,7 @@ class Distillation(nn.Module):
 
     def _wanted(self, side: int) -> WantedStates:
         """States to record of the student (0) or the teacher (1)."""
-        layers = {name: [pair[side] for pair in map_] for name, map_ in self.maps.items()}
+        layers = {name: [pair[side] for pair in layer_map] for name, layer_map in self.maps.items()}
         qkv = {*layers.get("attention", ()), *layers.get("relations", ())}
         return WantedStates(
             embeddings=self.settings.embeddings is not None,

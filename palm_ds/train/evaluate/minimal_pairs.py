@@ -172,7 +172,7 @@ class PairSet:
             yield [n for row in part for n in row], batch
 
     def _example(self, number: int) -> Example:
-        sentence, mask = (inputs_[number] for inputs_ in self._inputs)
+        sentence, mask = (side[number] for side in self._inputs)
         example = build_input([TokenSpan(0, self.sentences[sentence])], self.vocabulary)
         words = np.flatnonzero(example.source_offsets >= 0)
         whole = np.arange(len(example)) if self.reading == "masked" else words

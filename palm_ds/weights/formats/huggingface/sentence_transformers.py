@@ -250,7 +250,7 @@ def read_modules(files: Mapping[str, Path]) -> EmbeddingModules:
     named = settings.get("prompts")
     named = named if isinstance(named, dict) else {}
     size = settings.get("truncate_dim")
-    modules_ = EmbeddingModules(
+    described = EmbeddingModules(
         max_length=length,
         prompts=any(named.values()),
         prompt=str(named.get(settings.get("default_prompt_name")) or ""),
@@ -258,7 +258,7 @@ def read_modules(files: Mapping[str, Path]) -> EmbeddingModules:
         lower=any(read_json(path).get("do_lower_case") is True for path in _encoders(files)),
     )
     if MODULES not in files:
-        return modules_
+        return described
     modules = _modules(files[MODULES])[1:]
     kinds = [_kind(module) for module in modules]
     other = next((kind for kind in kinds if kind not in ("Pooling", "Normalize", "Dropout")), "")
@@ -270,7 +270,7 @@ def read_modules(files: Mapping[str, Path]) -> EmbeddingModules:
             if pooling not in _POOLINGS:
                 pooling, other = "", f"Pooling {printable(pooling)}"
     return replace(
-        modules_,
+        described,
         pooling=_POOLINGS.get(pooling, ""),
         normalize="Normalize" in kinds,
         other=other,
