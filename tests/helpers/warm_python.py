@@ -36,6 +36,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[2]
 READ_AT_IMPORT = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
 """What a program cannot choose, as it is read when torch and DeepSpeed are imported."""
@@ -123,13 +125,26 @@ class Program:
     def clear_away(self) -> None:
         """Kill whatever of its session still runs, and close what is open."""
         self.kill()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        _kill_group(self.pid)
         self.wait(30)
         for file in (self._out, self._err, self._channel):
             file.close()
         if self in _server.programs:
             _server.programs.remove(self)
+
+
+def _kill_group(number: int) -> None:
+    """Kill the processes of a group but for multiprocessing's tracker: it unlinks what the others
+    leave in shared memory, and ends after them."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(number, signal.SIGSTOP)  # so that none starts another meanwhile
+        for process in psutil.process_iter():
+            with contextlib.suppress(ProcessLookupError, psutil.Error):
+                if os.getpgid(process.pid) != number:
+                    continue
+                if "multiprocessing.resource_tracker" not in " ".join(process.cmdline()):
+                    process.kill()
+        os.killpg(number, signal.SIGCONT)
 
 
 def _text(file: IO[bytes]) -> str:
@@ -356,6 +371,8 @@ def end(code: int) -> None:
     one was forked from: that would copy it, in half a second."""
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
     atexit._run_exitfuncs()
+    if "mpi4py.MPI" in sys.modules:  # as the interpreter does, past atexit
+        sys.modules["mpi4py.MPI"].Finalize()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(ValueError):  # closed
             stream.flush()
