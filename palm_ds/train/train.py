@@ -275,7 +275,8 @@ def setup_run(
     parts = replace(_build_parts(run, data, plan, processes), changes=tuple(changes))
     run = parts.run
     compare_hosts(run, data, parts.processes)
-    check_space_together(run, parts.model, parts.processes)
+    if not plan_for:  # a plan is for other machines, whose disks nobody knows here
+        check_space_together(run, parts.model, parts.processes)
     if dry_run:
         _starting_point(parts)
         return _end_dry_run(parts, plan_for)

@@ -31,7 +31,7 @@ PHASES: list[dict[str, Any]] = [
 
 
 BY_SIZE: list[dict[str, Any]] = [
-    {MASKS: 5, "length": 32, "rate": [0.3, 0.15], "rope_base": 1e4},
+    {MASKS: 5, "length": 32, "rate": [0.3, 0.15], "rope_base": 1e4, "local_rope_base": 2e3},
     {
         f"{APART} + {MASKS}": 7,
         "batch": {"start": "4 rows", "end": "12 rows", "over": "3_072 tokens"},

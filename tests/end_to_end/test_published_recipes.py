@@ -31,6 +31,9 @@ class Phase:
     decay: int = 0
     end: float = 1.0
     base: float | None = None
+    shape: str = "1-sqrt"
+    weight_decay: float | None = None
+    """What is not the recipe's."""
 
 
 MODERNBERT = (
@@ -42,6 +45,24 @@ ETTIN_17M = (
     Phase(1700 * B, 1024, tuple(range(768, 4609, 768)), 3e-3, (0.3, 0.3), 4 * B, 125 * B, base=1e4),
     Phase(250 * B, 7999, (576,), 3e-3, (0.3, 0.3), decay=250 * B, end=0.5),
     Phase(50 * B, 7999, (576,), 1.5e-3, (0.15, 0.15), decay=50 * B, end=0.04),
+)
+MMBERT_SMALL = (
+    Phase(
+        *(2000 * B, 1024, tuple(range(384, 4609, 384)), 8e-4, (0.3, 0.3), 4 * B, 100 * B),
+        base=1e4,
+    ),
+    Phase(600 * B, 8192, (4608,), 4e-4, (0.15, 0.15), weight_decay=4e-5),
+    Phase(
+        *(100 * B, 8192, (4608,), 4e-4, (0.05, 0.05)),
+        decay=100 * B,
+        end=0.04,
+        shape="linear",
+        weight_decay=4e-5,
+    ),
+)
+EUROBERT_210M = (
+    Phase(4800 * B, 2048, (2048,), 1e-4, (0.5, 0.5), 48 * B, base=1e4),
+    Phase(200 * B, 8192, (512,), 1e-4, (0.1, 0.1), decay=200 * B, end=0.0, shape="linear"),
 )
 OURS = (
     Phase(2_000_000, 64, (32, 64, 96, 128), 4e-3, (0.3, 0.3), 200_000, 600_000, base=1e4),
@@ -69,7 +90,8 @@ def check(recipe: Recipe, phases: tuple[Phase, ...], every: int) -> None:
         number = recipe.curriculum.stage_at(stage.first)
         size = recipe.stage_plan.sizes[number]
         assert size.length == phase.length
-        assert recipe.stage_plan.settings[number].rope_base == phase.base
+        own = recipe.stage_plan.settings[number]
+        assert (own.rope_base, own.weight_decay) == (phase.base, phase.weight_decay)
         warm = next((n for n, s in enumerate(cumulated(rows, phase)) if s >= phase.warmup), 0)
         decay = math.ceil(phase.decay / (rows[-1] * phase.length))
         for k in range(0, stage.steps, every):
@@ -80,7 +102,8 @@ def check(recipe: Recipe, phases: tuple[Phase, ...], every: int) -> None:
                 factor = (k + 1) / warm
             elif k >= stage.steps - decay:
                 t = (k - (stage.steps - decay)) / decay
-                factor = phase.end + (1 - phase.end) * (1 - math.sqrt(t))
+                fallen = t if phase.shape == "linear" else math.sqrt(t)
+                factor = phase.end + (1 - phase.end) * (1 - fallen)
             lr = recipe.optimizer.lr * recipe.lr_scale(at)
             assert lr == pytest.approx(phase.peak * factor, rel=1e-9), (number, k)
             low, high = phase.masks
@@ -101,7 +124,13 @@ def cumulated(rows: list[int], phase: Phase) -> list[int]:
 
 @pytest.mark.parametrize(
     ("name", "phases", "every"),
-    [("modernbert_base", MODERNBERT, 97), ("ettin_17m", ETTIN_17M, 97), ("modern_phases", OURS, 1)],
+    [
+        ("modernbert_base", MODERNBERT, 97),
+        ("ettin_17m", ETTIN_17M, 97),
+        ("mmbert_small", MMBERT_SMALL, 397),
+        ("eurobert_210m", EUROBERT_210M, 997),
+        ("modern_phases", OURS, 1),
+    ],
 )
 def test_every_step_is_that_of_the_published_phases(
     root: Path, name: str, phases: tuple[Phase, ...], every: int
@@ -109,14 +138,76 @@ def test_every_step_is_that_of_the_published_phases(
     check(read_recipe(root / f"launch/recipes/{name}.yaml"), phases, every)
 
 
-def test_their_optimizers_and_encoders(root: Path) -> None:
-    for name, lr, decay in (("modernbert_base", 8e-4, 1e-5), ("ettin_17m", 3e-3, 3e-4)):
-        recipe = read_recipe(root / f"launch/recipes/{name}.yaml")
-        optimizer = recipe.optimizer
-        assert (optimizer.kind, optimizer.lr, optimizer.weight_decay) == ("stable_adamw", lr, decay)
-        assert (tuple(optimizer.betas), optimizer.eps, optimizer.clip) == ((0.9, 0.98), 1e-6, 0)
-        config = recipe.backbone_config
-        assert encoder_class(config).rope_base(config) == 160_000
+@pytest.mark.parametrize(
+    ("name", "kind", "numbers", "base"),
+    [
+        ("modernbert_base", "stable_adamw", (8e-4, (0.9, 0.98), 1e-6, 1e-5, 0), 160_000),
+        ("ettin_17m", "stable_adamw", (3e-3, (0.9, 0.98), 1e-6, 3e-4, 0), 160_000),
+        ("mmbert_small", "stable_adamw", (8e-4, (0.9, 0.95), 1e-8, 8e-5, 0), 160_000),
+        ("neobert", "adamw", (1e-4, (0.9, 0.95), 1e-8, 0.01, 1), 10_000),
+        ("eurobert_210m", "adamw", (1e-4, (0.9, 0.95), 1e-5, 0.1, 1), 250_000),
+        ("cramming", "adamw", (1e-3, (0.9, 0.98), 1e-12, 0.01, 0.5), 10_000),
+    ],
+)
+def test_their_optimizers_and_encoders(
+    root: Path, name: str, kind: str, numbers: tuple[object, ...], base: float
+) -> None:
+    recipe = read_recipe(root / f"launch/recipes/{name}.yaml")
+    own = recipe.optimizer
+    assert own.kind == kind
+    assert (own.lr, tuple(own.betas), own.eps, own.weight_decay, own.clip) == numbers
+    config = recipe.backbone_config
+    assert encoder_class(config).rope_base(config) == base
+    assert config.dropout == 0
+
+
+def test_mmberts_languages(root: Path) -> None:
+    """More of them in each phase, rare ones more and more often; local layers change their base."""
+    recipe = read_recipe(root / "launch/recipes/mmbert_small.yaml")
+    settings = recipe.stage_plan.settings
+    assert [own.sampling_exponent for own in settings] == [0.7, 0.5, 0.3]
+    read = [set((own.mixture or {"text": recipe.sources["text"].mix})["text"]) for own in settings]
+    assert read[0] < read[1] < read[2]
+    assert [own.local_rope_base for own in settings] == [1e4, None, None]
+    config = recipe.backbone_config
+    assert encoder_class(config).rope_base(config, local=True) == 160_000
+
+
+def test_neobert_as_published(root: Path) -> None:
+    recipe = read_recipe(root / "launch/recipes/neobert.yaml")
+    sizes = [(size.length, size.rows_at(0)) for size in recipe.stage_plan.sizes]
+    assert sizes == [(1024, 2048), (1024, 2048), (4096, 512)]
+    assert recipe.curriculum.steps == 1_050_000
+    for step in range(0, recipe.curriculum.steps, 997):
+        turned = min(max(step - 2000, 0) / 898_000, 1)
+        wanted = min((step + 1) / 2000, 0.1 + 0.9 * (1 + math.cos(math.pi * turned)) / 2)
+        at = recipe.curriculum.at(step, recipe.seed)
+        assert recipe.lr_scale(at) == pytest.approx(wanted, rel=1e-6), step
+    task = recipe.built_tasks["knowledge_masking"]
+    assert isinstance(task, KnowledgeMasking)
+    assert (task.rate, task.mask_rate, task.random_rate) == (0.2, 1.0, 0.0)
+
+
+def test_cramming_as_published(root: Path) -> None:
+    """A triangle from a quarter of the rate, and a batch that grows in 60 % of the budget."""
+    recipe = read_recipe(root / "launch/recipes/cramming.yaml")
+    steps, (size,) = recipe.curriculum.steps, recipe.stage_plan.sizes
+    for step in range(0, steps, 97):
+        done = (step + 0.5) / steps
+        wanted = min(0.25 + done * 0.75 / 0.75, (1 - done) / 0.25)
+        at = recipe.curriculum.at(step, recipe.seed)
+        assert recipe.lr_scale(at) == pytest.approx(wanted, abs=1e-3), step
+    assert (size.rows_at(0), size.rows_at(steps)) == (128, 8192)
+    rows = [size.rows_at(step) for step in range(steps)]
+    grown = sum(rows[: rows.index(8192)]) / sum(rows)
+    assert grown == pytest.approx(0.6, abs=0.02)
+    masks = recipe.built_tasks["knowledge_masking"]
+    assert isinstance(masks, KnowledgeMasking)
+    assert (masks.rate, masks.mask_rate, masks.random_rate) == (0.25, 0.8, 0.1)
+    config = recipe.backbone_config
+    sizes = config.num_layers, config.hidden_size, config.num_heads, config.feed_forward_size
+    assert (*sizes, config.vocab_size) == (16, 768, 12, 1536, 32768)
+    assert not encoder_class(config).has_windows(config)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ STAGE_SETTINGS = (
     "mixture",
     "sampling_exponent",
     "rope_base",
+    "local_rope_base",
     "lr",
     "schedule",
     "weight_decay",
@@ -170,9 +171,11 @@ def _short(value: object) -> str:
     """A setting of a stage in a cell: of a batch that grows its sizes, of a schedule its kind and
     shape, of a mixture its sources."""
     if isinstance(value, Mapping):
-        shown = [value[key] for key in ("start", "end", "kind", "shape") if key in value]
-        joint = " to " if "start" in value else " "
-        return joint.join(map(str, shown or value))
+        if "kind" in value:
+            return " ".join(str(value[key]) for key in ("kind", "shape") if key in value)
+        return " to ".join(str(value[key]) for key in ("start", "end") if key in value) or " ".join(
+            value
+        )
     if isinstance(value, (list, tuple)):
         return " to ".join(str(item) for item in value)
     return "" if value is None else str(value)

@@ -143,12 +143,12 @@ class Encoder(nn.Module, ABC):
         return self.config.hidden_size
 
     @classmethod
-    def rope_base(cls, config: EncoderConfig) -> float | None:
-        """The base of the rotary positions in layers that attend to whole texts; None: there are
-        none."""
+    def rope_base(cls, config: EncoderConfig, *, local: bool = False) -> float | None:
+        """The base of the rotary positions in layers that attend to whole texts, or in the local
+        ones, which have a window; None: there are none."""
         return None
 
-    def set_rope_base(self, base: float) -> None:
+    def set_rope_base(self, base: float, *, local: bool = False) -> None:
         """Use another base there, until the next call."""
         raise NotImplementedError(f"{type(self).__name__} has no rotary positions")
 

@@ -383,13 +383,13 @@ class TransformerEncoder(Encoder):
         return config.hidden_size
 
     @classmethod
-    def rope_base(cls, config: EncoderConfig) -> float | None:
-        whole = (layer for layer in cls.spec(config).layers if layer.window is None)
-        return next((x.rotary_base for x in whole if x.rotary_base is not None), None)
+    def rope_base(cls, config: EncoderConfig, *, local: bool = False) -> float | None:
+        layers = (layer for layer in cls.spec(config).layers if (layer.window is not None) == local)
+        return next((x.rotary_base for x in layers if x.rotary_base is not None), None)
 
-    def set_rope_base(self, base: float) -> None:
+    def set_rope_base(self, base: float, *, local: bool = False) -> None:
         for layer, spec in zip(self.layers, self.structure.own_layers, strict=True):
-            if spec.window is None and isinstance(rotary := layer.rotary, Rotary):
+            if (spec.window is not None) == local and isinstance(rotary := layer.rotary, Rotary):
                 rotary.base = base
 
     @classmethod

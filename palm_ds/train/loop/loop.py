@@ -297,6 +297,8 @@ def set_rope_base(encoders: Iterable[Encoder], recipe: Recipe, step: int) -> Non
     encoder's configuration; after the last step, the last one's."""
     stage = recipe.curriculum.stage_at(min(step, recipe.curriculum.steps - 1))
     for encoder in encoders:
-        base = recipe.stage_plan.settings[stage].rope_base or encoder.rope_base(encoder.config)
-        if base is not None:
-            encoder.set_rope_base(base)
+        own = recipe.stage_plan.settings[stage]
+        for local, base in ((False, own.rope_base), (True, own.local_rope_base)):
+            base = base or encoder.rope_base(encoder.config, local=local)
+            if base is not None:
+                encoder.set_rope_base(base, local=local)

@@ -105,7 +105,8 @@ class TaskChecks:
             mixed = any(self.sources[task.source].mix for task in tasks)
             if own.sampling_exponent is not None and not mixed:
                 raise UserError(f"{where}.sampling_exponent: no task of this stage reads a `mix`")
-        self._check_rope_bases([own.rope_base for own in settings])
+        self._check_rope_bases("rope_base", [own.rope_base for own in settings])
+        self._check_rope_bases("local_rope_base", [own.local_rope_base for own in settings])
 
     def _check_mixture(self, mixture: Mapping[str, Mapping[str, float]], where: str) -> None:
         """The weights are of corpora that the sources have."""
@@ -121,16 +122,18 @@ class TaskChecks:
             if not sum(weights.values()):
                 raise UserError(f"{where}.{name}: has no weight above 0")
 
-    def _check_rope_bases(self, bases: Sequence[float | None]) -> None:
+    def _check_rope_bases(self, key: str, bases: Sequence[float | None]) -> None:
         """The encoder has such a base, and ends with that of its configuration."""
         if not any(bases):
             return
-        base = encoder_class(self.encoder).rope_base(self.encoder)
+        local = key == "local_rope_base"
+        base = encoder_class(self.encoder).rope_base(self.encoder, local=local)
         if base is None:
-            raise UserError(f"stages: rope_base: {self.encoder.kind} has no rotary positions")
+            positions = "layers with windows and rotary positions" if local else "rotary positions"
+            raise UserError(f"stages: {key}: {self.encoder.kind} has no {positions}")
         if bases[-1] not in (None, base):
             raise UserError(
-                f"stages.{len(bases) - 1}.rope_base: {bases[-1]:g}, but the weights are stored "
+                f"stages.{len(bases) - 1}.{key}: {bases[-1]:g}, but the weights are stored "
                 f"with that of `backbone`, {base:g}; make them equal"
             )
 

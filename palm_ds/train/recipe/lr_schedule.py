@@ -32,8 +32,10 @@ class LRSchedule(Settings):
     to `end`; wsd: constant, then in the form of `shape` to `end` over the last `decay` steps;
     constant: none."""
     warmup: Annotated[float | str, BeforeValidator(_as_number)] = 0.0
-    """Steps of linear increase from 0, or `N tokens`. Below 1: a fraction of all steps (with
+    """Steps of linear increase from `start`, or `N tokens`. Below 1: a fraction of all steps (with
     `restart: stage`, of the stage's steps)."""
+    start: Share = 0.0
+    """The multiplier from which the warm-up rises."""
     decay: Annotated[int | float | str, BeforeValidator(_as_number)] = 0
     """wsd: steps of the decay at the end, or `N tokens`, or below 1 a fraction like `warmup`."""
     shape: Literal["linear", "1-sqrt", "cosine"] = "linear"
@@ -58,6 +60,8 @@ class LRSchedule(Settings):
             raise UserError(f"schedule.shape: {self.kind} has its own; only `kind: wsd` has one")
         if self.end and self.kind not in ("linear", "cosine", "wsd"):
             raise UserError(f"schedule.end: {self.kind} has no end; remove it, or use another kind")
+        if self.start and not self.warmup:
+            raise UserError("schedule.start: there is no `warmup` that rises from it")
         if self.kind == "wsd" and not self.decay:
             raise UserError("schedule.decay: wsd needs the number of decay steps")
 
@@ -104,7 +108,7 @@ class LRSchedule(Settings):
     def _too_short(self, steps: int) -> str:
         warmup, decay = self._warmup_steps(steps), self._decay_steps(steps)
         if warmup > steps:
-            share = 100 * steps / warmup
+            share = 100 * self._scale_within(steps, steps)
             return f"ends after {steps:,} of {warmup:,} warm-up steps, at {share:.0f} % of `lr`"
         if warmup + decay > steps:
             return f"has {steps:,} steps, too few for {warmup:,} of warm-up and {decay:,} of decay"
@@ -120,7 +124,7 @@ class LRSchedule(Settings):
         """The multiplier at the t-th of `steps` steps (1-based)."""
         warmup = self._warmup_steps(steps)
         if t <= warmup:
-            return t / warmup
+            return self.start + (1 - self.start) * t / warmup
         if self.kind == "noam":
             return (max(warmup, 1) / t) ** 0.5
         if self.kind == "constant":

@@ -72,6 +72,8 @@ class StageSettings(Settings):
     rope_base: Annotated[float, Field(gt=1)] | None = None
     """Base of the rotary positions in layers that attend to whole texts. The last stage has that of
     `backbone`."""
+    local_rope_base: Annotated[float, Field(gt=1)] | None = None
+    """The same of layers with a window (mmBERT changes both)."""
     lr: PositiveFloat | None = None
     """Instead of `optimizer.lr`; other rates that follow it (`head_lr`, `layer_decay`) keep their
     ratio to it."""

@@ -27,6 +27,10 @@ def test_schedules():
     wsd = factors(LRSchedule(kind="wsd", warmup=2, decay=4, end=0.2), curriculum)
     assert wsd == [0.5, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4]
     assert factors(LRSchedule(kind="constant"), curriculum) == [1.0] * 8
+    risen = factors(LRSchedule(kind="constant", warmup=4, start=0.2), curriculum)
+    assert risen == [0.4, 0.6, 0.8, 1.0, *[1.0] * 4]
+    with pytest.raises(UserError, match=r"schedule.start: there is no `warmup`"):
+        LRSchedule(kind="constant", start=0.2)
 
 
 def test_warm_up_as_a_fraction_of_the_steps():

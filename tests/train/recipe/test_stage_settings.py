@@ -320,6 +320,13 @@ def phase(**values: Any) -> list[dict[str, Any]]:
             },
             r"stages.1.rope_base: 10000, but the weights are stored with that of .*, 160000;",
         ),
+        (
+            {
+                "stages": phase(local_rope_base=1e4),
+                "backbone": {"preset": "neobert", "vocab_size": 64},
+            },
+            r"stages: local_rope_base: neobert has no layers with windows and rotary positions",
+        ),
         ({"stages": phase(rat=0.3)}, r"stages: no task 'rat' in `tasks`"),
         (
             {"stages": {"joint": [MASKS], "steps": 9, "settings": []}},

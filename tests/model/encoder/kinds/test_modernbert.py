@@ -69,6 +69,17 @@ def test_rotary_positions_are_relative_within_a_text() -> None:
     assert not torch.allclose(encoder(swapped), encoder(batch), atol=1e-3)
 
 
+@pytest.mark.parametrize("local", [False, True])
+def test_another_rotary_base_is_that_of_an_encoder_made_with_it(local: bool) -> None:
+    options = {"window": 4, "local_rotary_base" if local else "global_rotary_base": 20.0}
+    wanted = encoder_of(config=replace(CONFIG, options=options))
+    batch = Batch.from_rows([[text(20), text(30, 1)]], length=50, pad=0)
+    encoder = encoder_of()
+    assert not torch.allclose(encoder(batch), wanted(batch), atol=1e-3)
+    encoder.set_rope_base(20.0, local=local)
+    assert torch.equal(encoder(batch), wanted(batch))
+
+
 @pytest.mark.parametrize(
     ("ending", "values"),
     [
