@@ -77,6 +77,20 @@ class ModelSet:
             )
         return filler
 
+    def labelling(self) -> tuple[ServedModel, str]:
+        """The first model and its task that gives one or several labels to a text. Raises
+        RequestError."""
+        for model in self.models.values():
+            for name, task in model.tasks.items():
+                if task.imports in ("class", "labels"):
+                    return model, name
+        raise RequestError(404, f"no head that classifies texts in {', '.join(self.models)}")
+
+    def ranks(self, name: str) -> bool:
+        """Whether the named model, or any, has a head for `ranking`. Raises RequestError."""
+        asked = [self.named(name)] if name else self.models.values()
+        return any(task.rerank_priority > 1 for model in asked for task in model.tasks.values())
+
     def ranking(self, task: str, name: str) -> tuple[ServedModel, str]:
         """The model and its task that score pairs: the named one, or the first. Raises
         RequestError."""

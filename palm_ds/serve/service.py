@@ -93,30 +93,42 @@ class Service:
         return model, await self._answer(prepare, len(texts), deadline)
 
     async def rerank(
-        self, query: str, documents: Sequence[str], task: str, name: str, deadline: float
+        self,
+        query: str,
+        documents: Sequence[str],
+        task: str,
+        name: str,
+        deadline: float,
+        field: str = "documents",
     ) -> tuple[ServedModel, str, list[float]]:
-        """(model, task, the score of each document), by a head that scores pairs."""
+        """(model, task, the score of each document), by a head that scores pairs. `field`: the
+        documents' name in messages."""
         model, task = self.models.ranking(task, name)
-        self._check_query(query, documents)
+        self._check_query(query, documents, field)
         pairs = [(query, document) for document in documents]
         prepare = functools.partial(predict_work, model, task, pairs)
         scores, _ = await self._answer(prepare, len(pairs), deadline)
         return model, task, [model.tasks[task].relevance(score) for score in scores]
 
     async def rerank_by_vectors(
-        self, query: str, documents: Sequence[str], name: str, deadline: float
+        self,
+        query: str,
+        documents: Sequence[str],
+        name: str,
+        deadline: float,
+        field: str = "documents",
     ) -> tuple[ServedModel, list[float]]:
         """(model, the cosine of the query and each document)."""
         model = self.models.named(name)
-        self._check_query(query, documents)
+        self._check_query(query, documents, field)
         settings = replace(model.embedder.settings, normalize=True)
         prepare = functools.partial(embed_work, model, [query, *documents], settings)
         vectors, _, _ = await self._answer(prepare, len(documents) + 1, deadline)
         return model, (vectors[1:] @ vectors[0]).tolist()
 
-    def _check_query(self, query: str, documents: Sequence[str]) -> None:
+    def _check_query(self, query: str, documents: Sequence[str], field: str) -> None:
         check_text(query, "query", self.limits)
-        check_rows([{"": text} for text in documents], self.limits, "documents")
+        check_rows([{"": text} for text in documents], self.limits, field)
 
     async def search(
         self, query: str, top: int, deadline: float

@@ -92,6 +92,8 @@ def _place(parts: Sequence[int | str]) -> tuple[str, str]:
     for part in parts[1:]:
         if isinstance(part, int) and not kind:
             place += f"[{part}]"
+        elif part in schemas.FORMS:
+            continue
         elif not place:
             place = str(part)
         else:

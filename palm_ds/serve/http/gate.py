@@ -129,7 +129,8 @@ class Gate:
 
     def _authorize(self, scope: MutableMapping[str, Any]) -> None:
         path = scope["path"]
-        if not self.token or path in OPEN or path.startswith("/static/"):
+        read = scope["method"] in ("GET", "HEAD")  # a POST to / is text-embeddings-inference's
+        if not self.token or (read and (path in OPEN or path.startswith("/static/"))):
             return
         given = _header(scope, b"authorization")
         scheme, _, value = given.partition(b" ")

@@ -2,54 +2,26 @@
 
 from __future__ import annotations
 
-import base64
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 from fastapi import Request, Response
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
+from fastapi.responses import FileResponse, PlainTextResponse
 
 from palm_ds.common.version import __version__
 from palm_ds.data.tasks.interfaces import as_json
 from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.serve import metrics
-from palm_ds.serve.http import schemas
+from palm_ds.serve.http import compatible, schemas
+from palm_ds.serve.http.answers import Json, deadline_of, service_of, settings_of
 from palm_ds.serve.limits import RequestError
 from palm_ds.serve.served_model import ServedModel
-from palm_ds.serve.service import Service
 
 STATIC = Path(__file__).resolve().parent.parent / "static"
 _FILES = {"app.js": "text/javascript", "docs.js": "text/javascript", "style.css": "text/css"}
 _PAGE = {"cache-control": "no-cache"}
-
-
-class Json(JSONResponse):
-    """JSON that takes NumPy arrays; NaN becomes null."""
-
-    def render(self, content: object) -> bytes:
-        return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
-
-
-def _service(request: Request) -> Service:
-    return request.app.state.service
-
-
-def _deadline(request: Request) -> float:
-    """When the client gives up, on the monotonic clock. Raises RequestError."""
-    most = _service(request).limits.timeout
-    given = request.headers.get("x-request-timeout", "")
-    try:
-        seconds = float(given) if given else most
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < float("inf"):
-        raise RequestError(422, f"X-Request-Timeout: {given!r}: expected seconds, such as 2.5")
-    return time.monotonic() + min(seconds, most)
 
 
 # ---- the tasks ----
@@ -57,47 +29,41 @@ def _deadline(request: Request) -> float:
 
 async def predict(task: str, body: schemas.PredictBody, request: Request) -> Response:
     """Predictions of a task for texts, pairs or rows."""
-    model, predictions, cut = await _service(request).predict(
-        task, body.inputs, body.model, _deadline(request)
+    model, predictions, cut = await service_of(request).predict(
+        task, body.inputs, body.model, deadline_of(request)
     )
     return Json({"model": model.name, "task": task, "predictions": predictions, "truncated": cut})
 
 
-async def embed(body: schemas.EmbedBody, request: Request) -> Response:
+async def embed(body: schemas.AnyEmbedBody, request: Request) -> Response:
     """A vector for each text."""
+    if isinstance(body, schemas.TeiEmbedBody):
+        return await compatible.tei_embed(body, request)
+    own = body
 
     def settings(model: ServedModel) -> EmbeddingSettings:
-        asked = body.model_dump(include={"pooling", "normalize", "prompt"}, exclude_none=True)
-        return _settings(model, body.dimensions, **asked)
+        asked = own.model_dump(include={"pooling", "normalize", "prompt"}, exclude_none=True)
+        return settings_of(model, own.dimensions, **asked)
 
-    model, vectors, tokens, cut = await _service(request).embed(
-        body.texts, settings, body.model, _deadline(request)
+    model, vectors, tokens, cut = await service_of(request).embed(
+        body.texts, settings, body.model, deadline_of(request)
     )
     return Json({"model": model.name, "embeddings": vectors, "tokens": tokens, "truncated": cut})
 
 
-def _settings(model: ServedModel, dimensions: int | None, **changes: Any) -> EmbeddingSettings:
-    """A model's settings with those of a request. Raises RequestError."""
-    size, pooling = model.embedder.encoder.hidden_size, changes.get("pooling")
-    if dimensions and dimensions > size:
-        raise RequestError(422, f"dimensions: {dimensions}: vectors of {model.name} have {size}")
-    if pooling and pooling not in model.poolings:
-        raise RequestError(422, f"pooling: {model.name} has no trained pooler")
-    changed = {"dimensions": dimensions} if dimensions else {}
-    return replace(model.embedder.settings, **changes, **changed)
-
-
 async def fill_mask(body: schemas.FillMaskBody, request: Request) -> Response:
     """The most probable tokens for every [MASK]."""
-    model, guesses = await _service(request).fill(
-        body.texts, body.top, body.model, _deadline(request)
+    model, guesses = await service_of(request).fill(
+        body.texts, body.top, body.model, deadline_of(request)
     )
     return Json({"model": model.name, "results": guesses})
 
 
-async def rerank(body: schemas.RerankBody, request: Request) -> Response:
+async def rerank(body: schemas.AnyRerankBody, request: Request) -> Response:
     """Documents by how well they match a query."""
-    service, deadline = _service(request), _deadline(request)
+    if isinstance(body, schemas.TeiRerankBody):
+        return await compatible.tei_rerank(body, request)
+    service, deadline = service_of(request), deadline_of(request)
     if body.use == "vectors":
         task = ""
         model, scores = await service.rerank_by_vectors(
@@ -114,50 +80,14 @@ async def rerank(body: schemas.RerankBody, request: Request) -> Response:
 
 async def tokenize(body: schemas.TokenizeBody, request: Request) -> Response:
     """The tokens of texts, with the characters they come from."""
-    model, tokens = await _service(request).tokenize(body.texts, body.model, _deadline(request))
+    model, tokens = await service_of(request).tokenize(body.texts, body.model, deadline_of(request))
     return Json({"model": model.name, "results": tokens})
 
 
 async def search(body: schemas.SearchBody, request: Request) -> Response:
     """The texts of the index that are nearest to a query."""
-    model, hits = await _service(request).search(body.query, body.top, _deadline(request))
+    model, hits = await service_of(request).search(body.query, body.top, deadline_of(request))
     return Json({"model": model.name, "results": hits})
-
-
-# ---- OpenAI's form ----
-
-
-async def openai_embeddings(body: schemas.OpenAIBody, request: Request) -> Response:
-    """Vectors in the form of OpenAI's embeddings."""
-    model, vectors, tokens, _ = await _service(request).embed(
-        _openai_inputs(body.input),
-        lambda model: _settings(model, body.dimensions),
-        body.model,
-        _deadline(request),
-        "input",
-    )
-    if body.encoding_format == "base64":
-        listed: Sequence[Any] = [
-            base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors
-        ]
-    else:
-        listed = list(vectors)
-    data = [{"object": "embedding", "index": n, "embedding": each} for n, each in enumerate(listed)]
-    usage = {"prompt_tokens": sum(tokens), "total_tokens": sum(tokens)}
-    return Json({"object": "list", "data": data, "model": model.name, "usage": usage})
-
-
-def _openai_inputs(given: str | Sequence[Any]) -> Sequence[Any]:
-    """Texts, or lists of ids; one alone becomes a list."""
-    alone = isinstance(given, str) or (len(given) > 0 and isinstance(given[0], int))
-    return [given] if alone else given
-
-
-async def openai_models(request: Request) -> Response:
-    """The models' names in OpenAI's form."""
-    names = _service(request).models.models
-    data = [{"id": name, "object": "model", "created": 0, "owned_by": "palm_ds"} for name in names]
-    return Json({"object": "list", "data": data})
 
 
 # ---- the server ----
@@ -170,19 +100,19 @@ async def health() -> Response:
 
 async def ready(request: Request) -> Response:
     """Whether requests are accepted; 503 while the server stops."""
-    if _service(request).draining:
+    if service_of(request).draining:
         raise RequestError(503, "this server is stopping", retry_after=1)
     return Json({"status": "ready"})
 
 
 async def metrics_text(request: Request) -> Response:
     """Prometheus metrics."""
-    return PlainTextResponse(_service(request).metrics.text(), media_type=metrics.CONTENT_TYPE)
+    return PlainTextResponse(service_of(request).metrics.text(), media_type=metrics.CONTENT_TYPE)
 
 
 async def info(request: Request) -> Response:
     """The models and what they can do."""
-    opened = _service(request).models
+    opened = service_of(request).models
     listed = [_about(model) for model in opened.models.values()]
     rows = len(opened.index.texts) if opened.index else 0
     return Json({"version": __version__, "models": listed, "search": {"texts": rows}})
@@ -217,7 +147,7 @@ async def reload(request: Request) -> Response:
     """Open the models again, without losing a request. Needs the server's token."""
     if not request.app.state.token:
         raise RequestError(403, "only a server with a token reloads over HTTP; send it SIGHUP")
-    return Json({"models": await _service(request).reload()})
+    return Json({"models": await service_of(request).reload()})
 
 
 # ---- pages ----
@@ -245,28 +175,38 @@ _COMPUTED = (*_READ, 404, 408, 409, 413, 422, 429, 503, 504)
 
 
 class Route(NamedTuple):
-    """A path and the function that answers; without a tag it is a page, not part of the API."""
+    """A path and the function that answers; without a tag it is not in /openapi.json."""
 
     method: str
     path: str
     answer: Callable[..., Any]
     tag: str = ""
-    model: type | None = None
+    model: Any = None
     errors: Sequence[int] = _READ
     media: type[Response] = Json
 
 
 ROUTES = (
     Route("POST", "/predict/{task:path}", predict, "tasks", schemas.Predictions, _COMPUTED),
-    Route("POST", "/embed", embed, "vectors", schemas.Embeddings, _COMPUTED),
+    Route("POST", "/embed", embed, "vectors", schemas.AnyEmbeddings, _COMPUTED),
     Route("POST", "/fill-mask", fill_mask, "tasks", schemas.FilledTexts, _COMPUTED),
-    Route("POST", "/rerank", rerank, "tasks", schemas.Rankings, _COMPUTED),
+    Route("POST", "/rerank", rerank, "tasks", schemas.AnyRankings, _COMPUTED),
     Route("POST", "/tokenize", tokenize, "tasks", schemas.Tokens, _COMPUTED),
     Route("POST", "/search", search, "vectors", schemas.Hits, _COMPUTED),
     Route(
-        "POST", "/v1/embeddings", openai_embeddings, "OpenAI", schemas.OpenAIEmbeddings, _COMPUTED
+        *("POST", "/v1/embeddings", compatible.openai_embeddings, "OpenAI"),
+        *(schemas.OpenAIEmbeddings, _COMPUTED),
     ),
-    Route("GET", "/v1/models", openai_models, "OpenAI", schemas.OpenAIModels),
+    Route("GET", "/v1/models", compatible.openai_models, "OpenAI", schemas.OpenAIModels),
+    *(
+        Route(
+            *("POST", path, compatible.rerank_documents, "Jina, Cohere"),
+            *(schemas.JinaRankings, _COMPUTED),
+        )
+        for path in ("/v1/rerank", "/v2/rerank")
+    ),
+    Route("POST", "/predict", compatible.tei_predict, schemas.TEI, schemas.TeiLabels, _COMPUTED),
+    Route("POST", "/", compatible.tei_embed, model=schemas.TeiVectors, errors=_COMPUTED),
     Route("GET", "/health", health, "server", schemas.Status),
     Route("GET", "/ready", ready, "server", schemas.Status, errors=(*_READ, 503)),
     Route("GET", "/metrics", metrics_text, "server", media=PlainTextResponse),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Strict
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Strict, Tag
 from pydantic.config import JsonDict
 
 _WRITTEN = r"^[^\x00]*[^\s\x00][^\x00]*$"
@@ -12,6 +12,7 @@ _MASKED = r"^[^\x00]*\[MASK\][^\x00]*$"
 # What a schema says here, the service refuses with a message of its own.
 Text = Annotated[str, Field(json_schema_extra={"minLength": 1, "pattern": _WRITTEN})]
 Masked = Annotated[str, Field(json_schema_extra={"pattern": _MASKED})]
+Flag = Annotated[bool, Strict()]
 Id = Annotated[int, Strict(), Field(json_schema_extra={"minimum": 0})]
 _SOME: JsonDict = {"minItems": 1}
 Ids = Annotated[list[Id], Field(json_schema_extra=_SOME)]
@@ -46,9 +47,7 @@ class EmbedBody(Body):
     pooling: Literal["mean", "cls", "max", "pooler"] | None = Field(
         None, description="By default as the server's."
     )
-    normalize: Annotated[bool, Strict()] | None = Field(
-        None, description="Scale vectors to length 1."
-    )
+    normalize: Flag | None = Field(None, description="Scale vectors to length 1.")
     dimensions: int | None = Field(None, ge=1, description="The first numbers only (Matryoshka).")
     prompt: str | None = Field(None, max_length=2000, description="Put before every text.")
 
@@ -96,6 +95,71 @@ class OpenAIBody(BaseModel):
     dimensions: int | None = Field(None, ge=1)
 
 
+class RerankedText(BaseModel):
+    """A document of Jina's and Cohere's; other keys of it are ignored."""
+
+    text: Text
+
+
+class JinaRerankBody(BaseModel):
+    """The request of Jina's and Cohere's rerankers; keys that only they use are ignored."""
+
+    query: Text
+    documents: list[Text | RerankedText] = Field(json_schema_extra=_SOME)
+    model: str = ""
+    top_n: int | None = Field(None, ge=1, description="Only the best; by default all.")
+    return_documents: Flag = False
+
+
+class TeiBody(BaseModel):
+    """A request of text-embeddings-inference; keys that only it uses are ignored."""
+
+    truncate: Flag = Field(False, description="Whether longer texts may be truncated.")
+
+
+class TeiEmbedBody(TeiBody):
+    inputs: Text | Annotated[list[Text], Field(json_schema_extra=_SOME)]
+    normalize: Flag = True
+    dimensions: int | None = Field(None, ge=1)
+
+
+class TeiRerankBody(TeiBody):
+    query: Text
+    texts: list[Text] = Field(json_schema_extra=_SOME)
+    raw_scores: Flag = Field(False, description="Log odds instead of a head's probabilities.")
+    return_text: Flag = False
+
+
+TeiText = Annotated[list[Text], Field(min_length=1, max_length=2)]
+
+
+class TeiPredictBody(TeiBody):
+    inputs: Text | TeiText | Annotated[list[TeiText], Field(min_length=1)] = Field(
+        description="A text, a pair of texts, or lists of one or two texts."
+    )
+    raw_scores: Flag = Field(False, description="Logits instead of probabilities.")
+
+
+def _form(key: str) -> Discriminator:
+    """Which of two forms a body has: text-embeddings-inference's has this key."""
+
+    def form(body: object) -> str:
+        return TEI if isinstance(body, dict) and key in body else OWN
+
+    return Discriminator(form)
+
+
+TEI, OWN = "text-embeddings-inference", "own"
+FORMS = (TEI, OWN)
+"""Tags of a body's form, which are in the places of errors."""
+AnyEmbedBody = Annotated[
+    Annotated[EmbedBody, Tag(OWN)] | Annotated[TeiEmbedBody, Tag(TEI)], _form("inputs")
+]
+AnyRerankBody = Annotated[
+    Annotated[RerankBody, Tag(OWN)] | Annotated[TeiRerankBody, Tag(TEI)], _form("texts")
+]
+
+
 class Predictions(BaseModel):
     model: str
     task: str
@@ -124,6 +188,33 @@ class Rankings(BaseModel):
     model: str
     task: str
     results: list[Ranked] = Field(description="The best first.")
+
+
+class RerankedDocument(Ranked):
+    document: RerankedText | None = None
+
+
+class JinaRankings(BaseModel):
+    id: str
+    model: str
+    results: list[RerankedDocument] = Field(description="The best first.")
+
+
+class TeiRanked(BaseModel):
+    index: int
+    score: float
+    text: str | None = None
+
+
+class TeiLabel(BaseModel):
+    label: str
+    score: float
+
+
+TeiVectors = list[list[float]]
+TeiLabels = list[TeiLabel] | list[list[TeiLabel]]
+AnyEmbeddings = Embeddings | TeiVectors
+AnyRankings = Rankings | list[TeiRanked]
 
 
 class Tokens(BaseModel):

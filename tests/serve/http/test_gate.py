@@ -41,7 +41,7 @@ BODY = {"texts": ["good"]}
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer a-secre", "Basic a-secret", "a-secret"])
 def test_without_the_token_nothing_is_answered(guarded: Local, header: str) -> None:
     headers = {"authorization": header} if header else {}
-    for path in ("/embed", "/reload", "/v1/embeddings"):
+    for path in ("/embed", "/reload", "/v1/embeddings", "/"):
         status, message = guarded.refusal(path, BODY, headers=headers)
         assert (status, message) == (401, "send the server's token: Authorization: Bearer TOKEN")
     for path in ("/metrics", "/info"):
