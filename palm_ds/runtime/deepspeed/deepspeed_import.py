@@ -7,6 +7,7 @@ starts, and 125 MB of its memory.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import sys
@@ -22,10 +23,12 @@ _MUON = "deepspeed.runtime.zero.muon.original_muon"
 def import_deepspeed() -> None:
     """Call this before anything is imported from deepspeed; more than once is harmless. It limits
     DeepSpeed's log to errors, and warnings on rank 0. Raises UserError if DS_ACCELERATOR names none
-    that DeepSpeed can use."""
+    that DeepSpeed can use, and without DeepSpeed."""
     _quieten()
     if _MUON in sys.modules:
         return
+    if importlib.util.find_spec("deepspeed") is None:
+        raise UserError("training needs DeepSpeed: DS_BUILD_OPS=0 pip install deepspeed")
     try:
         with _without("mlflow"):
             from deepspeed.runtime import compiler
