@@ -102,4 +102,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *__all__, *_MODULES]
+    return ["__version__", *__all__, *_MODULES]
