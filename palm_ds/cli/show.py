@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import Command
 from palm_ds.cli.output import show
+from palm_ds.common.errors import UserError
 from palm_ds.common.messages import printable
 
 if TYPE_CHECKING:
@@ -21,14 +23,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", type=Path, metavar="PATH", help="a run folder, or a checkpoint of any format")
     add("--eps", type=float, metavar="X", help="LayerNorm's eps, if PATH states a wrong one")
+    add("--tensors", action="store_true", help="the numbers of every tensor: norm, extremes")
+    add("--other", type=Path, metavar="PATH", help="with --tensors: their differences from PATH's")
     add("--config", type=Path, metavar="FILE", help="the encoder's config, if it is not in PATH")
 
 
 def run(args: argparse.Namespace) -> int:
     from palm_ds.weights.model_folder import open_model
 
+    if args.other and not args.tensors:
+        raise UserError("--other: compares tensors; give --tensors too")
     contents = open_model(args.path, eps=args.eps, config=args.config)
-    if args.json:
+    if args.tensors:
+        _show_tensors(args, contents, open_model(args.other) if args.other else None)
+    elif args.json:
         show(args, _record(contents))
     else:
         _show(contents)
@@ -55,6 +63,16 @@ def _record(contents: CheckpointContents) -> Mapping[str, object]:
         "tokenizer": str(contents.tokenizer) if contents.tokenizer else None,
         "notes": list(contents.all_notes),
     }
+
+
+def _show_tensors(
+    args: argparse.Namespace, contents: CheckpointContents, other: CheckpointContents | None
+) -> None:
+    from palm_ds.weights.convert import tensor_report
+
+    numbers = list(tensor_report.numbers_of(contents, other))
+    lines = tensor_report.shown(numbers, compared=other is not None, terminal=sys.stdout.isatty())
+    show(args, {"tensors": [each.record() for each in numbers]}, *lines)
 
 
 def _show(contents: CheckpointContents) -> None:
@@ -95,6 +113,7 @@ COMMAND = Command(
     examples="""
 palm-ds show models/ernie/params
 palm-ds show runs/mine/checkpoints/step_00001000 --json
+palm-ds show runs/mine --tensors --other models/bert   # how far has training moved each tensor?
 """,
     piped=True,
     add_arguments=add_arguments,
