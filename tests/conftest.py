@@ -6,6 +6,7 @@ next to the clone. Tests that need it are skipped without it.
 
 from __future__ import annotations
 
+import compileall
 import fcntl
 import gc
 import os
@@ -15,11 +16,13 @@ import uuid
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import psutil
 import pytest
+from _pytest.assertion import rewrite
+from hypothesis.internal.conjecture import providers
 
 if TYPE_CHECKING:
     from palm_ds.corpus.store import Corpus
@@ -49,6 +52,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # The same cases every time, so that a suite that passed passes; `PALM_FUZZ=1` draws new ones.
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.load_profile("default" if os.environ.get("PALM_FUZZ") else "same")
+if not os.environ.get("PALM_FUZZ"):
+    # It would try the constants of every module that is imported at the time: other cases where
+    # other tests ran before, and half a minute of CPU time to find them in 550 modules.
+    providers._get_local_constants = lambda: providers._local_constants
 
 
 @pytest.fixture(scope="session")
@@ -140,9 +147,27 @@ def pytest_configure(config: pytest.Config) -> None:
     # A shell's background jobs ignore Ctrl-C, and so would all that the tests start and interrupt.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    if not hasattr(config, "workerinput"):  # not in the workers of pytest-xdist
+    if hasattr(config, "workerinput"):  # in the workers of pytest-xdist
+        _compile_share(config)
+    else:
         os.environ[MARK] = uuid.uuid4().hex
         config.stash[_BEFORE] = None if _others_test() else _in_shared_memory()
+
+
+def _compile_share(config: Any) -> None:
+    """Compile a share of what all workers are about to import: in a new clone each would compile
+    all of it, at the same time and so in vain."""
+    number, workers = int(config.workerinput["workerid"][2:]), config.workerinput["workercount"]
+    files = sorted(file for part in ("palm_ds", "tests") for file in (ROOT / part).rglob("*.py"))
+    for file in files[number::workers]:
+        if not file.name.startswith("test_"):
+            compileall.compile_file(file, quiet=2)
+            continue
+        compiled = rewrite.get_cache_dir(file) / f"{file.stem}{rewrite.PYC_TAIL}"
+        if not compiled.exists() or compiled.stat().st_mtime < file.stat().st_mtime:
+            rewrite.try_makedirs(compiled.parent)
+            status, code = rewrite._rewrite_test(file, config)
+            rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, status, compiled)
 
 
 @pytest.hookimpl(trylast=True)

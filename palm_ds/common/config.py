@@ -226,7 +226,7 @@ def check_keys(values: object, known: Iterable[str], where: str) -> Mapping[str,
 
 def _check_keys(cls: type, values: object, where: str) -> Mapping[str, Any]:
     """`check_keys` for a dataclass and the dataclasses nested in its fields."""
-    hints = {name: _not_none(hint) for name, hint in get_type_hints(cls).items()}
+    hints = _hints(cls)
     fields = [field.name for field in dataclasses.fields(cls) if field.init]
     _check_sections(hints, values, where)
     mapping = check_keys(values, fields, where)
@@ -241,6 +241,12 @@ def _check_keys(cls: type, values: object, where: str) -> Mapping[str, Any]:
                 if isinstance(each, Mapping):
                     _check_keys(hint, each, place.lstrip("."))
     return mapping
+
+
+@cache
+def _hints(cls: type) -> Mapping[str, Any]:
+    """The types of a dataclass's fields, without None: they take as long as the checks."""
+    return {name: _not_none(hint) for name, hint in get_type_hints(cls).items()}
 
 
 def _refuse_true_as_number(hint: object, values: Mapping[str, object]) -> None:

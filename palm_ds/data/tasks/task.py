@@ -17,6 +17,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
@@ -435,7 +436,8 @@ def kind_of(task: type[Task]) -> str:
     return kinds.get(task.__module__) or name_of(task)
 
 
-def known_kinds() -> dict[str, str]:
+@cache
+def known_kinds() -> Mapping[str, str]:
     """{kind: module} of every task that comes with palm_ds."""
     kinds = {}
     for package_name in _PACKAGES:

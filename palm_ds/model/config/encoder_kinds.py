@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 from palm_ds.common.plugins import import_class
@@ -17,6 +18,7 @@ T = TypeVar("T")
 _PACKAGE = "palm_ds.model.encoder.kinds"
 
 
+@cache
 def known_kinds() -> tuple[str, ...]:
     """The encoders that come with palm_ds."""
     package = importlib.import_module(_PACKAGE)
