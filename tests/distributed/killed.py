@@ -206,6 +206,8 @@ MOMENTS: list[Any] = [
     (1, "step", 5),
     (0, "while old ones go", 6),
     "truncate",  # of 6: on from 4
+]
+FURTHER: list[Any] = [
     (1, "in a shard", 8),
     0.3,
     0.9,
@@ -215,14 +217,12 @@ MOMENTS: list[Any] = [
 ]
 
 
-def again_and_again(base: str, *, at_any: bool) -> dict[str, Any]:
-    """`at_any`: at any moment, too."""
+def again_and_again(base: str, *, every: bool) -> dict[str, Any]:
+    """`every`: at further moments, and at any."""
     place = Path(base)
     results: dict[str, Any] = {"whole": attempt(place / "whole"), "kills": 0, "damaged": []}
     folder = place / "killed"
-    for moment in MOMENTS:
-        if isinstance(moment, float) and not at_any:
-            continue
+    for moment in MOMENTS + (FURTHER if every else []):
         if isinstance(moment, str):
             results["damaged"].append(damage_newest(folder, moment))
             continue

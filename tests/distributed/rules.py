@@ -107,10 +107,10 @@ def together() -> dict[str, Any]:
     return results | {"tokens": asked.tokens}
 
 
-def steps(poisoned_runs: list[str]) -> dict[str, Any]:
+def steps(stages: list[int], poisoned_runs: list[str]) -> dict[str, Any]:
     """`poisoned_runs`: stage:precision, by stage."""
     results: dict[str, Any] = {"poisoned": {}}
-    for stage in (0, 1, 2, 3):
+    for stage in stages:
         results[f"each {stage}"] = weights_after(build(stage, Model), one_task_each)
         for run in poisoned_runs:
             if run.startswith(str(stage)):

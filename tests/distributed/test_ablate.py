@@ -11,6 +11,7 @@ import yaml
 
 from tests.helpers.launchers import TORCHRUN
 from tests.helpers.small_corpus import write_small_corpus
+from tests.helpers.warm_python import python
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -40,7 +41,7 @@ def test_each_schedule_is_trained_in_its_own_processes(run_program, tmp_path, ev
         return run_program(*given, launcher="python", timeout=400).output
 
     torchrun = shlex.join([*TORCHRUN, "--standalone", "--nproc_per_node=1"])
-    launcher = ["--launcher", torchrun] if every else []
+    launcher = ["--launcher", torchrun if every else python()]
     schedules = ["joint", "continual"] if every else ["continual"]
     if every:
         ablate("--steps", "6", "--schedules", "joint", "log.every=2")

@@ -14,9 +14,8 @@ from palm_ds.train.plan.memory import state_bytes
 
 pytestmark = pytest.mark.distributed
 
-SOME = ["0:fp32:2", "0:bf16:8", "1:bf16:8", "2:fp16:4", "2:fp32-offload:8", "3:bf16-offload:4"]
-SOME += ["1:fp32:8:dropout", "3:fp32:4:dropout"]
-"""Of the following: each stage with and without dropout, offload and accumulation."""
+SOME = ["0:fp32:2", "0:bf16:8", "1:bf16:8", "2:fp16:4", "3:bf16-offload:4", "3:fp32:4:dropout"]
+"""Of the following: each stage; with and without dropout, offload and accumulation."""
 FP32 = ["0:fp32:8", "0:fp32:2", "1:fp32:2", "2:fp32:8", "3:fp32:2"]
 DROPOUT = [f"{stage}:fp32:{micro}:dropout" for stage, micro in ((0, 1), (1, 8), (2, 1), (3, 4))]
 BF16 = ["0:bf16:2", "0:bf16:8", "1:bf16:2", "1:bf16:8", "2:bf16:2", "3:bf16:8"]
@@ -44,7 +43,7 @@ def in_order(runs: Iterable[str]) -> list[str]:
 @pytest.mark.slow
 def test_losses_of_two_processes_and_of_one_equal_a_plain_loop(run_distributed, every) -> None:
     runs = FP32 + BF16 + FP16 + OFFLOAD + DROPOUT if every else SOME
-    options = {"runs": in_order(runs), "dropout": 0.1, "steps": 8 if every else 5}
+    options = {"runs": in_order(runs), "dropout": 0.1, "steps": 8 if every else 4}
     two = run_distributed("engine_runs.losses", options, launcher="fork").result
     assert two["world"] == 2
     plain, masked = two["plain"], two["dropout"]
@@ -83,22 +82,23 @@ def distance(one: dict[str, list[float]], other: dict[str, list[float]]) -> floa
     return max(np.abs(np.array(one[name]) - np.array(other[name])).max() for name in one)
 
 
-SOME_POISONED = ["0:fp32", "1:bf16", "2:fp16", "3:fp32"]
-POISONED = [*SOME_POISONED, "1:fp32", "2:bf16", "2:fp32", "3:bf16"]
+SOME_POISONED = ["0:fp32", "2:fp16", "3:fp32"]
+POISONED = [*SOME_POISONED, "1:bf16", "1:fp32", "2:bf16", "2:fp32", "3:bf16"]
 
 
 def test_rules(run_distributed, every) -> None:
-    options = {"poisoned_runs": POISONED if every else SOME_POISONED}
+    stages = (0, 1, 2, 3) if every else (0, 2, 3)
+    options = {"stages": stages, "poisoned_runs": POISONED if every else SOME_POISONED}
     two = run_distributed("rules.steps", options, launcher="fork").result
     one = run_distributed("rules.together", launcher="python").result
 
     # Rule 3. Processes with different tasks in a step agree with one process that has them all,
     # because every head runs everywhere.
-    for stage in (0, 1, 2, 3):
+    for stage in stages:
         assert distance(two[f"each {stage}"], one["each 0"]) < 2e-6, stage
     assert distance(two["turns 3"], one["turns"]) < 2e-6
     # A head whose task has not started stays unchanged, bit for bit.
-    for stage in (0, 1, 2, 3):
+    for stage in stages:
         for name, value in two["fresh"].items():
             assert two[f"each {stage}"][name] == value
     # Without the rule idle heads repeat their last step under ZeRO 3, silently (and processes whose
@@ -136,14 +136,14 @@ def test_resume_is_exact(run_distributed, tmp_path, every) -> None:
 
 @pytest.mark.slow
 def test_killed_again_and_again(run_distributed, tmp_path, every) -> None:
-    """SIGKILL at chosen moments of steps and of saves in the background (and at any), a flipped
+    """SIGKILL at chosen moments of steps and of saves in the background, a flipped
     bit, a truncated shard: whatever is computed afterwards equals the uninterrupted run, dropout
     on."""
-    base = {"base": tmp_path, "at_any": every}
+    base = {"base": tmp_path, "every": every}
     done = run_distributed("killed.again_and_again", base, launcher="python", timeout=500)
     result = done.result
     assert result["whole"] == result["last"] == [0, 0]
-    assert result["kills"] == len(result["codes"]) == (17 if every else 14), result["codes"]
+    assert result["kills"] == len(result["codes"]) == (17 if every else 11), result["codes"]
     assert [r for r in result["whole record"] if r.get("trained while writing")], "no background"
     want = {r["step"]: r for r in result["whole record"] if "step" in r}
     got = [r for r in result["killed record"] if "step" in r]

@@ -47,7 +47,7 @@ from tests.helpers.warm_python import free_port, start_together
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 LAUNCH = {"deepspeed": deepspeed, "torchrun": torchrun, "mpirun": mpirun, "Open MPI": openmpi}
-STEPS = 60
+STEPS = 40
 SAVE = {"every": 2, "keep": 3}
 PATIENCE = 180  # seconds; a launcher and what it started end within 3 on a quiet machine
 

@@ -16,7 +16,7 @@ BACKWARDS = ["3:fp32", "3:fp32:fgm", "3:bf16", "0:fp32:fgm", "2:bf16:fgm", "2:fp
 BACKWARDS += ["1:bf16", "2:fp32", "1:fp32:fgm"]
 ALL = dict(zip(RUNS, BACKWARDS, strict=True))
 """The run whose checkpoint each one resumes, with another number of processes."""
-SOME = {"0:fp32": "3:fp32", "1:bf16": "1:bf16", "2:fp16": "2:fp16", "3:fp32": "0:fp32"}
+SOME = {"0:fp32": "3:fp32", "2:fp16": "2:fp16", "3:fp32": "0:fp32"}
 SOME |= {"3:fp32:fgm": "3:fp32:fgm"}
 
 

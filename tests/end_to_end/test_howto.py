@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from tests.helpers.saved_model import write_rows
 from tests.helpers.terminal import Terminal
-from tests.helpers.warm_python import run
+from tests.helpers.warm_python import python, run
 
 PAGES = sorted((Path(__file__).resolve().parents[2] / "docs/howto").glob("*.md"))
 MODEL = "models/encoder"
@@ -24,7 +23,7 @@ SHORT = {"steps": 4, "warmup": 1, "decay": 1, "every": 2, "keep_every": 4, "max_
 """Numbers of a recipe."""
 OURS = {
     "deepspeed --num_gpus 8 --module palm_ds.cli.": "palm-ds ",
-    "run -- palm-ds ": f"run -- {sys.executable} -m palm_ds ",
+    "run -- palm-ds ": "run -- python -m palm_ds ",
     "--deepspeed_config zero1_bf16.json": "--deepspeed_config cpu",
     "--workers 16": "",
     "--vocab_size 30522": "--vocab_size 300",
@@ -97,7 +96,7 @@ def small(text: str) -> dict[str, Any]:
 def carry_out(line: str, place: Path) -> None:
     for text, ours in OURS.items():
         line = line.replace(text, ours)
-    words = ["-m", "palm_ds", *shlex.split(line)[1:]]
+    words = ["-m", "palm_ds", *shlex.split(line.replace("-- python ", f"-- {python()} "))[1:]]
     if words[2] == "serve":
         terminal = Terminal([*words, "--port", "0"], cwd=place)
         terminal.wait_for("serving on")

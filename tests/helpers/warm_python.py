@@ -4,6 +4,7 @@ that has imported torch, DeepSpeed and all of palm_ds.
     program = Program([SCRIPT, "--steps", "3"])     # also ["-m", MODULE, ...] and ["-c", CODE, ...]
     program.communicate(timeout=60)
     run([SCRIPT]).stdout                            # as subprocess.run
+    run(["palm-ds", ..., "--launcher", python()])   # stands for Python in what a program starts
 
 A program has a pid, an environment, a session and an exit code of its own, and ends as any other.
 What it has not is a first import: tests of start-up, of memory and of launchers use subprocess. The
@@ -22,6 +23,8 @@ import os
 import pkgutil
 import runpy
 import secrets
+import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -39,6 +42,7 @@ from typing import IO, Any
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
+CHILD = Path(__file__).with_name("warm_child.py")
 READ_AT_IMPORT = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
 """What a program cannot choose, as it is read when torch and DeepSpeed are imported."""
 REQUEST_BYTES = 150_000
@@ -51,6 +55,7 @@ REQUEST_BYTES = 150_000
 class _Server:
     process: subprocess.Popen[bytes] | None = None
     control: socket.socket | None = None
+    folder: tempfile.TemporaryDirectory[str] | None = None
     programs: list[Program] = field(default_factory=list)
 
 
@@ -163,6 +168,14 @@ def run(
         program.clear_away()
 
 
+def python() -> str:
+    """An executable that stands for Python in the commands that a program starts: they are forked
+    as well (tests/helpers/warm_child.py), in sessions of their own."""
+    _start_server()
+    assert _server.folder is not None
+    return f"{_server.folder.name}/python"
+
+
 def start_together(
     world: int, words: Sequence[object], *, env: Mapping[str, str], **options: Any
 ) -> list[Program]:
@@ -197,14 +210,22 @@ def stop() -> None:
         _server.control.close()
         _server.process.wait(30)
         _server.process = _server.control = None
+    if _server.folder is not None:
+        _server.folder.cleanup()
+        _server.folder = None
 
 
 def _start_server() -> socket.socket:
     if _server.control is None:
+        _server.folder = tempfile.TemporaryDirectory(prefix="palm_")
+        python, address = Path(_server.folder.name, "python"), f"{_server.folder.name}/socket"
+        words = [sys.executable, "-S", "-E", str(CHILD), address]
+        python.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        python.chmod(0o755)
         _server.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             _server.process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno())],
+                [sys.executable, __file__, str(theirs.fileno()), address],
                 env={**os.environ, **READ_AT_IMPORT},
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
@@ -227,19 +248,30 @@ class Request:
     cwd: str
 
 
-def serve(control: socket.socket) -> tuple[Request, list[int]]:
-    """Fork for each request; returns only in a program's own process."""
+def serve(control: socket.socket, address: str) -> tuple[Request, list[int]]:
+    """Fork for each request of the tests (`control`) and of programs (`address`); returns only in a
+    program's own process."""
+    others = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    others.bind(address)
+    others.listen(64)
     while True:
-        message, files, _, _ = socket.recv_fds(control, REQUEST_BYTES, 3)
-        if not message:  # the tests are done
+        (ready, *_), _, _ = select.select([control, others], [], [])
+        message, files = _received(control if ready is control else others.accept()[0])
+        if not message and ready is control:  # the tests are done
             _reap()
             sys.exit()
-        if os.fork() == 0:
+        if message and os.fork() == 0:
             control.close()
+            others.close()
             return _keep(Request(**json.loads(message)), files)
         for file in files:
             os.close(file)
         _reap()
+
+
+def _received(asking: socket.socket) -> tuple[bytes, list[int]]:
+    message, files, _, _ = socket.recv_fds(asking, REQUEST_BYTES, 3)
+    return message, files
 
 
 def _reap() -> None:
@@ -344,7 +376,7 @@ def _main() -> None:
     own = {str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     import_all()
     sys.path[:] = [entry for entry in sys.path if entry not in own]
-    request, files = serve(socket.socket(fileno=int(sys.argv[1])))
+    request, files = serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])
     become(request, files)
     try:
         go(request.words)

@@ -25,7 +25,7 @@ from palm_ds.train.sweeps.suite import (
 )
 from palm_ds.train.sweeps.suite_table import compare
 from tests.helpers.small_tables import TINY, write_tables
-from tests.helpers.warm_python import Program
+from tests.helpers.warm_python import Program, python, run
 
 ROOT = Path(__file__).resolve().parents[3]
 GLUE = {"CoLA": "tsv", "SST-2": "tsv", "STS-B": "tsv", "tnews": "json", "mine": "csv"}
@@ -275,11 +275,10 @@ def test_the_command_trains_and_marks_what_fails(tmp_path):
     template = {"backbone": TINY, "length": 32, "batch": "8 examples"}
     (tmp_path / "template.yaml").write_text(yaml.safe_dump(template))
     path = from_template(tmp_path, epochs=1, tokenizer=str(tables / "vocab.txt"))
-    command = [sys.executable, str(ROOT / "launch/suite.py"), str(path)]
+    command = [str(ROOT / "launch/suite.py"), str(path), "--launcher", python()]
     command += ["--deepspeed_config", str(ROOT / "ds_configs/cpu.json"), "--jobs", "2"]
     command += ["--out", str(tmp_path / "out"), "optimizer.lr=1e-3"]
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = run(command)
     assert done.returncode == 1, done.stderr
     assert "bad, seed 1: failed (exit code 2): error: " in done.stdout
     assert "train.tsv:50: 1 cell" in done.stdout
