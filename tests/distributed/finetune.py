@@ -129,7 +129,7 @@ def recipe_of(folder: Path, **changes: Any) -> Recipe:
             {name: 1 for name in TASKS},
             {"first": 1, "reading": 1, "titles": 1, "words": 1, "mix": "step"},
         ],
-        "evaluate": {"every": 3, "best": "first.accuracy"},
+        "evaluate": {"every": 6, "best": "first.accuracy"},
         "save": {"every": 3},
         "log": {"every": 1},
         "export_onnx": [],
@@ -254,10 +254,11 @@ def lora_jobs(base: Path, *, every: bool) -> list[tuple[str, dict[str, Any], int
         name = f"lora, ZeRO {stage}, {world}"
         jobs.append((name, {"stage": stage, "folder": name, "changes": changes}, world))
     killed = {"stage": 3 if every else 2, "folder": "lora killed", "changes": changes}
+    again = (killed, 2) if every else ({**killed, "stage": 0}, 1)
     return [
         *jobs,
         ("lora killed", {**killed, "kill": LORA_KILLED}, 2),
-        ("lora resumed", killed, 2),
+        ("lora resumed", *again),
     ]
 
 
@@ -302,10 +303,11 @@ def taught_jobs(*, every: bool) -> list[tuple[str, dict[str, Any], int]]:
         name = f"taught, ZeRO {stage}, {world}"
         jobs.append((name, {"stage": stage, "folder": name, "taught": {"shard": shard}}, world))
     killed = {"stage": 3, "folder": "taught killed", "taught": {"shard": True}}
+    again = (killed, 2) if every else ({**killed, "stage": 0, "taught": {"shard": False}}, 1)
     return [
         *jobs,
         ("taught killed", {**killed, "kill": TAUGHT_KILLED}, 2),
-        ("taught resumed", killed, 2),
+        ("taught resumed", *again),
     ]
 
 

@@ -52,7 +52,7 @@ def check_one_curve_wherever_it_resumes(result: dict[str, Any]) -> None:
     assert "resume" in moved["events"] and "resume" not in whole["events"]
     # The step after which it was stopped had an evaluation due, which is made up for.
     steps = [step for step, _ in whole["evaluations"]]
-    assert steps == [step for step, _ in moved["evaluations"]] == [3, 6, 9, 10, 12, 14]
+    assert steps == [step for step, _ in moved["evaluations"]] == [6, 10, 12, 14]
     assert whole["chosen"] == moved["chosen"]
     for name, value in whole["weights"].items():
         np.testing.assert_allclose(moved["weights"][name], value, rtol=1e-4, atol=1e-3)

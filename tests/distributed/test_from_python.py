@@ -15,9 +15,12 @@ pytestmark = pytest.mark.distributed
 
 
 @pytest.mark.parametrize(
-    "launcher", ["fork", pytest.param("torchrun", marks=pytest.mark.exhaustive)]
+    ("launcher", "onnx"),
+    [("fork", "pretended"), pytest.param("torchrun", "real", marks=pytest.mark.exhaustive)],
 )
-def test_two_processes_learn_and_predict_the_same_as_one(launcher, run_program, tmp_path) -> None:
+def test_two_processes_learn_and_predict_the_same_as_one(
+    launcher, onnx, run_program, tmp_path
+) -> None:
     tables = write_tables(tmp_path / "tables")
 
     def run(launcher: str, *more: Any) -> Any:
@@ -27,7 +30,7 @@ def test_two_processes_learn_and_predict_the_same_as_one(launcher, run_program, 
         run_program(Path(__file__).with_name("from_python.py"), *arguments, launcher=launcher)
         return json.loads(out.read_text())
 
-    one, two = run("python", "--stages", 2), run(launcher, "--onnx", "--stages", 1, 3)
+    one, two = run("python", "--stages", 2), run(launcher, "--onnx", onnx, "--stages", 1, 3)
     # While the first process writes it, the other waits.
     assert (tmp_path / launcher / "hf/onnx/model.onnx").is_file()
     assert one["steps"] == two["steps"] == {"classification": 6, "howmany": 12}

@@ -110,7 +110,7 @@ def test_extended_by_a_task(small, tmp_path) -> None:
     one = write_machine(tmp_path, zero_optimization={"stage": 1})
     three = write_machine(tmp_path, zero_optimization={"stage": 3})
     old, new = tmp_path / "old", tmp_path / "new"
-    Started(TWO, recipe, one, old).end()
+    Started(ALONE, recipe, one, old).end()
     longer = write_longer_recipe(tmp_path, recipe)
     missing = Started(ALONE, longer, one, new, "--extend", str(tmp_path / "none")).end(code=2)
     assert "no checkpoint in" in missing and "Traceback" not in missing

@@ -25,7 +25,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 LAYOUTS = {  # (steps done when it is killed, processes and ZeRO stage until then)
     "shared": ((4, 2, 2),),
-    "gradient_disentangled": ((4, 2, 0),),
+    "gradient_disentangled": ((4, 1, 2),),
 }
 
 

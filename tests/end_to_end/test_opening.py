@@ -4,6 +4,7 @@ files, with palm_ds's numbers: every kind of head, any pooling, texts up to the 
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -369,10 +370,13 @@ def test_onnx_gives_the_vectors_of_its_folder(tmp_path: Path, capsys) -> None:
     """What sentence-transformers' `backend="onnx"` reads: `last_hidden_state`, for
     its pooling. The backend itself needs optimum-onnx, which wants transformers 4."""
     source, folder = encoder_folder(tmp_path, "bert", POOLINGS["cls"]), tmp_path / "with_onnx"
-    asked = ["--to", "huggingface", "--onnx", "fp32,int8"]
+    asked = ["--to", "huggingface", "--onnx", "fp32,int8", "--json"]
     assert COMMAND.call([str(source / "weights"), str(folder), *asked]) == 0
-    assert "model_int8.onnx: " in capsys.readouterr().out
-    assert {x.name for x in (folder / "onnx").iterdir()} == {"model.onnx", "model_int8.onnx"}
+    said = json.loads(capsys.readouterr().out)["onnx"]
+    sizes = {x.name: x.stat().st_size for x in (folder / "onnx").iterdir()}
+    assert sizes.keys() == {"model.onnx", "model_int8.onnx"} and said["why_none"] is None
+    assert {name: each["bytes"] for name, each in said["files"].items()} == sizes
+    assert all(each["parity"]["passed"] for each in said["files"].values())
     texts = ["so good", "very bad ? " * 9]
     model = SentenceTransformer(str(folder), device="cpu")
     given = model.tokenizer(texts, padding=True, truncation=True, return_tensors="np")

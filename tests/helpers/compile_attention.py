@@ -41,6 +41,11 @@ def compiled(
     return {"kernel": name, "shared": made.metadata.shared, "code": len(made.asm["cubin"])}
 
 
-if __name__ == "__main__":
+def calls() -> list[tuple]:
+    """The arguments of `compiled` for each kernel."""
     names = ("forward_kernel", "backward_query_kernel", "backward_key_kernel")
-    print(json.dumps([compiled(name, *case) for case in CASES for name in names]))
+    return [(name, *case) for case in CASES for name in names]
+
+
+if __name__ == "__main__":
+    print(json.dumps([compiled(*call) for call in calls()]))

@@ -22,7 +22,7 @@ KINDS |= {"hashes": "*i32", "columns": "*i32", "eps": "fp32", "rows": "i32"}
 HALF = ("x", "y", "weight", "bias", "out", "total", "grad", "d_x", "d_y")
 
 
-def compiled(name: str, *, after: bool, rate: float) -> int:
+def compiled(name: str, after: bool, rate: float) -> int:
     kernel = getattr(fused_norm_triton_kernels, name)
     empty = torch.empty(0)
     drop = fused_norm.Drop(rate, DropoutKeys(empty, empty)) if rate else None
@@ -40,11 +40,11 @@ def compiled(name: str, *, after: bool, rate: float) -> int:
     return len(made.asm["cubin"])
 
 
-if __name__ == "__main__":
+def calls() -> list[tuple[str, bool, float]]:
+    """The arguments of `compiled` for each kernel."""
     names, cases = ("forward_kernel", "backward_kernel"), ((False, 0.1), (True, 0.1), (False, 0.0))
-    sizes = {
-        f"{name} {after} {rate}": compiled(name, after=after, rate=rate)
-        for name in names
-        for after, rate in cases
-    }
-    print(json.dumps(sizes))
+    return [(name, *case) for name in names for case in cases]
+
+
+if __name__ == "__main__":
+    print(json.dumps({" ".join(map(str, call)): compiled(*call) for call in calls()}))

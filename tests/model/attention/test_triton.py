@@ -144,9 +144,19 @@ def test_the_operators_have_the_shapes_that_they_promise() -> None:
     torch.library.opcheck(packed_backward, back)
 
 
+def test_all_kernels_are_in_tritons_language(tmp_path: Path) -> None:
+    """Those of `fused_norm` too. The interpreter accepts more than the compiler does."""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    del environment["TRITON_INTERPRET"]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.helpers.triton_language"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    lines = json.loads(done.stdout)
+    assert len(lines) == 9 and min(lines.values()) > 100, lines
+
+
 @pytest.mark.exhaustive  # and on a card in all tests of the kernels
 def test_the_kernels_compile_for_a_card_that_is_not_here(tmp_path: Path) -> None:
-    """The interpreter accepts more than the compiler does."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     del environment["TRITON_INTERPRET"]
     command = [sys.executable, "-W", "ignore", "-m", "tests.helpers.compile_attention"]

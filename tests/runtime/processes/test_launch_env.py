@@ -268,7 +268,7 @@ def test_a_run_checks_the_command_line_of_its_launcher(
 @pytest.mark.parametrize(
     "target",
     [
-        ("launch/pretrain.py",),
+        pytest.param(("launch/pretrain.py",), marks=pytest.mark.exhaustive),
         ("--module", "palm_ds.cli.predict"),
     ],
 )

@@ -1,7 +1,5 @@
 import json
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -10,10 +8,12 @@ import pytest
 import yaml
 
 from palm_ds.common.errors import UserError
+from palm_ds.train.report import charts
 from palm_ds.train.report.charts import _averaged, running_mean
 from palm_ds.train.report.environment import environment
 from palm_ds.train.report.html_report import write_report
 from tests.helpers.browser import open_browser, phone
+from tests.helpers.warm_python import run
 
 MASKING, DISTANCE = "knowledge_masking", "sentence_distance"
 STAGES = [{MASKING: 300}, {MASKING: 100, f"{DISTANCE} + {MASKING}": 200}]
@@ -61,6 +61,12 @@ def run_folder(tmp_path: Path) -> Path:
     (tmp_path / "environment.json").write_text(json.dumps(environment()))
     (tmp_path / "ds_config.json").write_text('{"zero_optimization": {"stage": 1}}')
     return tmp_path
+
+
+@pytest.fixture
+def empty_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what else is on the page: to draw them takes half a second."""
+    monkeypatch.setattr(charts, "_svg", lambda *_: "<svg></svg>")
 
 
 class Tags(HTMLParser):
@@ -151,6 +157,7 @@ def test_on_a_phone(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) 
                     assert abs(brightness(selector, name) - page) > 120, selector
 
 
+@pytest.mark.usefixtures("empty_curves")
 def test_the_plan_and_the_environment_are_on_it(run_folder: Path) -> None:
     page = parsed(write_report(run_folder))
     assert re.search(rf"{re.escape(DISTANCE)} \+ {MASKING}\s*200\s*200", page.text)
@@ -158,6 +165,7 @@ def test_the_plan_and_the_environment_are_on_it(run_folder: Path) -> None:
     assert "torch" in page.text and '"stage": 1' in page.text
 
 
+@pytest.mark.usefixtures("empty_curves")
 def test_forgetting_is_on_the_page_if_there_are_several_stages(run_folder: Path) -> None:
     assert "Forgetting" not in parsed(write_report(run_folder)).text
     early, middle = evaluation(300), evaluation(400)
@@ -173,11 +181,13 @@ def test_forgetting_is_on_the_page_if_there_are_several_stages(run_folder: Path)
     assert "<span class='bad'>-7.5" in path.read_text()
 
 
+@pytest.mark.usefixtures("empty_curves")
 def test_tasks_are_shown_in_the_order_of_the_recipe(run_folder: Path) -> None:
     text = write_report(run_folder).read_text()
     assert text.index(f"<h3>{DISTANCE}</h3>") < text.index(f"<h3>{MASKING}</h3>")
 
 
+@pytest.mark.usefixtures("empty_curves")
 def test_a_broken_last_line_is_reported_and_the_rest_is_shown(run_folder: Path) -> None:
     with (run_folder / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "step", "step": 610, "lo')
@@ -185,6 +195,7 @@ def test_a_broken_last_line_is_reported_and_the_rest_is_shown(run_folder: Path) 
     assert "line 63 of metrics.jsonl is broken" in page.text and "step 600 of 600" in page.text
 
 
+@pytest.mark.usefixtures("empty_curves")
 def test_a_task_that_has_not_started_is_not_on_the_page(run_folder: Path) -> None:
     early = [step_record(step) for step in range(10, 301, 10)]
     scored = evaluation(300) | {"started": [MASKING]}
@@ -195,6 +206,7 @@ def test_a_task_that_has_not_started_is_not_on_the_page(run_folder: Path) -> Non
     assert "9.8765" not in write_report(run_folder).read_text()
 
 
+@pytest.mark.usefixtures("empty_curves")
 def test_a_task_without_labels_is_on_top_of_the_page(run_folder: Path) -> None:
     message = "tasks.sentence_distance: not one label"
     event = {"kind": "event", "event": "unlabelled", "step": 320, "message": message}
@@ -203,6 +215,7 @@ def test_a_task_without_labels_is_on_top_of_the_page(run_folder: Path) -> None:
     assert f'<p class="note">{message}</p>' in write_report(run_folder).read_text()
 
 
+@pytest.mark.usefixtures("empty_curves")
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
@@ -257,8 +270,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command(run_folder: Path, root: Path) -> None:
-    command = [sys.executable, str(root / "launch/report.py"), str(run_folder), "/nowhere"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = run([root / "launch/report.py", run_folder, "/nowhere"])
     assert done.returncode == 2
     assert done.stdout == f"{run_folder / 'report.html'}\n"
     assert done.stderr.startswith("error: /nowhere: not a run folder")
@@ -293,6 +305,7 @@ def tagged(step: int, f1: float) -> dict:
     return {"kind": "evaluation", "step": step, "scores": {DISTANCE: score}, "elapsed": step}
 
 
+@pytest.mark.usefixtures("empty_curves")
 def test_metrics_and_confusions_are_those_of_the_final_weights(run_folder) -> None:
     chosen = {"kind": "event", "event": "chosen", "step": 600, "of_step": 500, "elapsed": 600}
     with (run_folder / "metrics.jsonl").open("a") as file:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
+
+from tests.helpers.warm_python import run
 
 PROGRAM = """
 import json, sys, time
@@ -100,18 +99,8 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def read_back(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("trackers")
-    environment = os.environ | {
-        "WANDB_MODE": "offline",
-        "TRACKIO_DIR": str(folder / "trackio"),
-        "HOME": str(folder),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    own = {"WANDB_MODE": "offline", "TRACKIO_DIR": str(folder / "trackio"), "HOME": str(folder)}
+    done = run(["-c", PROGRAM, folder], env=own, timeout=200)
     assert (done.returncode, done.stderr) == (0, "")
     found = json.loads(done.stdout.splitlines()[-1])
     found["printed"] = done.stdout.splitlines()[:-1]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +19,7 @@ from palm_ds.train.recipe.recipe import make_recipe
 from palm_ds.train.sweeps.search import Search, Trial
 from palm_ds.train.sweeps.search_space import read_sweep, search_space
 from palm_ds.train.sweeps.search_table import report
+from tests.helpers.warm_python import Program
 from tests.train.sweeps.test_search_space import write
 
 TRAINING = '''
@@ -181,9 +180,7 @@ def test_a_killed_sweep_continues_its_trial(tmp_path: Path) -> None:
         "folder = Path(sys.argv[1])\n"
         "sweep_of(folder, trials=2)().run(training(folder, 30), ONE)\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[3])}
-    words = [sys.executable, "-c", program, str(tmp_path)]
-    child = subprocess.Popen(words, env=environment, start_new_session=True)
+    child = Program(["-c", program, tmp_path], cwd=Path(__file__).resolve().parents[3])
     started = tmp_path / "out/trial_0000/started"
     deadline = time.monotonic() + 60
     while not started.exists():

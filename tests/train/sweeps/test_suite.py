@@ -4,9 +4,7 @@ training in all tests but one."""
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path

@@ -106,15 +106,6 @@ def test_none_turns_it_off(folder: Path, tmp_path: Path, capsys) -> None:
     assert "no onnx" not in capsys.readouterr().out and not (tmp_path / "out/onnx").exists()
 
 
-def test_json_lists_the_files(folder: Path, tmp_path: Path, capsys) -> None:
-    asked = [str(folder), str(tmp_path / "out"), "--to", "huggingface", "--json"]
-    assert COMMAND.call(asked) == 0
-    onnx = json.loads(capsys.readouterr().out)["onnx"]
-    sizes = {x.name: x.stat().st_size for x in (tmp_path / "out/onnx").iterdir()}
-    assert {name: each["bytes"] for name, each in onnx["files"].items()} == sizes
-    assert onnx["why_none"] is None and onnx["files"]["model.onnx"]["parity"]["passed"]
-
-
 def test_a_line_for_each_file() -> None:
     far = parity.Difference("real", "pooled", 2e-7, 1.0)
     report = parity.ParityReport(sides=("a", "b"), differences=(far,), tolerance=1e-5)
