@@ -2,7 +2,7 @@
 a resume.
 
 A run is (name, kind, stage, precision, first step, last step). One that starts above 0 loads the
-checkpoint of its name; each saves after its last step, and half way.
+checkpoint of its name; the others save after their last step, and half way.
 """
 
 from pathlib import Path
@@ -28,7 +28,7 @@ def train(engine: Engine, steps: range, lr: float, folder: Path) -> list[float]:
         result = engine.step(batches, lr, step, frozen=frozen)
         sums = engine.reduce(result.loss_sums)
         losses.append(sum(sums[task] / max(result.counts[task], 1) for task in sums))
-        if step + 1 in (steps.stop, steps.start + len(steps) // 2):
+        if not steps.start and step + 1 in (steps.stop, steps.stop // 2):
             engine.save(folder, {"step": step + 1}, step=step + 1)
     return losses
 

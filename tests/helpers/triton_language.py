@@ -20,7 +20,7 @@ from triton.compiler.compiler import make_backend
 from tests.helpers import compile_attention, compile_fused_norm
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """With the text of the IR."""
 
 
@@ -32,13 +32,13 @@ def first_stage(source: ASTSource, target: GPUTarget, options: dict[str, Any]) -
     backend.load_dialects(context)
     functions = backend.get_codegen_implementation(parsed)
     made = source.make_ir(target, parsed, functions, backend.get_module_map(), context)
-    raise Stopped(str(made))
+    raise StoppedError(str(made))
 
 
 def lines_of(compiled: Any, call: tuple) -> int:
     try:
         compiled(*call)
-    except Stopped as stopped:
+    except StoppedError as stopped:
         return str(stopped).count("\n")
     raise AssertionError("was not compiled")
 
