@@ -77,11 +77,13 @@ def test_rules_across_fields_come_after_those_of_fields() -> None:
     """A `__post_init__` without its parent's would leave out its fields' rules."""
     root = Path(palm_ds.__file__).parent
     sources = [path.read_text(encoding="utf-8") for path in root.rglob("*.py")]
-    classes = [x for text in sources for x in ast.walk(ast.parse(text))]
+    trees = [ast.parse(text) for text in sources if "__post_init__" in text]
+    known = _names_of_settings()
     bodies = {
         (owner.name, ast.unparse(method.body[0]))
-        for owner in classes
-        if isinstance(owner, ast.ClassDef) and _is_settings(owner.name)
+        for tree in trees
+        for owner in tree.body
+        if isinstance(owner, ast.ClassDef) and owner.name in known
         for method in owner.body
         if isinstance(method, ast.FunctionDef) and method.name == "__post_init__"
     }
@@ -89,10 +91,10 @@ def test_rules_across_fields_come_after_those_of_fields() -> None:
     assert {first for _, first in bodies} == {"super().__post_init__()"}, bodies
 
 
-def _is_settings(name: str) -> bool:
+def _names_of_settings() -> set[str]:
     known: set[type] = set()
     new: list[type] = [Settings]
     while new:
         known |= set(new)
         new = [sub for each in new for sub in each.__subclasses__() if sub not in known]
-    return name in {cls.__name__ for cls in known - {Settings}}
+    return {cls.__name__ for cls in known - {Settings}}

@@ -123,7 +123,7 @@ def test_earlier_groups_of_spans_take_precedence(tokenizer: Tokenizer) -> None:
     assert spans(document, document.first_and_inside([overlapping])) == ["the", "new york"]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.sampled_from(

@@ -1,5 +1,5 @@
-"""The rank of this process and how many there are, as palm_ds understands its launcher. It ends well
-for `palm-ds run`, which wants to be told."""
+"""The rank of this process and how many there are, as palm_ds understands its launcher. It ends
+well for `palm-ds run`, which wants to be told."""
 
 import sys
 

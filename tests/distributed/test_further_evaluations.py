@@ -64,7 +64,7 @@ def test_a_run_scores_them_at_every_evaluation(tmp_path: Path, score: str) -> No
         "tasks": {MASKS: {"source": "text"}},
         "stages": [{MASKS: 8}],
         "optimizer": {"lr": 2e-2},
-        "backbone": {"preset": "tiny", "max_positions": 64, "dropout": 0.1},
+        "backbone": {"preset": "tiny", "hidden_size": 64, "max_positions": 64, "dropout": 0.1},
     }
     train(
         write_recipe(tmp_path, corpus, evaluate=settings, **how),

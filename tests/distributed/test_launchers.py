@@ -47,7 +47,8 @@ from tests.helpers.warm_python import free_port, start_together
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 LAUNCH = {"deepspeed": deepspeed, "torchrun": torchrun, "mpirun": mpirun, "Open MPI": openmpi}
-STEPS = 40
+STEPS, SOME_STEPS = 60, 16
+"""The latter for a single life."""
 SAVE = {"every": 2, "keep": 3}
 PATIENCE = 180  # seconds; a launcher and what it started end within 3 on a quiet machine
 
@@ -59,6 +60,7 @@ class Case:
     arguments: list[str]
     folder: Path
     whole: Path
+    steps: int
 
     @property
     def run(self) -> Path:
@@ -66,7 +68,12 @@ class Case:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory) -> tuple[list[str], Path]:
+def steps(request: pytest.FixtureRequest) -> int:
+    return STEPS if request.config.getoption("--exhaustive") else SOME_STEPS
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, steps: int) -> tuple[list[str], Path]:
     """Recipe and DeepSpeed file as arguments, and the run folder of two processes that ended."""
     folder = tmp_path_factory.mktemp("launched")
     write_small_corpus(folder / "corpus")
@@ -76,7 +83,7 @@ def files(tmp_path_factory) -> tuple[list[str], Path]:
         folder / "corpus", backbone=backbone, tasks=tasks, evaluate={}, save=SAVE
     )
     recipe = folder / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(values | {"stages": [{MASKS: STEPS}]}))
+    recipe.write_text(yaml.safe_dump(values | {"stages": [{MASKS: steps}]}))
     arguments = [str(recipe), "--deepspeed_config", str(write_machine(folder))]
     run_to_the_end([*arguments, "--run_dir", str(folder / "run")])
     return arguments, folder / "run"
@@ -94,8 +101,8 @@ def run_to_the_end(arguments: list[str]) -> str:
 
 
 @pytest.fixture
-def case(files, tmp_path) -> Case:
-    return Case([*files[0], "--run_dir", str(tmp_path / "run")], tmp_path, files[1])
+def case(files, tmp_path, steps: int) -> Case:
+    return Case([*files[0], "--run_dir", str(tmp_path / "run")], tmp_path, files[1], steps)
 
 
 def commands(case: Case, way: str) -> list[list[str]]:
@@ -262,13 +269,13 @@ def check_life(case: Case, started: Started, event: str, done: int) -> int:
     """The steps that are done when nothing runs any more."""
     if event == "the end":
         codes, output = started.end()
-        assert codes == [0] and f"step {STEPS}/{STEPS}" in output, output[-4000:]
-        return STEPS
+        assert codes == [0] and f"step {case.steps}/{case.steps}" in output, output[-4000:]
+        return case.steps
     started.reach(done + 5)  # past a checkpoint, which exists a step or two after its own
     started.suffer(event)
     codes, output = started.end()
     last = records(case.run)[-1]["step"]
-    assert last < STEPS, "ended before the event"
+    assert last < case.steps, "ended before the event"
     assert "2 x 1 x 4 rows (processes, accumulation, micro-batch)" in output
     assert not done or "resumes from step" in output
     if event in GRACEFUL:

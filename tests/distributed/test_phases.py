@@ -85,7 +85,7 @@ def test_one_curve_across_switches(tmp_path: Path, kind: str) -> None:
         own = {str(tmp_path / name): weight for name, weight in (("corpus", 1), ("other", 3))}
         mixed = {"mixture": {"text": own}, "sampling_exponent": 0.5, "evaluate_every": 4}
         stages = [BY_SIZE[0], {**BY_SIZE[1], **mixed}, BY_SIZE[2]]
-        backbone = {"preset": "modern-tiny", "max_positions": 128}
+        backbone = {"preset": "modern-tiny", "hidden_size": 32, "max_positions": 128}
         mix = {"text": {"mix": corpora}}
         more = {"stages": stages, "sources": mix, "backbone": backbone, "held_out": 0.2}
     recipe = write_recipe(

@@ -406,7 +406,7 @@ def test_there_are_many_cases() -> None:
     assert len({contents for _, _, contents, _, _ in CASES}) >= 60
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(CASES), st.binary(max_size=3), st.integers(0, 60), st.booleans())
 def test_any_bytes_give_a_clear_error(case: Case, put: bytes, at: int, skip: bool) -> None:
     _, file, contents, given_settings, _ = case

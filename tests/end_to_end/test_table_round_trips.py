@@ -33,7 +33,7 @@ def columns(table: Table, *names: str) -> list[tuple[object, ...]]:
     return list(zip(*(table.column(name) for name in names), strict=True))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(LINE, LABEL), min_size=1))
 def test_tsv(rows: list[tuple[str, str]]) -> None:
     text = "text_a\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows)
@@ -42,7 +42,7 @@ def test_tsv(rows: list[tuple[str, str]]) -> None:
     assert table.where(len(rows) - 1).endswith(f":{len(rows) + 1}")
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.text(LETTERS).filter(lambda x: "\r" not in x), LABEL), min_size=1))
 def test_csv(rows: list[tuple[str, str]]) -> None:
     rows = [(text.replace("\x02", ""), label) for text, label in rows]
@@ -54,7 +54,7 @@ def test_csv(rows: list[tuple[str, str]]) -> None:
     assert columns(read_back("t.csv", write), "text_a", "label") == rows
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.text(LETTERS), LABEL, st.integers()), min_size=1), st.booleans())
 def test_jsonl(rows: list[tuple[str, str, int]], ascii_only: bool) -> None:
     rows = [(text.replace("\x02", ""), *rest) for text, *rest in rows]  # type: ignore[misc]
@@ -64,7 +64,7 @@ def test_jsonl(rows: list[tuple[str, str, int]], ascii_only: bool) -> None:
     assert [table[i] for i in range(len(table))] == named
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.lists(st.tuples(TOKEN, LABEL), min_size=1), min_size=1), st.sampled_from(" \t"))
 def test_conll(sentences: list[list[tuple[str, str]]], between: str) -> None:
     lines = ["".join(f"{a}{between}{b}\n" for a, b in sentence) for sentence in sentences]

@@ -84,7 +84,7 @@ def test_no_match_crosses_a_sentence() -> None:
     assert lexicon.match(atoms, np.array([True, True])).tolist() == [0, 0]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=4), min_size=1, max_size=8),
     st.lists(st.sampled_from("abcd"), max_size=25),

@@ -67,14 +67,14 @@ def test_a_segmenter_that_changes_the_text_is_refused() -> None:
         split_words("我们", lambda text: ["我"])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(st.one_of(st.sampled_from(ODD), st.characters(codec="utf-8")), max_size=40))
 def test_words_joined_are_the_text(text: str) -> None:
     assert "".join(split_words(text)) == text
     assert all(split_words(text))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(st.one_of(st.sampled_from(ODD), st.characters(codec="utf-8")), max_size=40))
 def test_encoding_word_by_word_equals_the_whole_text(text: str) -> None:
     assert TOKENIZER.by_word

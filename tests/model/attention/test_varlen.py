@@ -17,6 +17,7 @@ from palm_ds.model.encoder.layer import EncoderLayer
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.ops.dropout import dropout_keys
+from tests.helpers.sampling import only
 from tests.model.attention.test_attention import batch_of
 
 FORMS = ["varlen", "efficient", "triton"]
@@ -102,7 +103,7 @@ def test_the_efficient_kernels_get_the_dropout_and_the_row_length() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo's
-@pytest.mark.parametrize("kernel", FORMS)
+@pytest.mark.parametrize("kernel", only(["varlen", "triton"], FORMS))
 def test_a_layer_is_compiled_once_as_one_graph_for_all_batches(kernel: str) -> None:
     from torch._dynamo.testing import CompileCounterWithBackend  # importing it takes seconds
 

@@ -94,7 +94,7 @@ def losses_and_grads(net: Model, count: int = 20) -> tuple[torch.Tensor, list[An
 @pytest.mark.parametrize(
     ("attention", "kind", "recompute"),
     [
-        ("plain", TransformerEncoder, False),
+        pytest.param("plain", TransformerEncoder, False, marks=pytest.mark.exhaustive),
         ("tiles", TransformerEncoder, True),
         ("sdpa", PreNorm, False),
     ],

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
-patiently = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+patiently = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -34,7 +34,7 @@ def has_most_context(windows: list[tuple[int, int]], here: int, at: int) -> bool
     return best == here
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     some.lists(some.tuples(some.integers(0, 70), some.integers(1, 30)), min_size=1, max_size=5),
     some.integers(1, 40),
@@ -55,7 +55,7 @@ def test_windows_equal_berts_and_cover_every_token(texts, stride) -> None:
             assert found.tolist() == slow
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(some.integers(0, 12), some.integers(1, 15), some.integers(1, 90), some.randoms())
 def test_best_spans_equal_an_exhaustive_search(tokens, longest, most, random) -> None:
     start, end = ([random.randint(-3, 3) for _ in range(tokens)] for _ in range(2))
