@@ -11,10 +11,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import deepspeed
 import numpy as np
 import pytest
 
+from palm_ds.runtime.deepspeed.deepspeed_import import import_deepspeed
 from tests.helpers.launchers import PROGRAMS
 
 pytestmark = pytest.mark.distributed
@@ -24,6 +24,8 @@ COMPILE = "from deepspeed.ops.op_builder import AsyncIOBuilder; AsyncIOBuilder()
 @pytest.fixture
 def compiled() -> dict[str, str]:
     """The variable with which programs find DeepSpeed's async_io, if nothing is left to compile."""
+    import_deepspeed()
+    import deepspeed
     from torch.utils.cpp_extension import get_default_build_root
 
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
