@@ -49,6 +49,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 # assertions in each of its workers: 13 s of CPU time.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# What tests write need not outlive a power failure; to wait for the disk takes minutes in all.
+os.fsync = lambda _: None
 # The same cases every time, so that a suite that passed passes; `PALM_FUZZ=1` draws new ones.
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.load_profile("default" if os.environ.get("PALM_FUZZ") else "same")
