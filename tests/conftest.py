@@ -10,8 +10,10 @@ import compileall
 import fcntl
 import gc
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import uuid
 import zlib
 from collections.abc import Iterator
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 SHARED_MEMORY = Path("/dev/shm")
 MARK = "PALM_TEST_SESSION"  # inherited by every process that a test starts
+PROGRAMS = "PALM_TEST_PROGRAMS"  # the folder of what tests/helpers/warm_python.py shares
 
 for name, value in {
     "OMP_NUM_THREADS": "1",  # before torch is imported, here and in every process started here
@@ -153,6 +156,7 @@ def pytest_configure(config: pytest.Config) -> None:
         _compile_share(config)
     else:
         os.environ[MARK] = uuid.uuid4().hex
+        os.environ[PROGRAMS] = tempfile.mkdtemp(prefix="palm_")
         config.stash[_BEFORE] = None if _others_test() else _in_shared_memory()
 
 
@@ -177,6 +181,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if hasattr(session.config, "workerinput"):
         return
     psutil.wait_procs(_started_here(), timeout=10)  # those that are just ending
+    shutil.rmtree(os.environ[PROGRAMS], ignore_errors=True)
     left = [f"process {each.pid}: {line[:200]}" for each, line in _started_here().items()]
     before = session.config.stash[_BEFORE]
     if before is not None and not _others_test():

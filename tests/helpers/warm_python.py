@@ -43,6 +43,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = Path(__file__).with_name("warm_child.py")
+FOLDER = "PALM_TEST_PROGRAMS"
 READ_AT_IMPORT = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
 """What a program cannot choose, as it is read when torch and DeepSpeed are imported."""
 REQUEST_BYTES = 150_000
@@ -55,7 +56,6 @@ REQUEST_BYTES = 150_000
 class _Server:
     process: subprocess.Popen[bytes] | None = None
     control: socket.socket | None = None
-    folder: tempfile.TemporaryDirectory[str] | None = None
     programs: list[Program] = field(default_factory=list)
 
 
@@ -172,8 +172,7 @@ def python() -> str:
     """An executable that stands for Python in the commands that a program starts: they are forked
     as well (tests/helpers/warm_child.py), in sessions of their own."""
     _start_server()
-    assert _server.folder is not None
-    return f"{_server.folder.name}/python"
+    return str(_folder() / "python")
 
 
 def start_together(
@@ -204,36 +203,60 @@ def clear_away(programs: Sequence[Program]) -> None:
 
 
 def stop() -> None:
-    """End the process that programs are forked from; the next program starts a new one."""
+    """The process that programs are forked from ends with the last that has called this."""
     clear_away(list(_server.programs))
-    if _server.process is not None and _server.control is not None:
+    if _server.control is not None:
         _server.control.close()
-        _server.process.wait(30)
-        _server.process = _server.control = None
-    if _server.folder is not None:
-        _server.folder.cleanup()
-        _server.folder = None
+        _server.control = None
 
 
 def _start_server() -> socket.socket:
+    """One process for all workers of pytest-xdist: it takes seconds to start."""
     if _server.control is None:
-        _server.folder = tempfile.TemporaryDirectory(prefix="palm_")
-        python, address = Path(_server.folder.name, "python"), f"{_server.folder.name}/socket"
-        words = [sys.executable, "-S", "-E", str(CHILD), address]
-        python.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
-        python.chmod(0o755)
-        _server.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            _server.process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno()), address],
-                env={**os.environ, **READ_AT_IMPORT},
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+        with (_folder() / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            _server.control = _connected() or _started()
     return _server.control
+
+
+def _folder() -> Path:
+    """Of the socket, of this test run (tests/conftest.py)."""
+    if FOLDER not in os.environ:
+        os.environ[FOLDER] = tempfile.mkdtemp(prefix="palm_")
+    return Path(os.environ[FOLDER])
+
+
+def _connected() -> socket.socket | None:
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        control.connect(str(_folder() / "socket"))
+    except (FileNotFoundError, ConnectionRefusedError):
+        control.close()
+        return None
+    return control
+
+
+def _started() -> socket.socket:
+    address = _folder() / "socket"
+    address.unlink(missing_ok=True)
+    words = [sys.executable, "-S", "-E", str(CHILD), str(address)]
+    (_folder() / "python").write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    (_folder() / "python").chmod(0o755)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(address))
+        listener.listen(64)
+        _server.process = subprocess.Popen(
+            [sys.executable, __file__, str(listener.fileno())],
+            env={**os.environ, **READ_AT_IMPORT},
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+    control = _connected()
+    assert control is not None
+    return control
 
 
 # In the process that programs are forked from -----------------------------------------------------
@@ -248,30 +271,29 @@ class Request:
     cwd: str
 
 
-def serve(control: socket.socket, address: str) -> tuple[Request, list[int]]:
-    """Fork for each request of the tests (`control`) and of programs (`address`); returns only in a
-    program's own process."""
-    others = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    others.bind(address)
-    others.listen(64)
+def serve(listener: socket.socket) -> tuple[Request, list[int]]:
+    """Fork for each request; returns only in a program's own process. Ends when all who asked are
+    gone."""
+    asking: list[socket.socket] = []
     while True:
-        (ready, *_), _, _ = select.select([control, others], [], [])
-        message, files = _received(control if ready is control else others.accept()[0])
-        if not message and ready is control:  # the tests are done
-            _reap()
-            sys.exit()
-        if message and os.fork() == 0:
-            control.close()
-            others.close()
-            return _keep(Request(**json.loads(message)), files)
-        for file in files:
-            os.close(file)
+        for each in select.select([listener, *asking], [], [])[0]:
+            if each is listener:
+                asking.append(listener.accept()[0])
+                continue
+            message, files, _, _ = socket.recv_fds(each, REQUEST_BYTES, 3)
+            if message and os.fork() == 0:
+                for one in (listener, *asking):
+                    one.close()
+                return _keep(Request(**json.loads(message)), files)
+            for file in files:
+                os.close(file)
+            if not message:
+                asking.remove(each)
+                each.close()
+                if not asking:
+                    _reap()
+                    sys.exit()
         _reap()
-
-
-def _received(asking: socket.socket) -> tuple[bytes, list[int]]:
-    message, files, _, _ = socket.recv_fds(asking, REQUEST_BYTES, 3)
-    return message, files
 
 
 def _reap() -> None:
@@ -377,7 +399,7 @@ def _main() -> None:
     own = {str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)}
     import_all()
     sys.path[:] = [entry for entry in sys.path if entry not in own]
-    request, files = serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])
+    request, files = serve(socket.socket(fileno=int(sys.argv[1])))
     become(request, files)
     try:
         go(request.words)
