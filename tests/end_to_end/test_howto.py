@@ -13,6 +13,7 @@ import pytest
 import yaml
 from transformers import BertConfig, BertForMaskedLM
 
+from palm_ds.cli.main import main
 from tests.helpers.saved_model import write_rows
 from tests.helpers.terminal import Terminal
 from tests.helpers.warm_python import python, run
@@ -102,6 +103,9 @@ def carry_out(line: str, place: Path) -> None:
         terminal.wait_for("serving on")
         terminal.press("\x03")
         assert terminal.end()[0] == 130
+        return
+    if words[2] == "convert":  # the exporter is imported here already, which takes seconds
+        assert main(words[2:]) == 0
         return
     done = run(words, cwd=place)
     assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
