@@ -208,6 +208,9 @@ def stop() -> None:
     if _server.control is not None:
         _server.control.close()
         _server.control = None
+    if _server.process is not None:
+        _server.process.returncode = 0  # not waited for, as others may still use it: no warning
+        _server.process = None
 
 
 def _start_server() -> socket.socket:
