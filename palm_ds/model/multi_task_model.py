@@ -22,6 +22,7 @@ from palm_ds.model.distillation.soft_labels import soft_loss, soft_name
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.encoder.states import WantedStates, recorded
 from palm_ds.model.heads.heads import Head, further_loss
+from palm_ds.model.heads.pseudo_tokens import with_pseudo_tokens
 from palm_ds.model.heads.replaced_tokens import Generator, generator_name
 from palm_ds.model.inputs.batch import Batch, EncoderStates, TeacherOutputs
 from palm_ds.model.ops.dropout import dropout, dropout_keys
@@ -52,10 +53,15 @@ class TaskLabels(NamedTuple):
 
 
 class Model(nn.Module):
-    """`heads` by name, in their order; `head_of` maps each task to the name of its head."""
+    """`heads` by name, in their order; `head_of` maps each task to the name of its head;
+    `pseudo_tokens`: {task whose placeholders the encoder fills in: temperature}."""
 
     def __init__(
-        self, backbone: Encoder, heads: Mapping[str, nn.Module], head_of: Mapping[str, str]
+        self,
+        backbone: Encoder,
+        heads: Mapping[str, nn.Module],
+        head_of: Mapping[str, str],
+        pseudo_tokens: Mapping[str, float] = MappingProxyType({}),
     ):
         super().__init__()
         for task, head in head_of.items():
@@ -67,7 +73,7 @@ class Model(nn.Module):
         _check_generators(heads)
         self.backbone = backbone  # first, so that the tied embeddings have the backbone's name
         self.heads = nn.ModuleDict(heads)
-        self.head_of = dict(head_of)
+        self.head_of, self.pseudo_tokens = dict(head_of), dict(pseudo_tokens)
         self._further = _further_heads(self.head_of, heads)
         self.distillation: Distillation | None = None
         self.soft: LogitsSettings = LogitsSettings()
@@ -126,7 +132,7 @@ class Model(nn.Module):
         return self._outputs(batch, scores) if isinstance(batch, Batch) else batch(self)
 
     def _outputs(self, batch: Batch, scores: Collection[str]) -> dict[str, TaskOutput]:
-        batch, generated = _with_samples(self, batch)
+        batch, generated = _with_samples(self, with_pseudo_tokens(self, batch))
         names = [*self.labelled, *(self._task_of if batch.teacher else ())]
         labels = [self._labels(batch, name) for name in names]
         wanted = self.recorded_states if batch.teacher else WantedStates()
