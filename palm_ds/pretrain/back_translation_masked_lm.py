@@ -31,7 +31,6 @@ from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example, build_input, layouts
 from palm_ds.data.tasks.masking import Unit
 from palm_ds.data.tasks.task import CorpusTask
-from palm_ds.model.heads.pseudo_tokens import placeholder_name
 from palm_ds.model.inputs.visibility import full
 from palm_ds.pretrain.shared.token_prediction import TokenPrediction
 from palm_ds.pretrain.shared.unit_masking import UnitMasking
@@ -53,7 +52,6 @@ class BackTranslationMaskedLM(UnitMasking, TokenPrediction, CorpusTask):
     """Units to mask as a whole, as in knowledge_masking."""
 
     attends_partially: ClassVar[bool] = True
-    segments: ClassVar[int] = 2
 
     @classmethod
     def labels_others(cls) -> bool:
@@ -108,8 +106,7 @@ class BackTranslationMaskedLM(UnitMasking, TokenPrediction, CorpusTask):
         where = np.arange(len(example) - 1 - many, len(example) - 1)
         example.source_offsets[where] = -1
         example.visibility = full(len(example))
-        keys = rng.integers(_MOST_KEY, size=many)
-        example.labels[placeholder_name(self.name)] = where, keys
+        example.placeholders[self.name] = where, rng.integers(_MOST_KEY, size=many)
         return example
 
     def label(self, example: Example, source: CorpusSource, rng: np.random.Generator) -> None:

@@ -21,7 +21,7 @@ from palm_ds.data.tasks.task import build
 from palm_ds.model.attention.dense import plain_attention
 from palm_ds.model.attention.plan import AttentionPlan
 from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
-from palm_ds.model.heads.pseudo_tokens import placeholder_name, with_pseudo_tokens
+from palm_ds.model.heads.pseudo_tokens import with_pseudo_tokens
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.inputs.visibility import visible
 from palm_ds.model.kernels import Kernels
@@ -34,7 +34,6 @@ LENGTH, WORDS = 40, 65
 TLM, CAMLM = "translation_language_model", "cross_attention_masked_lm"
 BTMLM = "back_translation_masked_lm"
 CLS, SEP, MASK = 2, 3, 4
-PLACES = placeholder_name(BTMLM)
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +216,7 @@ def test_own_text_is_out_of_reach(source: CorpusSource, kernel: str) -> None:
 
 def guess(model: Model, example: Example, temperature: float) -> list[int]:
     """The pseudo tokens of one text, from a mask of the whole."""
-    where, keys = example.labels[PLACES]
+    where, keys = example.placeholders[BTMLM]
     ids, many = example.unmasked_ids.tolist(), len(example)
     hidden = np.isin(np.arange(many), where)
     mask = torch.from_numpy(hidden[:, None] | ~hidden[None, :])
@@ -240,7 +239,7 @@ def test_back_translation_is_two_passes(source: CorpusSource, temperature: float
     model, wanted, numbers, pseudo = model_of(dataset), torch.zeros(()), [0, 3, 4, 7], []
     for n in numbers:
         example = dataset.example(n, dataset.layouts(np.array([n]))[0])
-        where, keys = example.labels[PLACES]
+        where, keys = example.placeholders[BTMLM]
         tokens = int((example.source_offsets >= 0).sum())
         assert len(where) == max(round(0.6 * tokens), 1) == len(set(keys.tolist()))
         assert (example.unmasked_ids[where] == MASK).all() and example.input_ids[
@@ -260,7 +259,7 @@ def test_back_translation_is_two_passes(source: CorpusSource, temperature: float
     for kernel, dropout in (("plain", 0.0), ("tiles", 0.0), ("sdpa", 0.5)):
         model = model_of(dataset, kernel, dropout)
         filled = with_pseudo_tokens(model.train(), batch)
-        assert filled.input_ids.flatten()[batch.labels[PLACES][0]].tolist() == pseudo
+        assert filled.input_ids.flatten()[batch.placeholders[BTMLM][0]].tolist() == pseudo
         assert all(module.training for module in model.modules())
         if not dropout:
             found = model(batch)[BTMLM].loss_sum
@@ -272,17 +271,20 @@ def test_pseudo_tokens_follow_from_their_keys(source: CorpusSource) -> None:
     tokens no key matters. A batch without texts runs the model as well."""
     dataset = dataset_of(source, BTMLM, temperature=1.0)
     model = model_of(dataset)
-    at = lambda batch: with_pseudo_tokens(model, batch).input_ids.flatten()[batch.labels[PLACES][0]]  # noqa: E731
+
+    def guessed(batch: Batch) -> torch.Tensor:
+        return with_pseudo_tokens(model, batch).input_ids.flatten()[batch.placeholders[BTMLM][0]]
+
     batch = batch_of(dataset, [2, 6])
-    together = at(batch)
-    alone = torch.cat([at(batch_of(dataset, [n])) for n in (2, 6)])
+    together = guessed(batch)
+    alone = torch.cat([guessed(batch_of(dataset, [n])) for n in (2, 6)])
     assert torch.equal(together, alone)
-    places, keys = batch.labels[PLACES]
-    other = replace(batch, labels={**batch.labels, PLACES: (places, keys + 1)})
-    assert not torch.equal(at(other), together)
+    places, keys = batch.placeholders[BTMLM]
+    other = replace(batch, placeholders={BTMLM: (places, keys + 1)})
+    assert not torch.equal(guessed(other), together)
     model.pseudo_tokens[BTMLM] = 0.0
-    assert torch.equal(at(other), at(batch))
-    empty = model(replace(batch, labels={}))
+    assert torch.equal(guessed(other), guessed(batch))
+    empty = model(replace(batch, labels={}, placeholders={}))
     assert empty[BTMLM].loss_sum == 0
 
 

@@ -30,11 +30,6 @@ class FillsPlaceholders(Protocol):
     pseudo_tokens: dict[str, float]
 
 
-def placeholder_name(task: str) -> str:
-    """The name of the labels that say where a task's placeholders are, and their keys."""
-    return f"{task} (pseudo tokens)"
-
-
 @torch.no_grad()
 def with_pseudo_tokens(model: FillsPlaceholders, batch: Batch) -> Batch:
     """The batch with the placeholders of its tasks filled in. A batch without any runs the model on
@@ -42,41 +37,38 @@ def with_pseudo_tokens(model: FillsPlaceholders, batch: Batch) -> Batch:
     if not model.pseudo_tokens:
         return batch
     nothing = batch.input_ids.new_zeros(1)
-    labels = {
-        task: batch.labels.get(placeholder_name(task), (nothing, nothing))
-        for task in model.pseudo_tokens
+    places = {
+        task: batch.placeholders.get(task, (nothing, nothing)) for task in model.pseudo_tokens
     }
-    there = [task for task in labels if placeholder_name(task) in batch.labels]
-    given = _without_masks(batch, there) if there else batch.padding_row()
-    modules = [model.backbone, *(model.heads[model.head_of[task]] for task in labels)]
+    given = _without_masks(batch) if batch.placeholders else batch.padding_row()
+    modules = [model.backbone, *(model.heads[model.head_of[task]] for task in places)]
     training = [module.training for module in modules]
     for module in modules:
         module.eval()
-    rows = model.backbone(given, torch.cat([positions for positions, _ in labels.values()]))
-    pieces = rows.split([len(positions) for positions, _ in labels.values()])
+    rows = model.backbone(given, torch.cat([positions for positions, _ in places.values()]))
+    pieces = rows.split([len(positions) for positions, _ in places.values()])
     ids = batch.input_ids.flatten().clone()
-    for (task, (positions, keys)), piece in zip(labels.items(), pieces, strict=True):
+    for (task, (positions, keys)), piece in zip(places.items(), pieces, strict=True):
         head = model.heads[model.head_of[task]]
         tokens = head(piece, keys, model.pseudo_tokens[task])
-        if task in there:
+        if task in batch.placeholders:
             ids[positions] = tokens
     for module, was in zip(modules, training, strict=True):
         module.train(was)
     return replace(batch, input_ids=ids.view_as(batch.input_ids))
 
 
-def _without_masks(batch: Batch, tasks: list[str]) -> Batch:
-    """The texts of these tasks before they were masked, hidden from their placeholders' side: a
-    placeholder sees the text and its like, nothing sees the [SEP] behind them."""
+def _without_masks(batch: Batch) -> Batch:
+    """Texts with placeholders before they were masked. A placeholder attends to the text and its
+    like; none of them to the [SEP] behind, and the text to itself alone."""
     assert batch.visibility is not None
     ids, visibility = batch.input_ids.flatten().clone(), batch.visibility.flatten(1).clone()
-    for task in tasks:
+    for task, (positions, _) in batch.placeholders.items():
         if task in batch.labels:
             masked, original = batch.labels[task]
             ids[masked] = original
-        placeholders, _ = batch.labels[placeholder_name(task)]
-        visibility[0, placeholders + 1] = HIDDEN  # of the last one: [SEP]
-        visibility[:, placeholders] = 1
+        visibility[0, positions + 1] = HIDDEN  # of the last one: [SEP]
+        visibility[:, positions] = 1
     return replace(
         batch,
         input_ids=ids.view_as(batch.input_ids),

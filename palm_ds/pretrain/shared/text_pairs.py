@@ -9,7 +9,6 @@ two sentences for each. Positions run on over both texts, as they do where pairs
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -29,8 +28,6 @@ class MaskedPairs(UnitMasking, TokenPrediction, CorpusTask):
 
     units: tuple[Unit, ...] = ("token",)
     """Units to mask as a whole, as in knowledge_masking."""
-
-    segments: ClassVar[int] = 2
 
     @classmethod
     def labels_others(cls) -> bool:
