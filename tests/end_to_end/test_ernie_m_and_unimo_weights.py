@@ -143,10 +143,12 @@ def test_unimo_text_predicts_next_tokens_as_paddlenlp(shared: Path) -> None:
     encoder = load_encoder(contents)
     head = load_masked_lm(contents, "masked_words", encoder)
     ids, types = arrays["in_src_ids"], arrays["in_sent_ids"]
-    texts = [PackedText(input_ids=x[:7], token_type_ids=y[:7]) for x, y in zip(ids, types)]  # noqa: B905
-    (begin,), (kind,) = set(ids[:, 7].tolist()), set(types[:, 7:].flatten().tolist())
-    frame = TargetFormat(begin=begin, query=None, end=0, token_type=kind)
-    prompts = [Prompt(source=text, position=7) for text in texts]
+    (kind,) = set(types[:, 7:].flatten().tolist())
+    frame = TargetFormat(begin=0, query=None, end=0, token_type=kind)
+    prompts = [
+        Prompt(source=PackedText(input_ids=text[:7], token_type_ids=segments[:7]), position=7)
+        for text, segments in zip(ids, types, strict=True)
+    ]
     decoder = CachedDecoder(encoder, head.logits, prompts, frame)
     for place in range(7, 12):
         scores = decoder.step(torch.from_numpy(ids[:, place]))

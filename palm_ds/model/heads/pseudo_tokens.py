@@ -11,46 +11,40 @@ in at once. The second pass is the forward pass of a training step.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
-
 import torch
 from torch import nn
 
+from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.inputs.visibility import HIDDEN
 
 
-class FillsPlaceholders(Protocol):
-    """A model with tasks whose placeholders it fills in."""
-
-    backbone: nn.Module
-    heads: nn.ModuleDict
-    head_of: dict[str, str]
-    pseudo_tokens: dict[str, float]
-
-
 @torch.no_grad()
-def with_pseudo_tokens(model: FillsPlaceholders, batch: Batch) -> Batch:
-    """The batch with the placeholders of its tasks filled in. A batch without any runs the model on
-    a row of padding, so that ZeRO 3 sees the same modules on every process."""
-    if not model.pseudo_tokens:
+def with_pseudo_tokens(
+    encoder: Encoder,
+    heads: Mapping[str, nn.Module],
+    temperatures: Mapping[str, float],
+    batch: Batch,
+) -> Batch:
+    """The batch with the placeholders of these tasks filled in by their `heads`. A batch without
+    any runs the encoder on a row of padding, so that ZeRO 3 sees the same modules on every
+    process."""
+    if not temperatures:
         return batch
     nothing = batch.input_ids.new_zeros(1)
-    places = {
-        task: batch.placeholders.get(task, (nothing, nothing)) for task in model.pseudo_tokens
-    }
+    places = {task: batch.placeholders.get(task, (nothing, nothing)) for task in temperatures}
     given = _without_masks(batch) if batch.placeholders else batch.padding_row()
-    modules = [model.backbone, *(model.heads[model.head_of[task]] for task in places)]
+    modules = [encoder, *(heads[task] for task in places)]
     training = [module.training for module in modules]
     for module in modules:
         module.eval()
-    rows = model.backbone(given, torch.cat([positions for positions, _ in places.values()]))
+    rows = encoder(given, torch.cat([positions for positions, _ in places.values()]))
     pieces = rows.split([len(positions) for positions, _ in places.values()])
     ids = batch.input_ids.flatten().clone()
     for (task, (positions, keys)), piece in zip(places.items(), pieces, strict=True):
-        head = model.heads[model.head_of[task]]
-        tokens = head(piece, keys, model.pseudo_tokens[task])
+        tokens = heads[task](piece, keys, temperatures[task])
         if task in batch.placeholders:
             ids[positions] = tokens
     for module, was in zip(modules, training, strict=True):
