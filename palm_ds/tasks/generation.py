@@ -7,7 +7,7 @@
 With `max_turns` the target is a reply, and its source the turns of a dialogue, after facts
 (palm_ds/tasks/shared/generation_sources.py).
 
-UNIMO writes texts by `predicts: next` and `end: mask`, without queries.
+UNIMO writes texts by `decoder: next_token` and `end: mask`, without queries.
 
 Every token of the target, and the [SEP] that ends it, is predicted from an [ATTN] query that sees
 the source and the target before it, some of which is noise. The flows, and where the paper and

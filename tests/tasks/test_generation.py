@@ -139,7 +139,7 @@ def test_an_unimo_learns_it_without_token_types(tmp_path: Path) -> None:
 
 def test_an_unimo_writes_as_in_its_own_code(tmp_path: Path) -> None:
     """Each token predicts the one after it, and [MASK] ends a text."""
-    own = {"predicts": "next", "end": "mask", "positions": "restart"}
+    own = {"decoder": "next_token", "end": "mask", "positions": "restart"}
     source, task = source_of(tmp_path, ROWS[:2]), task_of(smoothing=0.05, **own)
     example = dataset_of(source, task).example(0, dataset_of(source, task).layouts(np.arange(1))[0])
     assert example.input_ids.tolist()[7:] == [CLS, *ids("a b"), MASK]

@@ -8,7 +8,7 @@ Xiao et al. 2020, arXiv 2001.11314, sections 3.1 to 3.3 and figure 3).
                                up to itself         before its own       the span of its own
     predicts                                        a  b  c  [SEP]       a  b  c  [SEP]
 
-With `predicts: next` there are no queries: each target token predicts the one after it, [CLS] the
+With `decoder: next_token` there are no queries: each target token predicts the next, [CLS] the
 first, from the source and the target up to itself (UniLM: Dong et al. 2019, section 2.3; UNIMO).
 
 A query Q ([ATTN]) attends to itself too, and to no other query. The targets that others attend to
@@ -48,8 +48,8 @@ WORD, SPAN = range(2)
 class FlowOptions(Settings):
     """The settings that all tasks with such examples have."""
 
-    predicts: Literal["queries", "next"] = "queries"
-    """queries: a query for each target token predicts it (ERNIE-GEN). next: each target token
+    decoder: Literal["infilling", "next_token"] = "infilling"
+    """infilling: a query for each target token predicts it (ERNIE-GEN). next_token: each target token
     predicts the one after it, and none is replaced by noise (UniLM, UNIMO)."""
     end: Literal["sep", "mask"] = "sep"
     """The token that ends a target: [SEP], or [MASK] (UNIMO)."""
@@ -72,10 +72,10 @@ class FlowOptions(Settings):
 
     def check_flows(self, where: str) -> None:
         """Raises UserError, starting with `where`, for settings that contradict each other."""
-        if self.predicts == "next" and self.word_weight < 1:
+        if self.decoder == "next_token" and self.word_weight < 1:
             raise UserError(
-                f"{where}.word_weight: {self.word_weight:g}, but with predicts: next there is no "
-                "span-by-span flow; set 1"
+                f"{where}.word_weight: {self.word_weight:g}, but with decoder: next_token there is "
+                "no span-by-span flow; set 1"
             )
 
     def check_vocabulary(self, vocabulary: SpecialTokens, where: str) -> None:
@@ -101,7 +101,7 @@ class FlowOptions(Settings):
 
     def query_token(self, vocabulary: SpecialTokens) -> int | None:
         """The id of the queries; None: there are none."""
-        if self.predicts == "next":
+        if self.decoder == "next_token":
             return None
         own = None if self.query == "mask" else vocabulary.attn
         return vocabulary.mask if own is None else own
@@ -118,7 +118,7 @@ class FlowOptions(Settings):
 
     def query_count(self, target: np.ndarray) -> np.ndarray:
         """The number of queries for targets of `target` tokens, [CLS] included."""
-        return (target - 1) * (len(self.flows) if self.predicts == "queries" else 0)
+        return (target - 1) * (len(self.flows) if self.decoder == "infilling" else 0)
 
     def source_positions(self, segments: np.ndarray) -> np.ndarray:
         """(tokens,) position ids of a source with these segments."""

@@ -237,7 +237,9 @@ class GenerationHead(MaskedLMHead):
         if self.weights and min(self.weights) == max(self.weights):
             self.weights = ()
 
-    def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
+    def forward(  # type: ignore[override]
+        self, rows: torch.Tensor, targets: torch.Tensor
+    ) -> HeadOutput:
         """`targets` (n,) tokens, or (n, 2) tokens and the number of their flow."""
         if not self.training or not (self.smoothing or self.weights):
             tokens = targets.view(len(rows), -1)[:, TOKEN]
