@@ -49,8 +49,8 @@ class FlowOptions(Settings):
     """The settings that all tasks with such examples have."""
 
     decoder: Literal["infilling", "next_token"] = "infilling"
-    """infilling: a query for each target token predicts it (ERNIE-GEN). next_token: each target token
-    predicts the one after it, and none is replaced by noise (UniLM, UNIMO)."""
+    """infilling: each target token is predicted by a query (ERNIE-GEN). next_token: by the token
+    before it, and none is replaced by noise (UniLM, UNIMO)."""
     end: Literal["sep", "mask"] = "sep"
     """The token that ends a target: [SEP], or [MASK] (UNIMO)."""
     noise_rate: Share = 0.5
