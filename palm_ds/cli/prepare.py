@@ -33,7 +33,9 @@ def _options(args: argparse.Namespace) -> PrepareOptions:
     from palm_ds.corpus.prepare import PrepareOptions
 
     text = options_of(TextOptions, args)
-    reading = options_of(InputOptions, args, pair_fields=_pair_fields(args))
+    reading = options_of(
+        InputOptions, args, pair_fields=_pair_fields(args), languages=tuple(args.languages)
+    )
     screen = options_of(ScreenOptions, args)
     return options_of(PrepareOptions, args, text=text, input=reading, screen=screen)
 
@@ -75,6 +77,13 @@ def _add_reading(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--pair_fields", nargs="+", metavar="F", help="fields of a pair (text_a text_b label)")
     add("--no_label", action="store_true", help="the pairs have no label")
+    add(
+        "--languages",
+        nargs="+",
+        default=[],
+        metavar="L",
+        help="language of the documents (en), or those of the two texts of pairs (en fr)",
+    )
     add("--strict", action="store_true", help="stop at the first bad line instead of reporting it")
     dropping = {"dedup": "KIND", "filters": "NAME"}
     add_fields(group, ScreenOptions, metavar=dropping, flags={"filters": "--filter"})
@@ -137,6 +146,7 @@ COMMAND = Command(
 palm-ds prepare data/small embedded --train wordpiece --vocab_size 8000 --lower
 palm-ds prepare data/wiki wiki/*.jsonl.gz --tokenizer bert-base-uncased/ --workers 16
 palm-ds prepare data/web web/*.jsonl.gz --tokenizer vocab.txt --filter gopher --dedup near
+palm-ds prepare data/en-fr en-fr.tsv --format pairs --no_label --languages en fr --tokenizer xlmr/
 palm-ds prepare data/demo demo_train_set.gz --format ernie --tokenizer ernie/vocab.txt
 mpirun -n 64 python -m mpi4py.futures -m palm_ds.cli.prepare data/wiki wiki/ ... --mpi
 """,

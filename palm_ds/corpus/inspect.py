@@ -66,6 +66,8 @@ def heading(corpus: Corpus) -> Text:
         f"{manifest.tokens:,} tokens, {manifest.tokenizer['size']:,} {manifest.tokenizer['kind']} "
         f"tokens, annotations {', '.join(corpus.annotations)}\n"
     )
+    if languages := manifest.languages:
+        legend.append(f"languages {', '.join(languages)}\n")
     legend.append("phrase", _STYLES["phrase"])
     legend.append("  ")
     legend.append("entity", _STYLES["entity"])

@@ -67,6 +67,11 @@ class Manifest:
         single = len(texts) == len(self.inputs) == self.documents
         return by_blank_line and single and self.sentences >= 10 * self.documents
 
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The language of its documents, of pairs those of the two texts; empty: it names none."""
+        return tuple(self.options.get("input", {}).get("languages", ()))
+
     def counts(self) -> dict[str, Any]:
         """Size of the corpus: its documents, tokens and more, in numbers."""
         names = ("documents", "sentences", "tokens", "text_bytes", "rejected", "dropped")

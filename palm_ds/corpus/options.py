@@ -3,6 +3,7 @@ dropping documents."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ FORMATS = ("auto", "jsonl", "text", "parquet", "arrow", *STRUCTURES)
 DOCUMENTS = ("blank_line", "file", "line")
 LANGUAGES = ("en", "zh", "mixed")
 NEWLINES = ("auto", "space", "break")
+_LANGUAGE_TAG = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{1,8})*")  # BCP 47
 _NEAR = 0.8  # least similarity of near copies
 
 
@@ -36,6 +38,8 @@ class InputOptions(Settings, option="--"):
     """Fields of a pair. Two names: no label."""
     turns_field: str | None = None
     """Field with the turns of a dialogue (turns, else messages)."""
+    languages: tuple[str, ...] = ()
+    """Language of the documents, as en or zh-Hant; of pairs, those of the two texts."""
     text_documents: Annotated[str, one_of(DOCUMENTS)] = "blank_line"
     """In text files: a document per blank_line, line or file."""
 
@@ -49,8 +53,28 @@ class InputOptions(Settings, option="--"):
             )
         if len(set(self.pair_fields)) < len(self.pair_fields):
             raise UserError(f"--pair_fields {given}: duplicate field")
+        self._check_languages()
         if self.title_field and self.structure != "documents":
             raise UserError(f"--title_field: --format {self.format} has no titles")
+
+    def _check_languages(self) -> None:
+        given = " ".join(self.languages)
+        if wrong := [name for name in self.languages if not _LANGUAGE_TAG.fullmatch(name)]:
+            raise UserError(
+                f"--languages {given}: {wrong[0]!r} is no language tag such as en, zh or zh-Hant"
+            )
+        wanted = {"documents": 1, "dialogues": 1, "pairs": 2}.get(self.structure, 0)
+        if self.languages and len(self.languages) != wanted:
+            raise UserError(
+                f"--languages {given}: --format {self.format} has {wanted or 'none'}; give "
+                + (
+                    "two, those of the first and the second texts"
+                    if wanted == 2
+                    else "one, that of all its texts"
+                    if wanted
+                    else "no --languages"
+                )
+            )
 
     @property
     def structure(self) -> str:

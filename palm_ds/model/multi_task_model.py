@@ -22,6 +22,7 @@ from palm_ds.model.distillation.soft_labels import soft_loss, soft_name
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.encoder.states import WantedStates, recorded
 from palm_ds.model.heads.heads import Head, further_loss
+from palm_ds.model.heads.pseudo_tokens import with_pseudo_tokens
 from palm_ds.model.heads.replaced_tokens import Generator, generator_name
 from palm_ds.model.inputs.batch import Batch, EncoderStates, TeacherOutputs
 from palm_ds.model.ops.dropout import dropout, dropout_keys
@@ -52,25 +53,24 @@ class TaskLabels(NamedTuple):
 
 
 class Model(nn.Module):
-    """`heads` by name, in their order; `head_of` maps each task to the name of its head."""
+    """`heads` by name, in order; `head_of` maps each task to the name of its head, `pseudo_tokens`
+    tasks whose placeholders the encoder fills in to a temperature."""
 
     def __init__(
-        self, backbone: Encoder, heads: Mapping[str, nn.Module], head_of: Mapping[str, str]
+        self,
+        backbone: Encoder,
+        heads: Mapping[str, nn.Module],
+        head_of: Mapping[str, str],
+        pseudo_tokens: Mapping[str, float] = MappingProxyType({}),
     ):
         super().__init__()
-        for task, head in head_of.items():
-            if head not in heads:
-                raise UserError(f'task "{task}": no head "{head}"{suggest(head, heads)}')
-        for head in heads:
-            if head not in head_of.values():
-                raise UserError(f'head "{head}": no task uses it; remove it, or give it a task')
-        _check_generators(heads)
+        _check_heads(heads, head_of)
         self.backbone = backbone  # first, so that the tied embeddings have the backbone's name
         self.heads = nn.ModuleDict(heads)
-        self.head_of = dict(head_of)
+        self.head_of, self.pseudo_tokens = dict(head_of), dict(pseudo_tokens)
         self._further = _further_heads(self.head_of, heads)
         self.distillation: Distillation | None = None
-        self.soft: LogitsSettings = LogitsSettings()
+        self.soft = LogitsSettings()
         self.teacher_weights: dict[str, float] = {}
         self._task_of: dict[str, str] = {}
         self.recorded_states = WantedStates()
@@ -98,8 +98,7 @@ class Model(nn.Module):
         """{loss: whether it is over all tokens, instead of labels}: the tasks, their further
         losses, the generators, then what is learned from a teacher."""
         learned = {name: name not in self._task_of for name in self.teacher_weights}
-        own = self.generators
-        generators = [generator_name(task) for task, head in self.head_of.items() if head in own]
+        generators = [generator_name(x) for x, y in self.head_of.items() if y in self.generators]
         return dict.fromkeys([*self.labelled, *generators], False) | learned
 
     @property
@@ -126,6 +125,7 @@ class Model(nn.Module):
         return self._outputs(batch, scores) if isinstance(batch, Batch) else batch(self)
 
     def _outputs(self, batch: Batch, scores: Collection[str]) -> dict[str, TaskOutput]:
+        batch = with_pseudo_tokens(self.backbone, self.labelled, self.pseudo_tokens, batch)
         batch, generated = _with_samples(self, batch)
         names = [*self.labelled, *(self._task_of if batch.teacher else ())]
         labels = [self._labels(batch, name) for name in names]
@@ -335,8 +335,14 @@ def _vectors(rows: torch.Tensor, labels: TaskLabels) -> TaskOutput:
     return TaskOutput(zero, zero.detach(), vectors if labels.real else vectors[:0])
 
 
-def _check_generators(heads: Mapping[str, nn.Module]) -> None:
-    """Raises UserError for more than one generator."""
+def _check_heads(heads: Mapping[str, nn.Module], head_of: Mapping[str, str]) -> None:
+    """Raises UserError for a task without a head, a head without a task, or a second generator."""
+    for task, head in head_of.items():
+        if head not in heads:
+            raise UserError(f'task "{task}": no head "{head}"{suggest(head, heads)}')
+    for head in heads:
+        if head not in head_of.values():
+            raise UserError(f'head "{head}": no task uses it; remove it, or give it a task')
     names = [name for name, head in heads.items() if getattr(head, "generator", None) is not None]
     if len(names) > 1:
         raise UserError(

@@ -65,6 +65,7 @@ class SpanGeneration(FlowOptions, CorpusTask):
     def __post_init__(self) -> None:
         super().__post_init__()
         where = self.where
+        self.check_flows(where)
         if not len(self.shortest) == len(self.longest) == len(self.chosen) > 0:
             raise UserError(f"{where}: give shortest, longest and chosen for each distribution")
         for low, high in zip(self.shortest, self.longest, strict=True):
@@ -130,7 +131,8 @@ class SpanGeneration(FlowOptions, CorpusTask):
         inside = fragment >= 0
         whole = build_input([passage], vocabulary)
         kept = np.concatenate([[True], ~inside, [True]])
-        target = np.concatenate([[vocabulary.cls], passage.ids[inside], [vocabulary.sep]])
+        end = self.end_token(vocabulary)
+        target = np.concatenate([[vocabulary.cls], passage.ids[inside], [end]])
         units = units_of(whole, self.annotations())[1:-1]
         parts = np.column_stack([fragment[inside], units[inside]])
         begins = np.append((np.diff(parts, axis=0) != 0).any(1), True)  # the last: [SEP]

@@ -7,6 +7,8 @@
 With `max_turns` the target is a reply, and its source the turns of a dialogue, after facts
 (palm_ds/tasks/shared/generation_sources.py).
 
+UNIMO writes texts by `decoder: next_token` and `end: mask`, without queries.
+
 Every token of the target, and the [SEP] that ends it, is predicted from an [ATTN] query that sees
 the source and the target before it, some of which is noise. The flows, and where the paper and
 ERNIE's code differ: palm_ds/data/tasks/generation_flows.py.
@@ -41,8 +43,8 @@ from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.data.tasks.masking import unigram_baseline
 from palm_ds.data.tasks.task import Task
 from palm_ds.data.tasks.text_generation import GenerationLimits, TextGenerator
+from palm_ds.model.generation.cached_decoder import Prompt, TargetFormat, check_generates
 from palm_ds.model.generation.generate import DecodingSettings
-from palm_ds.model.generation.infilling_decoder import Prompt, TargetFormat, check_generates
 from palm_ds.model.inputs.batch import PackedText
 from palm_ds.tasks.shared.generation_sources import TURNS, GenerationSources, dialogue_types
 from palm_ds.tasks.shared.text_scores import check_rules, text_scores
@@ -97,6 +99,7 @@ class Generation(FlowOptions, TextTask, TextGenerator):
                 f"{self.generate!r:.60}"
             )
         check_rules(self.score, self.where)
+        self.check_flows(self.where)
         if 0 < self.max_source < SHORTEST:
             raise UserError(
                 f"{self.where}.max_source: {self.max_source}; it must be 0 or at least {SHORTEST}"
@@ -190,7 +193,7 @@ class Generation(FlowOptions, TextTask, TextGenerator):
     def example(self, layout: np.void, source: TableSource, rng: np.random.Generator) -> Example:
         item, many, vocabulary = int(layout["item"]), int(layout["target"]), source.vocabulary
         words = source.encoded(self.label_column).read(item, 0, many - 1 - int(layout["ends"])).ids
-        end = [vocabulary.sep] if layout["ends"] else []
+        end = [self.end_token(vocabulary)] if layout["ends"] else []
         target = np.concatenate([[vocabulary.cls], words, end]).astype(np.int64)
         spans = random_spans(many - 1, self.longest_span, rng)
         given = self._sources(source).example(item, layout["tokens"])
@@ -266,7 +269,7 @@ class Generation(FlowOptions, TextTask, TextGenerator):
         return TargetFormat(
             begin=vocabulary.cls,
             query=self.query_token(vocabulary),
-            end=vocabulary.sep,
+            end=self.end_token(vocabulary),
             token_type=min(self.target_type, limits.segments - 1),
         )
 

@@ -17,7 +17,7 @@ from transformers import BertForMaskedLM
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.encoder.encoder import build_encoder
-from palm_ds.model.generation.infilling_decoder import InfillingDecoder, Prompt, TargetFormat
+from palm_ds.model.generation.cached_decoder import CachedDecoder, Prompt, TargetFormat
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.inputs.visibility import multi_flow
@@ -230,7 +230,7 @@ def decoded_scores(encoder: Any, head: MaskedLMHead) -> torch.Tensor:
     """Token by token, as texts are generated."""
     source = PackedText(input_ids=np.array(SOURCE), token_type_ids=np.array(SEGMENTS))
     prompt = Prompt(source=source, position=len(SOURCE))
-    decoder = InfillingDecoder(encoder, head.logits, [prompt], FRAME)
+    decoder = CachedDecoder(encoder, head.logits, [prompt], FRAME)
     return torch.cat([decoder.step(torch.tensor([token])) for token in TARGET[:-1]])
 
 

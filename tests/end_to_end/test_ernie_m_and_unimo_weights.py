@@ -20,6 +20,7 @@ from palm_ds.cli.main import main
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import build_encoder
+from palm_ds.model.generation.cached_decoder import CachedDecoder, Prompt, TargetFormat
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.inputs.visibility import HIDDEN, Visibility, full, prefix_lm
 from palm_ds.text.tokenizer import load_tokenizer
@@ -133,6 +134,25 @@ def test_unimo_text_computes_as_paddlenlp(shared: Path) -> None:
     head = load_masked_lm(contents, "masked_words", load_encoder(contents))
     assert same(head.logits(vectors), arrays["out_lm_logits"][real])
     assert not same(computed(contents, arrays, real, [full(12)] * 2)[0], vectors.numpy())
+
+
+@torch.inference_mode()
+def test_unimo_text_predicts_next_tokens_as_paddlenlp(shared: Path) -> None:
+    """Step by step over caches: the scores after each token of the targets."""
+    contents, arrays = open_checkpoint(shared / "oracle" / NLP_UNIMO), arrays_of(NLP_UNIMO, shared)
+    encoder = load_encoder(contents)
+    head = load_masked_lm(contents, "masked_words", encoder)
+    ids, types = arrays["in_src_ids"], arrays["in_sent_ids"]
+    (kind,) = set(types[:, 7:].flatten().tolist())
+    frame = TargetFormat(begin=0, query=None, end=0, token_type=kind)
+    prompts = [
+        Prompt(source=PackedText(input_ids=text[:7], token_type_ids=segments[:7]), position=7)
+        for text, segments in zip(ids, types, strict=True)
+    ]
+    decoder = CachedDecoder(encoder, head.logits, prompts, frame)
+    for place in range(7, 12):
+        scores = decoder.step(torch.from_numpy(ids[:, place]))
+        assert same(scores, arrays["out_lm_logits"][:, place])
 
 
 # ---- there and back ----

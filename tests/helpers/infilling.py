@@ -1,4 +1,5 @@
-"""ERNIE-GEN's equations written out: the scores of the next token from one dense, uncached pass."""
+"""The scores of the next token from one dense, uncached pass: ERNIE-GEN's equations, or UNIMO's,
+which have no queries."""
 
 from __future__ import annotations
 
@@ -10,11 +11,12 @@ import torch
 from palm_ds.model.attention.dense import plain_attention
 from palm_ds.model.attention.plan import AttentionPlan
 from palm_ds.model.encoder.encoder import Encoder, EncoderConfig, build_encoder
-from palm_ds.model.generation.infilling_decoder import Prompt, TargetFormat
+from palm_ds.model.generation.cached_decoder import Prompt, TargetFormat
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.inputs.batch import Batch, PackedText
 
 FORMAT = TargetFormat(begin=1, query=4, end=2, token_type=3)
+NEXT = TargetFormat(begin=1, query=None, end=4, token_type=1)
 
 
 def small_encoder(vocab_size: int = 12, *, seed: int = 1, spread: float = 0.3) -> Encoder:
@@ -43,14 +45,18 @@ def prompt(source: Sequence[int], *, number: int = 0, task_id: int = 0) -> Promp
 
 
 def next_scores(
-    encoder: Encoder, head: MaskedLMHead, given: Prompt, target: Sequence[int]
+    encoder: Encoder,
+    head: MaskedLMHead,
+    given: Prompt,
+    target: Sequence[int],
+    frame: TargetFormat = FORMAT,
 ) -> torch.Tensor:
     """(vocabulary,) the scores of the token after `target`, which starts with [CLS]."""
     source, many = given.source, len(given.source.input_ids)
-    ids = [*source.input_ids.tolist(), *target, FORMAT.query]
+    ids = [*source.input_ids.tolist(), *target, *([] if frame.query is None else [frame.query])]
     total = len(ids)
-    kinds = [*source.token_type_ids.tolist(), *[FORMAT.token_type] * (len(target) + 1)]
-    places = [*range(many), *range(given.position, given.position + len(target) + 1)]
+    kinds = [*source.token_type_ids.tolist(), *[frame.token_type] * (total - many)]
+    places = [*range(many), *range(given.position, given.position + total - many)]
     mask = torch.zeros(total, total, dtype=torch.bool)
     mask[:, :many] = True
     mask[many:, many:] = torch.ones(total - many, total - many).tril() > 0

@@ -58,6 +58,19 @@ def write_sentences(
     return open_corpus(folder)
 
 
+def write_translations(folder: Path, *, pairs: int = 40, words: int = 30, seed: int = 0) -> Corpus:
+    """Pairs of 4 to 12 words of one language, and their translation word by word, w3 to v3."""
+    rng = np.random.default_rng(seed)
+    vocabulary = [[f"{letter}{number}" for number in range(words)] for letter in "wv"]
+    tokenizer = wordpiece([*SPECIALS, *vocabulary[0], *vocabulary[1]], lower=False)
+    documents = []
+    for number in range(pairs):
+        drawn = rng.integers(0, words, rng.integers(4, 13))
+        texts = [" ".join(names[word] for word in drawn) for names in vocabulary]
+        documents.append((f"pair{number}", texts))
+    return write_sentences(folder, documents, tokenizer, labels=[""], label_of=[0] * pairs)
+
+
 def _marked(text: str, tokenizer: Tokenizer) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     heading = text.startswith("# ")
     words = tokenizer.encode_words(text.removeprefix("# ").split())

@@ -137,6 +137,19 @@ def test_an_unimo_learns_it_without_token_types(tmp_path: Path) -> None:
     assert [each["text"] for each in written(model, source, task)] == ["a b", "very good so bad"]
 
 
+def test_an_unimo_writes_as_in_its_own_code(tmp_path: Path) -> None:
+    """Each token predicts the one after it, and [MASK] ends a text."""
+    own = {"decoder": "next_token", "end": "mask", "positions": "restart"}
+    source, task = source_of(tmp_path, ROWS[:2]), task_of(smoothing=0.05, **own)
+    example = dataset_of(source, task).example(0, dataset_of(source, task).layouts(np.arange(1))[0])
+    assert example.input_ids.tolist()[7:] == [CLS, *ids("a b"), MASK]
+    unimo = {"kind": "unimo", "token_types": 1, "position_offset": 2}
+    model = learned(source, task, steps=40, lr=2e-2, **unimo)
+    for how in ({}, {"beams": 3}):
+        found = written(model, source, task, **how)
+        assert [each["text"] for each in found] == ["a b", "very good so bad"]
+
+
 def test_a_prompt_is_the_source_of_the_example(tmp_path: Path) -> None:
     source = source_of(tmp_path, PAIRS)
     for values in ({}, {"positions": "restart"}):

@@ -16,7 +16,7 @@ Targets are integers (classes) or floats; a target may be a vector.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
@@ -56,6 +56,9 @@ class Example:
     source_offsets: np.ndarray  # the token's offset in the source; -1: a special token
     annotations: dict[str, np.ndarray]  # 0 for special tokens
     labels: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    placeholders: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    """{task: (positions, keys)} of tokens that the encoder itself fills in before it reads the
+    text (model/heads/pseudo_tokens.py); behind the last of them is another token."""
     item: int = -1
     """Its row in the table; -1: it comes from running text."""
     sub_lengths: tuple[int, ...] = ()
@@ -146,16 +149,18 @@ def text_numbers(example: Example) -> np.ndarray:
 
 def collate(rows: Sequence[Sequence[tuple[Example, int]]], *, length: int, pad: int) -> Batch:
     """Collates rows of (example, task id) into one Batch. A row may be empty (all padding)."""
-    texts, labels = [], _LabelCollector()
+    texts, labels, placeholders = [], _LabelCollector(), _LabelCollector()
     for r, row in enumerate(rows):
         at = r * length
         for example, _ in row:
-            labels.add(example, at)
+            labels.add(example.labels, example.grouped_labels, at)
+            placeholders.add(example.placeholders, (), at)
             at += len(example)
         texts.append([example.packed(task_id) for example, task_id in row])
     return replace(
         Batch.from_rows(texts, length=length, pad=pad),
         labels=labels.joined(),
+        placeholders=placeholders.joined(),
         groups={
             task: torch.from_numpy(np.concatenate(group)) for task, group in labels.groups.items()
         },
@@ -163,23 +168,28 @@ def collate(rows: Sequence[Sequence[tuple[Example, int]]], *, length: int, pad: 
 
 
 class _LabelCollector:
-    """Collects the labels of examples by task."""
+    """Collects the labels, or placeholders, of examples by task."""
 
     def __init__(self) -> None:
         self.positions: dict[str, list[np.ndarray]] = {}
         self.targets: dict[str, list[np.ndarray]] = {}
         self.groups: dict[str, list[np.ndarray]] = {}
 
-    def add(self, example: Example, first: int) -> None:
+    def add(
+        self,
+        labels: Mapping[str, tuple[np.ndarray, np.ndarray]],
+        grouped: Collection[str],
+        first: int,
+    ) -> None:
         """Adds the labels of an example that starts at this flat position."""
-        for task, (where, targets) in example.labels.items():
+        for task, (where, targets) in labels.items():
             if not len(where):
                 continue
             self.positions.setdefault(task, []).append(np.asarray(where, np.int64) + first)
             values = np.asarray(targets)
             values = values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
             self.targets.setdefault(task, []).append(values)
-            if task in example.grouped_labels:
+            if task in grouped:
                 numbers = self.groups.setdefault(task, [])
                 numbers.append(np.full(len(where), len(numbers), np.int64))
 

@@ -8,6 +8,9 @@ Xiao et al. 2020, arXiv 2001.11314, sections 3.1 to 3.3 and figure 3).
                                up to itself         before its own       the span of its own
     predicts                                        a  b  c  [SEP]       a  b  c  [SEP]
 
+With `decoder: next_token` there are no queries: each target token predicts the next, [CLS] the
+first, from the source and the target up to itself (UniLM: Dong et al. 2019, section 2.3; UNIMO).
+
 A query Q ([ATTN]) attends to itself too, and to no other query. The targets that others attend to
 are noised: some are replaced, and what a query predicts is the original. The paper predicts each
 word from [ATTN] instead of the word before it, so that a wrong word in the context, which is what
@@ -45,6 +48,11 @@ WORD, SPAN = range(2)
 class FlowOptions(Settings):
     """The settings that all tasks with such examples have."""
 
+    decoder: Literal["infilling", "next_token"] = "infilling"
+    """infilling: each target token is predicted by a query (ERNIE-GEN). next_token: by the token
+    before it, and none is replaced by noise (UniLM, UNIMO)."""
+    end: Literal["sep", "mask"] = "sep"
+    """The token that ends a target: [SEP], or [MASK] (UNIMO)."""
     noise_rate: Share = 0.5
     """Share of the target tokens in the context that are replaced during training."""
     noise: Literal["random", "token"] = "random"
@@ -61,6 +69,14 @@ class FlowOptions(Settings):
     from 1 at each further source."""
     smoothing: Rate = 0.0
     """Label smoothing: share of the target probability spread over the vocabulary."""
+
+    def check_flows(self, where: str) -> None:
+        """Raises UserError, starting with `where`, for settings that contradict each other."""
+        if self.decoder == "next_token" and self.word_weight < 1:
+            raise UserError(
+                f"{where}.word_weight: {self.word_weight:g}, but with decoder: next_token there is "
+                "no span-by-span flow; set 1"
+            )
 
     def check_vocabulary(self, vocabulary: SpecialTokens, where: str) -> None:
         """Raises UserError if the vocabulary lacks a token that the settings name."""
@@ -79,8 +95,14 @@ class FlowOptions(Settings):
         """The flows with weight."""
         return (WORD,) * (self.word_weight > 0) + (SPAN,) * (self.word_weight < 1)
 
-    def query_token(self, vocabulary: SpecialTokens) -> int:
-        """The id of the queries."""
+    def end_token(self, vocabulary: SpecialTokens) -> int:
+        """The id of the token that ends a target."""
+        return vocabulary.sep if self.end == "sep" else vocabulary.mask
+
+    def query_token(self, vocabulary: SpecialTokens) -> int | None:
+        """The id of the queries; None: there are none."""
+        if self.decoder == "next_token":
+            return None
         own = None if self.query == "mask" else vocabulary.attn
         return vocabulary.mask if own is None else own
 
@@ -96,7 +118,7 @@ class FlowOptions(Settings):
 
     def query_count(self, target: np.ndarray) -> np.ndarray:
         """The number of queries for targets of `target` tokens, [CLS] included."""
-        return (target - 1) * len(self.flows)
+        return (target - 1) * (len(self.flows) if self.decoder == "infilling" else 0)
 
     def source_positions(self, segments: np.ndarray) -> np.ndarray:
         """(tokens,) position ids of a source with these segments."""
@@ -122,8 +144,9 @@ class FlowOptions(Settings):
         token, and the flow."""
         size, many = len(source), len(target)
         seen = {WORD: np.arange(1, many), SPAN: 1 + np.searchsorted(spans, spans)}
-        limits = [seen[flow] for flow in self.flows]
-        queries = np.full((many - 1) * len(limits), self.query_token(vocabulary), np.int64)
+        query = self.query_token(vocabulary)
+        limits = [] if query is None else [seen[flow] for flow in self.flows]
+        queries = np.full((many - 1) * len(limits), query or 0, np.int64)
         begin = size if self.positions == "continuous" else 0
         places = begin + np.arange(many)
         added = many + len(queries)
@@ -141,6 +164,8 @@ class FlowOptions(Settings):
             ),
             visibility=multi_flow(size, many, limits),
         )
+        if query is None:
+            return example, (np.arange(size, size + many - 1), target[1:])
         context = slice(size + 1, size + many)
         example.input_ids[context] = self._noised(target[1:], vocabulary, rng)
         where = np.arange(size + many, size + added)

@@ -120,6 +120,12 @@ class Task(Settings, Exports, ABC, Generic[SourceT]):
             return super().__new__(cls)
 
     @property
+    def pseudo_tokens(self) -> float | None:
+        """The temperature at which the encoder itself fills in the placeholders of its examples
+        (model/heads/pseudo_tokens.py); None: they have none."""
+        return None
+
+    @property
     def where(self) -> str:
         """The path of the task in the recipe, for messages; without a name that of its class."""
         return f"tasks.{self.name}" if self.name else type(self).__name__

@@ -19,13 +19,13 @@ import torch
 
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.interfaces import Predicts
-from palm_ds.model.generation.generate import DecodingSettings, Generated, TokenRules, generate
-from palm_ds.model.generation.infilling_decoder import (
-    InfillingDecoder,
+from palm_ds.model.generation.cached_decoder import (
+    CachedDecoder,
     Prompt,
     TargetFormat,
     most_tokens,
 )
+from palm_ds.model.generation.generate import DecodingSettings, Generated, TokenRules, generate
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.display import detokenize
 from palm_ds.text.tokens import SpecialTokens
@@ -133,9 +133,9 @@ class _Generator:
     def __call__(self, prompts: Sequence[Prompt]) -> list[Generated]:
         encoder, target = self.model.backbone, self.task.target_format(self.vocabulary, self.limits)
         rows = encoder.word.num_embeddings
-        blocked = banned_tokens(self.vocabulary, rows)
+        blocked = banned_tokens(self.vocabulary, rows, target.end)
         return generate(
-            InfillingDecoder(encoder, self._logits, prompts, target),
+            CachedDecoder(encoder, self._logits, prompts, target),
             target.begin,
             [most_tokens(encoder, prompt) for prompt in prompts],
             self.settings,
@@ -150,13 +150,13 @@ class _Generator:
         return self.model.heads[self.model.head_of[self.task.name]].logits  # type: ignore[return-value]
 
 
-def banned_tokens(vocabulary: SpecialTokens, rows: int) -> np.ndarray:
-    """The token ids below `rows` that no text has: special tokens except [SEP], unused ones, and
-    those beyond the vocabulary."""
+def banned_tokens(vocabulary: SpecialTokens, rows: int, end: int) -> np.ndarray:
+    """The token ids below `rows` that no text has: special tokens except the one that ends it,
+    unused ones, and those beyond the vocabulary."""
     barred = np.ones(rows, bool)
     barred[vocabulary.regular[vocabulary.regular < rows]] = False
     barred[[x for x in (vocabulary.attn, vocabulary.noise) if x is not None]] = True
-    barred[vocabulary.sep] = False
+    barred[end] = False
     return np.flatnonzero(barred)
 
 

@@ -65,8 +65,8 @@ def attend(
     """Attention of every token over its sequence: (rows, length, 3 hidden) -> (..., hidden)."""
     if window is not None and plan.displaced:
         raise UserError(
-            "windows of attention: a task has queries, which stand far from what they attend to; "
-            "use an encoder without windows"
+            "windows of attention: a task has queries or masks, which stand far from what they "
+            "attend to; use an encoder without windows"
         )
     if plan.bias is not None and plan.kernel not in _DENSE:
         raise UserError(

@@ -86,7 +86,7 @@ class Generated(NamedTuple):
 
 
 class Decoder(Protocol):
-    """Gives a search the scores of the next token (model/generation/infilling_decoder.py)."""
+    """Gives a search the scores of the next token (model/generation/cached_decoder.py)."""
 
     def widen(self, hypotheses: int) -> None:
         """Give each prompt that many hypotheses; before the first step."""

@@ -2,7 +2,7 @@
 
     source    x x x x x            read once per prompt, shared by its hypotheses
     target              y y y      one token a step
-    query                     ?    the [ATTN] of the step; nothing of it is kept
+    query                     ?    the [ATTN] of the step, if any; nothing of it is kept
 
 A layer reads tokens through the plan that `KVCache.source_plan` or `step_plan` returns, so the
 layer itself is the one that was trained.
@@ -19,8 +19,10 @@ from palm_ds.model.attention.plan import AttentionPlan, softmax, split_heads
 class KVCache:
     """The keys and values of one layer, for `prompts` with an equal number of hypotheses each."""
 
-    def __init__(self, real: torch.Tensor):
-        """`real` (prompts, length) bool: which source tokens are not padding."""
+    def __init__(self, real: torch.Tensor, *, queries: bool = True):
+        """`real` (prompts, length) bool: which source tokens are not padding. `queries`: whether a
+        step has a query behind its token."""
+        self._queries = int(queries)
         self._hidden = ~real[:, None, None]  # (prompts, 1, 1, length)
         self._source: tuple[torch.Tensor, ...] = ()  # (prompts, heads, length, head size) each
         self._target: tuple[torch.Tensor, ...] = ()  # (hypotheses, heads, tokens, head size) each
@@ -32,8 +34,8 @@ class KVCache:
 
     @property
     def step_plan(self) -> AttentionPlan:
-        """For the newest target token and the query of each hypothesis, (hypotheses, 2): both
-        attend to the source and the target so far, the query to itself as well."""
+        """For the newest target token and the query, if any, of each hypothesis, (hypotheses, 1 or
+        2): both attend to the source and the target so far, the query to itself as well."""
         return AttentionPlan(kernel="cache", compute=self._read_step)
 
     def select(self, hypotheses: torch.Tensor, prompts: torch.Tensor | None) -> None:
@@ -65,15 +67,16 @@ class KVCache:
         dropout: float,
         window: int | None,
     ) -> torch.Tensor:
-        query, key, value = _heads_first(qkv, num_heads, window)  # (hypotheses, heads, 2, size)
+        query, key, value = _heads_first(qkv, num_heads, window)  # (hypotheses, heads, new, size)
         if self._target:
             key, value = (
-                torch.cat([kept, new], 2)
-                for kept, new in zip(self._target, (key, value), strict=True)
+                torch.cat([before, new], 2)
+                for before, new in zip(self._target, (key, value), strict=True)
             )
-        self._target = key[:, :, :-1], value[:, :, :-1]
-        of_target = self._scores(query, key)  # (hypotheses, heads, 2, tokens + 2)
-        of_target[:, :, 0, -1] = -torch.inf  # a token does not see the query
+        kept = key.shape[2] - self._queries
+        self._target = key[:, :, :kept], value[:, :, :kept]
+        of_target = self._scores(query, key)  # (hypotheses, heads, new, tokens + queries)
+        of_target[:, :, 0, kept:] = -torch.inf  # a token does not see the query
         source_key, source_value = self._source
         together = _by_prompt(query, len(source_key))
         of_source = self._scores(together, source_key).masked_fill(self._hidden, -torch.inf)
@@ -99,14 +102,15 @@ def _heads_first(
 
 
 def _by_prompt(x: torch.Tensor, prompts: int) -> torch.Tensor:
-    """(hypotheses, heads, 2, any) -> (prompts, heads, 2 x hypotheses of a prompt, any)."""
-    hypotheses, heads, _, last = x.shape
-    split = x.view(prompts, hypotheses // prompts, heads, 2, last)
+    """(hypotheses, heads, new, any) -> (prompts, heads, new x hypotheses of a prompt, any)."""
+    hypotheses, heads, new, last = x.shape
+    split = x.view(prompts, hypotheses // prompts, heads, new, last)
     return split.transpose(1, 2).reshape(prompts, heads, -1, last)
 
 
 def _by_hypothesis(x: torch.Tensor, hypotheses: int) -> torch.Tensor:
     """The inverse of `_by_prompt`."""
-    prompts, heads, _, last = x.shape
-    split = x.view(prompts, heads, hypotheses // prompts, 2, last)
-    return split.transpose(1, 2).reshape(hypotheses, heads, 2, last)
+    prompts, heads, rows, last = x.shape
+    each = hypotheses // prompts
+    split = x.view(prompts, heads, each, rows // each, last)
+    return split.transpose(1, 2).reshape(hypotheses, heads, rows // each, last)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from palm_ds.model.config.config import ACTIVATIONS
 from palm_ds.model.encoder.encoder import Encoder, init_weights
 from palm_ds.model.encoder.shared_embeddings import tied_sum, tied_tables
 from palm_ds.model.ops.compiled import CompiledRegion
+from palm_ds.model.ops.keyed_sampling import keyed_samples
 from palm_ds.model.ops.masked_lm_loss import (
     TOKEN,
     CrossEntropy,
@@ -204,9 +205,15 @@ class MaskedLMHead(Head):
         """(vocabulary,); zeros in an architecture without it."""
         return self.output_embeddings.new_zeros(self.classes) if self.bias is None else self.bias
 
-    def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
+    def forward(
+        self, rows: torch.Tensor, targets: torch.Tensor, temperature: float | None = None
+    ) -> Any:
+        """The loss; with a `temperature` the tokens (n,) that are sampled by keys, the `targets`:
+        like a loss in a call, for which ZeRO 3 gathers the weights."""
         rows = self.transform(rows)
         embeddings, bias = self.output_embeddings, self.output_bias
+        if temperature is not None:
+            return keyed_samples(rows, embeddings, bias, targets, temperature)
         loss = masked_lm_loss(rows, embeddings, bias, targets, self.loss_kernel, self.compiled)
         return HeadOutput(*loss)
 
@@ -230,7 +237,9 @@ class GenerationHead(MaskedLMHead):
         if self.weights and min(self.weights) == max(self.weights):
             self.weights = ()
 
-    def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
+    def forward(  # type: ignore[override]
+        self, rows: torch.Tensor, targets: torch.Tensor
+    ) -> HeadOutput:
         """`targets` (n,) tokens, or (n, 2) tokens and the number of their flow."""
         if not self.training or not (self.smoothing or self.weights):
             tokens = targets.view(len(rows), -1)[:, TOKEN]

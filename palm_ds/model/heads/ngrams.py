@@ -89,7 +89,7 @@ class NgramHead(MaskedLMHead):
             further[REPLACED] = self.replaced
         self.further = further
 
-    def forward(
+    def forward(  # type: ignore[override]
         self, rows: torch.Tensor, targets: torch.Tensor, words_only: bool = False
     ) -> HeadOutput:
         """`targets` (n,) int64; `words_only`: tokens, among tokens."""

@@ -131,7 +131,9 @@ class SamplingHead(MaskedLMHead):
         super().__init__(backbone)
         self.temperature = temperature
 
-    def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> Any:
+    def forward(  # type: ignore[override]
+        self, rows: torch.Tensor, targets: torch.Tensor
+    ) -> Any:
         """Returns a `Sampled`. `targets` (n, 2) int64."""
         rows = self.transform(rows)
         embeddings, bias, token = self.output_embeddings, self.output_bias, targets[:, TOKEN]

@@ -95,6 +95,9 @@ class Batch:
     """(sequences + 1,) int32, over the flattened rows; the last one is rows * length"""
     labels: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     """{task: (flat positions, targets)}"""
+    placeholders: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    """{task: (flat positions, keys)} of tokens that the encoder itself fills in beforehand
+    (model/heads/pseudo_tokens.py)"""
     groups: dict[str, torch.Tensor] = field(default_factory=dict)
     """For tasks whose labels of an example count as one: (n,) int64, ascending from 0, the number
     of the example that each labelled position belongs to."""
@@ -164,6 +167,9 @@ class Batch:
             sequence_ids=change(self.sequence_ids),
             cu_seqlens=change(self.cu_seqlens),
             labels={task: (change(at), change(y)) for task, (at, y) in self.labels.items()},
+            placeholders={
+                task: (change(at), change(y)) for task, (at, y) in self.placeholders.items()
+            },
             groups={task: change(number) for task, number in self.groups.items()},
             first_row=self.first_row,
             dropout_key=self.dropout_key,

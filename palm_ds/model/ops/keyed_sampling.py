@@ -38,11 +38,14 @@ def keyed_samples(
     temperature: float = 1.0,
 ) -> torch.Tensor:
     """(n,) int64: a token for each of the `rows` (n, width), whose scores are their products with
-    the output `embeddings` (vocabulary, width) plus the `bias` (vocabulary,)."""
+    the output `embeddings` (vocabulary, width) plus the `bias` (vocabulary,). With a `temperature`
+    of 0: the best one, whatever the key."""
     chunk = _CHUNK_ON_CPU if rows.device.type == "cpu" else _CHUNK
     size = max(chunk // len(embeddings), 1)
     samples = []
     for some, own in zip(rows.split(size), keys.split(size), strict=True):
-        scores = F.linear(some, embeddings, bias.to(some.dtype)).float() / temperature
-        samples.append(gumbel_noise(own, len(embeddings)).add_(scores).argmax(-1))
+        scores = F.linear(some, embeddings, bias.to(some.dtype)).float()
+        if temperature:
+            scores = gumbel_noise(own, len(embeddings)).add_(scores / temperature)
+        samples.append(scores.argmax(-1))
     return torch.cat(samples)

@@ -284,7 +284,9 @@ def build_model(
     for name, task in sorted(owners, key=lambda each: not each[1].changes_encoder):
         torch.manual_seed(derive_key(recipe.seed, "head", name) >> 1)
         heads[name] = task.head(backbone)
-    return Model(backbone, heads, head_of)
+    temperatures = {name: task.pseudo_tokens for name, task in recipe.built_tasks.items()}
+    pseudo = {name: each for name, each in temperatures.items() if each is not None}
+    return Model(backbone, heads, head_of, pseudo)
 
 
 def _fixed_shapes(recipe: Recipe) -> bool:

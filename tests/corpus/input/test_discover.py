@@ -17,6 +17,7 @@ import zstandard
 
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.add_annotation import add_annotations
+from palm_ds.corpus.inspect import heading
 from palm_ds.corpus.options import InputOptions, TextOptions
 from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.corpus.rejected import read_rejected
@@ -163,6 +164,24 @@ def test_pairs_without_a_label(tmp_path: Path, vocabulary: str) -> None:
     corpus = made(tmp_path / "a.tsv", vocabulary, format="pairs", pair_fields=fields)
     assert corpus.manifest.options["labels"] == [""]
     assert column(corpus, "label", 0) == [0, 0]
+
+
+def test_languages_of_pairs(tmp_path: Path, vocabulary: str) -> None:
+    (tmp_path / "a.tsv").write_text("text_a\ttext_b\na\tb\na\nb\ta\n")
+    options = {"format": "pairs", "pair_fields": ("text_a", "text_b")}
+    corpus = made(tmp_path / "a.tsv", vocabulary, languages=("en", "zh-Hant"), **options)
+    assert corpus.manifest.languages == ("en", "zh-Hant") and len(corpus) == 2
+    assert "languages en, zh-Hant" in heading(corpus).plain
+    (bad,) = read_rejected(corpus.path)
+    assert (bad["file"], bad["line"]) == ("a.tsv", 3)
+    for given, message in (
+        ({"languages": ("en",), **options}, "--languages en: --format pairs has 2"),
+        ({"languages": ("en", "fr")}, "--languages en fr: --format auto has 1"),
+        ({"languages": ("English",)}, "'English' is no language tag such as en"),
+        ({"languages": ("en",), "format": "ernie"}, "--format ernie has none"),
+    ):
+        with pytest.raises(UserError, match=message):
+            InputOptions(**given)
 
 
 def many_pairs(file: Path, labels: int = 40) -> Path:

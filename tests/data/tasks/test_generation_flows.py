@@ -55,6 +55,23 @@ def test_an_example_by_hand() -> None:
     assert targets.tolist() == [[t, f] for f in (0, 1) for t in (21, 22, 23, SEP)]
 
 
+def test_next_tokens_by_hand() -> None:
+    """UNIMO's examples: no queries, no noise, and positions that begin again with the target."""
+    options = FlowOptions(decoder="next_token", end="mask", positions="restart", target_segment=1)
+    example, (where, targets) = built(options, [11, 12])
+    assert example.input_ids.tolist() == [CLS, 11, 12, SEP, *TARGET]
+    assert example.token_type_ids.tolist() == [0] * 4 + [1] * 5
+    assert example.position_ids is not None and example.visibility is not None
+    assert example.position_ids.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 4]
+    for side in (example.visibility.order, example.visibility.limit):
+        assert side.tolist() == [0, 0, 0, 0, 1, 2, 3, 4, 5]
+    assert where.tolist() == [4, 5, 6, 7] and targets.tolist() == [21, 22, 23, SEP]
+    assert (options.end_token(VOCABULARY), options.query_token(VOCABULARY)) == (MASK, None)
+    assert options.query_count(np.array([5])).tolist() == [0]
+    with pytest.raises(UserError, match="t.word_weight: 0.5, but with decoder: next_token"):
+        FlowOptions(decoder="next_token", word_weight=0.5).check_flows("t")
+
+
 @pytest.mark.parametrize(("weight", "limits"), [(1.0, [1, 2, 3, 4]), (0.0, [1, 2, 2, 4])])
 def test_a_flow_without_weight_has_no_queries(weight: float, limits: list[int]) -> None:
     options = FlowOptions(noise_rate=0.0, word_weight=weight)

@@ -85,7 +85,7 @@ def test_lockstep_calls_the_same_modules_whatever_the_rows(tmp_path: Path) -> No
 
 def test_special_and_unused_tokens_are_never_written() -> None:
     vocabulary = replace(small_tokenizer().vocabulary, attn=7)
-    barred = set(banned_tokens(vocabulary, vocabulary.size + 3).tolist())
+    barred = set(banned_tokens(vocabulary, vocabulary.size + 3, vocabulary.sep).tolist())
     assert {vocabulary.pad, vocabulary.cls, vocabulary.mask, vocabulary.unk, 7} <= barred
     assert barred >= set(range(vocabulary.size, vocabulary.size + 3))
     assert vocabulary.sep not in barred

@@ -23,6 +23,7 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutput
 
 from palm_ds.common.errors import UserError
+from palm_ds.model.generation.cached_decoder import CachedDecoder
 from palm_ds.model.generation.generate import (
     DecodingSettings,
     Generated,
@@ -32,7 +33,6 @@ from palm_ds.model.generation.generate import (
     kept_probabilities,
     repeating,
 )
-from palm_ds.model.generation.infilling_decoder import InfillingDecoder
 from tests.helpers.infilling import FORMAT, next_scores, prompt, small_model
 
 WORDS = 7  # [PAD] [CLS] [SEP] . [ATTN] . .
@@ -70,7 +70,7 @@ def generated(
     limits: Sequence[int] = (),
 ) -> list[Generated]:
     encoder, head = small_model(WORDS, seed=3)
-    decoder = InfillingDecoder(encoder, head.logits, [prompt(x) for x in sources], FORMAT)
+    decoder = CachedDecoder(encoder, head.logits, [prompt(x) for x in sources], FORMAT)
     most = limits or [settings.max_tokens] * len(sources)
     return generate(decoder, FORMAT.begin, most, settings, rules, numbers=numbers)
 

@@ -1,12 +1,14 @@
-"""One step of generation after another: ERNIE-GEN's infilling decoder (arXiv 2001.11314, 3.1).
+"""One step of generation after another: by queries, as ERNIE-GEN's infilling decoder (arXiv
+2001.11314, 3.1), or by the tokens themselves, as in UniLM and UNIMO.
 
     source, read once        [CLS] s1 s2 s3 [SEP]
-    step 1                                        [CLS]  [ATTN]  -> y1
-    step 2                                               y1  [ATTN]  -> y2
-    step 3                                                   y2  [ATTN]  -> y3
+    step 1                                        [CLS]  [ATTN]  -> y1         or  [CLS]  -> y1
+    step 2                                               y1  [ATTN]  -> y2         y1  -> y2
+    step 3                                                   y2  [ATTN]  -> y3     y2  -> y3
 
-A step gives the encoder the token chosen last, at its own position, and [ATTN] at the next one; the
-head reads the vector of [ATTN]. The layers are the encoder's own, over a cache.
+A step gives the encoder the token chosen last, at its own position, and [ATTN] at the next one, if
+there is one; the head reads the vector of the last of these. The layers are the encoder's own, over
+a cache.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ class TargetFormat:
 
     begin: int
     """The token before the first one to generate: [CLS]."""
-    query: int
-    """The token that asks for the next one: [ATTN]."""
+    query: int | None
+    """The token that asks for the next one: [ATTN]. None: each token asks for the one after it."""
     end: int
-    """The token after the last one: [SEP]."""
+    """The token after the last one: [SEP], or [MASK]."""
     token_type: int
 
 
@@ -51,7 +53,7 @@ def most_tokens(encoder: Encoder, prompt: Prompt) -> int:
     return encoder.config.max_length - 1 - prompt.position
 
 
-class InfillingDecoder:
+class CachedDecoder:
     """Reads prompts, then returns scores of the next token, step by step."""
 
     def __init__(
@@ -64,12 +66,14 @@ class InfillingDecoder:
         """`logits` maps vectors (n, hidden) to scores (n, vocabulary)."""
         check_generates(encoder)
         self.encoder, self.target, self._logits = encoder, target, logits
-        self._last = encoder.config.max_length - 2  # the query needs a position, too
+        queries = target.query is not None
+        self._last = encoder.config.max_length - 1 - queries  # a query needs a position, too
         longest = max(len(prompt.source.input_ids) for prompt in prompts)
         batch = Batch.from_rows(
             [[prompt.source] for prompt in prompts], length=longest, pad=encoder.config.pad
         ).to(encoder.word.weight.device)
-        self._caches = [KVCache(batch.sequence_ids >= 0) for _ in encoder.computed_layers]
+        real = batch.sequence_ids >= 0
+        self._caches = [KVCache(real, queries=queries) for _ in encoder.computed_layers]
         self._position = torch.tensor([prompt.position for prompt in prompts]).to(batch.input_ids)
         self._task = batch.task_ids[:, 0]
         encoder.read(batch, [cache.source_plan for cache in self._caches])
@@ -81,13 +85,15 @@ class InfillingDecoder:
 
     def step(self, tokens: torch.Tensor) -> torch.Tensor:
         """The scores (hypotheses, vocabulary) of the token after `tokens` (hypotheses,)."""
-        pair = torch.stack([tokens, torch.full_like(tokens, self.target.query)], 1)
+        new = tokens[:, None]
+        if self.target.query is not None:
+            new = torch.cat([new, torch.full_like(new, self.target.query)], 1)
         # Texts beyond their limit, which other processes still wait for, have no further positions.
         at = self._position.clamp(max=self._last)
-        batch = _pairs(pair, at, self._task, self.target.token_type)
+        batch = _step_batch(new, at, self._task, self.target.token_type)
         self._position = self._position + 1
         return self._logits(
-            self.encoder.read(batch, [cache.step_plan for cache in self._caches])[:, 1]
+            self.encoder.read(batch, [cache.step_plan for cache in self._caches])[:, -1]
         )
 
     def select(self, hypotheses: torch.Tensor, prompts: torch.Tensor | None = None) -> None:
@@ -108,16 +114,16 @@ def check_generates(encoder: Encoder) -> None:
         )
 
 
-def _pairs(
-    pair: torch.Tensor, position: torch.Tensor, task: torch.Tensor, token_type: int
+def _step_batch(
+    new: torch.Tensor, position: torch.Tensor, task: torch.Tensor, token_type: int
 ) -> Batch:
-    """The newest token and the query of each hypothesis, (hypotheses, 2)."""
-    rows = len(pair)
+    """The newest token of each hypothesis, (hypotheses, 1), or with its query, (hypotheses, 2)."""
+    rows, many = new.shape
     return Batch(
-        input_ids=pair,
-        position_ids=torch.stack([position, position + 1], 1),
-        token_type_ids=torch.full_like(pair, token_type),
-        task_ids=task[:, None].expand(rows, 2),
-        sequence_ids=torch.zeros_like(pair),
-        cu_seqlens=torch.arange(0, 2 * rows + 1, 2, dtype=torch.int32, device=pair.device),
+        input_ids=new,
+        position_ids=position[:, None] + torch.arange(many, device=new.device),
+        token_type_ids=torch.full_like(new, token_type),
+        task_ids=task[:, None].expand(rows, many),
+        sequence_ids=torch.zeros_like(new),
+        cu_seqlens=torch.arange(0, new.numel() + 1, many, dtype=torch.int32, device=new.device),
     )
