@@ -116,6 +116,8 @@ class ExplicitNgramMasking(CorpusTask):
                 f"{self.where}.lexicon: give the file that `palm-ds corpus ngrams` writes"
             )
 
+    without_displacement: ClassVar[str] = ", or set comprehensive: false"
+
     @classmethod
     def labels_others(cls) -> bool:
         """Its labels need texts with segments at one place."""
@@ -123,6 +125,10 @@ class ExplicitNgramMasking(CorpusTask):
 
     @property
     def attends_partially(self) -> bool:  # type: ignore[override]
+        return self.comprehensive
+
+    @property
+    def displaces(self) -> bool:  # type: ignore[override]
         return self.comprehensive
 
     @property
@@ -281,11 +287,6 @@ class ExplicitNgramMasking(CorpusTask):
     # ---- the model ----
 
     def head(self, backbone: Encoder) -> nn.Module:
-        if self.comprehensive and type(backbone).has_windows(backbone.config):
-            raise UserError(
-                f"{self.where}.comprehensive: {backbone.config.kind} has windows of attention, and "
-                "queries stand far from what they attend to; set false, or use another encoder"
-            )
         lexicon, generator = self.ngrams, None
         symbols = lexicon.longest if self.comprehensive else 0
         extend_embeddings(backbone, len(lexicon) + symbols)

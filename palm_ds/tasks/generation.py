@@ -89,7 +89,12 @@ class Generation(FlowOptions, TextTask, TextGenerator):
     """Beams of these evaluations; 1: greedy."""
 
     attends_partially: ClassVar[bool] = True
+    without_displacement: ClassVar[str] = ", or set decoder: next_token"
     prediction_key: ClassVar[str] = "text"
+
+    @property
+    def displaces(self) -> bool:  # type: ignore[override]
+        return self.decoder == "infilling"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -356,14 +356,9 @@ def test_mistakes_are_one_line(source: CorpusSource, tmp_path: Path) -> None:
         task.head(backbone)
 
 
-def test_windows_take_no_queries(source: CorpusSource) -> None:
+def test_windows_without_queries(source: CorpusSource) -> None:
     sizes = {"hidden_size": 16, "num_layers": 4, "num_heads": 4, "vocab_size": WORDS}
     backbone = build_encoder(EncoderConfig.from_dict({"kind": "modernbert", **sizes}))
-    for comprehensive in (False, True):
-        dataset = dataset_of(source, comprehensive=comprehensive)
-        if comprehensive:
-            with pytest.raises(UserError, match=r"comprehensive: modernbert has windows"):
-                task_of(dataset).head(backbone)
-            continue
-        model = Model(backbone, {NAME: task_of(dataset).head(backbone)}, {NAME: NAME})
-        assert model(batch_of(dataset, 2))[NAME].loss_sum > 0
+    dataset = dataset_of(source, comprehensive=False)
+    model = Model(backbone, {NAME: task_of(dataset).head(backbone)}, {NAME: NAME})
+    assert model(batch_of(dataset, 2))[NAME].loss_sum > 0

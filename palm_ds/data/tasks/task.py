@@ -102,6 +102,11 @@ class Task(Settings, Exports, ABC, Generic[SourceT]):
     pass of the encoder, and runs only if it is requested by name or nothing else can predict."""
     attends_partially: ClassVar[bool] = False
     """Whether its examples have a `visibility`, which not every attention kernel can take."""
+    displaces: ClassVar[bool] = False
+    """Whether tokens stand elsewhere in a row than at their positions, and so maybe far from what
+    they attend to, beyond the windows of an encoder."""
+    without_displacement: ClassVar[str] = ""
+    """For an error message: the setting with which they do not."""
     shortens: ClassVar[bool] = False
     """Whether an example may be shorter than its layout says, which leaves room in its row."""
     changes_encoder: ClassVar[bool] = False

@@ -44,6 +44,12 @@ class TaskChecks:
         mixes = {mix for b, mix in self.spec.mix_of.items() if name in tasks_of(b)}
         if task.freeze and mixes != {"step"}:
             raise UserError(f"tasks.{name}.freeze: its stages need `mix: step`")
+        if task.displaces and encoder_class(self.encoder).has_windows(self.encoder):
+            raise UserError(
+                f"tasks.{name}: {self.encoder.kind} has windows of attention, and this task's "
+                f"queries or masks stand far from what they attend to; use an encoder without "
+                f"windows{task.without_displacement}"
+            )
         slots = self.encoder.task_types
         if task.task_id >= max(slots, 1):
             raise UserError(

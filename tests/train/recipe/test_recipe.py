@@ -383,6 +383,28 @@ WRONG = {
         | {"evaluate": {"mask_rate": 0.15}},
         "evaluate.mask_rate: no task masks tokens at a rate; remove it",
     ),
+    "queries within windows": (
+        changed("stages", to=[{"next": 3}])
+        | {"tasks": {"next": {"kind": "cross_attention_masked_lm", "source": "text"}}}
+        | {"backbone": {"preset": "modern-tiny", "max_positions": 128}},
+        "tasks.next: modernbert has windows of attention, and this task's queries or masks stand "
+        "far from what they attend to; use an encoder without windows",
+    ),
+    "n-grams asked for within windows": (
+        changed("stages", to=[{"grams": 3}])
+        | {
+            "tasks": {
+                "grams": {
+                    "kind": "explicit_ngram_masking",
+                    "source": "text",
+                    "lexicon": "x",
+                    "comprehensive": True,
+                }
+            }
+        }
+        | {"backbone": {"preset": "modern-tiny", "max_positions": 128}},
+        "use an encoder without windows, or set comprehensive: false",
+    ),
     "a mask rate of all tokens": (
         changed("evaluate", to={"mask_rate": 1}),
         "evaluate.mask_rate: expected a number below 1, got 1",
