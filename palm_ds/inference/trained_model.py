@@ -260,6 +260,7 @@ class TrainedModel(Settings):
             partial_tasks=self._causal_tasks,
             windows=encoder_class(config).has_windows(config),
             score_biases=encoder_class(config).adds_to_scores(config),
+            memories=encoder_class(config).memory_length(config) > 0,
         )
         return kernels
 

@@ -48,6 +48,15 @@ class TeacherOutputs:
     """{task of masked words: scores at its soft labels}"""
 
 
+@dataclass(eq=False)
+class SegmentMemory:
+    """What the rows of a batch remember of the windows before: an encoder with memories reads
+    `past` and sets `following`, both without gradients."""
+
+    past: torch.Tensor | None = None  # (layers, rows, memory, hidden); None: zeros
+    following: torch.Tensor | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class PackedText:
     """Tokens that stay together in a row."""
@@ -114,6 +123,11 @@ class Batch:
     queries do: distances within a row are then not those of the text."""
     teacher: TeacherOutputs | None = None
     """What teachers make of it; None where nothing is learned from them."""
+    forgets: torch.Tensor | None = None
+    """(rows,) bool, of rows that are windows of documents: whether what its slot remembers is of
+    another document. None: rows are packed with texts."""
+    memory: SegmentMemory | None = None
+    """What its rows remember of earlier windows; it is given to the encoder with the batch."""
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[PackedText]], *, length: int, pad: int) -> Batch:
@@ -176,6 +190,8 @@ class Batch:
             visibility=None if self.visibility is None else change(self.visibility),
             displaced=self.displaced,
             teacher=self.teacher,
+            forgets=None if self.forgets is None else change(self.forgets),
+            memory=self.memory,
         )
 
     def to(self, device: torch.device | str) -> Batch:

@@ -264,6 +264,7 @@ def build_model(
         partial_tasks=[n for n, task in recipe.built_tasks.items() if task.attends_partially],
         windows=encoder_class(config).has_windows(config),
         score_biases=encoder_class(config).adds_to_scores(config),
+        memories=encoder_class(config).memory_length(config) > 0,
         states_read=bool(training and recipe.teacher and recipe.teacher.weights),
     )
     for line in lines:
