@@ -274,6 +274,11 @@ class Encoder(nn.Module, ABC):
         texts are read whole, in packed rows."""
         return 0
 
+    @classmethod
+    def memory_shape(cls, config: EncoderConfig) -> tuple[int, int, int]:
+        """(layers, memory, hidden) of what it remembers of a document."""
+        return config.num_layers, cls.memory_length(config), config.hidden_size
+
     # ---- what is in it ----
 
     @classmethod

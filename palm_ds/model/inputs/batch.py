@@ -123,11 +123,11 @@ class Batch:
     queries do: distances within a row are then not those of the text."""
     teacher: TeacherOutputs | None = None
     """What teachers make of it; None where nothing is learned from them."""
-    forgets: torch.Tensor | None = None
-    """(rows,) bool, of rows that are windows of documents: whether what its slot remembers is of
-    another document. None: rows are packed with texts."""
+    documents: torch.Tensor | None = None
+    """(rows,) int64: a number of the document that each row is a window of. None: rows are packed
+    with texts."""
     memory: SegmentMemory | None = None
-    """What its rows remember of earlier windows; it is given to the encoder with the batch."""
+    """What its rows remember of earlier windows (palm_ds/model/inputs/memory.py)."""
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[PackedText]], *, length: int, pad: int) -> Batch:
@@ -190,7 +190,7 @@ class Batch:
             visibility=None if self.visibility is None else change(self.visibility),
             displaced=self.displaced,
             teacher=self.teacher,
-            forgets=None if self.forgets is None else change(self.forgets),
+            documents=self.documents,  # the host reads it
             memory=self.memory,
         )
 

@@ -182,10 +182,9 @@ class ErnieDoc(TransformerEncoder):
     def _past(self, batch: Batch, x: torch.Tensor) -> torch.Tensor:
         """(layers, rows, memory, hidden), zeros where nothing came before."""
         assert batch.memory is not None
-        config = self.config
-        shape = config.num_layers, len(x), self.memory_length(config), config.hidden_size
+        layers, *sizes = self.memory_shape(self.config)
         past = batch.memory.past
-        return x.new_zeros(shape) if past is None else past.to(x.dtype)
+        return x.new_zeros(layers, len(x), *sizes) if past is None else past.to(x.dtype)
 
     def _plan(self, batch: Batch, past: torch.Tensor, keys: DropoutKeys | None) -> MemoryPlan:
         memory, (rows, length), device = past.shape[2], batch.input_ids.shape, past.device
@@ -242,6 +241,10 @@ class ErnieDoc(TransformerEncoder):
     @classmethod
     def adds_to_scores(cls, config: EncoderConfig) -> bool:
         return True
+
+    @classmethod
+    def is_specified(cls) -> bool:
+        return cls.layer is ErnieDoc.layer and cls.forward is ErnieDoc.forward
 
     @property
     def generates(self) -> bool:
