@@ -101,7 +101,7 @@ class Engine:
         frozen = sharded_state.frozen_shards(model, self.rank, self.world)
         parts = model, self._optimizer, self.config, ds_config, self.processes
         self._engine, self._swap = _initialize(*parts)
-        memories = SlotMemories(_memory_shape(model))
+        memories = SlotMemories(_memory_shape(model), self.device)
         self._state = EngineState(
             memories=memories,
             engine=self._engine,

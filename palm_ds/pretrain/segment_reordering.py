@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from palm_ds.common.errors import UserError
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example, build_input, layouts
 from palm_ds.data.tasks.task import CorpusTask

@@ -21,10 +21,10 @@ from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example, build_input
 from palm_ds.data.tasks.task import CorpusTask
 from palm_ds.pretrain.shared.paragraphs import (
-    lay_out,
-    segment_orders,
     count_orders,
+    lay_out,
     paragraphs,
+    segment_orders,
     segments,
 )
 

@@ -1,4 +1,4 @@
-"""The windows of documents that a run trains on: a pure function of (recipe, data, seed, step, row).
+"""The windows of documents that a run trains on, which follow from (recipe, data, seed, step, row).
 
     slot 0    document 0, windows 0 1 2 3 | document 3, ...
     slot 1    document 1, windows 0 1     | document 2, windows 0 1 2 | document 4, ...
@@ -30,7 +30,7 @@ _CHUNK = 256  # documents whose windows are counted together
 _STAGE = 1 << 40  # numbers of documents of one stage
 
 
-class Reading(NamedTuple):
+class SlotDocument(NamedTuple):
     """A document in a slot."""
 
     document: int
@@ -52,7 +52,7 @@ class SlotQueue:
     slots: int
     first: int
     """The number of its first document."""
-    readings: list[Reading] = field(default_factory=list)
+    readings: list[SlotDocument] = field(default_factory=list)
     following: int = 0
     """The next document that no slot has had."""
     _reached: int = 0
@@ -66,7 +66,7 @@ class SlotQueue:
         for _ in range(self.slots):
             self.readings.append(self._take(0))
 
-    def at(self, step: int) -> list[Reading]:
+    def at(self, step: int) -> list[SlotDocument]:
         """The document of each slot at a step of the stage."""
         if step < self._reached:
             self._restart()
@@ -79,9 +79,9 @@ class SlotQueue:
         self._reached = step
         return self.readings
 
-    def _take(self, step: int) -> Reading:
+    def _take(self, step: int) -> SlotDocument:
         document, self.following = self.following, self.following + 1
-        return Reading(document, step, self._windows(document))
+        return SlotDocument(document, step, self._windows(document))
 
     def _windows(self, document: int) -> int:
         chunk = document // _CHUNK
@@ -103,7 +103,7 @@ class SlotQueue:
 
     def seek(self, state: Mapping[str, Any]) -> None:
         """Continue from a state."""
-        self.readings = [Reading(*reading) for reading in state["readings"]]
+        self.readings = [SlotDocument(*reading) for reading in state["readings"]]
         self.following, self._reached = state["following"], state["step"]
 
 

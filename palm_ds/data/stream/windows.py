@@ -57,7 +57,7 @@ class DocumentSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Windows:
+class DocumentWindows:
     """How documents are cut into rows."""
 
     length: int
@@ -66,7 +66,7 @@ class Windows:
     settings: DocumentSettings
 
     @classmethod
-    def of(cls, settings: DocumentSettings, length: int, memory: int) -> Windows:
+    def of(cls, settings: DocumentSettings, length: int, memory: int) -> DocumentWindows:
         return cls(
             length=length,
             stride=min(settings.stride or memory, length - _AROUND),
@@ -137,10 +137,12 @@ class Windows:
 class DocumentDataset(TaskGroupDataset[SourceT]):
     """The windows of documents: a layout says which `window` of the n-th document it is."""
 
-    windows: Windows = field(kw_only=True)
+    windows: DocumentWindows = field(kw_only=True)
 
     @classmethod
-    def of(cls, dataset: TaskGroupDataset[SourceT], windows: Windows) -> DocumentDataset[SourceT]:
+    def of(
+        cls, dataset: TaskGroupDataset[SourceT], windows: DocumentWindows
+    ) -> DocumentDataset[SourceT]:
         """The same task group and source."""
         return cls(
             name=dataset.name,
@@ -217,5 +219,3 @@ def as_windows(batch: Batch, documents: list[int], pad: int) -> Batch:
         sequence_ids=batch.sequence_ids.masked_fill(padding, -1),
         documents=torch.tensor(documents, dtype=torch.int64),
     )
-
-

@@ -46,9 +46,7 @@ def _mask(plan: AttentionPlan, window: int | None) -> torch.Tensor:
     return plan.mask & ~distant(length, window, plan.mask.device)
 
 
-def drop_weights(
-    weights: torch.Tensor, keys: DropoutKeys | None, dropout: float
-) -> torch.Tensor:
+def drop_weights(weights: torch.Tensor, keys: DropoutKeys | None, dropout: float) -> torch.Tensor:
     """Dropout of (rows, heads, length, keys)."""
     if keys is None:
         return F.dropout(weights, dropout)

@@ -2,16 +2,17 @@
 
     slot r     the row r of every step, over all processes: one window after another of a document,
                then the next document
-    attached   batch + the memories of its rows; another document begins without any
-    keep       after the forward pass, which has set `following`
+    begin      gives the batches of a step the memories of their rows; another document begins
+               without any
+    keep       after the forward pass of a batch, which has set what follows
 
 Memories belong to slots, not to processes, so that any number of processes reads with the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -28,40 +29,34 @@ class SlotMemory:
 
 
 class SlotMemories:
-    """The memories of some slots, before and after a step."""
+    """The memories of some slots, on the device of the model."""
 
-    def __init__(self, shape: tuple[int, int, int]):
+    def __init__(self, shape: tuple[int, int, int], device: torch.device):
         """`shape`: (layers, memory, hidden) of a slot; a memory of 0 for an encoder without."""
-        self._shape = shape
-        self._before: dict[int, SlotMemory] = {}
+        self._shape, self._device = shape, device
         self.now: dict[int, SlotMemory] = {}
 
-    def begin(self) -> None:
-        """Begin a step: `attached` gives what is remembered now, `keep` adds to what follows."""
-        self._before, self.now = self.now, {}
+    def begin(self, batches: Sequence[Batch]) -> None:
+        """Give the batches of a step what their rows remember, if they are windows of documents. A
+        batch that is read again later still has it."""
+        before, self.now = self.now, {}
+        for batch in batches:
+            if batch.documents is not None:
+                documents = enumerate(batch.documents.tolist(), batch.first_row)
+                rows = [self._of(before.get(slot), document) for slot, document in documents]
+                batch.memory = SegmentMemory(torch.stack(rows, 1))
 
-    def attached(self, batch: Batch) -> Batch:
-        """The batch with the memories of its rows, if it has windows of documents."""
-        if batch.documents is None:
-            return batch
-        slots = range(batch.first_row, batch.first_row + len(batch.input_ids))
-        pairs = zip(slots, batch.documents.tolist(), strict=True)
-        device = batch.input_ids.device
-        rows = [self._of(slot, document, device) for slot, document in pairs]
-        return replace(batch, memory=SegmentMemory(torch.stack(rows, 1)))
-
-    def _of(self, slot: int, document: int, device: torch.device) -> torch.Tensor:
-        known = self._before.get(slot)
+    def _of(self, known: SlotMemory | None, document: int) -> torch.Tensor:
         if known is None or known.document != document:
-            return torch.zeros(self._shape, device=device)
-        return known.values.to(device, torch.float32)
+            return torch.zeros(self._shape, device=self._device)
+        return known.values.to(self._device, torch.float32)
 
     def keep(self, batch: Batch) -> None:
-        """Remember what the forward pass of an attached batch has set. Values that are not finite,
-        of a step that changes nothing, are forgotten."""
+        """Remember what the forward pass of a batch has set. Values that are not finite, of a step
+        that changes nothing, are forgotten."""
         if batch.documents is None or batch.memory is None:
             return
-        following = batch.memory.following
+        following, batch.memory.following = batch.memory.following, None
         assert following is not None, "the encoder has not read it"
         following = torch.nan_to_num(following, nan=0.0, posinf=0.0, neginf=0.0)
         for row, document in enumerate(batch.documents.tolist()):

@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from palm_ds.model.inputs.memory import SlotMemories
 from palm_ds.runtime.checkpoint import checkpoint, sharded_state
 from palm_ds.runtime.checkpoint.checkpoint import Retention
 from palm_ds.runtime.checkpoint.shard_files import (
@@ -29,6 +28,14 @@ from palm_ds.runtime.processes.processes import Processes
 from palm_ds.runtime.zero.zero_step import read_counters, restore_counters
 
 
+class StoredMemories(Protocol):
+    """What slots remember of documents, as `palm_ds.model.inputs.memory.SlotMemories`."""
+
+    def stored(self) -> Iterable[tuple[str, torch.Tensor]]: ...
+
+    def restore(self, stored: Mapping[str, torch.Tensor]) -> None: ...
+
+
 @dataclass(kw_only=True)
 class EngineState:
     """State of an engine in checkpoints. All processes make the same calls."""
@@ -40,7 +47,7 @@ class EngineState:
     frozen: Mapping[str, sharded_state.FrozenShard]
     layout: checkpoint.Layout
     processes: Processes
-    memories: SlotMemories
+    memories: StoredMemories
     """What this process's slots remember of documents."""
     averages: bool = False
     """Whether the optimizer keeps running averages of the weights."""

@@ -176,14 +176,12 @@ class MicroBatch(Copyable, LabelledBatch, Protocol):
     def with_dropout_key(self: B, key: int) -> B: ...
 
 
-class Memories(Protocol[B]):
+class Memories(Protocol[B_contra]):
     """What slots remember of documents, as `palm_ds.model.inputs.memory.SlotMemories`."""
 
-    def begin(self) -> None: ...
+    def begin(self, batches: Sequence[B_contra]) -> None: ...
 
-    def attached(self, batch: B) -> B: ...
-
-    def keep(self, batch: B) -> None: ...
+    def keep(self, batch: B_contra) -> None: ...
 
 
 class Attack(Protocol[B_contra]):
@@ -244,14 +242,12 @@ class MicroSteps(Generic[B]):
         whole = [task for task in self.global_batch if counts[task]]
         cached = self._cached_gradients(batches, whole, step) if whole else {}
         if self.memories:
-            self.memories.begin()
+            self.memories.begin(batches)
         for number, batch in enumerate(self.copies.copied(batches)):
             if whole:
                 self._repeat_draws(step, number)
             if self.teacher:
                 batch = self.teacher(batch, step)
-            if self.memories:
-                batch = self.memories.attached(batch)
             sums.add(self._micro_step(batch, scales, step, number, cached))
             if self.memories:
                 self.memories.keep(batch)
@@ -270,8 +266,6 @@ class MicroSteps(Generic[B]):
         try:
             with torch.no_grad():
                 for batch in self.copies.copied(batches):
-                    if self.memories:
-                        batch = self.memories.attached(batch)
                     outputs = self.engine(batch)
                     sums.add(outputs)
                     for each in losses:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from palm_ds.data.stream.task_group_dataset import (
     BuiltRow,
@@ -42,14 +43,14 @@ class HeldOutDocuments(HeldOutSet):
         model before it takes the next."""
         slots = self._slots(world * micro_rows)
         own = slots[rank * micro_rows : (rank + 1) * micro_rows]
-        memories = SlotMemories(self.memory_shape)
+        memories = SlotMemories(self.memory_shape, torch.device("cpu"))
         for step in range(max(map(len, slots), default=0)):
             rows = [[slot[step]] if step < len(slot) else [] for slot in own]
             built = build_examples(self.datasets, rows, self.mask_rate)
             batch = collate_built(self.datasets, built, self.length, self.pad)
             numbers = [self._number(row, step) for row in rows]
-            memories.begin()
-            batch = memories.attached(as_windows(batch, numbers, self.pad))
+            batch = as_windows(batch, numbers, self.pad)
+            memories.begin([batch])
             yield built, batch
             memories.keep(batch)
 
@@ -66,7 +67,8 @@ class HeldOutDocuments(HeldOutSet):
     def _windows(self, document: ExampleRef) -> list[ExampleRef]:
         dataset = self.datasets[document.dataset]
         assert isinstance(dataset, DocumentDataset)
-        layouts = np.repeat(document.layout[None], dataset.counts(document.layout[None])[0])
+        first = np.array([document.layout])
+        layouts = np.repeat(first, dataset.counts(first)[0])
         layouts["window"] = np.arange(len(layouts))
         return [document._replace(layout=layout) for layout in layouts]
 

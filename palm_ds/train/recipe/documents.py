@@ -20,8 +20,8 @@ def check_documents(recipe: Recipe) -> None:
         if task.documents == "no":
             raise UserError(
                 f"tasks.{name}: reads texts in packed rows, but backbone.kind: {kind} reads "
-                "documents window by window; use segment_reordering or knowledge_masking, or "
-                "another encoder"
+                "documents window by window; use segment_reordering, knowledge_masking or "
+                "classification, or another encoder"
             )
     if recipe.examples:
         raise UserError(

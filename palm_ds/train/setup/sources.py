@@ -21,7 +21,7 @@ from palm_ds.data.sources.source import held_out_draw
 from palm_ds.data.sources.table import TableSource, split_rows
 from palm_ds.data.stream.stages import tasks_of
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset, make_datasets
-from palm_ds.data.stream.windows import LONGEST, DocumentDataset, Windows
+from palm_ds.data.stream.windows import LONGEST, DocumentDataset, DocumentWindows
 from palm_ds.data.tasks.soft_labels import SoftTasks
 from palm_ds.data.tasks.task import CorpusTask, TableTask, Task
 from palm_ds.data.tasks.task_with_data import NamedRows
@@ -338,7 +338,7 @@ def datasets_of(
         segments=recipe.backbone_config.token_types,
         soft=soft,
     )
-    if documents:
-        windows = Windows.of(documents, length, memory)
-        datasets = [DocumentDataset.of(dataset, windows) for dataset in datasets]
-    return datasets, mixtures
+    if not documents:
+        return datasets, mixtures
+    windows = DocumentWindows.of(documents, length, memory)
+    return [DocumentDataset.of(dataset, windows) for dataset in datasets], mixtures

@@ -39,10 +39,10 @@ from palm_ds.model.encoder.encoder import (
 from palm_ds.model.encoder.layer import EncoderLayer
 from palm_ds.model.encoder.positions import skewed
 from palm_ds.model.encoder.transformer import TransformerEncoder
-from palm_ds.model.inputs.batch import Batch, SegmentMemory
+from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels, layer_norm
 from palm_ds.model.ops.compiled import CompiledRegion
-from palm_ds.model.ops.dropout import DropoutKeys, dropout, dropout_keys, table_keys
+from palm_ds.model.ops.dropout import DropoutKeys, dropout, table_keys
 
 _TABLE_EPS = 1e-5
 """Of the norms of the three tables and of masked-LM heads, whatever that of the layers is."""
@@ -60,7 +60,7 @@ class ErnieDocOptions(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryPlan(AttentionPlan):
+class DocumentPlan(AttentionPlan):
     """What a layer needs besides the vectors of its window."""
 
     memory: torch.Tensor
@@ -80,16 +80,13 @@ class DocumentLayer(EncoderLayer):
         super().__init__(config, kernels)
         size = config.hidden_size
         self.distance_map, self.type_map = nn.Linear(size, size), nn.Linear(size, size)
-        for name in ("content_bias", "distance_bias", "type_bias"):
-            values = torch.empty(size)
-            nn.init.trunc_normal_(
-                values, std=config.init_range, a=-2 * config.init_range, b=2 * config.init_range
-            )
-            setattr(self, name, nn.Parameter(values))
+        self.content_bias, self.distance_bias, self.type_bias = (
+            nn.Parameter(_vector(size, config.init_range)) for _ in range(3)
+        )
 
     def attention(self, x: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
         """(rows, length, hidden) before the output projection."""
-        assert isinstance(plan, MemoryPlan) and plan.bias is not None
+        assert isinstance(plan, DocumentPlan) and plan.bias is not None
         query, key, value = self.qkv(x).chunk(3, -1)
         self.reads_distances = True  # memories are no tokens of the batch
         _, past_key, past_value = self.qkv(plan.memory).chunk(3, -1)
@@ -103,7 +100,7 @@ class DocumentLayer(EncoderLayer):
             weights = drop_weights(weights, plan.keys, self.attention_rate)
         return (weights @ values).transpose(1, 2).flatten(2)
 
-    def _further(self, query: torch.Tensor, plan: MemoryPlan) -> torch.Tensor:
+    def _further(self, query: torch.Tensor, plan: DocumentPlan) -> torch.Tensor:
         """(rows, heads, length, memory + length): what distances and types add to scores."""
         distances = self._heads(self.distance_map(plan.distance_vectors)[None])
         types = self._heads(self.type_map(plan.type_vectors)[None])
@@ -114,6 +111,10 @@ class DocumentLayer(EncoderLayer):
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         """(rows, heads, n, head size) of (rows, n, hidden)."""
         return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+
+def _vector(size: int, std: float) -> torch.Tensor:
+    return nn.init.trunc_normal_(torch.empty(size), std=std, a=-2 * std, b=2 * std)
 
 
 class ErnieDoc(TransformerEncoder):
@@ -161,8 +162,7 @@ class ErnieDoc(TransformerEncoder):
         if batch.memory is None:
             raise UserError(
                 f"backbone.kind: {self.config.kind} reads documents window by window, with "
-                "memories: it takes no packed rows of texts (embed, serve, fill-mask, tasks over "
-                "sentences)"
+                "memories: it takes no packed rows of texts (predict, embed, serve, fill-mask)"
             )
         keys = self._dropout_keys(batch)
         x = self._drop(self.norm(self.word(batch.input_ids)), keys)
@@ -184,9 +184,9 @@ class ErnieDoc(TransformerEncoder):
         assert batch.memory is not None
         layers, *sizes = self.memory_shape(self.config)
         past = batch.memory.past
-        return x.new_zeros(layers, len(x), *sizes) if past is None else past.to(x.dtype)
+        return x.new_zeros(layers, len(x), *sizes) if past is None else past.to(x)
 
-    def _plan(self, batch: Batch, past: torch.Tensor, keys: DropoutKeys | None) -> MemoryPlan:
+    def _plan(self, batch: Batch, past: torch.Tensor, keys: DropoutKeys | None) -> DocumentPlan:
         memory, (rows, length), device = past.shape[2], batch.input_ids.shape, past.device
         first = batch.token_type_ids[:, :1].expand(-1, memory)
         types = torch.cat([first, batch.token_type_ids], 1)
@@ -200,7 +200,7 @@ class ErnieDoc(TransformerEncoder):
         table = self.segment_norm(self.segment(numbers))
         of_tables = keys and table_keys(batch, keys, len(places) + len(numbers))
         split = len(places)
-        return MemoryPlan(
+        return DocumentPlan(
             kernel=self.kernels.attention,
             compute=plain_attention,
             bias=hidden[:, None],
@@ -254,9 +254,9 @@ class ErnieDoc(TransformerEncoder):
 def distance_rows(
     length: int, memory: int, window: int, device: torch.device | None = None
 ) -> torch.Tensor:
-    """(memory + 2 length,) the rows of the table for the distances i - j = memory + length - 1, ...,
-    -length of a query i from a key j, in a table for windows of `window` tokens: 0, -1, ... are in
-    its first rows, 1, 2, ... from row `window` on (`get_related_pos` in ERNIE's code)."""
+    """(memory + 2 length,) the rows of the table for the distances i - j of a query i from a key j,
+    memory + length - 1 to -length, in a table for windows of `window` tokens: 0, -1, ... are in its
+    first rows, 1, 2, ... from row `window` on (`get_related_pos` in ERNIE's code)."""
     distance = memory + length - 1 - torch.arange(memory + 2 * length, device=device)
     return torch.where(distance > 0, window - 1 + distance, -distance)
 

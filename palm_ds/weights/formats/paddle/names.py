@@ -20,8 +20,10 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.encoder.positions import GRAM_BUCKETS
 from palm_ds.weights.formats.huggingface.architecture import CLASSIFIER, MASKED_WORDS, NEXT_SENTENCE
 
-_LINEAR = {"dense", "query", "key", "value", "project", "expand", "contract", "out"}
-_LINEAR |= {"distance_map", "type_map"}
+_LINEAR = {
+    *("dense", "query", "key", "value", "project", "expand", "contract", "out"),
+    *("distance_map", "type_map"),
+}
 _VECTORS = ("content_bias", "distance_bias", "type_bias")
 """Parameters that are no module's weight or bias."""
 _LAYER = re.compile(r"(encoder_layer_|encoder_stack\.block\.|encoder\.layers\.)(\d+)(?=[._])")
