@@ -15,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.cli.main import main
 from palm_ds.common.errors import UserError
+from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.encoder.kinds.ernie_doc import distance_rows
 from palm_ds.model.heads.heads import MaskedLMHead
@@ -182,6 +183,11 @@ def test_a_memory_that_does_not_fit_is_an_error(shared: Path, tmp_path: Path) ->
     (tmp_path / "config.json").write_text(json.dumps({**config, "memory_len": 7}))
     with pytest.raises(UserError, match="memory_len: 7 does not fit 30 rows of positions"):
         open_checkpoint(tmp_path)
+
+
+def test_programs_for_packed_texts_refuse_it(shared: Path) -> None:
+    with pytest.raises(UserError, match="reads documents window by window, .* predict, embed"):
+        TrainedModel.open(shared / "oracle" / STATIC)
 
 
 def test_show_says_what_it_is(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
