@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT))
 from docs import roofline, scaling, typed_keywords  # noqa: E402
 from palm_ds.data.reader import TableSettings  # noqa: E402
 from palm_ds.data.stream.curriculum_spec import parse_stages  # noqa: E402
+from palm_ds.data.stream.windows import DocumentSettings  # noqa: E402
 from palm_ds.data.tasks.task import Task, known_kinds  # noqa: E402
 from palm_ds.model.config.config import PRESETS, EncoderConfig  # noqa: E402
 from palm_ds.model.heads.replaced_tokens import GeneratorSettings  # noqa: E402
@@ -54,6 +55,7 @@ from palm_ds.train.report.tracker_clients import (  # noqa: E402
 
 SECTIONS = {
     "backbone": EncoderConfig,
+    "documents": DocumentSettings,
     "optimizer": OptimizerConfig,
     "lora": LoraSettings,
     "schedule": LRSchedule,

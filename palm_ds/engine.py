@@ -26,6 +26,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.fgm import FGM
 from palm_ds.model.inputs.batch import Batch
+from palm_ds.model.inputs.memory import SlotMemories
 from palm_ds.runtime.checkpoint import checkpoint, sharded_state
 from palm_ds.runtime.checkpoint.checkpoint import TWO_NEWEST, Retention
 from palm_ds.runtime.checkpoint.engine_state import EngineState, full_state_dict
@@ -100,7 +101,9 @@ class Engine:
         frozen = sharded_state.frozen_shards(model, self.rank, self.world)
         parts = model, self._optimizer, self.config, ds_config, self.processes
         self._engine, self._swap = _initialize(*parts)
+        memories = SlotMemories(_memory_shape(model), self.device)
         self._state = EngineState(
+            memories=memories,
             engine=self._engine,
             optimizer=self._optimizer,
             frozen=frozen,
@@ -116,6 +119,7 @@ class Engine:
             attack=attack,
             global_batch=self.global_batch,
             teacher=teacher,
+            memories=memories,
         )
         self._step_freezing.watch(self._engine.module)
         self._watchdog = Watchdog(ds_config.watchdog_seconds)
@@ -346,6 +350,12 @@ def _encoder_names(model: nn.Module) -> EncoderNames:
     matrices = encoder.matrices(encoder.config)
     stacked = {matrix.path: matrix.stacked for matrix in matrices if len(matrix.stacked) > 1}
     return EncoderNames(above=encoder.above_layers, stacked=stacked)
+
+
+def _memory_shape(model: nn.Module) -> tuple[int, int, int]:
+    """(layers, memory, hidden) of what the model's encoder remembers of a document."""
+    encoder = getattr(model, "backbone", None)
+    return encoder.memory_shape(encoder.config) if isinstance(encoder, Encoder) else (0, 0, 0)
 
 
 def _layout(ds_config: DSConfig, world: int) -> checkpoint.Layout:

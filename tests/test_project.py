@@ -326,13 +326,14 @@ def test_fine_tuning_recipes_are_valid_and_say_what_they_need_and_reach(path: Pa
     from palm_ds.train.recipe.recipe import make_recipe, read_values
 
     presets = {"gen": "ernie-gen-base", "gram": "ernie-gram-base"}
-    presets |= {"m": "ernie-m-base", "unimo": "unimo-base-en"}
+    presets |= {"m": "ernie-m-base", "unimo": "unimo-base-en", "doc": "ernie-doc-base-en"}
     preset = presets.get(path.stem.partition("_")[0], "ernie-2.0-base")
     values = read_values(path)
     types = {x: y for x, y in values.get("backbone", {}).items() if x == "token_types"}
     recipe = make_recipe({**values, "backbone": {"preset": preset, **types}}, str(path))
     in_steps = path.stem == "chnsenticorp_bow"  # as ERNIE's distillation is; the others in epochs
-    assert recipe.examples and recipe.curriculum_spec.needs_corpus != in_steps
+    assert recipe.examples or recipe.documents_read
+    assert recipe.curriculum_spec.needs_corpus != in_steps
     comment = re.match(r"(?:#.*\n)+", path.read_text())
     assert comment is not None and len(comment[0].split()) > 20
 

@@ -32,6 +32,7 @@ from palm_ds.inference.embedder import Embedder, EmbeddingSettings, make_embedde
 from palm_ds.inference.fill_mask import Filler, example_lines
 from palm_ds.inference.model_tasks import asked_tasks, recipe_of
 from palm_ds.inference.predictor import Predictor
+from palm_ds.model.config.encoder_kinds import shipped_class
 from palm_ds.model.encoder.encoder import PLAIN, Encoder, build_encoder, encoder_class
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.heads.outputs import Reading
@@ -80,6 +81,7 @@ class TrainedModel(Settings):
         """Open a run folder (its weights/, else best/, else its newest good checkpoint, with a
         warning that says which), or a checkpoint of any format. Raises UserError."""
         contents = open_model(path)
+        _check_reads_texts(contents)
         for note in contents.all_notes:
             log.warning("%s", note)
         return cls(
@@ -260,6 +262,7 @@ class TrainedModel(Settings):
             partial_tasks=self._causal_tasks,
             windows=encoder_class(config).has_windows(config),
             score_biases=encoder_class(config).adds_to_scores(config),
+            memories=encoder_class(config).memory_length(config) > 0,
         )
         return kernels
 
@@ -269,6 +272,17 @@ class TrainedModel(Settings):
         model = Model(backbone, heads, head_of)
         weights_folder.load_weights(self.contents, model)
         return prepare_to_predict(model, self.device, self.dtype)
+
+
+def _check_reads_texts(contents: CheckpointContents) -> None:
+    """Raises UserError for an encoder that reads windows of documents, and only in training."""
+    encoder = shipped_class(contents.config.kind)
+    if encoder and encoder.memory_length(contents.config):
+        raise UserError(
+            f"{contents.path}: {contents.config.kind} reads documents window by window, with "
+            "memories, when a run trains and evaluates; predict, embed, serve and fill-mask read "
+            "packed texts, which it cannot"
+        )
 
 
 def _recipe_of_checkpoint(path: Path) -> Recipe:

@@ -69,12 +69,14 @@ def choose_kernels(
     states_read: bool = False,
     windows: bool = False,
     score_biases: bool = False,
+    memories: bool = False,
 ) -> tuple[Kernels, list[str]]:
     """The requested or fastest implementation of each operation ("auto": the fastest), and one log
     line per operation. `fixed_shapes`: all batches have the same number of rows and length.
     `partial_tasks`: tasks with texts whose tokens do not all attend to one another. `states_read`:
     what layers compute inside is recorded (palm_ds/model/encoder/states.py). `windows`: layers
     attend within a window. `score_biases`: they add to the scores of attention.
+    `memories`: they attend to vectors of earlier windows besides.
 
     Raises UserError for an unknown operation or implementation, and for one that cannot run here.
     """
@@ -92,6 +94,7 @@ def choose_kernels(
         states_read=states_read,
         windows=windows,
         score_biases=score_biases,
+        memories=memories,
         layer_norm=requested.get("layer_norm", "auto"),
     )
     chosen, lines = {}, {}
@@ -243,7 +246,7 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
             )
             for name in attention_choice.FOR_GPUS
         ),
-        Implementation("sdpa", attention_choice.draws_own_masks, remark=attention_choice.dense),
+        Implementation("sdpa", attention_choice.sdpa_unavailable, remark=attention_choice.dense),
         Implementation("plain", remark=attention_choice.dense),
     ),
     "masked_lm_loss": (

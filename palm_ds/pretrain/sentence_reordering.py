@@ -7,7 +7,6 @@ as in ERNIE-Doc), drawn uniformly among those that the paragraph's number of sen
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +20,13 @@ from palm_ds.common.settings import PositiveShare
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example, build_input
 from palm_ds.data.tasks.task import CorpusTask
-from palm_ds.pretrain.shared.paragraphs import lay_out, paragraphs, segments
+from palm_ds.pretrain.shared.paragraphs import (
+    count_orders,
+    lay_out,
+    paragraphs,
+    segment_orders,
+    segments,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,11 +48,7 @@ class SentenceReordering(CorpusTask):
     @cached_property
     def orders(self) -> list[tuple[int, ...]]:
         """The permutation of every class: (0), (0 1), (1 0), (0 1 2), ..."""
-        return [
-            order
-            for segments in range(1, self.most + 1)
-            for order in itertools.permutations(range(segments))
-        ]
+        return segment_orders(self.most)
 
     def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """(texts, 4): at least two whole sentences, and their paragraph."""
@@ -58,7 +59,7 @@ class SentenceReordering(CorpusTask):
     def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: CorpusSource, max_length: int
     ) -> np.ndarray:
-        allowed = np.cumsum([math.factorial(n) for n in range(1, self.most + 1)])
+        allowed = count_orders(self.most)
         classes = allowed[np.minimum(items[:, 1] - items[:, 0], self.most) - 1]
         label = (uniform[:, 0] * classes).astype(np.int64)
         parts = np.searchsorted(allowed, label, side="right") + 1
@@ -86,8 +87,8 @@ class SentenceReordering(CorpusTask):
 
     def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
         """Knows the number of segments n, which is visible, and guesses one of the n! orders."""
-        orders = np.array([math.factorial(len(order)) for order in self.orders])[targets]
-        return np.log(orders), 1 / orders
+        possible = np.array([math.factorial(len(order)) for order in self.orders])[targets]
+        return np.log(possible), 1 / possible
 
     def class_name(self, label: int) -> str:
         """`2 1 3`: the text's second segment comes first."""

@@ -45,6 +45,8 @@ class Classification(ClassesTask):
     """{class: weight of its loss during training}, by default 1; `balanced`: inverse class
     frequencies, so that all classes have the same total weight in the training rows."""
 
+    documents: ClassVar[Literal["no", "also", "only"]] = "also"
+    labels_windows: ClassVar[Literal["last", "every"]] = "every"
     prediction_key: ClassVar[str] = "label"
     about: ClassVar[str] = "Puts a text (or a pair) into classes."
     imports: ClassVar[ImportedHead | None] = "class"
@@ -113,6 +115,22 @@ class Classification(ClassesTask):
             "logits": rounded(scores[0]),
             "probs": rounded(softmax(scores[0])),
         }
+
+    def gather(
+        self, pieces: Mapping[int, Sequence[dict[str, Any]]], source: TableSource
+    ) -> dict[int, dict[str, Any]]:
+        """Of a document that is read in windows: the class with the highest mean probability, as in
+        ERNIE-Doc's code."""
+        return {item: self._joined(found) for item, found in pieces.items()}
+
+    def _joined(self, windows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        if len(windows) == 1:
+            return dict(windows[0])
+        logits, probs = (
+            np.mean([window[key] for window in windows], 0) for key in ("logits", "probs")
+        )
+        label = self.class_name(int(probs.argmax()))
+        return {"label": label, "logits": rounded(logits), "probs": rounded(probs)}
 
     def metrics(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource

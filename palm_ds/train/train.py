@@ -191,7 +191,9 @@ class TrainingRun:
 
     def _example_lines(self) -> list[str]:
         """Example predictions on held-out documents, else on training documents; empty without a
-        masked-word head or a corpus."""
+        masked-word head or a corpus, and for an encoder that reads windows of documents."""
+        if self.run.recipe.documents_read:
+            return []
         heads = self.model.heads.values()
         has_head = any(type(head) is MaskedLMHead for head in heads)  # none that writes texts
         if self.examples is None or not has_head or not self.data.corpora:

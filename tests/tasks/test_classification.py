@@ -11,6 +11,12 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
+from palm_ds.data.stream.windows import (
+    LONGEST,
+    DocumentDataset,
+    DocumentSettings,
+    DocumentWindows,
+)
 from palm_ds.data.tasks.task import build
 from palm_ds.tasks.classification import Classification
 from tests.helpers.text_tables import built_of, dataset_of, make_task, model_of, source_of
@@ -90,6 +96,26 @@ def test_long_texts_are_truncated_and_keep_their_label(tmp_path: Path) -> None:
     assert (words.count("x"), words.count("y")) == (15, 14)  # the longer is cut first
     short = task_of(labels=["no", "yes"], max_length=9)
     assert short.layout(np.array([[0]]), np.empty((1, 0)), source, 32)["length"][0] == 9
+
+
+def test_windows_of_a_document_have_its_label_and_one_prediction(tmp_path: Path) -> None:
+    """As in ERNIE-Doc's code: the class of the highest mean probability of its windows."""
+    source = source_of(tmp_path, [{"text_a": "x " * 70, "label": "yes"}])
+    task = task_of(labels=["no", "yes"])
+    windows = DocumentWindows.of(DocumentSettings(stride=20), 32, 8)
+    dataset = DocumentDataset.of(dataset_of(source, task, max_length=LONGEST), windows)
+    (layout,) = dataset.layouts(np.arange(1))
+    assert dataset.counts(layout[None]).tolist() == [6]
+    labels = []
+    for layout["window"] in range(6):
+        found = dataset.example(0, layout).labels.get("mood", (np.array([]), np.array([])))
+        labels.append([x.tolist() for x in found])
+    assert labels == [[[], []]] * 3 + [[[31], [1]]] * 3
+    pieces = [{"label": "no", "logits": [1.0, 0.0], "probs": [0.7, 0.3]}] * 2
+    pieces.append({"label": "yes", "logits": [0.0, 4.0], "probs": [0.02, 0.98]})
+    (gathered,) = task.gather({0: pieces}, source).values()
+    assert gathered["label"] == "yes" and sum(gathered["probs"]) == pytest.approx(1, abs=1e-3)
+    assert task.gather({0: pieces[:1]}, source) == {0: pieces[0]}
 
 
 def small_words(ids) -> list[str]:

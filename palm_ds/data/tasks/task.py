@@ -109,6 +109,12 @@ class Task(Settings, Exports, ABC, Generic[SourceT]):
     """For an error message: the setting with which they do not."""
     shortens: ClassVar[bool] = False
     """Whether an example may be shorter than its layout says, which leaves room in its row."""
+    documents: ClassVar[Literal["no", "also", "only"]] = "no"
+    """Whether its texts may be whole documents, which an encoder with memories reads window by
+    window; only: none else."""
+    labels_windows: ClassVar[Literal["last", "every"]] = "last"
+    """Which windows of a document have its label, if there is one of the whole text: the last one
+    when it is read the last time, or every one that counts."""
     changes_encoder: ClassVar[bool] = False
     """Whether `head` changes the encoder's embeddings, which other heads may use: its head is
     built first."""

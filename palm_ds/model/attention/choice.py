@@ -60,6 +60,12 @@ def draws_own_masks(environment: Environment) -> str | None:
     return f'does not take the masks of dropout: "counter"; attention_dropout is {rate}'
 
 
+def sdpa_unavailable(environment: Environment) -> str | None:
+    if environment.memories:
+        return "has no memories"
+    return draws_own_masks(environment)
+
+
 def dense(environment: Environment) -> str | None:
     """Note for the log on an implementation with a dense mask on a GPU."""
     return None if environment.device.type == "cpu" else "holds a mask of length x length per row"

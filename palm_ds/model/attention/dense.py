@@ -20,7 +20,7 @@ def plain_attention(
         scores = scores + plan.bias
     weights = softmax(scores.masked_fill(~_mask(plan, window), -torch.inf))
     if dropout:
-        weights = _dropped(weights, plan.keys, dropout)
+        weights = drop_weights(weights, plan.keys, dropout)
     return (weights @ value).transpose(1, 2).flatten(2)
 
 
@@ -46,8 +46,8 @@ def _mask(plan: AttentionPlan, window: int | None) -> torch.Tensor:
     return plan.mask & ~distant(length, window, plan.mask.device)
 
 
-def _dropped(weights: torch.Tensor, keys: DropoutKeys | None, dropout: float) -> torch.Tensor:
-    """Dropout of (rows, heads, length, length)."""
+def drop_weights(weights: torch.Tensor, keys: DropoutKeys | None, dropout: float) -> torch.Tensor:
+    """Dropout of (rows, heads, length, keys)."""
     if keys is None:
         return F.dropout(weights, dropout)
     rows, heads, length, _ = weights.shape

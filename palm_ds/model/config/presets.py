@@ -14,6 +14,7 @@ _ROBERTA_BASE = dict(
     max_positions=514, position_offset=2, pad=1, token_types=1, task_types=0, layer_norm_eps=1e-5
 )
 
+_NO_DROPOUT = dict(dropout=0.0, attention_dropout=0.0)
 _UNIMO_TEXT = dict(kind="unimo", activation="relu", token_types=4, position_offset=0, pad=0)
 
 
@@ -110,6 +111,19 @@ PRESETS: dict[str, dict[str, Any]] = {
     "ernie-gram-base": dict(kind="ernie_gram"),
     "ernie-gram-large": dict(kind="ernie_gram", **_LARGE),
     "ernie-gram-zh": dict(token_types=2, task_types=0, layer_norm_eps=1e-5),
+    # ERNIE-Doc: windows of 512 tokens, and 128 vectors of memory; the English ones drop nothing.
+    "ernie-doc-base-en": dict(kind="ernie_doc", **_NO_DROPOUT),
+    "ernie-doc-large-en": dict(kind="ernie_doc", **_LARGE, **_NO_DROPOUT),
+    "ernie-doc-base-zh": dict(kind="ernie_doc"),
+    "doc-tiny": dict(
+        kind="ernie_doc",
+        hidden_size=128,
+        num_layers=2,
+        num_heads=2,
+        max_positions=128,
+        options={"memory_length": 64},
+        **_NO_DROPOUT,
+    ),
     # ERNIE-M has XLM-RoBERTa's sizes. UNIMO reads texts here; UNIMO-text is Chinese, its sizes are
     # PaddleNLP's.
     "ernie-m-base": _ROBERTA_BASE,

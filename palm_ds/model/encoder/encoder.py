@@ -268,6 +268,17 @@ class Encoder(nn.Module, ABC):
         """Whether relative positions add to the scores of attention."""
         return False
 
+    @classmethod
+    def memory_length(cls, config: EncoderConfig) -> int:
+        """The vectors of earlier windows of a document that each layer attends to besides; 0:
+        texts are read whole, in packed rows."""
+        return 0
+
+    @classmethod
+    def memory_shape(cls, config: EncoderConfig) -> tuple[int, int, int]:
+        """(layers, memory, hidden) of what it remembers of a document."""
+        return config.num_layers, cls.memory_length(config), config.hidden_size
+
     # ---- what is in it ----
 
     @classmethod
@@ -336,7 +347,8 @@ class Encoder(nn.Module, ABC):
         dropping = config.dropout or config.attention_dropout or self.adapter_columns
         if not self.training or not dropping or self.kernels.dropout != "counter":
             return None
-        columns = max(config.hidden_size, self.adapter_columns, batch.input_ids.shape[1])
+        attended = batch.input_ids.shape[1] + self.memory_length(config)
+        columns = max(config.hidden_size, self.adapter_columns, attended)
         return dropout_keys(batch, columns)
 
 

@@ -134,11 +134,11 @@ def offsets(length: int, device: torch.device) -> torch.Tensor:
 
 
 def skewed(scores: torch.Tensor) -> torch.Tensor:
-    """(..., length, length): for each place i and j the score of i at the offset j - i, of scores
-    (..., length, 2 length)."""
-    length = scores.shape[-2]
-    flat = scores.flatten(-2)[..., length - 1 : 2 * length * length - 1]
-    return flat.unflatten(-1, (length, 2 * length - 1))[..., :length]
+    """(..., length, n - length): for each place i and j the score of i at the offset j - i, of
+    scores (..., length, n) at the offsets from -(length - 1) on."""
+    length, columns = scores.shape[-2:]
+    flat = scores.flatten(-2)[..., length - 1 : length * columns - 1]
+    return flat.unflatten(-1, (length, columns - 1))[..., : columns - length]
 
 
 def mpnet_buckets(offset: torch.Tensor, buckets: int) -> torch.Tensor:

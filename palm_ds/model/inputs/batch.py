@@ -48,6 +48,15 @@ class TeacherOutputs:
     """{task of masked words: scores at its soft labels}"""
 
 
+@dataclass(eq=False)
+class SegmentMemory:
+    """What the rows of a batch remember of the windows before: an encoder with memories reads
+    `past` and sets `following`, both without gradients."""
+
+    past: torch.Tensor | None = None  # (layers, rows, memory, hidden); None: zeros
+    following: torch.Tensor | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class PackedText:
     """Tokens that stay together in a row."""
@@ -114,6 +123,11 @@ class Batch:
     queries do: distances within a row are then not those of the text."""
     teacher: TeacherOutputs | None = None
     """What teachers make of it; None where nothing is learned from them."""
+    documents: torch.Tensor | None = None
+    """(rows,) int64: a number of the document that each row is a window of. None: rows are packed
+    with texts."""
+    memory: SegmentMemory | None = None
+    """What its rows remember of earlier windows (palm_ds/model/inputs/memory.py)."""
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[PackedText]], *, length: int, pad: int) -> Batch:
@@ -176,6 +190,8 @@ class Batch:
             visibility=None if self.visibility is None else change(self.visibility),
             displaced=self.displaced,
             teacher=self.teacher,
+            documents=self.documents,  # the host reads it
+            memory=self.memory,
         )
 
     def to(self, device: torch.device | str) -> Batch:

@@ -26,6 +26,8 @@ class Environment:
     """Whether layers attend within a window."""
     score_biases: bool = False
     """Whether layers add to the scores of attention."""
+    memories: bool = False
+    """Whether layers attend to vectors of earlier windows besides."""
     states_read: bool = False
     """Whether what layers compute inside is recorded."""
     layer_norm: str = "auto"

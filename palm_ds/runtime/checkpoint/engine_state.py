@@ -6,19 +6,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from palm_ds.runtime.checkpoint import checkpoint, sharded_state
 from palm_ds.runtime.checkpoint.checkpoint import Retention
-from palm_ds.runtime.checkpoint.shard_files import WEIGHT, ResizedTable, ShardReader
+from palm_ds.runtime.checkpoint.shard_files import (
+    MEMORY,
+    WEIGHT,
+    ParamShard,
+    ResizedTable,
+    ShardReader,
+)
 from palm_ds.runtime.checkpoint.sharded_state import LocalShards
 from palm_ds.runtime.checkpoint.writer import CheckpointWriter, SavedCheckpoint
 from palm_ds.runtime.processes.processes import Processes
 from palm_ds.runtime.zero.zero_step import read_counters, restore_counters
+
+
+class StoredMemories(Protocol):
+    """What slots remember of documents, as `palm_ds.model.inputs.memory.SlotMemories`."""
+
+    def stored(self) -> Iterable[tuple[str, torch.Tensor]]: ...
+
+    def restore(self, stored: Mapping[str, torch.Tensor]) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -32,6 +47,8 @@ class EngineState:
     frozen: Mapping[str, sharded_state.FrozenShard]
     layout: checkpoint.Layout
     processes: Processes
+    memories: StoredMemories
+    """What this process's slots remember of documents."""
     averages: bool = False
     """Whether the optimizer keeps running averages of the weights."""
     swapped: bool = False
@@ -78,7 +95,12 @@ class EngineState:
             keep=keep,
             invalid=self.invalid,
         )
-        return self.writer.start(request, local.shards_to_write(), background=background)
+        shards = chain(local.shards_to_write(), self._memory_shards())
+        return self.writer.start(request, shards, background=background)
+
+    def _memory_shards(self) -> Iterator[ParamShard]:
+        for name, values in self.memories.stored():
+            yield ParamShard(name, 0, {MEMORY: values}, {})
 
     def finish_save(self) -> SavedCheckpoint:
         """Publish what was started."""
@@ -108,7 +130,9 @@ class EngineState:
 
     def restore(self, verified: checkpoint.VerifiedCheckpoint) -> None:
         """Continue from a checkpoint."""
-        sharded_state.restore(self.local(), ShardReader(verified.files), verified.parameters)
+        stored = ShardReader(verified.files)
+        sharded_state.restore(self.local(), stored, verified.parameters)
+        self.memories.restore(stored.memories())
         restore_counters(self.engine, verified.engine, fp16=self._fp16)
         self.invalid = verified.invalid
         self.processes.reached(verified.step)

@@ -22,6 +22,8 @@ from palm_ds.common.errors import UserError
 
 WEIGHT, AVERAGE = "weight", "average"
 """Kinds of values that are not moments."""
+MEMORY = "memory"
+"""The kind of what slots remember of documents, which is no parameter's."""
 _FILE_BYTES = 1 << 30
 """A process writes files of about this size. Saving from a device, without a copy of all shards on
 the host, needs this much extra memory."""
@@ -87,10 +89,14 @@ class ShardReader:
         self._mapped = 0  # bytes read since files were last closed
         self._places: dict[str, list[tuple[int, int, int]]] = {}  # (first, end, file) by name
         self._kinds: dict[str, set[str]] = {}
+        self._memories: dict[str, int] = {}  # file by name
         for number in range(len(self._paths)):
             file = self._file(number)
             for key in file.keys():  # noqa: SIM118 - not a dict
                 kind, start, name = key.split("/", 2)
+                if kind == MEMORY:
+                    self._memories[name] = number
+                    continue
                 self._kinds.setdefault(name, set()).add(kind)
                 if kind == WEIGHT:
                     size = file.get_slice(key).get_shape()[0]
@@ -107,6 +113,11 @@ class ShardReader:
     def moments(self, name: str) -> set[str]:
         """The stored moments of a parameter."""
         return self._kinds[name] - {WEIGHT, AVERAGE}
+
+    def memories(self) -> dict[str, torch.Tensor]:
+        """{name: flat values} of what slots remembered of documents."""
+        stored = self._memories.items()
+        return {name: self._file(n).get_tensor(f"{MEMORY}/0/{name}") for name, n in stored}
 
     def size(self, name: str) -> int:
         """The number of values of a parameter."""

@@ -176,6 +176,14 @@ class MicroBatch(Copyable, LabelledBatch, Protocol):
     def with_dropout_key(self: B, key: int) -> B: ...
 
 
+class Memories(Protocol[B_contra]):
+    """What slots remember of documents, as `palm_ds.model.inputs.memory.SlotMemories`."""
+
+    def begin(self, batches: Sequence[B_contra]) -> None: ...
+
+    def keep(self, batch: B_contra) -> None: ...
+
+
 class Attack(Protocol[B_contra]):
     """Perturbs the second pass of a micro-batch, as `palm_ds.model.fgm.FGM` does."""
 
@@ -201,6 +209,8 @@ class MicroSteps(Generic[B]):
     """The tasks whose loss is over the whole step."""
     teacher: Callable[[B, int], B] | None = None
     """Adds what teachers make of a micro-batch of a step."""
+    memories: Memories[B] | None = None
+    """What slots remember of documents."""
 
     @cached_property
     def timer(self) -> ForwardTimer:
@@ -231,12 +241,16 @@ class MicroSteps(Generic[B]):
         self.engine.train()
         whole = [task for task in self.global_batch if counts[task]]
         cached = self._cached_gradients(batches, whole, step) if whole else {}
+        if self.memories:
+            self.memories.begin(batches)
         for number, batch in enumerate(self.copies.copied(batches)):
             if whole:
                 self._repeat_draws(step, number)
             if self.teacher:
                 batch = self.teacher(batch, step)
             sums.add(self._micro_step(batch, scales, step, number, cached))
+            if self.memories:
+                self.memories.keep(batch)
         sums.add(cached)
         return sums
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from palm_ds.common.errors import UserError
+from palm_ds.data.stream.document_stream import DocumentStream
 from palm_ds.data.stream.example_stream import ExampleStream
 from palm_ds.data.stream.packed_stream import PackedStream
 from palm_ds.model.multi_task_model import Model
@@ -51,7 +52,9 @@ class StageWork:
         return seconds / 3600
 
 
-def stage_work(stream: PackedStream | ExampleStream, model: Model) -> list[StageWork]:
+def stage_work(
+    stream: PackedStream | ExampleStream | DocumentStream, model: Model
+) -> list[StageWork]:
     """The work of each stage, from some rows of a step, or with `mix: step` of a step of each task
     group."""
     stages = []

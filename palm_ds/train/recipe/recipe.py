@@ -21,6 +21,7 @@ from palm_ds.common.files import fingerprint
 from palm_ds.common.settings import Rate, Settings
 from palm_ds.data.stream.curriculum_spec import CurriculumSpec, parse_stages
 from palm_ds.data.stream.stages import Curriculum, StepInfo, tasks_of
+from palm_ds.data.stream.windows import DocumentSettings
 from palm_ds.data.tasks.task import Task, build
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.config.encoder_kinds import is_custom, shipped_class
@@ -38,6 +39,7 @@ from palm_ds.train.recipe.checks import (
     check_mask_rate,
 )
 from palm_ds.train.recipe.custom_metrics import OwnMetrics, import_metrics
+from palm_ds.train.recipe.documents import check_documents, check_no_documents
 from palm_ds.train.recipe.lr_schedule import LRSchedule
 from palm_ds.train.recipe.sections import (
     BatchSize,
@@ -73,7 +75,10 @@ class Recipe(Settings):
     """The encoder: `preset: NAME` and any hyperparameters (the keys of `backbone`, below). Empty:
     that of `init_from`, which `task_types`, `token_types` and dropout alone change."""
     length: Annotated[int, Field(ge=8)] = 512
-    """Tokens of a packed row."""
+    """Tokens of a packed row, or of a window of a document."""
+    documents: DocumentSettings | None = None
+    """How an encoder with memories (`kind: ernie_doc`) reads documents, window by window; such an
+    encoder reads nothing else. Empty: the defaults, below."""
     batch: str
     """Size of a step over all processes: `393216 tokens` or `768 rows`; or `32 examples` of each
     task group, packed into as few rows as possible."""
@@ -173,6 +178,15 @@ class Recipe(Settings):
                 "epochs"
             )
         checks.check_blends()
+        if self.documents_read:
+            check_documents(self)
+        elif self.documents:
+            raise UserError(
+                f"documents: {self.backbone_config.kind} has no memories; use kind: ernie_doc, or "
+                "remove it"
+            )
+        else:
+            check_no_documents(self.built_tasks, self.backbone_config.kind)
         checks.check_stage_settings(self.optimizer.weight_decay, self.stage_plan.written)
         if self.schedule.counts_tokens and self.stage_plan.own_sizes:
             raise UserError(
@@ -180,6 +194,16 @@ class Recipe(Settings):
                 "in steps, or stages schedules of their own"
             )
         _ = self.schedule_in_steps  # checks itself
+
+    @property
+    def memory_shape(self) -> tuple[int, int, int]:
+        """(layers, memory, hidden) of what the encoder remembers of a document."""
+        return encoder_class(self.backbone_config).memory_shape(self.backbone_config)
+
+    @cached_property
+    def documents_read(self) -> DocumentSettings | None:
+        """`documents` of an encoder with memories; None for any other."""
+        return (self.documents or DocumentSettings()) if self.memory_shape[1] else None
 
     @cached_property
     def batch_size(self) -> BatchSize:

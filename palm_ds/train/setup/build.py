@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -14,10 +14,12 @@ from torch import nn
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key
 from palm_ds.data.reader.minimal_pairs import read_paradigms
+from palm_ds.data.stream.document_stream import DocumentStream
 from palm_ds.data.stream.example_stream import ExampleStream
 from palm_ds.data.stream.packed_stream import Mixtures, PackedStream
 from palm_ds.data.stream.stages import tasks_of
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset
+from palm_ds.data.stream.windows import DocumentDataset
 from palm_ds.data.tasks.soft_labels import SoftTasks
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import (
@@ -35,6 +37,7 @@ from palm_ds.model.pooling import TextPooling
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.text.tokens import SpecialTokens
+from palm_ds.train.evaluate.documents import held_out_documents
 from palm_ds.train.evaluate.evaluate import HeldOutSet, held_out_set
 from palm_ds.train.evaluate.minimal_pairs import PairSet, pair_set
 from palm_ds.train.evaluate.probe import Probe, open_probe
@@ -43,7 +46,7 @@ from palm_ds.train.setup.sources import Data, datasets_of
 
 log = logging.getLogger(__name__)
 
-AnyStream: TypeAlias = PackedStream | ExampleStream
+AnyStream: TypeAlias = PackedStream | ExampleStream | DocumentStream
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -76,7 +79,8 @@ def build_stream(
         stream.rows = round_up_rows(stream.most_rows())
         return stream
     datasets, of_stages = _datasets_of_stages(recipe, data, soft)
-    return PackedStream(
+    kind: Any = DocumentStream if recipe.documents_read else PackedStream
+    return kind(
         curriculum=recipe.curriculum,
         datasets=datasets,
         mixtures=of_stages,
@@ -147,7 +151,7 @@ def build_held_out(recipe: Recipe, data: Data) -> HeldOutSet:
     datasets = [dataset for dataset in datasets if len(dataset.source)]
     for dataset in datasets:
         _check_held_out(recipe, data, dataset)
-    rows = held_out_set(datasets, recipe.evaluate.of_corpus, recipe.length, data.vocabulary.pad)
+    rows = _held_out_set(recipe, datasets, recipe.evaluate.of_corpus, data.vocabulary.pad)
     rate = recipe.evaluate.mask_rate
     return replace(rows, sets=_evaluation_sets(recipe, data), mask_rate=rate)
 
@@ -207,8 +211,18 @@ def _evaluation_sets(recipe: Recipe, data: Data) -> dict[str, HeldOutSet]:
             b for b in recipe.curriculum.task_groups if tasks[tasks_of(b)[0]].source in side
         ]
         datasets, _ = datasets_of(recipe, task_groups, side, seed=0, fixed=True)
-        sets[name] = held_out_set(datasets, 0, recipe.length, data.vocabulary.pad)
+        sets[name] = _held_out_set(recipe, datasets, 0, data.vocabulary.pad)
     return sets
+
+
+def _held_out_set(
+    recipe: Recipe, datasets: Sequence[TaskGroupDataset], examples: int, pad: int
+) -> HeldOutSet:
+    documents = [dataset for dataset in datasets if isinstance(dataset, DocumentDataset)]
+    if documents:
+        shape = recipe.memory_shape
+        return held_out_documents(documents, examples, recipe.length, pad, shape)
+    return held_out_set(datasets, examples, recipe.length, pad)
 
 
 def _check_held_out(recipe: Recipe, data: Data, dataset: TaskGroupDataset) -> None:
@@ -264,6 +278,7 @@ def build_model(
         partial_tasks=[n for n, task in recipe.built_tasks.items() if task.attends_partially],
         windows=encoder_class(config).has_windows(config),
         score_biases=encoder_class(config).adds_to_scores(config),
+        memories=encoder_class(config).memory_length(config) > 0,
         states_read=bool(training and recipe.teacher and recipe.teacher.weights),
     )
     for line in lines:

@@ -21,6 +21,7 @@ from palm_ds.data.sources.source import held_out_draw
 from palm_ds.data.sources.table import TableSource, split_rows
 from palm_ds.data.stream.stages import tasks_of
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset, make_datasets
+from palm_ds.data.stream.windows import LONGEST, DocumentDataset, DocumentWindows
 from palm_ds.data.tasks.soft_labels import SoftTasks
 from palm_ds.data.tasks.task import CorpusTask, TableTask, Task
 from palm_ds.data.tasks.task_with_data import NamedRows
@@ -324,14 +325,20 @@ def datasets_of(
     """The datasets of task groups over one side of the data: training, held-out or an evaluation
     set. Returns them with {group: [(index of a dataset, share)]}. `length`: of their rows; 0: the
     recipe's."""
-    return make_datasets(
+    length = length or recipe.length
+    documents, memory = recipe.documents_read, recipe.memory_shape[1]
+    datasets, mixtures = make_datasets(
         task_groups,
         recipe.built_tasks,
         recipe.task_ids,
         side,
         seed=seed,
-        length=length or recipe.length,
+        length=LONGEST if documents else length,
         fixed=fixed,
         segments=recipe.backbone_config.token_types,
         soft=soft,
     )
+    if not documents:
+        return datasets, mixtures
+    windows = DocumentWindows.of(documents, length, memory)
+    return [DocumentDataset.of(dataset, windows) for dataset in datasets], mixtures

@@ -133,6 +133,7 @@ class _Builder:
             partial_tasks=[name for name, task in tasks.items() if task.attends_partially],
             windows=encoder_class(config).has_windows(config),
             score_biases=encoder_class(config).adds_to_scores(config),
+            memories=encoder_class(config).memory_length(config) > 0,
         )
         backbone = build_encoder(config, kernels)
         owners = {name: tasks[task].share or task for task, name in folder.head_of.items()}

@@ -97,7 +97,6 @@ FORMER_NAMES = {
     "ernie-unimo-large-en": "unimo-large-en",
 }
 
-_DOC = "ERNIE-Doc reads with a memory of earlier segments and relative positions"
 _VIL = "ERNIE-ViL reads images as well as texts"
 _OWN_LAYOUT = "its archive has a layout of Wenxin's own, which nobody has described"
 ERNIE: dict[str, Published] = {
@@ -112,9 +111,9 @@ ERNIE: dict[str, Published] = {
     "ernie-gen-large-160g": Archive(_ERNIE + "ernie_gen_large_160g.tgz"),
     "ernie-gen-base-zh": Archive(_WENXIN + "ernie_gen_base_ch_open.tgz", not_yet=_OWN_LAYOUT),
     "ernie-gram-en": Archive(_GITHUB + "ernie-gram-en.1.tar.gz"),
-    "ernie-doc-base-en": Archive(_GITHUB + "ernie-doc-base-en.tar.gz", not_yet=_DOC),
-    "ernie-doc-base-zh": Archive(_GITHUB + "ernie-doc-base-zh.tar.gz", not_yet=_DOC),
-    "ernie-doc-large-en": Archive(_GITHUB + "ernie-doc-large-en.tar.gz", not_yet=_DOC),
+    "ernie-doc-base-en": Archive(_GITHUB + "ernie-doc-base-en.tar.gz"),
+    "ernie-doc-base-zh": Archive(_GITHUB + "ernie-doc-base-zh.tar.gz"),
+    "ernie-doc-large-en": Archive(_GITHUB + "ernie-doc-large-en.tar.gz"),
     "ernie-vil-base-en": Archive(_GITHUB + "ernie-vil-base-en.1.tar.gz", not_yet=_VIL),
     "ernie-vil-large-en": Archive(_GITHUB + "ernie-vil-large-en.1.tar.gz", not_yet=_VIL),
     "ernie-vil-base-vcr-task-pre-en": Archive(

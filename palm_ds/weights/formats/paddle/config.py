@@ -24,7 +24,12 @@ from palm_ds.weights.formats.foreign_config import FOREIGN_KEYS, read_encoder_co
 from palm_ds.weights.formats.huggingface.architecture import SEGMENTS
 from palm_ds.weights.formats.huggingface.check_config import check_foreign_values, check_only
 from palm_ds.weights.formats.huggingface.families import FAMILIES
-from palm_ds.weights.formats.paddle.names import PADDLENLP, STATIC, NamingScheme
+from palm_ds.weights.formats.paddle.names import (
+    NLP_SCHEMES,
+    PADDLENLP,
+    STATIC,
+    NamingScheme,
+)
 from palm_ds.weights.formats.tensor_files import read_json
 
 CONFIGS = ("ernie_config.json", "bert_config.json", "config.json", "model_config.json")
@@ -54,8 +59,8 @@ _ERNIE_GEN = {  # of ERNIE-GEN's static graph; the values of this architecture
     "n_layer_per_block": (1,),
     "emb_mapping_in": (False, 0),
 }
-GRAM, ERNIE_M, UNIMO = "ernie_gram", "ernie_m", "unimo"
-_SHAPES = {GRAM: "ernie", ERNIE_M: "xlm-roberta", UNIMO: "bert"}
+GRAM, ERNIE_M, UNIMO, DOC = "ernie_gram", "ernie_m", "unimo", "ernie_doc"
+_SHAPES = {GRAM: "ernie", ERNIE_M: "xlm-roberta", UNIMO: "bert", DOC: "bert"}
 """{model type: the one whose configuration says the same}"""
 _ACTIVATIONS = {"gelu.precise": "gelu", "gelu.approximate": "gelu_new"}
 """The activations of ERNIE-GEN's static graph that have other names here."""
@@ -186,6 +191,7 @@ def numbers(
     known = {key: x for key, x in values.items() if key in FOREIGN_KEYS - _SEEN}
     own_kind, more = _relative_positions(values, entries, about, scheme)
     own_kind |= _unimo(values, about, scheme)
+    document = _document(values, entries, about, scheme)
     base = read_encoder_config({**known, "model_type": _SHAPES.get(kind, kind)}, str(about.path))
     sizes = {
         "vocab_size": _rows(entries, about, "word"),
@@ -193,7 +199,9 @@ def numbers(
         "token_types": _token_types(entries, about),
         "task_types": _rows(entries, about, "task") if "backbone.task.weight" in entries else 0,
         "intermediate_size": _rows(entries, about, "layers.0.expand"),
+        **document.pop("sizes", {}),
     }
+    own_kind |= document
     _check_sizes(values, sizes, entries, about)
     chosen, why = _eps(scheme, palm, about, eps)
     if not entries.get(SEGMENTS, _NONE).source_names:  # none of its own: any size is without effect
@@ -216,6 +224,41 @@ def _unimo(values: Mapping[str, Any], about: PaddleConfig, scheme: NamingScheme)
     pad = values.get("pad_token_id")
     pad = pad if pad is not None else 0 if scheme is PADDLENLP else 1
     return {"kind": UNIMO, "pad": pad, "position_offset": 0 if scheme is PADDLENLP else pad + 1}
+
+
+def _document(
+    values: Mapping[str, Any],
+    entries: Mapping[str, TensorEntry],
+    about: PaddleConfig,
+    scheme: NamingScheme,
+) -> dict[str, Any]:
+    """The values of an ERNIE-Doc that others do not have, and `sizes`; empty for any other. Its
+    table of positions has two rows for each token of a window and one for each memory."""
+    if "backbone.layers.0.distance_map.weight" not in entries:
+        return {}
+    where = str(about.path)
+    check_only(
+        values,
+        {
+            "cls_token_idx": (-1, None),
+            "normalize_before": (False, None),
+            "rel_pos_params_sharing": (False, None),
+        },
+        where,
+    )
+    memory, rows = values.get("memory_len"), _rows(entries, about, "position")
+    if type(memory) is not int or not 0 < memory < rows or (rows - memory) % 2:
+        raise UserError(
+            f"{where}: memory_len: {memory!r} does not fit {rows} rows of positions, which are two "
+            "for each token of a window and one for each memory"
+        )
+    nlp, drop = scheme in NLP_SCHEMES, values.get("attention_dropout_prob")
+    return {
+        "kind": DOC,
+        "options": {"memory_length": memory, **({"masked_score": 1e8} if nlp else {})},
+        "sizes": {"max_positions": (rows - memory) // 2},
+        **({} if drop is None else {"attention_dropout": float(drop)}),
+    }
 
 
 def _token_types(entries: Mapping[str, TensorEntry], about: PaddleConfig) -> int:
@@ -314,7 +357,7 @@ def _eps(
         return 1e-5, f"LayerNorm eps 1e-05, {why}"
     if scheme is STATIC and (stated := about.values.get("epsilon")):
         return float(stated), f"LayerNorm eps {stated:g}, from {about.path.name}"
-    if scheme is not PADDLENLP:
+    if scheme not in NLP_SCHEMES:
         return 1e-5, "LayerNorm eps 1e-05, as ERNIE computes"
     family = FAMILIES.get(about.kind or "ernie")
     if family is not None and family.paddle_eps is not None:
@@ -325,7 +368,7 @@ def _eps(
         if family.paddle_eps == _ERNIES_EPS:
             return family.paddle_eps, f"{shown}, as {program} computes"
         return family.paddle_eps, f"{shown}, hard-coded in {program} since 2.3; {trained}"
-    saved = about.values.get("layer_norm_eps")
+    saved = about.values.get("layer_norm_eps", about.values.get("epsilon"))
     if saved is None:
         return 1e-12, "LayerNorm eps 1e-12, PaddleNLP's default"
     if not isinstance(saved, float | int) or isinstance(saved, bool):

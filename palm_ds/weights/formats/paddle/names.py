@@ -20,7 +20,12 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.encoder.positions import GRAM_BUCKETS
 from palm_ds.weights.formats.huggingface.architecture import CLASSIFIER, MASKED_WORDS, NEXT_SENTENCE
 
-_LINEAR = {"dense", "query", "key", "value", "project", "expand", "contract", "out"}
+_LINEAR = {
+    *("dense", "query", "key", "value", "project", "expand", "contract", "out"),
+    *("distance_map", "type_map"),
+}
+_VECTORS = ("content_bias", "distance_bias", "type_bias")
+"""Parameters that are no module's weight or bias."""
 _LAYER = re.compile(r"(encoder_layer_|encoder_stack\.block\.|encoder\.layers\.)(\d+)(?=[._])")
 
 
@@ -58,6 +63,8 @@ class NamingScheme:
         general = _LAYER.sub(r"\1{}", module, count=1)
         if general in self.modules:
             target = self.modules[general].format(numbers[2] if numbers else "")
+            if target.endswith(_VECTORS):
+                return TensorRole(f"backbone.{target}")
             return TensorRole(f"backbone.{target}.{end or 'weight'}")
         return self.head(module, end, name)
 
@@ -79,6 +86,9 @@ _STATIC = {
     "role_embedding": "role",
     "turn_embedding": "turn",
     "pre_encoder_layer_norm": "norm",
+    "pre_encoder_emb_layer_norm": "norm",  # ERNIE-Doc
+    "pre_encoder_r_pos_layer_norm": "position_norm",
+    "pre_encoder_r_task_layer_norm": "segment_norm",
     "pooled_fc": "pooler.dense",
     "pooled_fc_text": "pooler.dense",  # UNIMO
     "encoder_layer_{}_multi_head_att_query_fc": "layers.{}.query",
@@ -89,6 +99,13 @@ _STATIC = {
     "encoder_layer_{}_ffn_fc_0": "layers.{}.expand",
     "encoder_layer_{}_ffn_fc_1": "layers.{}.contract",
     "encoder_layer_{}_post_ffn_layer_norm": "layers.{}.output_norm",
+}
+_STATIC_DOC = {
+    "encoder_layer_{}_multi_head_att_pos_fc": "layers.{}.distance_map",
+    "encoder_layer_{}_multi_head_att_task_fc": "layers.{}.type_map",
+    "encoder_layer_{}_multi_head_att_r_w": "layers.{}.content_bias",
+    "encoder_layer_{}_multi_head_att_r_r": "layers.{}.distance_bias",
+    "encoder_layer_{}_multi_head_att_r_t": "layers.{}.type_bias",
 }
 _STATIC_WORDS = re.compile(r"(?:(.+)\.)?mask_lm_(trans_fc|trans_layer_norm|out_fc)")
 _STATIC_CLASSES = re.compile(r"(?:(.+)[._])?cls_(\w+_)?out_(?:\d+_)?([wb])")
@@ -125,7 +142,7 @@ def _static_head(module: str, end: str, name: str) -> TensorRole | None:
 STATIC = NamingScheme(
     title="ERNIE",
     word="word_embedding",
-    modules=_STATIC,
+    modules=_STATIC | _STATIC_DOC,
     split=_split_static,
     head=_static_head,
 )
@@ -241,7 +258,44 @@ PADDLENLP = NamingScheme(
     head=_nlp_head,
 )
 
-NAMING_SCHEMES = (PADDLENLP, DYGRAPH, STATIC)
+_NLP_DOC = {
+    "embeddings.word_emb": "word",
+    "embeddings.pos_emb": "position",
+    "embeddings.token_type_emb": "segment",
+    "embeddings.norms.0": "norm",
+    "embeddings.norms.1": "position_norm",
+    "embeddings.norms.2": "segment_norm",
+    "pooler.dense": "pooler.dense",
+    "encoder.layers.{}.attn.q_proj": "layers.{}.query",
+    "encoder.layers.{}.attn.k_proj": "layers.{}.key",
+    "encoder.layers.{}.attn.v_proj": "layers.{}.value",
+    "encoder.layers.{}.attn.r_proj": "layers.{}.distance_map",
+    "encoder.layers.{}.attn.t_proj": "layers.{}.type_map",
+    "encoder.layers.{}.attn.r_w_bias": "layers.{}.content_bias",
+    "encoder.layers.{}.attn.r_r_bias": "layers.{}.distance_bias",
+    "encoder.layers.{}.attn.r_t_bias": "layers.{}.type_bias",
+    "encoder.layers.{}.attn.out_proj": "layers.{}.project",
+    "encoder.layers.{}.norm1": "layers.{}.attention_norm",
+    "encoder.layers.{}.ffn.linear1": "layers.{}.expand",
+    "encoder.layers.{}.ffn.linear2": "layers.{}.contract",
+    "encoder.layers.{}.norm2": "layers.{}.output_norm",
+}
+
+
+def _nlp_doc_head(module: str, end: str, name: str) -> TensorRole | None:
+    return TensorRole(f"heads.{CLASSIFIER}.out.{end}") if end and module == "linear" else None
+
+
+PADDLENLP_DOC = NamingScheme(
+    title="PaddleNLP",
+    word="embeddings.word_emb.weight",
+    modules=_NLP_DOC,
+    split=_dotted,
+    head=_nlp_doc_head,
+)
+
+NAMING_SCHEMES = (PADDLENLP, PADDLENLP_DOC, DYGRAPH, STATIC)
+NLP_SCHEMES = (PADDLENLP, PADDLENLP_DOC)
 
 
 def plain(name: str) -> str:

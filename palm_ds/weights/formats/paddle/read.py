@@ -34,9 +34,11 @@ from palm_ds.weights.formats.huggingface.architecture import (
     MASKED_WORDS,
     QUESTION_ANSWERING,
     SEGMENTS,
+    TASKS,
 )
 from palm_ds.weights.formats.huggingface.families import FAMILIES
 from palm_ds.weights.formats.paddle.config import (
+    DOC,
     ERNIE_M,
     GRAM,
     UNIMO,
@@ -49,8 +51,8 @@ from palm_ds.weights.formats.paddle.dialogue import join_roles_and_turns
 from palm_ds.weights.formats.paddle.locate import PaddleFiles, check_alone, find, tensors
 from palm_ds.weights.formats.paddle.names import (
     NAMING_SCHEMES,
+    NLP_SCHEMES,
     OWN_POOLER,
-    PADDLENLP,
     STATIC,
     NamingScheme,
     TensorRole,
@@ -101,6 +103,8 @@ def open_contents(
     made = _make(known, sorted_out, source)
     if about.kind == ERNIE_M:
         _add_token_type(made, source)
+    if about.kind == DOC and TASKS in made.entries:  # PaddleNLP calls them token types, as we do
+        made.entries[SEGMENTS] = made.entries.pop(TASKS)
     own, notes = numbers(made.entries, about, sorted_out.scheme, palm=sorted_out.palm, eps=eps)
     heads = _heads(made, about, sorted_out.roles)
     skipped = {**{name: f"not a tensor: {what}" for name, what in others.items()}, **made.skipped}
@@ -128,6 +132,8 @@ def _model_type(sorted_out: _ClassifiedTensors, about: PaddleConfig) -> str:
     if about.kind or sorted_out.base in FAMILIES:
         return about.kind or sorted_out.base
     modules = {role.name.split(".")[1] for role in sorted_out.roles.values()}
+    if "position_norm" in modules:
+        return DOC
     if sorted_out.scheme is not STATIC or modules & {"segment", "role", "relative_bias"}:
         return ""
     named = about.path.name.startswith(UNIMO) or any(
@@ -462,8 +468,8 @@ def _head_notes(
 def _title(sorted_out: _ClassifiedTensors, about: PaddleConfig, config: EncoderConfig) -> str:
     if sorted_out.palm:
         return "PALM"
-    if sorted_out.scheme is PADDLENLP and about.model:
+    if sorted_out.scheme in NLP_SCHEMES and about.model:
         return f"PaddleNLP {about.model}"
-    named = {GRAM: "ERNIE-Gram", ERNIE_M: "ERNIE-M", UNIMO: "UNIMO's text side"}
+    named = {DOC: "ERNIE-Doc", GRAM: "ERNIE-Gram", ERNIE_M: "ERNIE-M", UNIMO: "UNIMO's text side"}
     which = named.get(config.kind) or named.get(about.kind)
     return ", ".join(filter(None, [sorted_out.scheme.title, which]))

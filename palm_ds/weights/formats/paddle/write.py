@@ -245,7 +245,7 @@ def _attention(match: re.Match[str]) -> str:
 def _turned(group: TensorGroup) -> TensorGroup:
     """The group with PaddleNLP's names and (in, out) matrices."""
     names = tuple(map(paddle_name, group.names))
-    if len(group.shape) != 2 or names[0].endswith("_embeddings.weight"):
+    if len(group.shape) != 2 or names[0].endswith(("_embeddings.weight", "_emb.weight")):
         return replace(group, names=names)
     transform = f"{group.transform}, transposed" if group.transform else "transposed"
 

@@ -32,7 +32,7 @@ def test_an_encoder_has_the_architecture_that_computes_the_same(
     assert family_of(config) == kind
 
 
-OF_THE_HUB = {"neobert", "new", "ernie_gram", "ernie_m", "unimo"}
+OF_THE_HUB = {"neobert", "new", "ernie_doc", "ernie_gram", "ernie_m", "unimo"}
 """Model types that only code of the hub or PaddleNLP has."""
 
 
