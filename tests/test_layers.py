@@ -23,6 +23,7 @@ LAYERS = (
     ("pretrain", "tasks"),
     ("train",),
     ("inference",),
+    ("search",),
     ("api", "serve"),
     ("cli", "downloader", "__init__"),
     ("__main__",),

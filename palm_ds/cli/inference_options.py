@@ -47,7 +47,7 @@ def start_processes(device: str) -> tuple[ProcessGroup, torch.device]:
 
 
 @contextmanager
-def progress(what: str, shown: bool) -> Iterator[Callable[[int, int], None]]:
+def progress(what: str, shown: bool) -> Iterator[Callable[[int, int | None], None]]:
     """A progress bar on a terminal, with rows per second."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, ProgressColumn, TimeRemainingColumn

@@ -25,7 +25,7 @@ SECTIONS: Mapping[str, Sequence[str]] = {
         "augment",
         "teach",
     ),
-    "Using a model": ("predict", "evaluate", "fill-mask", "embed", "serve"),
+    "Using a model": ("predict", "evaluate", "fill-mask", "embed", "index", "serve"),
     "Checkpoints": ("convert", "verify", "show", "merge", "resize", "push", "download"),
     "Shipped files, the shell": ("recipes", "completion"),
 }

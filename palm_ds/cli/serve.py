@@ -47,8 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, default=0, metavar="N", help="CPU threads of a forward pass")
     add("--batch_tokens", type=int, default=0, metavar="N", help="tokens of a forward pass")
     add("--token_file", type=Path, metavar="FILE", help=f"what clients must send (or ${TOKEN})")
-    add("--index", type=Path, metavar="FILE", help="vectors of `palm-ds embed`, to search in")
-    add("--texts", nargs="+", default=[], metavar="FILE", help="their texts (as noted there)")
+    add("--index", type=Path, metavar="PATH", help="an index, or vectors of `palm-ds embed`")
+    add(
+        "--texts",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="the texts of such vectors (as noted there)",
+    )
     add("--column", default="", metavar="NAME", help="the column of these texts")
     add("--pooling", default=None, help="of embeddings: mean, cls, max or pooler")
     add("--normalize", action=argparse.BooleanOptionalAction, default=None, help="of embeddings")

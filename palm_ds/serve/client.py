@@ -116,9 +116,22 @@ class ServingClient:
         ]
         return sorted(ranked, key=lambda pair: (-pair[1], pair[0]))[:top]
 
-    def search(self, query: str, *, top: int = 10) -> list[dict[str, Any]]:
-        """The nearest texts of the server's index."""
-        return self._post("/search", {"query": query, "top": top})["results"]
+    def search(self, query: str, *, top: int = 10, **options: Any) -> list[dict[str, Any]]:
+        """The best texts of the server's index; `options`: filter, hybrid, rerank."""
+        return self._post("/search", {"query": query, "top": top, **options})["results"]
+
+    def add(self, texts: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Add texts (`text`, perhaps `id`, `title`, `metadata`) to the server's index; returns
+        their ids."""
+        answers = self._in_batches("/index", "texts", texts, {})
+        return [identity for answer in answers for identity in answer["ids"]]
+
+    def delete(
+        self, ids: Sequence[str] | None = None, *, filter: Mapping[str, Any] | None = None
+    ) -> int:
+        """Delete texts of the server's index by id or by a filter; returns how many."""
+        body = {"ids": list(ids)} if ids is not None else {"filter": filter}
+        return self._send("DELETE", "/index", body)["deleted"]
 
     def info(self) -> dict[str, Any]:
         """The models and what they can do."""

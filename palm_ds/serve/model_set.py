@@ -11,18 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.search.embedded_files import open_embedded
+from palm_ds.search.graph import available
+from palm_ds.search.index import SearchIndex, is_index, likeness, made_by, open_index
 from palm_ds.serve.limits import RequestError
-from palm_ds.serve.requests import embed_work, normalized
+from palm_ds.serve.requests import embed_work
 from palm_ds.serve.scheduler import compute
-from palm_ds.serve.search_index import SearchIndex, open_index
 from palm_ds.serve.served_model import ModelOptions, ServedModel, open_served
-
-_SAMPLE_SIZE, _MIN_COSINE = 4, 0.95
-"""Texts that show whether a model made an index, and the lowest cosine if it did: int8 loses some
-of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +125,26 @@ def open_set(served: Served, tell: Callable[[str], None] = lambda line: None) ->
         tell(_described(opened[name]))
     index, by = None, ""
     if served.index is not None:
-        index = open_index(served.index, served.texts, served.column)
+        index = _open_index(served.index, served)
         by = _embedding_model(index, opened, served.index)
-        tell(f"search: {len(index.texts):,} texts of {served.index}, embedded by {by}")
+        index.open_graph()
+        index.grow_in_background()
+        tell(f"search: {index.total:,} texts of {served.index}, embedded by {by}")
+        if index.wants_graph and not available():
+            tell("search compares every vector; pip install 'palm_ds[search]' is faster")
     gc.collect()
     return ModelSet(models=opened, index=index, index_model=by)
+
+
+def _open_index(path: Path, served: Served) -> SearchIndex:
+    """An index, or the vectors of `palm-ds embed` with their texts. Raises UserError."""
+    if not path.is_dir():
+        return open_embedded(path, served.texts, served.column)
+    if not is_index(path):
+        raise UserError(f"--index: {path}: not an index; `palm-ds index build` makes one")
+    if served.texts or served.column:
+        raise UserError(f"--texts: {path} has its texts; leave out --texts and --column")
+    return open_index(path)
 
 
 def _warm_up(model: ServedModel) -> None:
@@ -146,39 +157,40 @@ def _warm_up(model: ServedModel) -> None:
 def _embedding_model(index: SearchIndex, models: Mapping[str, ServedModel], file: Path) -> str:
     """The model that made an index: of those that give such vectors the first, that of its path
     before others, that embeds its texts to them. Raises UserError if none does."""
-    size = index.vectors.shape[1]
-    made = Path(index.model).absolute()
+    size, embedding = index.size, index.embedding
+    made = Path(embedding.model).absolute()
     able = [
         model
         for model in models.values()
         if size <= model.embedder.encoder.hidden_size
-        and (index.settings.dimensions or model.embedder.encoder.hidden_size) == size
-        and index.settings.pooling in model.poolings
+        and (embedding.settings.dimensions or model.embedder.encoder.hidden_size) == size
+        and embedding.settings.pooling in model.poolings
     ]
     if not able:
         raise UserError(
-            f"--index: {file}: vectors of {size} numbers by {index.model}; no model served here "
+            f"--index: {file}: vectors of {size} numbers by {embedding.model}; no model served here "
             "gives such vectors"
         )
     able.sort(key=lambda model: model.path.absolute() != made)
-    likeness = {model.name: _likeness(index, model) for model in able}
-    for name, cosine in likeness.items():
-        if cosine > _MIN_COSINE:
+    cosines = {model.name: _likeness(index, model) for model in able}
+    for name, cosine in cosines.items():
+        if made_by(cosine):
             return name
-    name, cosine = next(iter(likeness.items()))
+    name, cosine = next(iter(cosines.items()))
     raise UserError(
         f"--index: {file}: not the vectors that {name} gives for these texts (a cosine of "
-        f"{cosine:.2f}): it has {index.model}'s for its own; embed these again, or serve that model"
+        f"{cosine:.2f}): it has {embedding.model}'s for its own; embed these again, or serve that model"
     )
 
 
 def _likeness(index: SearchIndex, model: ServedModel) -> float:
     """The lowest cosine between vectors of an index and those of a model, for some of its texts."""
-    rows = np.unique(np.linspace(0, len(index.texts) - 1, _SAMPLE_SIZE).astype(int))
-    work = embed_work(model, [index.texts[int(row)] for row in rows], index.settings)
-    scores = compute(model, 0, [(work, number) for number in range(len(rows))])
-    vectors, _, _ = work.finish(scores)
-    return float((normalized(vectors) * index.vectors[rows]).sum(1).min())
+    texts, vectors = index.samples()
+    if not texts:
+        return likeness(vectors, vectors)
+    work = embed_work(model, texts, index.embedding.settings)
+    scores = compute(model, 0, [(work, number) for number in range(len(texts))])
+    return likeness(work.finish(scores)[0], vectors)
 
 
 def _described(model: ServedModel) -> str:

@@ -26,6 +26,7 @@ from palm_ds.inference.fill_mask import Filled, Filler, MaskedText, as_record, b
 from palm_ds.inference.predict_files import without_labels
 from palm_ds.inference.predictor import EncoderPass
 from palm_ds.model.inputs.batch import PackedText
+from palm_ds.search.vectors import unit
 from palm_ds.serve.forward import Scores, label_for_vector, vectors_task
 from palm_ds.serve.limits import RequestError, ServingLimits
 from palm_ds.serve.scheduler import Work
@@ -154,7 +155,7 @@ def embed_work(
         every = np.concatenate([score[vectors_task(pooling)] for score in scores])
         vectors = np.ascontiguousarray(every[:, :size])
         if settings.normalize:
-            vectors = normalized(vectors)
+            vectors = unit(vectors)
         return vectors, [len(encoding.input_ids) for encoding in encoded], cut
 
     task_id = model.task_ids.get(settings.task, model.embedder.task_id)
@@ -179,11 +180,6 @@ def _encoded(
         if len(each) > most:
             raise UserError(f"input[{number}]: {len(each):,} ids; the model reads {most:,}")
     return [model.embedder.encoded(np.array(value, np.int64)) for value in given], 0
-
-
-def normalized(vectors: np.ndarray) -> np.ndarray:
-    """Vectors of length 1; a vector of zeros stays one."""
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
 def _plain(text: PackedText) -> Example:

@@ -61,7 +61,7 @@ class Service:
         model = self.models.with_task(task, name)
         check_rows([x if isinstance(x, dict) else {"": x} for x in inputs], self.limits)
         prepare = functools.partial(predict_work, model, task, inputs)
-        predictions, cut = await self._answer(prepare, len(inputs), deadline)
+        predictions, cut = await self.answer_of(prepare, len(inputs), deadline)
         return model, predictions, cut
 
     async def embed(
@@ -81,7 +81,7 @@ class Service:
                 for part, each in enumerate(text):
                     check_text(each, f"{field}[{number}][{part}]", self.limits)
         prepare = functools.partial(embed_work, model, texts, settings(model))
-        return model, *await self._answer(prepare, len(texts), deadline)
+        return model, *await self.answer_of(prepare, len(texts), deadline)
 
     async def fill(
         self, texts: Sequence[str], top: int, name: str, deadline: float
@@ -90,7 +90,7 @@ class Service:
         model = self.models.filling(name)
         check_rows([{"": text} for text in texts], self.limits, "texts")
         prepare = functools.partial(fill_work, model, texts, top)
-        return model, await self._answer(prepare, len(texts), deadline)
+        return model, await self.answer_of(prepare, len(texts), deadline)
 
     async def rerank(
         self,
@@ -105,10 +105,16 @@ class Service:
         documents' name in messages."""
         model, task = self.models.ranking(task, name)
         self._check_query(query, documents, field)
+        return model, task, await self.pair_scores(model, task, query, documents, deadline)
+
+    async def pair_scores(
+        self, model: ServedModel, task: str, query: str, documents: Sequence[str], deadline: float
+    ) -> list[float]:
+        """The score of each document for a query, by a head."""
         pairs = [(query, document) for document in documents]
         prepare = functools.partial(predict_work, model, task, pairs)
-        scores, _ = await self._answer(prepare, len(pairs), deadline)
-        return model, task, [model.tasks[task].relevance(score) for score in scores]
+        scores, _ = await self.answer_of(prepare, len(pairs), deadline)
+        return [model.tasks[task].relevance(score) for score in scores]
 
     async def rerank_by_vectors(
         self,
@@ -123,29 +129,12 @@ class Service:
         self._check_query(query, documents, field)
         settings = replace(model.embedder.settings, normalize=True)
         prepare = functools.partial(embed_work, model, [query, *documents], settings)
-        vectors, _, _ = await self._answer(prepare, len(documents) + 1, deadline)
+        vectors, _, _ = await self.answer_of(prepare, len(documents) + 1, deadline)
         return model, (vectors[1:] @ vectors[0]).tolist()
 
     def _check_query(self, query: str, documents: Sequence[str], field: str) -> None:
         check_text(query, "query", self.limits)
         check_rows([{"": text} for text in documents], self.limits, field)
-
-    async def search(
-        self, query: str, top: int, deadline: float
-    ) -> tuple[ServedModel, list[dict[str, Any]]]:
-        """(model, the nearest texts of the index)."""
-        index = self.models.index
-        if index is None:
-            raise RequestError(404, "no search index; start the server with --index")
-        model = self.models.named(self.models.index_model)
-        check_text(query, "query", self.limits)
-        prepare = functools.partial(embed_work, model, [query], index.settings)
-        vectors, _, _ = await self._answer(prepare, 1, deadline)
-        near = await self._in_thread(index.nearest, vectors[0], top)
-        return model, [
-            {"index": row, "text": index.texts[row], "score": round(score, 6)}
-            for row, score in near
-        ]
 
     async def tokenize(
         self, texts: Sequence[str], name: str, deadline: float
@@ -153,21 +142,19 @@ class Service:
         """(model, the tokens of each text)."""
         model = self.models.named(name)
         check_rows([{"": text} for text in texts], self.limits, "texts")
-        work = functools.partial(self._in_thread, tokens_of, model, texts)
-        return model, await self._bounded(work, len(texts), deadline)
+        work = functools.partial(self.in_thread, tokens_of, model, texts)
+        return model, await self.bounded(work, len(texts), deadline)
 
-    async def _answer(self, prepare: Callable[[], Work], texts: int, deadline: float) -> Any:
+    async def answer_of(self, prepare: Callable[[], Work], texts: int, deadline: float) -> Any:
         """Prepare some work, queue it and wait for its answer. Raises RequestError."""
 
         async def answered() -> Any:
-            work = await self._in_thread(prepare)
+            work = await self.in_thread(prepare)
             return await asyncio.wrap_future(self._scheduler.submit(work))
 
-        return await self._bounded(answered, texts, deadline)
+        return await self.bounded(answered, texts, deadline)
 
-    async def _bounded(
-        self, answered: Callable[[], Awaitable[T]], texts: int, deadline: float
-    ) -> T:
+    async def bounded(self, answered: Callable[[], Awaitable[T]], texts: int, deadline: float) -> T:
         """Await `answered` until the deadline, if there is room for `texts` texts. Raises
         RequestError."""
         self._admit(texts)
@@ -198,7 +185,7 @@ class Service:
         seconds = self.in_work / self._texts_per_second if self._texts_per_second else 1
         return min(max(math.ceil(seconds), 1), _MAX_WAIT)
 
-    async def _in_thread(self, function: Callable[..., T], *values: object) -> T:
+    async def in_thread(self, function: Callable[..., T], *values: object) -> T:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, functools.partial(function, *values))
 
@@ -220,7 +207,10 @@ class Service:
 
     async def _reload(self) -> list[str]:
         try:
-            self.models = await asyncio.to_thread(open_set, self.served, log.info)
+            old, opened = self.models, await asyncio.to_thread(open_set, self.served, log.info)
+            self.models = opened
+            if old.index is not None:
+                old.index.stop()
         except Exception as error:
             self.metrics.reload("failed")
             log.error("reload failed, the old models stay: %s", error)
@@ -233,3 +223,5 @@ class Service:
         """Finish what is queued and end the threads."""
         self._scheduler.close()
         self._threads.shutdown()
+        if self.models.index is not None:
+            self.models.index.close()

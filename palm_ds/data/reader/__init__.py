@@ -6,6 +6,6 @@ table.where(0)  # "train.tsv:2"
 """
 
 from palm_ds.data.reader.options import ROLES, TableSettings
-from palm_ds.data.reader.table import Table, open_table
+from palm_ds.data.reader.table import Table, open_table, read_rows
 
-__all__ = ["ROLES", "Table", "TableSettings", "open_table"]
+__all__ = ["ROLES", "Table", "TableSettings", "open_table", "read_rows"]

@@ -221,6 +221,19 @@ def open_table(paths: str | Sequence[str], settings: TableSettings | None = None
     return _read(files, settings, contents_hash(files, settings))
 
 
+def read_rows(
+    paths: str | Sequence[str], settings: TableSettings
+) -> Iterator[tuple[str, Mapping[Any, Any]]]:
+    """Each row of files with its place, as values by column: without roles, and one after another.
+    Raises UserError with file and line for a bad row."""
+    for file in find_files(paths, settings):
+        for row in _READERS[file.format](file, settings):
+            if row.bad:
+                raise UserError(f"{where(file, row.place)}: {row.bad}")
+            if row.values:
+                yield where(file, row.place), row.values
+
+
 def _read(files: Sequence[File], settings: TableSettings, fingerprint: str) -> Table:
     notes = _Notes(settings)
     roles, unused, places, raw = _raw_rows(files, settings, notes)

@@ -13,7 +13,8 @@ from fastapi.responses import FileResponse, PlainTextResponse
 from palm_ds.common.version import __version__
 from palm_ds.data.tasks.interfaces import as_json
 from palm_ds.inference.embedder import EmbeddingSettings
-from palm_ds.serve import metrics
+from palm_ds.search.texts import IndexedText
+from palm_ds.serve import index_requests, metrics
 from palm_ds.serve.http import compatible, schemas
 from palm_ds.serve.http.answers import Json, deadline_of, service_of, settings_of
 from palm_ds.serve.limits import RequestError
@@ -85,9 +86,37 @@ async def tokenize(body: schemas.TokenizeBody, request: Request) -> Response:
 
 
 async def search(body: schemas.SearchBody, request: Request) -> Response:
-    """The texts of the index that are nearest to a query."""
-    model, hits = await service_of(request).search(body.query, body.top, deadline_of(request))
-    return Json({"model": model.name, "results": hits})
+    """The texts of the index that match a query best."""
+    asked = index_requests.SearchOptions(
+        top=body.top, filter=body.filter, hybrid=body.hybrid, rerank=body.rerank
+    )
+    model, found = await index_requests.search(
+        service_of(request), body.query, asked, deadline_of(request)
+    )
+    return Json({"model": model.name, "results": index_requests.as_hits(found)})
+
+
+async def add(body: schemas.AddBody, request: Request) -> Response:
+    """Add texts to the index, or replace those of the same ids. Needs the server's token."""
+    _check_token(request, "adds to its index")
+    texts = [IndexedText(**each.model_dump()) for each in body.texts]
+    return Json(await index_requests.add(service_of(request), texts, deadline_of(request)))
+
+
+async def delete(body: schemas.DeleteBody, request: Request) -> Response:
+    """Delete texts of the index by their ids, or by a filter. Needs the server's token."""
+    _check_token(request, "deletes texts of its index")
+    return Json(
+        await index_requests.delete(
+            service_of(request), body.ids, body.filter, deadline_of(request)
+        )
+    )
+
+
+def _check_token(request: Request, what: str) -> None:
+    """Raises RequestError on a server without a token: anyone could change it."""
+    if not request.app.state.token:
+        raise RequestError(403, f"only a server with a token {what}; set --token_file")
 
 
 # ---- the server ----
@@ -114,8 +143,13 @@ async def info(request: Request) -> Response:
     """The models and what they can do."""
     opened = service_of(request).models
     listed = [_about(model) for model in opened.models.values()]
-    rows = len(opened.index.texts) if opened.index else 0
-    return Json({"version": __version__, "models": listed, "search": {"texts": rows}})
+    index = opened.index
+    searched = {
+        "texts": index.total if index else 0,
+        "hybrid": index is not None and index.store.has_words,
+        "rerank": index is not None and opened.ranks(""),
+    }
+    return Json({"version": __version__, "models": listed, "search": searched})
 
 
 def _about(model: ServedModel) -> dict[str, Any]:
@@ -193,6 +227,8 @@ ROUTES = (
     Route("POST", "/rerank", rerank, "tasks", schemas.AnyRankings, _COMPUTED),
     Route("POST", "/tokenize", tokenize, "tasks", schemas.Tokens, _COMPUTED),
     Route("POST", "/search", search, "vectors", schemas.Hits, _COMPUTED),
+    Route("POST", "/index", add, "vectors", schemas.AddedTexts, (*_COMPUTED, 403)),
+    Route("DELETE", "/index", delete, "vectors", schemas.DeletedTexts, (*_COMPUTED, 403)),
     Route(
         *("POST", "/v1/embeddings", compatible.openai_embeddings, "OpenAI"),
         *(schemas.OpenAIEmbeddings, _COMPUTED),

@@ -18,6 +18,14 @@ _SOME: JsonDict = {"minItems": 1}
 Ids = Annotated[list[Id], Field(json_schema_extra=_SOME)]
 Pair = tuple[Text, Text]
 Row = dict[str, Any]
+Filter = Annotated[
+    Row,
+    Field(
+        description='What texts must have as metadata, such as `{"lang": "en", "year": '
+        '{">=": 2020}, "tag": ["a", "b"]}`.',
+        examples=[{"lang": "en"}],
+    ),
+]
 ModelName = Annotated[str, Field(description="A model by name; by default the first that can.")]
 
 
@@ -81,6 +89,34 @@ class TokenizeBody(Body):
 class SearchBody(Body):
     query: Text = Field(examples=["towers in France"])
     top: int = Field(10, ge=1, le=1000)
+    filter: Filter | None = None
+    hybrid: Flag = Field(False, description="By words (BM25) as well as by vectors.")
+    rerank: Flag = Field(
+        False, description="The first head that scores pairs orders the best 100 again."
+    )
+
+
+class NewText(Body):
+    """A text for the index."""
+
+    text: Text
+    id: str = Field("", description="It replaces the text of this id; empty: a hash.")
+    title: str = ""
+    metadata: Row = {}
+
+
+class AddBody(Body):
+    texts: list[NewText] = Field(
+        json_schema_extra=_SOME,
+        examples=[[{"id": "7", "text": "The tower is 330 m high.", "metadata": {"lang": "en"}}]],
+    )
+
+
+class DeleteBody(Body):
+    """Either of the two."""
+
+    ids: list[str] | None = Field(None, examples=[["7"]])
+    filter: Filter | None = None
 
 
 class OpenAIBody(BaseModel):
@@ -223,14 +259,32 @@ class Tokens(BaseModel):
 
 
 class Hit(BaseModel):
-    index: int
+    index: int = Field(description="Its row.")
+    id: str
+    title: str
     text: str
-    score: float = Field(description="The cosine of the text's vector and the query's.")
+    metadata: Row
+    score: float = Field(
+        description="The cosine of the text's vector and the query's; of a hybrid search the fused "
+        "score; reranked, the head's."
+    )
 
 
 class Hits(BaseModel):
     model: str
     results: list[Hit]
+
+
+class AddedTexts(BaseModel):
+    added: int = Field(description="Those that were not there already, unchanged.")
+    replaced: int = Field(description="Texts of the same ids, which are gone.")
+    ids: list[str] = Field(description="Of all texts of the request, in its order.")
+    texts: int = Field(description="Texts of the index now.")
+
+
+class DeletedTexts(BaseModel):
+    deleted: int
+    texts: int = Field(description="Texts of the index now.")
 
 
 class OpenAIEmbedding(BaseModel):
@@ -312,6 +366,8 @@ class ServedModelInfo(BaseModel):
 
 class SearchInfo(BaseModel):
     texts: int = Field(description="Texts of the index; 0 without one.")
+    hybrid: bool = Field(description="Whether it has words, too.")
+    rerank: bool = Field(description="Whether a model has a head that scores pairs.")
 
 
 class Info(BaseModel):

@@ -1,8 +1,7 @@
-"""A search over texts that `palm-ds embed` has turned into vectors: every one is compared.
+"""Vectors of `palm-ds embed` and their texts, as an index that is only searched.
 
 palm-ds embed runs/mine --input texts.txt --output vectors.npy
-index = open_index(Path("vectors.npy"), ["texts.txt"])
-index.nearest(query_vector, top=5)      # [(row, cosine), ...]
+index = open_embedded(Path("vectors.npy"), ["texts.txt"])
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,36 +18,17 @@ import pyarrow.parquet as pq
 from palm_ds.common.errors import UserError
 from palm_ds.data.reader import TableSettings, open_table
 from palm_ds.inference.embedder import EmbeddingSettings
-from palm_ds.serve.requests import normalized
+from palm_ds.search.index import IndexEmbedding, SearchIndex
+from palm_ds.search.store import Store
+from palm_ds.search.texts import IndexedText
+from palm_ds.search.vectors import VectorArray, unit
 
 _ROWS = 65_536  # vectors that are read and normalised at a time
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchIndex:
-    """Vectors of length 1 and their texts."""
-
-    vectors: np.ndarray  # (texts, size) float32
-    texts: Sequence[str]
-    settings: EmbeddingSettings
-    """How the texts were embedded, and queries must be."""
-    model: str
-    """The path of the model that embedded them."""
-
-    def nearest(self, query: np.ndarray, top: int) -> list[tuple[int, float]]:
-        """The rows with the highest cosine to a query (size,), the best first; equal ones in the
-        order of the texts."""
-        cosines = self.vectors @ normalized(query[None].astype(np.float32))[0]
-        top = min(top, len(cosines))
-        lowest = np.partition(cosines, -top)[-top]
-        best = np.flatnonzero(cosines >= lowest)
-        best = best[np.argsort(-cosines[best], kind="stable")][:top]
-        return [(int(row), float(cosines[row])) for row in best]
-
-
-def open_index(file: Path, texts: Sequence[str], column: str = "") -> SearchIndex:
+def open_embedded(file: Path, texts: Sequence[str], column: str = "") -> SearchIndex:
     """The output of `palm-ds embed` with its texts; without `texts` those of the files it was made
-    from. Raises UserError."""
+    from. The id of a text is its row. Raises UserError."""
     about = _about(file)
     settings = _settings(file, about)
     vectors = _vectors(file, about)
@@ -59,8 +38,11 @@ def open_index(file: Path, texts: Sequence[str], column: str = "") -> SearchInde
             f"{file}: {len(vectors):,} vectors, but {len(passages):,} texts; give the files that "
             "it was made from (--texts)"
         )
+    rows = [IndexedText(text=text, id=str(row)) for row, text in enumerate(passages)]
+    model = str(about.get("model", ""))
     return SearchIndex(
-        vectors=vectors, texts=passages, settings=settings, model=str(about.get("model", ""))
+        Store.in_memory(VectorArray(vectors), rows),
+        IndexEmbedding(model=model, fingerprint="", settings=settings),
     )
 
 
@@ -111,7 +93,7 @@ def _vectors(file: Path, about: Mapping[str, Any]) -> np.ndarray:
     out = np.empty(stored.shape, np.float32)
     for first in range(0, len(stored), _ROWS):
         part = stored[first : first + _ROWS].astype(np.float32) * scales
-        out[first : first + _ROWS] = normalized(part)
+        out[first : first + _ROWS] = unit(part)
     if not np.isfinite(out).all():
         raise UserError(f"--index: {file}: has numbers that are not finite")
     return out

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from palm_ds.serve.search_index import open_index
 
 from palm_ds.common.errors import UserError
 from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.inference.embedding_files import EmbeddingJob, embed_files
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.serve.model_set import Served, open_set
-from palm_ds.serve.search_index import open_index
 from palm_ds.serve.served_model import ModelOptions
 from tests.helpers.serving import local
 

@@ -1,0 +1,346 @@
+"""`palm-ds index build|add|delete|search|info`: an index of texts, to search in and to change."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from palm_ds.cli.command import Command, CommandGroup, hint_next
+from palm_ds.cli.inference_options import add_inference_arguments, progress, start_processes
+from palm_ds.cli.options import local_path
+from palm_ds.cli.output import show, summarize
+from palm_ds.common.errors import UserError
+
+if TYPE_CHECKING:
+    from palm_ds.inference.embedder import Embedder, EmbeddingSettings
+    from palm_ds.search.index import SearchIndex
+    from palm_ds.search.texts import TextColumns
+
+_INDEX = "a folder that `palm-ds index build` made"
+_CONTINUES = "stopped; `palm-ds index add` with the same files continues"
+
+
+def _input_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("input", nargs="+", metavar="INPUT", help="files of rows, or .txt")
+    add("--column", default="", metavar="NAME", help="the column of texts (text, text_a, ...)")
+    add("--id", default="", metavar="NAME", help="that of ids (id, _id, idx; else a hash)")
+    add("--title", default="", metavar="NAME", help="that of titles (title)")
+    metadata = "those that filters are about (all others)"
+    add("--metadata", nargs="*", default=None, metavar="NAME", help=metadata)
+    add("--format", default="", help="format of the files, if not by their suffixes")
+
+
+def _columns(args: argparse.Namespace) -> TextColumns:
+    from palm_ds.search.texts import TextColumns
+
+    return TextColumns(
+        text=args.column, id=args.id, title=args.title, metadata=args.metadata, format=args.format
+    )
+
+
+def _open_embedder(
+    args: argparse.Namespace, model: str | Path, settings: EmbeddingSettings
+) -> Embedder:
+    from palm_ds.inference.trained_model import TrainedModel
+
+    _, device = start_processes(args.device)
+    opened = TrainedModel.open(
+        model, device=device, precision=args.precision, batch_tokens=args.batch_tokens
+    )
+    return opened.embedder(settings)
+
+
+def _own_embedder(args: argparse.Namespace, index: SearchIndex) -> Embedder:
+    """The model of an index, from where it is now."""
+    from palm_ds.search.add_files import check_model
+
+    model = args.model or index.embedding.model
+    if not Path(model).exists():
+        raise UserError(f"{model}: the model of {args.index} is not there; name it: --model PATH")
+    embedder = _open_embedder(args, model, index.embedding.settings)
+    check_model(index, embedder, model)
+    return embedder
+
+
+def _add(args: argparse.Namespace, index: SearchIndex, embedder: Embedder) -> int:
+    from palm_ds.search.add_files import add_files
+    from palm_ds.search.graph import available
+
+    started = time.monotonic()
+    with progress("index", not args.quiet) as done:
+        summary = add_files(index, embedder, args.input, _columns(args), done)
+    grown = index.grow_graph()
+    seconds, total = time.monotonic() - started, index.total
+    lines = [
+        f"{summary.added:,} texts added, of which {summary.replaced:,} replace others; "
+        f"{summary.unchanged:,} were there; {seconds:.1f} s; {args.index} has {total:,}"
+    ]
+    if index.wants_graph and not available():
+        lines.append("searches compare every vector; pip install 'palm_ds[search]' is faster")
+    record = {**vars(summary), "texts": total, "graph": grown, "seconds": round(seconds, 3)}
+    summarize(args, record, *lines)
+    return 0
+
+
+# ---- build ----
+
+
+def _build_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("index", type=local_path, metavar="INDEX", help="a new folder")
+    add("model", metavar="MODEL", help="a run folder, or a checkpoint of any format")
+    _input_arguments(parser)
+    add("--pooling", default=None, help="mean, cls, max or pooler (as the model says, or mean)")
+    add("--dimensions", type=int, default=0, metavar="N", help="keep the first N numbers (all)")
+    add("--max_length", type=int, default=None, metavar="N", help="truncate texts to N tokens")
+    add("--prompt", default=None, metavar="TEXT", help="put before every text (as the model says)")
+    add("--task", default="", help="use the task embedding of this task")
+    add_inference_arguments(parser)
+
+
+def _build(args: argparse.Namespace) -> int:
+    from palm_ds.common.atomic import check_new_folder
+    from palm_ds.inference.embedder import EmbeddingSettings
+    from palm_ds.search.add_files import embedding_of
+    from palm_ds.search.index import create_index, is_index, open_index
+    from palm_ds.search.texts import read_texts
+
+    if is_index(args.index):
+        raise UserError(f"{args.index}: is an index already; `palm-ds index add` adds to it")
+    check_new_folder(args.index)
+    next(read_texts(args.input, _columns(args)), None)  # a mistake in them leaves no index behind
+    names = ("pooling", "dimensions", "max_length", "prompt", "task")
+    settings = EmbeddingSettings(**{name: getattr(args, name) for name in names})
+    embedder = _open_embedder(args, args.model, settings)
+    create_index(args.index, embedding_of(embedder, args.model), embedder.size)
+    with open_index(args.index) as index:
+        done = _add(args, index, embedder)
+    hint_next(f"palm-ds serve {args.model} --index {args.index}")
+    return done
+
+
+BUILD = Command(
+    name="index build",
+    summary="Make an index of texts: their vectors, words, ids, titles and metadata.",
+    usage="INDEX MODEL INPUT... [options]",
+    examples="""
+palm-ds index build indexes/news runs/mine news.jsonl --column body --title headline
+palm-ds index build indexes/mine models/minilm texts.txt --precision bf16
+""",
+    interrupted=_CONTINUES,
+    add_arguments=_build_arguments,
+    run=_build,
+)
+
+
+# ---- add ----
+
+
+def _model_argument(parser: argparse.ArgumentParser) -> None:
+    moved = "where the model of the index is now, if it was moved"
+    parser.add_argument("--model", type=Path, metavar="PATH", help=moved)
+    add_inference_arguments(parser)
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("index", type=Path, metavar="INDEX", help=_INDEX)
+    _input_arguments(parser)
+    _model_argument(parser)
+
+
+def _add_texts(args: argparse.Namespace) -> int:
+    from palm_ds.search.index import open_index
+
+    with open_index(args.index) as index:
+        return _add(args, index, _own_embedder(args, index))
+
+
+ADD = Command(
+    name="index add",
+    summary="Add texts to an index; those of ids that it has replace the old ones.",
+    usage="INDEX INPUT... [options]",
+    examples="palm-ds index add indexes/news today.jsonl --column body --title headline",
+    notes="""
+A server that searches the index finds them at once. Texts that are there unchanged are not embedded
+again.""",
+    interrupted=_CONTINUES,
+    add_arguments=_add_arguments,
+    run=_add_texts,
+)
+
+
+# ---- delete ----
+
+
+def _delete_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("index", type=Path, metavar="INDEX", help=_INDEX)
+    parser.add_argument("ids", nargs="*", metavar="ID", help="ids of texts")
+    _filter_argument(parser)
+
+
+def _filter_argument(parser: argparse.ArgumentParser) -> None:
+    what = """texts with this metadata, as JSON: '{"lang": "en", "year": {">=": 2020}}'"""
+    parser.add_argument("--filter", type=_as_filter, metavar="JSON", help=what)
+
+
+def _as_filter(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("""expected JSON such as '{"lang": "en"}'""")
+    return value
+
+
+def _delete(args: argparse.Namespace) -> int:
+    from palm_ds.search.index import open_index
+
+    if bool(args.ids) == (args.filter is not None):
+        raise UserError("name the texts: ids, or --filter")
+    with open_index(args.index) as index:
+        deleted = index.delete(args.ids, args.filter)
+        total = index.total
+    absent = len(set(args.ids)) - deleted if args.ids else 0
+    line = f"{deleted:,} texts deleted; {args.index} has {total:,}"
+    lines = [line, *[f"{absent:,} of the ids were not there"] * bool(absent)]
+    summarize(args, {"deleted": deleted, "absent": absent, "texts": total}, *lines)
+    return 0
+
+
+DELETE = Command(
+    name="index delete",
+    summary="Delete texts of an index, by id or by their metadata.",
+    usage="INDEX (ID... | --filter JSON)",
+    examples="""
+palm-ds index delete indexes/news 1042 1043
+palm-ds index delete indexes/news --filter '{"year": {"<": 2020}}'
+""",
+    add_arguments=_delete_arguments,
+    run=_delete,
+)
+
+
+# ---- search ----
+
+
+def _search_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("index", type=Path, metavar="INDEX", help=_INDEX)
+    add("query", metavar="QUERY", help="a text")
+    add("--top", type=int, default=10, metavar="N", help="how many texts (10)")
+    add("--hybrid", action="store_true", help="by words (BM25) as well as by vectors")
+    add("--exact", action="store_true", help="compare every vector, also of a large index")
+    _filter_argument(parser)
+    _model_argument(parser)
+
+
+def _search(args: argparse.Namespace) -> int:
+    from palm_ds.search.index import open_index
+
+    if args.top < 1:
+        raise UserError(f"--top {args.top}: expected at least 1")
+    if not args.query.strip():
+        raise UserError("QUERY: the text is empty")
+    with open_index(args.index) as index:
+        vector = _own_embedder(args, index).embed([args.query])[0]
+        index.open_graph()
+        found = index.search(
+            vector,
+            args.query,
+            top=args.top,
+            filter=args.filter,
+            hybrid=args.hybrid,
+            exact=args.exact,
+        )
+    for each in found:
+        record = each.record
+        title = f"{record.title}: " if record.title else ""
+        line = f"{each.score:.4f}  {record.id}  {title}{record.text}"
+        shown = record._asdict() | {"score": each.score}
+        shown.pop("row")
+        show(args, shown, line)
+    return 0
+
+
+SEARCH = Command(
+    name="index search",
+    summary="Search an index.",
+    usage="INDEX QUERY [options]",
+    examples="""
+palm-ds index search indexes/news "towers in France" --top 5
+palm-ds index search indexes/news "towers in France" --hybrid --filter '{"lang": "en"}'
+""",
+    piped=True,
+    add_arguments=_search_arguments,
+    run=_search,
+)
+
+
+# ---- info ----
+
+
+def _info_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("index", type=Path, metavar="INDEX", help=_INDEX)
+
+
+def _info(args: argparse.Namespace) -> int:
+    from palm_ds.search.graph import available
+    from palm_ds.search.index import open_index
+
+    with open_index(args.index) as index:
+        index.open_graph()
+        with index.store.reading() as now:
+            rows = now.rows
+        covered = index.graph.covered if index.graph else 0
+        embedding, size = index.embedding, index.size
+        wanted = index.wants_graph
+    lines = [
+        f"{rows.total:,} texts, {rows.count - rows.total:,} deleted",
+        f"vectors of {size} numbers by {embedding.model} ({embedding.settings.pooling})",
+        _about_graph(covered, wanted, available()),
+    ]
+    record = {
+        "texts": rows.total,
+        "deleted": rows.count - rows.total,
+        "size": size,
+        "model": embedding.model,
+        "fingerprint": embedding.fingerprint,
+        "graph": covered,
+    }
+    show(args, record, *lines)
+    return 0
+
+
+def _about_graph(covered: int, wanted: bool, available: bool) -> str:
+    if covered:
+        return f"searched by a graph of {covered:,} rows"
+    if not wanted:
+        return "every vector is compared"
+    how = "the next addition makes a graph" if available else "pip install 'palm_ds[search]'"
+    return f"every vector is compared; faster: {how}"
+
+
+INFO = Command(
+    name="index info",
+    summary="Show what an index has.",
+    usage="INDEX",
+    examples="palm-ds index info indexes/news",
+    add_arguments=_info_arguments,
+    run=_info,
+)
+
+_COMMANDS: Sequence[Command] = (BUILD, ADD, DELETE, SEARCH, INFO)
+COMMAND = CommandGroup(
+    name="index",
+    summary="Make an index of texts, add to it, delete from it, and search it.",
+    commands={command.name.split()[1]: command for command in _COMMANDS},
+)
+
+if __name__ == "__main__":
+    COMMAND.start()

@@ -1,0 +1,1 @@
+"""Search over texts: by vectors, by words, or both, among those that a filter allows."""
