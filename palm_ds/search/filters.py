@@ -12,10 +12,12 @@ All of a filter's conditions must hold. No part of a filter becomes part of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.search.texts import check_unicode
 
 Scalar = str | int | float | bool | None
 Filter = Mapping[str, Any]
@@ -41,6 +43,7 @@ def clause_of(filter: Filter) -> Clause:
     for key, wanted in filter.items():
         if not isinstance(key, str):
             raise UserError(f"filter: {key!r:.60}: expected a name")
+        check_unicode(key, "filter")
         clauses.append(_condition(key, wanted))
     if sum(len(parameters) for _, parameters in clauses) > _MAX_CONDITIONS * 3:
         raise UserError(f"filter: more than {_MAX_CONDITIONS} values")
@@ -53,13 +56,12 @@ def _condition(key: str, wanted: object) -> Clause:
             raise UserError(f"filter: {key}: no operator; expected one of {', '.join(OPERATORS)}")
         return _joined([_compared(key, sign, value) for sign, value in wanted.items()], " AND ")
     if isinstance(wanted, Sequence) and not isinstance(wanted, str):
-        if not wanted:
-            return "0", []  # none of no values
-        return _joined([_compared(key, "==", value) for value in wanted], " OR ")
-    return _compared(key, "==", wanted)
+        return _one_of(key, wanted)
+    return _one_of(key, [wanted])
 
 
 def _joined(clauses: Sequence[Clause], word: str) -> Clause:
+    """Several conditions, at least one, as one."""
     sql = word.join(sql for sql, _ in clauses)
     return f"({sql})", [value for _, parameters in clauses for value in parameters]
 
@@ -69,36 +71,70 @@ def _compared(key: str, sign: object, value: object) -> Clause:
         raise UserError(
             f"filter: {key}: {sign!r:.40} is no operator{suggest(str(sign), OPERATORS)}"
         )
-    if sign == "!=":
-        sql, parameters = _compared(key, "==", value)
-        return f"NOT {sql}", parameters
-    _check(key, str(sign), value)
-    if value is None:
+    if sign in ("==", "!="):
+        sql, parameters = _one_of(key, [value])
+        return (f"NOT {sql}" if sign == "!=" else sql), parameters
+    if value is None or isinstance(value, bool):
+        raise UserError(f"filter: {key}: {sign} compares numbers or texts, got {value!r}")
+    _check(key, value)
+    return _any(key, lambda name: (f"({_kind(name, value)} AND {name}.value {sign} ?)", [value]))
+
+
+def _one_of(key: str, values: Sequence[object]) -> Clause:
+    """The value is one of these."""
+    for value in values:
+        _check(key, value)
+    clauses = [("0", [])]  # none of no values
+    if None in values:
         missing = "NOT EXISTS (SELECT 1 FROM json_each(texts.metadata) AS m WHERE m.key = ? AND "
-        return f"{missing}m.type <> 'null')", [key]
-    one, parameters = _matching("m", str(sign), value)
-    each, again = _matching("e", str(sign), value)
+        clauses.append((f"{missing}m.type <> 'null')", [key]))
+    groups = [
+        [value for value in values if isinstance(value, str)],
+        [value for value in values if isinstance(value, int | float) and not _is_truth(value)],
+    ]
+    for group in groups:
+        if group:
+            clauses.append(_any(key, partial(_in, group)))
+    if truths := ["true" if value else "false" for value in values if _is_truth(value)]:
+        marks = _marks(truths)
+        clauses.append(_any(key, lambda name: (f"{name}.type IN ({marks})", truths)))
+    return _joined(clauses, " OR ")
+
+
+def _in(group: Sequence[object], name: str) -> Clause:
+    return f"({_kind(name, group[0])} AND {name}.value IN ({_marks(group)}))", [*group]
+
+
+def _any(key: str, matching: Callable[[str], Clause]) -> Clause:
+    """The value of a key, or a member of its list, matches."""
+    (one, parameters), (each, again) = matching("m"), matching("e")
     return _ANY.format(one=one, each=each), [key, *parameters, *again]
 
 
-def _check(key: str, sign: str, value: object) -> None:
+def _is_truth(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _kind(name: str, like: object) -> str:
+    """The condition that a row of json_each is a text, or a number, as a value is."""
+    return (
+        f"{name}.type = 'text'" if isinstance(like, str) else f"{name}.type IN ('integer','real')"
+    )
+
+
+def _marks(values: Sequence[object]) -> str:
+    return ",".join("?" * len(values))
+
+
+def _check(key: str, value: object) -> None:
+    """Raises UserError for what JSON lacks, or SQLite does not compare."""
     if not (value is None or isinstance(value, str | int | float)):
         raise UserError(
             f"filter: {key}: expected a text, a number, true, false or null, got {value!r:.60}"
         )
-    if sign != "==" and (value is None or isinstance(value, bool)):
-        raise UserError(f"filter: {key}: {sign} compares numbers or texts, got {value!r}")
+    if isinstance(value, str):
+        check_unicode(value, f"filter: {key}")
     if isinstance(value, int) and not -_MAX_INTEGER <= value < _MAX_INTEGER:
         raise UserError(f"filter: {key}: an integer of more than 64 bits")
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"filter: {key}: {value} is no number of JSON")
-
-
-def _matching(name: str, sign: str, value: object) -> Clause:
-    """The condition on one value of json_each. `sign` is one of OPERATORS."""
-    if isinstance(value, bool):
-        return f"{name}.type = ?", ["true" if value else "false"]
-    kind = (
-        f"{name}.type = 'text'" if isinstance(value, str) else f"{name}.type IN ('integer','real')"
-    )
-    return f"({kind} AND {name}.value {sign} ?)", [value]

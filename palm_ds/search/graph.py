@@ -1,7 +1,7 @@
 """A graph of an index's vectors (HNSW, Malkov & Yashunin 2016, arXiv 1603.09320) that finds most of
 the nearest ones without comparing all. usearch makes it: `pip install 'palm_ds[search]'`.
 
-    INDEX/graph    a line of JSON (of which index, how many rows, the hash of what follows), usearch's
+    INDEX/graph    a line of JSON (of which index, how many rows, the hash of the rest), usearch's
 
 It is a cache: replaced atomically, checked when it is opened, and built again when it is lost or
 damaged, or when many of its rows were deleted. It has the rows below `covered`; later ones are few

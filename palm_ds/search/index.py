@@ -216,11 +216,12 @@ class SearchIndex:
 
     def grow_graph(self, *, least: int = 1, threads: int = 0) -> bool:
         """Bring the graph up to date, if there should be one and it lacks at least so many rows,
-        and write it; searches go on. False if there was nothing to do, or another thread does it.
-        Raises UserError if it cannot be written."""
+        and write it; searches go on. False if there was nothing to do. Raises UserError if it
+        cannot be written."""
         self.open_graph()
-        if self.graph is None or not self._growing.acquire(blocking=False):
+        if self.graph is None:
             return False
+        self._growing.acquire()
         try:
             graph = self._graph_to_grow(self.graph)
             with self.store.reading() as now:

@@ -129,7 +129,10 @@ class Snapshot:
             "SELECT * FROM texts WHERE row IN (SELECT value FROM json_each(?))",
             [json.dumps([int(row) for row in rows])],
         )
-        by_row = {each[0]: Record(*each[:4], json.loads(each[4])) for each in found}
+        by_row = {
+            row: Record(row, identity, title, text, json.loads(metadata))
+            for row, identity, title, text, metadata in found
+        }
         return [by_row[int(row)] for row in rows]
 
 

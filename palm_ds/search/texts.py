@@ -48,7 +48,7 @@ class IndexedText:
             raise UserError(f"{place}: the text is empty")
         metadata = _checked(self.metadata, f"{place}: metadata")
         for name, value in (("text", self.text), ("id", self.id), ("title", self.title)):
-            _check_text(value, f"{place}: {name}")
+            check_unicode(value, f"{place}: {name}")
         made = self.id or self._hash(metadata)
         return IndexedText(id=made, text=self.text, title=self.title, metadata=metadata)
 
@@ -63,7 +63,7 @@ def _checked(value: Any, place: str, depth: int = 0) -> Any:
         raise UserError(f"{place}: nested too deeply")
     if isinstance(value, Mapping):
         for key in value:
-            _check_text(str(key), place)
+            check_unicode(str(key), place)
         return {
             str(key): _checked(item, f"{place}.{key}", depth + 1) for key, item in value.items()
         }
@@ -76,11 +76,12 @@ def _checked(value: Any, place: str, depth: int = 0) -> Any:
             raise UserError(f"{place}: {value:.3e}: an integer of more than 64 bits")
         return value
     text = str(value)  # dates and the like, as their text
-    _check_text(text, place)
+    check_unicode(text, place)
     return text
 
 
-def _check_text(text: str, place: str) -> None:
+def check_unicode(text: str, place: str) -> None:
+    """Raises UserError, with its place, for a text that SQLite does not keep as it is."""
     if "\0" in text:
         raise UserError(f"{place}: NUL at character {text.index(chr(0)) + 1}")
     try:

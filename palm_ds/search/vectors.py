@@ -70,7 +70,7 @@ class VectorFile:
     def write(self, first: int, vectors: np.ndarray) -> None:
         """Write vectors (n, size) from a row on; they are on disk when this returns. One process at
         a time. Raises OSError."""
-        data = memoryview(np.ascontiguousarray(vectors, np.float32)).cast("B")
+        data = memoryview(np.ascontiguousarray(vectors, np.float32).tobytes())
         at = first * self.size * _ITEM
         file = os.open(self.path, os.O_WRONLY)
         try:

@@ -168,8 +168,8 @@ def _embedding_model(index: SearchIndex, models: Mapping[str, ServedModel], file
     ]
     if not able:
         raise UserError(
-            f"--index: {file}: vectors of {size} numbers by {embedding.model}; no model served here "
-            "gives such vectors"
+            f"--index: {file}: vectors of {size} numbers by {embedding.model}; no model served "
+            "here gives such vectors"
         )
     able.sort(key=lambda model: model.path.absolute() != made)
     cosines = {model.name: _likeness(index, model) for model in able}
@@ -179,7 +179,8 @@ def _embedding_model(index: SearchIndex, models: Mapping[str, ServedModel], file
     name, cosine = next(iter(cosines.items()))
     raise UserError(
         f"--index: {file}: not the vectors that {name} gives for these texts (a cosine of "
-        f"{cosine:.2f}): it has {embedding.model}'s for its own; embed these again, or serve that model"
+        f"{cosine:.2f}): it has {embedding.model}'s for its own; embed these again, or "
+        "serve that model"
     )
 
 

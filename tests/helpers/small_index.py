@@ -1,0 +1,63 @@
+"""Small indexes whose vectors follow from the ids of their texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+
+from palm_ds.inference.embedder import EmbeddingSettings
+from palm_ds.search.index import IndexEmbedding, SearchIndex, create_index, open_index
+from palm_ds.search.texts import IndexedText
+
+SIZE = 16
+EMBEDDING = IndexEmbedding(model="none", fingerprint="", settings=EmbeddingSettings())
+
+
+def vectors_of(ids: Sequence[str]) -> np.ndarray:
+    """(ids, SIZE) float32 of length 1."""
+    drawn = [np.random.default_rng(crc32(each.encode())).normal(size=SIZE) for each in ids]
+    vectors = np.array(drawn, np.float32).reshape(-1, SIZE)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def texts_of(ids: Sequence[str], note: str = "") -> list[IndexedText]:
+    return [IndexedText(id=each, text=f"text {each}{note}", metadata={"of": each}) for each in ids]
+
+
+def add(index: SearchIndex, ids: Sequence[str], note: str = "") -> None:
+    index.add(texts_of(ids, note), vectors_of(ids))
+
+
+def names(first: int, last: int) -> list[str]:
+    return [f"n{number}" for number in range(first, last)]
+
+
+def small_index(
+    folder: Path, ids: Sequence[str], *, approximate_from: int = 1 << 40
+) -> SearchIndex:
+    """An opened index of texts."""
+    create_index(folder, EMBEDDING, SIZE)
+    index = open_index(folder, approximate_from=approximate_from)
+    if ids:
+        add(index, ids)
+    return index
+
+
+def check_whole(folder: Path, ids: Sequence[str], note: str = "") -> None:
+    """An index has these texts, with their vectors and words, and no others."""
+    with open_index(folder) as index:
+        with index.store.reading() as now:
+            rows = np.flatnonzero(now.rows.alive)
+            records = now.records(rows.tolist())
+            assert [now.connection.execute("PRAGMA integrity_check").fetchone()[0]] == ["ok"]
+            words = now.connection.execute("SELECT rowid FROM words ORDER BY rowid").fetchall()
+        assert sorted(each.id for each in records) == sorted(ids)
+        assert [row for (row,) in words] == rows.tolist()
+        wanted = vectors_of([each.id for each in records])
+        np.testing.assert_allclose(now.vectors[rows], wanted, atol=1e-6)
+        for each in records:
+            assert each.text.startswith(f"text {each.id}") and each.metadata == {"of": each.id}
+        assert sum(each.text.endswith(note) for each in records) == len(records)
