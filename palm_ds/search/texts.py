@@ -16,7 +16,7 @@ from typing import Any
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.files import fingerprint, hash_of_text
 from palm_ds.common.json_files import nan_to_null
-from palm_ds.data.reader import TableSettings, read_rows
+from palm_ds.data.reader import read_rows
 
 _TEXT = ("text", "text_a", "sentence", "passage", "body")
 _ID = ("id", "_id", "idx")
@@ -108,8 +108,7 @@ class TextColumns:
 def read_texts(files: Sequence[str], columns: TextColumns) -> Iterator[tuple[str, IndexedText]]:
     """The texts of files, of any format that `palm-ds embed` reads, each with its place. Raises
     UserError."""
-    settings = TableSettings(format=columns.format or "auto")
-    for place, values in read_rows(files, settings):
+    for place, values in read_rows(files, columns.format or "auto"):
         row = {str(name): value for name, value in values.items()}
         text = _pick(row, columns.text, _TEXT, place, "text", needed=True)
         title = _pick(row, columns.title, _TITLE, place, "title")

@@ -18,6 +18,7 @@ from _pytest.mark import ParameterSet
 from palm_ds.cli.main import SECTIONS
 from tests.helpers.saved_model import save_model, texts, write_rows
 from tests.helpers.small_corpus import write_small_corpus
+from tests.helpers.small_index import small_index
 from tests.helpers.terminal import COLOUR, Terminal
 from tests.helpers.warm_python import Program, run
 
@@ -73,6 +74,7 @@ COMMANDS: dict[str, Sequence[str]] = {
     "evaluate": ("--gold", "rows.jsonl", "--predictions", "rows.jsonl", "--kind", "classification"),
     "fill-mask": ("run", "w1 [MASK] w3"),
     "embed": ("run", "--input", "texts.txt", "--output", "{out}.npy"),
+    "index": ("info", "index"),
     "serve": ("model", "--port", "0"),
     "convert": ("model", "{out}", "--unchecked"),
     "verify": ("run",),
@@ -136,6 +138,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trained = palm_ds(folder, "pretrain", "pretrain.yaml", *TRAINING, "--run_dir", "run")
     assert trained.returncode == 0, trained.stderr
     (folder / "hf").symlink_to("run/hf")
+    small_index(folder / "index", ["a", "b"]).close()
     # Its table alone is shown here; tests/distributed/test_ablate.py has its programs.
     ablated = run(["-c", IN_ONE_PROCESS, "ablate", *COMMANDS["ablate"]], cwd=folder)
     assert ablated.returncode == 0, ablated.stderr

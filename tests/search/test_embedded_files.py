@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from palm_ds.serve.search_index import open_index
 
 from palm_ds.common.errors import UserError
 from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.inference.embedding_files import EmbeddingJob, embed_files
 from palm_ds.inference.trained_model import TrainedModel
+from palm_ds.search.embedded_files import open_embedded
 from palm_ds.serve.model_set import Served, open_set
 from palm_ds.serve.served_model import ModelOptions
 from tests.helpers.serving import local
@@ -53,21 +53,13 @@ def test_a_search_finds_what_the_vectors_say(
     exact /= np.linalg.norm(exact, axis=1, keepdims=True)
     with local(open_set(served), served) as server:
         found = server.answer("/search", {"query": "so very bad", "top": 5})["results"]
-        assert server.get("/info").json()["search"] == {"texts": len(TEXTS)}
+        assert server.get("/info").json()["search"]["texts"] == len(TEXTS)
     cosines = exact[:-1] @ exact[-1]
     rounding = 0.02 if dtype == "int8" else 1e-3
     assert [x["text"] for x in found] == [TEXTS[x["index"]] for x in found]
     for each, wanted in zip(found, np.sort(cosines)[::-1], strict=False):
         assert each["score"] == pytest.approx(cosines[each["index"]], abs=rounding)
         assert each["score"] == pytest.approx(wanted, abs=rounding)
-
-
-def test_equal_vectors_are_in_the_order_of_the_texts(words_run: Path, tmp_path: Path) -> None:
-    index = open_index(embedded(tmp_path, words_run, "v.npy", "float32"), [])
-    same = np.tile(index.vectors[:1], (len(TEXTS), 1))
-    index = type(index)(vectors=same, texts=TEXTS, settings=index.settings, model="")
-    assert [row for row, _ in index.nearest(same[0], 99)] == list(range(len(TEXTS)))
-    assert [row for row, _ in index.nearest(same[0], 7)] == list(range(7))
 
 
 def test_the_model_of_an_index_is_found_by_what_it_computes(
@@ -102,30 +94,36 @@ def test_the_texts_are_read_as_they_were_embedded(words_run: Path, tmp_path: Pat
         inputs=[str(table)], output=tmp_path / "v.npy", columns={"text_a": "body"}, format="tsv"
     )
     embed_files(TrainedModel.open(words_run).embedder(), job, model=str(words_run))
-    assert open_index(job.output, []).texts == TEXTS
+    index = open_embedded(job.output, [])
+    with index.store.reading() as now:
+        assert [each.text for each in now.records(range(len(TEXTS)))] == TEXTS
+    with pytest.raises(UserError, match="vectors of `palm-ds embed` are only searched"):
+        index.delete(["0"])
+    with pytest.raises(UserError, match="hybrid: these are vectors of `palm-ds embed`, without"):
+        index.search(np.ones(index.size), "so", hybrid=True)
 
 
 def test_mistakes_in_one_line(words_run: Path, tasks_run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--index: .*none.npy: no such file"):
-        open_index(tmp_path / "none.npy", [])
+        open_embedded(tmp_path / "none.npy", [])
     output = embedded(tmp_path, words_run, "v.npy", "float32")
     other = tmp_path / "other.txt"
     other.write_text("one\ntwo\n")
     with pytest.raises(UserError, match="29 vectors, but 2 texts; give the files"):
-        open_index(output, [str(other)])
+        open_embedded(output, [str(other)])
     described = output.with_name("v.npy.json")
     about = json.loads(described.read_text())
     described.write_text(json.dumps(about | {"settings": about["settings"] | {"layers": [1]}}))
     with pytest.raises(UserError, match=r"is of layers \(1,\); a server computes -1"):
-        open_index(output, [])
+        open_embedded(output, [])
     wrong = {"inputs": 3, "columns": 3, "scales": ["a"], "settings": {"layers": None}}
     for text in ("[" * 9999, *(json.dumps(about | {key: wrong[key]}) for key in wrong)):
         described.write_text(text)
         with pytest.raises(UserError, match="v.npy.json: not the description"):
-            open_index(output, [])
+            open_embedded(output, [])
     described.write_text(json.dumps(about | {"scales": [1.0, 2.0]}))
     with pytest.raises(UserError, match=r"v.npy.json: \(2,\) scales for vectors of \d+ numbers"):
-        open_index(output, [])
+        open_embedded(output, [])
     described.write_text(json.dumps(about))
     np.save(output, np.zeros((29, 5), np.float32))
     served = Served(models={"m": words_run}, options=ModelOptions(), index=output)
@@ -133,7 +131,7 @@ def test_mistakes_in_one_line(words_run: Path, tasks_run: Path, tmp_path: Path) 
         open_set(served)
     output.write_bytes(b"no array")
     with pytest.raises(UserError, match="not a file of `palm-ds embed`"):
-        open_index(output, [])
+        open_embedded(output, [])
     described.unlink()
     with pytest.raises(UserError, match="v.npy.json: not the description"):
-        open_index(output, [])
+        open_embedded(output, [])

@@ -15,7 +15,7 @@ from palm_ds.common.rows.lines import BadRecordError, Lines, decoded, json_row, 
 from palm_ds.common.rows.stored import open_bytes, reading
 from palm_ds.data.reader.column_roles import pick
 from palm_ds.data.reader.find_files import File
-from palm_ds.data.reader.options import TableSettings
+from palm_ds.data.reader.options import TableSettings, WholeRows
 from palm_ds.data.reader.questions import is_questions, questions
 
 _ROWS = 1000  # of a columnar file, converted to Python values per batch
@@ -174,6 +174,8 @@ def _wanted(
     names: Sequence[str], first: dict[str, Any], file: File, settings: TableSettings
 ) -> list[str]:
     """The columns of the roles. A dot is part of a name, or leads into a nested value."""
+    if isinstance(settings, WholeRows):
+        return list(names)
     keys: list[Any] = []
     for key in pick(list(names), first, settings, file).values():
         keys += key if isinstance(key, list) else [key]

@@ -105,3 +105,8 @@ def columns_of(texts: Sequence[str]) -> dict[str, str | int]:
             raise UserError(f"columns: {text!r}: expected ROLE=NAME, such as text_a=sentence")
     pairs = [text.split("=", 1) for text in texts]
     return {role: int(name) if name.lstrip("-").isdecimal() else name for role, name in pairs}
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeRows(TableSettings):
+    """Settings for reading all columns of files, whatever their roles."""

@@ -29,7 +29,7 @@ from palm_ds.data.reader.formats import (
     read_text,
     read_tsv,
 )
-from palm_ds.data.reader.options import TAG_DELIMITER, TableSettings
+from palm_ds.data.reader.options import TAG_DELIMITER, TableSettings, WholeRows
 
 MEMORY = "memory"
 
@@ -222,10 +222,11 @@ def open_table(paths: str | Sequence[str], settings: TableSettings | None = None
 
 
 def read_rows(
-    paths: str | Sequence[str], settings: TableSettings
+    paths: str | Sequence[str], format: str = "auto"
 ) -> Iterator[tuple[str, Mapping[Any, Any]]]:
-    """Each row of files with its place, as values by column: without roles, and one after another.
-    Raises UserError with file and line for a bad row."""
+    """Each row of files with its place, as values by column: all of them, whatever their roles, one
+    row after another. Raises UserError with file and line for a bad row."""
+    settings = WholeRows(format=format)
     for file in find_files(paths, settings):
         for row in _READERS[file.format](file, settings):
             if row.bad:

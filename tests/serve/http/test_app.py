@@ -236,6 +236,8 @@ REFUSED = [
     ("/rerank", {"query": "x", "documents": ["y"], "task": "mood"}, 422, "of kind classification"),
     ("/rerank", {"query": "", "documents": ["y"]}, 422, "query: the text is empty"),
     ("/search", {"query": "x"}, 404, "no search index; start the server with --index"),
+    ("/index", {"texts": [{"text": "x"}]}, 403, "only a server with a token adds to its index"),
+    ("/index", {"texts": [{"text": "x", "x": 1}]}, 422, "texts[0]"),
     ("/reload", {}, 403, "only a server with a token reloads over HTTP"),
     ("/nothing", {}, 404, "POST /nothing: no such path"),
     ("/health", {}, 405, "POST /health"),

@@ -43,11 +43,15 @@ parameters = { task = "mood" }
 checks.positive_data_acceptance.expected-statuses = ["2xx", "404", "422"]
 
 [[operations]]
+include-path = "/search"
+checks.positive_data_acceptance.expected-statuses = ["2xx", "422"]
+
+[[operations]]
 include-path-regex = "^/(embed|v1/embeddings|predict)$"
 checks.positive_data_acceptance.expected-statuses = ["2xx", "404", "413", "422"]
 
 [[operations]]
-include-path = "/reload"
+include-path-regex = "^/(reload|index)$"
 checks.positive_data_acceptance.expected-statuses = ["2xx", "403"]
 """
 
@@ -77,5 +81,5 @@ def test_the_server_keeps_its_contract(url: str, examples: int, tmp_path: Path) 
         cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "16 selected / 16 total" in done.stdout
+    assert "18 selected / 18 total" in done.stdout
     assert "Coverage" in done.stdout and "Fuzzing" in done.stdout
