@@ -6,7 +6,7 @@
 It needs `pip install 'palm_ds[search]'`. The last texts are the queries, all others are indexed.
 Reported are the time to make the graph, recall@10 (the share of the ten nearest texts that are
 found), and milliseconds for a query: medians, each query asked in all ways, one after the other.
-An index that is there from an earlier run is searched as it is.
+An index that is there from an earlier run is completed.
 """
 
 from __future__ import annotations
@@ -45,8 +45,7 @@ def main() -> None:
     args = parser.parse_args()
     vectors = np.load(args.vectors, mmap_mode="r")
     texts = args.texts.read_text("utf-8").splitlines()
-    if not is_index(args.index):
-        fill(args.index, args.vectors, vectors[: -args.queries], texts)
+    fill(args.index, args.vectors, vectors[: -args.queries], texts)
     with open_index(args.index, approximate_from=1) as index:
         started = time.perf_counter()
         if index.grow_graph(threads=args.threads):
@@ -57,10 +56,11 @@ def main() -> None:
 def fill(folder: Path, file: Path, vectors: np.ndarray, texts: list[str]) -> None:
     about = json.loads(file.with_name(f"{file.name}.json").read_text("utf-8"))
     embedding = IndexEmbedding(model=about["model"], fingerprint="", settings=EmbeddingSettings())
-    create_index(folder, embedding, vectors.shape[1])
+    if not is_index(folder):
+        create_index(folder, embedding, vectors.shape[1])
     started = time.perf_counter()
     with open_index(folder) as index:
-        for first in range(0, len(vectors), _ROWS):
+        for first in range(index.total, len(vectors), _ROWS):
             part = np.array(vectors[first : first + _ROWS], np.float32)
             rows = enumerate(texts[first : first + len(part)], first)
             index.add([IndexedText(id=str(row), text=text) for row, text in rows], part)

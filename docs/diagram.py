@@ -31,6 +31,7 @@ SHOWN = {  # package: column of its box, and what it is for
     "train": (2.5, "recipe, loop, export, report"),
     "inference": (2.5, "prediction, fill-mask, embeddings"),
     "api": (2, "Trainer, Backbone"),
+    "search": (2.5, "texts found by vectors and words"),
     "serve": (3.5, "HTTP: many clients, one pass"),
     "cli": (3, "the command palm-ds"),
 }

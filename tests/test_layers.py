@@ -82,6 +82,7 @@ OWNERS = {
     "fastapi": ("palm_ds/serve/http/", "palm_ds/cli/serve.py"),
     "uvicorn": ("palm_ds/serve/http/", "palm_ds/cli/serve.py"),
     "prometheus_client": ("palm_ds/serve/metrics.py", "palm_ds/cli/serve.py"),
+    "usearch": ("palm_ds/search/graph.py",),
     "optuna": ("palm_ds/train/sweeps/search",),
     "wandb": ("palm_ds/train/report/tracker_clients.py",),
     "mlflow": ("palm_ds/train/report/tracker_clients.py",),

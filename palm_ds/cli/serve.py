@@ -175,6 +175,7 @@ COMMAND = Command(
     examples="""
 palm-ds serve runs/joint
 palm-ds serve runs/joint minilm=models/all-MiniLM-L6-v2 --port 9000 --devices cuda:0,cuda:1
+palm-ds serve runs/mine --index indexes/news
 palm-ds serve runs/mine --index vectors.npy --texts texts.txt
 palm-ds serve runs/joint --host 0.0.0.0 --token_file token.txt
 """,

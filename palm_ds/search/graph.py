@@ -16,7 +16,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ _PAUSE = 0.001  # seconds in which they go on
 def available() -> bool:
     """Whether usearch is installed."""
     try:
-        import_module("usearch.index")
+        import usearch.index  # noqa: F401
     except ImportError:
         return False
     return True
@@ -125,7 +124,9 @@ def load_graph(folder: Path, name: str, size: int, rows: int) -> Graph:
 
 
 def _new(size: int) -> Any:
-    return import_module("usearch.index").Index(
+    from usearch.index import Index
+
+    return Index(
         ndim=size,
         metric="ip",
         dtype="f16",  # what it finds is compared again in float32
@@ -137,4 +138,6 @@ def _new(size: int) -> Any:
 
 
 def _version() -> str:
-    return str(import_module("usearch").__version__)
+    import usearch
+
+    return usearch.__version__

@@ -71,13 +71,20 @@ function taskTab(model, task) {
     show: { answer: showAnswer, choices: showChoices, spans: showSpans }[shows] || showScores };
 }
 
+/** What a search may do besides comparing vectors, where it can. */
+function switchesOf(search) {
+  return [search.hybrid && { name: "hybrid", label: "by words, too" },
+    search.rerank && { name: "rerank", label: "ordered again by a head" }].filter(Boolean);
+}
+
 function tabsOf(model) {
   const found = model.tasks.map((task) => taskTab(model, task));
   if (info.search.texts) {
     found.unshift({ id: "search", name: "search", kind: `${info.search.texts} texts`, model,
       about: "The texts of the index that are nearest to yours.",
-      fields: [field("query", "text", 2, "", true)],
-      body: (v) => ["/search", { query: v.query, top: 10 }], show: showHits });
+      fields: [field("query", "text", 2, "", true)], switches: switchesOf(info.search),
+      body: (v) => ["/search", { query: v.query, top: 10, hybrid: !!v.hybrid, rerank: !!v.rerank }],
+      show: showHits });
   }
   if (model.fill_mask) {
     found.push({ id: "fill-mask", name: "fill-mask", kind: "masked words", model,
@@ -187,14 +194,19 @@ function showGuesses(answer) {
 
 function hits(title, rows) {
   const made = card(title);
-  for (const [text, score] of rows) {
+  for (const [text, score, heading, about] of rows) {
     const line = make("div", "hit");
+    if (heading) line.append(make("b", "", heading));
     line.append(make("p", "text", text), bar(null, score, score.toFixed(3), false));
+    if (about) line.append(make("small", "note", about));
     made.append(line);
   }
 }
 
-const showHits = (answer) => hits("nearest texts", answer.results.map((x) => [x.text, x.score]));
+const metadataOf = (x) => Object.entries(x.metadata)
+  .map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`).join(", ");
+const showHits = (answer) => hits("best texts",
+  answer.results.map((x) => [x.text, x.score, x.title, metadataOf(x)]));
 
 function showNear(answer, values) {
   const texts = lines(values.texts);
@@ -229,6 +241,13 @@ function choose(chosen) {
     input.dataset.short = each.short ? "yes" : "";
     input.addEventListener("input", () => { typed[each.name] = input.value; });
     label.append(input);
+    return label;
+  }), ...(tab.switches || []).map((each) => {
+    const label = make("label", "switch");
+    const input = make("input");
+    input.type = "checkbox";
+    input.name = each.name;
+    label.append(input, ` ${each.label}`);
     return label;
   }));
   $("hint").textContent = tab.fields.some((each) => each.short) ? "Enter" : "Ctrl + Enter";
