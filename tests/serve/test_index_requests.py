@@ -157,6 +157,8 @@ def test_mistakes_in_one_line(
 def test_who_may_change_it(server: Local, served: Served, words_run: Path, tmp_path: Path) -> None:
     body = {"texts": [{"text": "x"}]}
     assert server.refusal("/index", body)[0] == 401
+    other = server.run(lambda client: client.put("/index", headers=HEADERS))
+    assert (other.status_code, other.headers["allow"]) == (405, "POST, DELETE")
     alone = Served(models={"words": words_run}, options=ModelOptions(), index=served.index)
     with pytest.raises(UserError, match="not the vectors that words gives"):
         open_set(alone)

@@ -114,6 +114,9 @@ async def _not_routed(request: Request, error: Exception) -> Response:
     message = f"{request.method} {request.url.path}: {what}; /docs lists all"
     body = error_body(status, message, request.state.request_id)
     allowed = (getattr(error, "headers", None) or {}).get("Allow")
+    several = [route.method for route in ROUTES if route.path == request.url.path]
+    if allowed and len(several) > 1 and "GET" not in several:
+        allowed = ", ".join(several)  # the framework names those of the first route
     if allowed == "GET":
         allowed = "GET, HEAD"  # the gate answers HEAD
     return Json(body, status, {"allow": allowed} if allowed else {})
