@@ -40,7 +40,7 @@ from palm_ds.common.version import __version__
 from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.search.filters import Filter
 from palm_ds.search.graph import Graph, available, load_graph
-from palm_ds.search.store import Added, Ranking, Record, Snapshot, Store, create_database
+from palm_ds.search.store import Added, Ranking, Snapshot, Store, StoredText, create_database
 from palm_ds.search.texts import IndexedText
 from palm_ds.search.vectors import VectorFile, unit
 
@@ -73,10 +73,10 @@ class IndexEmbedding:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchHit:
     """A text that a search has found."""
 
-    record: Record
+    record: StoredText
     score: float
     """The cosine of its vector and the query's; of a hybrid search the fused score."""
 
@@ -129,7 +129,7 @@ class SearchIndex:
         filter: Filter | None = None,
         hybrid: bool = False,
         exact: bool = False,
-    ) -> list[Found]:
+    ) -> list[SearchHit]:
         """The best texts for a query with this vector (size,). `hybrid`: by vectors and by the
         words of `query`, fused; `exact`: every vector is compared. Raises UserError."""
         if hybrid and not self.store.has_words:
@@ -144,7 +144,7 @@ class SearchIndex:
             if hybrid:
                 ranking = fused([ranking, now.by_words(query, depth, filter or {})])[:top]
             records = now.records([row for row, _ in ranking])
-        return [Found(each, score) for each, (_, score) in zip(records, ranking, strict=True)]
+        return [SearchHit(each, score) for each, (_, score) in zip(records, ranking, strict=True)]
 
     def _near(
         self, now: Snapshot, vector: np.ndarray, top: int, allowed: np.ndarray | None, exact: bool
@@ -158,7 +158,7 @@ class SearchIndex:
     def _candidates(
         self, now: Snapshot, query: np.ndarray, top: int, allowed: np.ndarray | None
     ) -> np.ndarray | None:
-        """Rows that have the nearest ones, ascending, found by the graph; None: compare all."""
+        """LiveRows that have the nearest ones, ascending, found by the graph; None: compare all."""
         graph, total = self.graph, now.rows.total if allowed is None else len(allowed)
         if graph is None or now.rows.total < self.approximate_from or total <= _FEW:
             return None

@@ -50,7 +50,7 @@ Ranking = list[tuple[int, float]]
 """(row, score), the best first."""
 
 
-class Record(NamedTuple):
+class StoredText(NamedTuple):
     """A row of the table `texts`."""
 
     row: int
@@ -73,18 +73,18 @@ class Added(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rows:
+class LiveRows:
     """The rows that are there in one state of the database."""
 
     count: int
-    """Rows that were ever used: all are below this."""
+    """LiveRows that were ever used: all are below this."""
     deletions: int
     alive: np.ndarray  # (count,) bool
     total: int
     """Those that are there."""
 
 
-_NO_ROWS = Rows(0, 0, np.ones(0, bool), 0)
+_NO_ROWS = LiveRows(0, 0, np.ones(0, bool), 0)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Snapshot:
     """One state of an index, for as long as it is read."""
 
     connection: sqlite3.Connection
-    rows: Rows
+    rows: LiveRows
     vectors: np.ndarray
     """(rows.count, size) float32 of length 1, also of rows that were deleted."""
 
@@ -123,14 +123,14 @@ class Snapshot:
         )
         return [(row, score) for row, score in found]
 
-    def records(self, rows: Sequence[int]) -> list[Record]:
+    def records(self, rows: Sequence[int]) -> list[StoredText]:
         """The texts of rows that are there, in this order."""
         found = self.connection.execute(
             "SELECT * FROM texts WHERE row IN (SELECT value FROM json_each(?))",
             [json.dumps([int(row) for row in rows])],
         )
         by_row = {
-            row: Record(row, identity, title, text, json.loads(metadata))
+            row: StoredText(row, identity, title, text, json.loads(metadata))
             for row, identity, title, text, metadata in found
         }
         return [by_row[int(row)] for row in rows]
@@ -179,7 +179,7 @@ class Store:
             finally:
                 connection.execute("ROLLBACK")
 
-    def _rows_of(self, connection: sqlite3.Connection) -> Rows:
+    def _rows_of(self, connection: sqlite3.Connection) -> LiveRows:
         """The rows of this state, from those of an earlier one that another search has left."""
         (count,) = connection.execute("SELECT next_row FROM state").fetchone()
         (deletions,) = connection.execute("SELECT max(number) FROM deleted").fetchone()
@@ -192,7 +192,7 @@ class Store:
         alive[: known.count] = known.alive
         gone = connection.execute("SELECT row FROM deleted WHERE number > ?", [known.deletions])
         alive[np.fromiter((row for (row,) in gone), np.int64)] = False
-        self._rows = Rows(count, deletions, alive, int(alive.sum()))
+        self._rows = LiveRows(count, deletions, alive, int(alive.sum()))
         return self._rows
 
     def unchanged(self, texts: Sequence[IndexedText]) -> list[bool]:

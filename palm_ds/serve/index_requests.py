@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from palm_ds.search.filters import Filter
-from palm_ds.search.index import Found, SearchIndex
+from palm_ds.search.index import SearchHit, SearchIndex
 from palm_ds.search.store import Added
 from palm_ds.search.texts import IndexedText
 from palm_ds.serve.limits import RequestError, ServingLimits
@@ -41,7 +41,7 @@ class SearchOptions:
 
 async def search(
     service: Service, query: str, asked: SearchOptions, deadline: float
-) -> tuple[ServedModel, list[Found]]:
+) -> tuple[ServedModel, list[SearchHit]]:
     """(model, the best texts of the index). Raises RequestError."""
     index, model = _index(service)
     check_text(query, "query", service.limits)
@@ -58,7 +58,7 @@ async def search(
     return model, _reordered(found, scores)[: asked.top]
 
 
-def _reordered(found: Sequence[Found], scores: Sequence[float]) -> list[Found]:
+def _reordered(found: Sequence[SearchHit], scores: Sequence[float]) -> list[SearchHit]:
     """The texts with these scores, the best first; equal ones in the order they had."""
     order = np.argsort(-np.array(scores), kind="stable")
     return [replace(found[n], score=float(scores[n])) for n in order]
@@ -117,12 +117,12 @@ async def _threaded(service: Service, function: Callable[[], T], deadline: float
     return await service.bounded(partial(service.in_thread, function), 1, deadline)
 
 
-def as_hits(found: Sequence[Found]) -> list[dict[str, Any]]:
+def as_hits(found: Sequence[SearchHit]) -> list[dict[str, Any]]:
     """The results of an answer."""
     return [_hit(each) for each in found]
 
 
-def _hit(found: Found) -> dict[str, Any]:
+def _hit(found: SearchHit) -> dict[str, Any]:
     row, identity, title, text, metadata = found.record
     about = {"index": row, "id": identity, "title": title, "text": text, "metadata": metadata}
     return {**about, "score": round(found.score, 6)}
