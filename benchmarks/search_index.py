@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=1000)
     parser.add_argument("--top", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1, help="for the graph")
+    parser.add_argument("--hybrid", action="store_true", help="time hybrid searches, too")
     args = parser.parse_args()
     vectors = np.load(args.vectors, mmap_mode="r")
     texts = args.texts.read_text("utf-8").splitlines()
@@ -50,7 +51,7 @@ def main() -> None:
         started = time.perf_counter()
         if index.grow_graph(threads=args.threads):
             print(f"graph: {time.perf_counter() - started:.0f} s with {args.threads} threads")
-        compare(index, np.array(vectors[-args.queries :], np.float32), texts, args.top)
+        compare(index, np.array(vectors[-args.queries :], np.float32), texts, args)
 
 
 def fill(folder: Path, file: Path, vectors: np.ndarray, texts: list[str]) -> None:
@@ -67,8 +68,11 @@ def fill(folder: Path, file: Path, vectors: np.ndarray, texts: list[str]) -> Non
     print(f"added: {time.perf_counter() - started:.0f} s without embedding")
 
 
-def compare(index: SearchIndex, queries: np.ndarray, texts: list[str], top: int) -> None:
-    seconds: dict[str, list[float]] = {"exact": [], "approximate": [], "hybrid": []}
+def compare(
+    index: SearchIndex, queries: np.ndarray, texts: list[str], args: argparse.Namespace
+) -> None:
+    top, ways = args.top, ["exact", "approximate", *["hybrid"] * args.hybrid]
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
     recalls = []
     for query, text in zip(queries, texts[-len(queries) :], strict=True):
         ids = {}
