@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from palm_ds.common.errors import UserError
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import Encoder, memory_shape
 from palm_ds.model.fgm import FGM
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.inputs.memory import SlotMemories
@@ -355,7 +355,7 @@ def _encoder_names(model: nn.Module) -> EncoderNames:
 def _memory_shape(model: nn.Module) -> tuple[int, int, int]:
     """(layers, memory, hidden) of what the model's encoder remembers of a document."""
     encoder = getattr(model, "backbone", None)
-    return encoder.memory_shape(encoder.config) if isinstance(encoder, Encoder) else (0, 0, 0)
+    return memory_shape(encoder.config) if isinstance(encoder, Encoder) else (0, 0, 0)
 
 
 def _layout(ds_config: DSConfig, world: int) -> checkpoint.Layout:

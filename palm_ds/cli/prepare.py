@@ -82,7 +82,7 @@ def _add_reading(group: argparse._ArgumentGroup) -> None:
         nargs="+",
         default=[],
         metavar="L",
-        help="language of the documents (en), or those of the two texts of pairs (en fr)",
+        help="languages: of documents (en), of the texts of pairs (en fr)",
     )
     add("--strict", action="store_true", help="stop at the first bad line instead of reporting it")
     dropping = {"dedup": "KIND", "filters": "NAME"}
@@ -146,8 +146,6 @@ COMMAND = Command(
 palm-ds prepare data/small embedded --train wordpiece --vocab_size 8000 --lower
 palm-ds prepare data/wiki wiki/*.jsonl.gz --tokenizer bert-base-uncased/ --workers 16
 palm-ds prepare data/web web/*.jsonl.gz --tokenizer vocab.txt --filter gopher --dedup near
-palm-ds prepare data/en-fr en-fr.tsv --format pairs --no_label --languages en fr --tokenizer xlmr/
-palm-ds prepare data/demo demo_train_set.gz --format ernie --tokenizer ernie/vocab.txt
 mpirun -n 64 python -m mpi4py.futures -m palm_ds.cli.prepare data/wiki wiki/ ... --mpi
 """,
     interrupted=CONTINUES,

@@ -4,7 +4,7 @@ Ouyang et al. 2021, arXiv 2012.15674). It needs texts of one language alone.
     1  [CLS] the cat sat [SEP] [M] [M] [M] [SEP]    the encoder fills in placeholders,
     2  [CLS] the [M] sat [SEP] le chat - [SEP]      and predicts masked tokens from all of it
 
-Placeholders are filled in at once, each from the text and the other placeholders, by the weights
+Placeholders are filled in together, each from the text and the other placeholders, by the weights
 of this step and without gradient (model/heads/pseudo_tokens.py): cross_attention_masked_lm, with
 which it has to `share` a head, teaches it. Then all tokens attend to all. Masking is that of
 knowledge_masking.

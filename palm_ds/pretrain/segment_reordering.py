@@ -1,4 +1,4 @@
-"""Which permutation of its segments is this document? (ERNIE-Doc, Ding et al. 2021, section 3.4)
+"""Predict the permutation of a document's segments (ERNIE-Doc, Ding et al. 2021, section 3.4).
 
 A document is cut at random sentence boundaries into 1 to `most` segments, which are shuffled: one
 of the sum of n! orders, 33 for up to 4 segments, all alike. An encoder with memories reads the

@@ -97,7 +97,7 @@ class SlotQueue:
         return RecentlyUsed(4)
 
     def state(self, step: int) -> dict[str, Any]:
-        """Where each slot is, as JSON."""
+        """The place of each slot, as JSON."""
         readings = [list(reading) for reading in self.at(step)]
         return {"readings": readings, "following": self.following, "step": step}
 
@@ -119,7 +119,7 @@ class DocumentStream:
     seed: int
     pad: int
     already_read: dict[str, int] = field(default_factory=dict)
-    """{dataset: documents} begun before the first step, by the run that this one extends."""
+    """{dataset: documents} started before the first step, by the run that this one extends."""
     mask_rates: MaskRates = MaskRates()
     _queues: dict[int, SlotQueue] = field(default_factory=dict, repr=False)
 
@@ -206,7 +206,7 @@ class DocumentStream:
     # ---- position ----
 
     def state_dict(self, step: int) -> dict[str, Any]:
-        """Where each slot is before a step, as JSON."""
+        """The place of each slot before a step, as JSON."""
         if step >= self.curriculum.steps:
             return {}
         number = self.curriculum.stage_at(step)
@@ -227,10 +227,10 @@ class DocumentStream:
         last = self.curriculum.stage_at(max(step - 1, 0))
         total = {dataset.name: self.already_read.get(dataset.name, 0) for dataset in self.datasets}
         for number in range(last + 1):
-            total[self.datasets[self._dataset(number)].name] = self._begun(number, step)
+            total[self.datasets[self._dataset(number)].name] = self._started(number, step)
         return total
 
-    def _begun(self, number: int, step: int) -> int:
+    def _started(self, number: int, step: int) -> int:
         """One more than the number of the last document that a stage begins before a step."""
         within = min(step - self._first(number), self.curriculum.stages[number].steps)
         queue = self._queue(number)
@@ -243,7 +243,7 @@ class DocumentStream:
             first = self.already_read.get(self.datasets[dataset].name, 0)
             for earlier in range(number):
                 if self._dataset(earlier) == dataset:
-                    first = self._begun(earlier, self._first(number))
+                    first = self._started(earlier, self._first(number))
             self._queues[number] = self._open(number, first)
         return self._queues[number]
 

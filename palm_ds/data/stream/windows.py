@@ -40,7 +40,7 @@ _KEPT = 256
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentSettings(Settings):
-    """How documents are read by an encoder with memories."""
+    """The way in which an encoder with memories reads documents."""
 
     stride: NonNegativeInt = 0
     """Tokens from the beginning of a window to that of the next, as many as a window has at most;
@@ -58,7 +58,7 @@ class DocumentSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentWindows:
-    """How documents are cut into rows."""
+    """Rows that documents are cut into."""
 
     length: int
     """Tokens of a row."""
@@ -79,11 +79,11 @@ class DocumentWindows:
         return self.length - _AROUND
 
     def count(self, tokens: np.ndarray) -> np.ndarray:
-        """(n,) windows of documents of so many tokens, in one reading."""
+        """(n,) windows of documents of these numbers of tokens, in one reading."""
         return 1 + np.maximum(-(-(tokens - self.room) // self.stride), 0)
 
     def place(self, number: int, tokens: int) -> tuple[int, int]:
-        """The tokens [start, end) of a window of a document of so many tokens."""
+        """The tokens [start, end) of a window of a document with that number of tokens."""
         start = number * self.stride
         return start, min(start + self.room, tokens)
 

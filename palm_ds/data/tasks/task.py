@@ -103,18 +103,15 @@ class Task(Settings, Exports, ABC, Generic[SourceT]):
     attends_partially: ClassVar[bool] = False
     """Whether its examples have a `visibility`, which not every attention kernel can take."""
     displaces: ClassVar[bool] = False
-    """Whether tokens stand elsewhere in a row than at their positions, and so maybe far from what
-    they attend to, beyond the windows of an encoder."""
+    """Whether tokens may stand in a row far from what they attend to, beyond windows."""
     without_displacement: ClassVar[str] = ""
     """For an error message: the setting with which they do not."""
     shortens: ClassVar[bool] = False
     """Whether an example may be shorter than its layout says, which leaves room in its row."""
     documents: ClassVar[Literal["no", "also", "only"]] = "no"
-    """Whether its texts may be whole documents, which an encoder with memories reads window by
-    window; only: none else."""
+    """Whether its texts may be documents that an encoder with memories reads in windows."""
     labels_windows: ClassVar[Literal["last", "every"]] = "last"
-    """Which windows of a document have its label, if there is one of the whole text: the last one
-    when it is read the last time, or every one that counts."""
+    """The windows that have the label of a whole document: the last of all, or those that count."""
     changes_encoder: ClassVar[bool] = False
     """Whether `head` changes the encoder's embeddings, which other heads may use: its head is
     built first."""

@@ -274,11 +274,6 @@ class Encoder(nn.Module, ABC):
         texts are read whole, in packed rows."""
         return 0
 
-    @classmethod
-    def memory_shape(cls, config: EncoderConfig) -> tuple[int, int, int]:
-        """(layers, memory, hidden) of what it remembers of a document."""
-        return config.num_layers, cls.memory_length(config), config.hidden_size
-
     # ---- what is in it ----
 
     @classmethod
@@ -363,6 +358,11 @@ class Pooler(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return self.activation(self.dense(rows))
+
+
+def memory_shape(config: EncoderConfig) -> tuple[int, int, int]:
+    """(layers, memory, hidden) of what an encoder remembers of a document."""
+    return config.num_layers, encoder_class(config).memory_length(config), config.hidden_size
 
 
 def encoder_class(config: EncoderConfig) -> type[Encoder]:

@@ -6,7 +6,7 @@ back-translation: Ouyang et al. 2021, arXiv 2012.15674).
 
 In the first pass placeholders attend to the text and to one another, and the text does not see
 them: as masks see the other text in cross_attention_masked_lm, which teaches this. All are filled
-in at once. The second pass is the forward pass of a training step.
+in together. The second pass is the forward pass of a training step.
 """
 
 from __future__ import annotations

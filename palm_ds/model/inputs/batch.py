@@ -50,7 +50,7 @@ class TeacherOutputs:
 
 @dataclass(eq=False)
 class SegmentMemory:
-    """What the rows of a batch remember of the windows before: an encoder with memories reads
+    """Memories that the rows of a batch have of the windows before: an encoder with memories reads
     `past` and sets `following`, both without gradients."""
 
     past: torch.Tensor | None = None  # (layers, rows, memory, hidden); None: zeros

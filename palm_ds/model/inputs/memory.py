@@ -1,4 +1,4 @@
-"""What the slots of a run remember of the documents that they read.
+"""Memories that the slots of a run have of the documents that they read.
 
     slot r     the row r of every step, over all processes: one window after another of a document,
                then the next document
@@ -21,7 +21,7 @@ from palm_ds.model.inputs.batch import Batch, SegmentMemory
 
 @dataclass(frozen=True)
 class SlotMemory:
-    """What one slot remembers."""
+    """Memory of one slot."""
 
     document: int
     """The one that it is of, as in `Batch.documents`."""

@@ -29,7 +29,7 @@ from palm_ds.runtime.zero.zero_step import read_counters, restore_counters
 
 
 class StoredMemories(Protocol):
-    """What slots remember of documents, as `palm_ds.model.inputs.memory.SlotMemories`."""
+    """Memories that slots have of documents, as `palm_ds.model.inputs.memory.SlotMemories`."""
 
     def stored(self) -> Iterable[tuple[str, torch.Tensor]]: ...
 

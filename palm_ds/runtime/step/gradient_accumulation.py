@@ -177,7 +177,7 @@ class MicroBatch(Copyable, LabelledBatch, Protocol):
 
 
 class Memories(Protocol[B_contra]):
-    """What slots remember of documents, as `palm_ds.model.inputs.memory.SlotMemories`."""
+    """Memories that slots have of documents, as `palm_ds.model.inputs.memory.SlotMemories`."""
 
     def begin(self, batches: Sequence[B_contra]) -> None: ...
 

@@ -112,7 +112,7 @@ class _Agent:
     heard: float = field(default_factory=time.monotonic)
 
     def serve(self) -> None:
-        told = 0.0
+        reported = 0.0
         while self.child.poll() is None or any(_family()):
             self._listen()
             self._judge()
@@ -120,8 +120,8 @@ class _Agent:
                 self._ask_to_stop()
             if time.monotonic() > self.deadline:
                 _kill_family()
-            if time.monotonic() - told > self.limits.pause:
-                told = time.monotonic()
+            if time.monotonic() - reported > self.limits.pause:
+                reported = time.monotonic()
                 self._report()
         self._report(ended=self.child.returncode)
 

@@ -166,15 +166,15 @@ class Attempt:
         return port | (variables_for_other_hosts() if self.command.slots else {})
 
     def _wait(self) -> None:
-        told, urgency, deadline = 0.0, 0, float("inf")
+        reported, urgency, deadline = 0.0, 0, float("inf")
         while running := [c for c in self.connections if not c.done]:
             self._listen(running)
             now = time.monotonic()
             if self.stopping() > urgency:
                 urgency = self.stopping()
                 self._tell(running, do="stop" if urgency == 1 else "kill")
-            elif now - told > self.limits.pause:
-                told = now
+            elif now - reported > self.limits.pause:
+                reported = now
                 self._tell(running, do="go on")
             for connection in running:
                 connection.lost = connection.lost or now - connection.heard > self.limits.silence

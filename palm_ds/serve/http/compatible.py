@@ -89,7 +89,7 @@ async def _scores(
 
 
 def _log_odds(scores: Sequence[float]) -> list[float]:
-    """What a sigmoid makes these probabilities of; they are rounded, so none is 0 or 1 for sure."""
+    """Logits of these probabilities, which are rounded, so that none is 0 or 1 for sure."""
     sure = np.clip(scores, 1e-6, 1 - 1e-6)
     return (np.log(sure) - np.log1p(-sure)).tolist()
 

@@ -177,7 +177,7 @@ class TeiPredictBody(TeiBody):
 
 
 def _form(key: str) -> Discriminator:
-    """Which of two forms a body has: text-embeddings-inference's has this key."""
+    """Tells two forms of a body apart: text-embeddings-inference's has this key."""
 
     def form(body: object) -> str:
         return TEI if isinstance(body, dict) and key in body else OWN

@@ -26,7 +26,7 @@ from palm_ds.data.tasks.task import Task, build
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.config.encoder_kinds import is_custom, shipped_class
 from palm_ds.model.distillation.settings import TeacherSettings
-from palm_ds.model.encoder.encoder import encoder_class
+from palm_ds.model.encoder.encoder import encoder_class, memory_shape
 from palm_ds.model.lora import LoraSettings
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig
 from palm_ds.train.recipe.checks import (
@@ -39,7 +39,7 @@ from palm_ds.train.recipe.checks import (
     check_mask_rate,
 )
 from palm_ds.train.recipe.custom_metrics import OwnMetrics, import_metrics
-from palm_ds.train.recipe.documents import check_documents, check_no_documents
+from palm_ds.train.recipe.documents import check_documents
 from palm_ds.train.recipe.lr_schedule import LRSchedule
 from palm_ds.train.recipe.sections import (
     BatchSize,
@@ -178,15 +178,7 @@ class Recipe(Settings):
                 "epochs"
             )
         checks.check_blends()
-        if self.documents_read:
-            check_documents(self)
-        elif self.documents:
-            raise UserError(
-                f"documents: {self.backbone_config.kind} has no memories; use kind: ernie_doc, or "
-                "remove it"
-            )
-        else:
-            check_no_documents(self.built_tasks, self.backbone_config.kind)
+        check_documents(checks, self.stage_plan, self.documents, self._packed_only())
         checks.check_stage_settings(self.optimizer.weight_decay, self.stage_plan.written)
         if self.schedule.counts_tokens and self.stage_plan.own_sizes:
             raise UserError(
@@ -195,15 +187,24 @@ class Recipe(Settings):
             )
         _ = self.schedule_in_steps  # checks itself
 
-    @property
-    def memory_shape(self) -> tuple[int, int, int]:
-        """(layers, memory, hidden) of what the encoder remembers of a document."""
-        return encoder_class(self.backbone_config).memory_shape(self.backbone_config)
+    def _packed_only(self) -> dict[str, bool]:
+        """{key: whether it is given} of what is for texts in packed rows alone."""
+        return {
+            "teacher": self.teacher is not None,
+            "optimizer.fgm": self.optimizer.fgm > 0,
+            "evaluate.pairs": bool(self.evaluate.pairs),
+            "evaluate.probe": self.evaluate.probe is not None,
+        }
 
     @cached_property
     def documents_read(self) -> DocumentSettings | None:
         """`documents` of an encoder with memories; None for any other."""
         return (self.documents or DocumentSettings()) if self.memory_shape[1] else None
+
+    @property
+    def memory_shape(self) -> tuple[int, int, int]:
+        """(layers, memory, hidden) of what the encoder remembers of a document."""
+        return memory_shape(self.backbone_config)
 
     @cached_property
     def batch_size(self) -> BatchSize:

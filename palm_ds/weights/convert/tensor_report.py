@@ -45,18 +45,18 @@ def numbers_of(
     contents: CheckpointContents, other: CheckpointContents | None = None
 ) -> Iterator[TensorNumbers]:
     """Numbers of each tensor, one in memory at a time; then those that only `other` has."""
-    theirs = other.entries if other else {}
+    others = other.entries if other else {}
     for name, entry in contents.entries.items():
         tensor = entry.read()
         more: dict[str, Any] = {}
-        if other and name not in theirs:
+        if other and name not in others:
             more = {"remark": "only here"}
-        elif other and theirs[name].shape != entry.shape:
-            more = {"remark": f"other shape: {_shape(theirs[name].shape)}"}
+        elif other and others[name].shape != entry.shape:
+            more = {"remark": f"other shape: {_shape(others[name].shape)}"}
         elif other:
-            more = _difference(tensor, theirs[name].read())
+            more = _difference(tensor, others[name].read())
         yield _numbers(name, tensor, **more)
-    for name, entry in theirs.items():
+    for name, entry in others.items():
         if name not in contents.entries:
             yield _numbers(name, entry.read(), remark="only there")
 

@@ -35,6 +35,7 @@ from palm_ds.model.encoder.encoder import (
     EncoderFlops,
     gather_positions,
     init_weights,
+    memory_shape,
 )
 from palm_ds.model.encoder.layer import EncoderLayer
 from palm_ds.model.encoder.positions import skewed
@@ -61,7 +62,7 @@ class ErnieDocOptions(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentPlan(AttentionPlan):
-    """What a layer needs besides the vectors of its window."""
+    """Input of a layer besides the vectors of its window."""
 
     memory: torch.Tensor
     """(rows, memory, hidden), without gradients."""
@@ -182,7 +183,7 @@ class ErnieDoc(TransformerEncoder):
     def _past(self, batch: Batch, x: torch.Tensor) -> torch.Tensor:
         """(layers, rows, memory, hidden), zeros where nothing came before."""
         assert batch.memory is not None
-        layers, *sizes = self.memory_shape(self.config)
+        layers, *sizes = memory_shape(self.config)
         past = batch.memory.past
         return x.new_zeros(layers, len(x), *sizes) if past is None else past.to(x)
 
