@@ -24,7 +24,7 @@ from palm_ds.weights.model_folder import fingerprint_of
 
 @dataclass(kw_only=True)
 class AddSummary:
-    """What an addition of files did."""
+    """Result of adding files."""
 
     added: int = 0
     replaced: int = 0

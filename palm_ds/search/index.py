@@ -63,7 +63,7 @@ of it."""
 
 @dataclass(frozen=True, kw_only=True)
 class IndexEmbedding:
-    """How the texts of an index are embedded, and queries must be."""
+    """Settings with which texts of an index are embedded, and queries must be."""
 
     model: str
     """The path of the model."""

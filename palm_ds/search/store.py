@@ -65,7 +65,7 @@ class StoredText(NamedTuple):
 
 
 class Added(NamedTuple):
-    """What an addition did."""
+    """Result of an addition."""
 
     added: int
     replaced: int

@@ -29,7 +29,7 @@ RERANKED = 100
 
 @dataclass(frozen=True, kw_only=True)
 class SearchOptions:
-    """How an index is searched."""
+    """A search of an index."""
 
     top: int
     filter: Filter | None = None
