@@ -20,14 +20,14 @@ from pathlib import Path
 import numpy as np
 
 from palm_ds.inference.embedder import EmbeddingSettings
-from palm_ds.search.index import (
+from palm_ds.inference.search.index import (
     IndexEmbedding,
     SearchIndex,
     create_index,
     is_index,
     open_index,
 )
-from palm_ds.search.texts import IndexedText
+from palm_ds.inference.search.texts import IndexedText
 
 _ROWS = 20_000  # added at a time
 

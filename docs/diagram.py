@@ -29,9 +29,8 @@ SHOWN = {  # package: column of its box, and what it is for
     "pretrain": (0.5, "one file per pretraining task"),
     "tasks": (1.5, "one file per fine-tuning task"),
     "train": (2.5, "recipe, loop, export, report"),
-    "inference": (2.5, "prediction, fill-mask, embeddings"),
+    "inference": (2.5, "prediction, embeddings, search"),
     "api": (2, "Trainer, Backbone"),
-    "search": (2.5, "texts found by vectors and words"),
     "serve": (3.5, "HTTP: many clients, one pass"),
     "cli": (3, "the command palm-ds"),
 }

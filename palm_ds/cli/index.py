@@ -17,8 +17,8 @@ from palm_ds.common.errors import UserError
 
 if TYPE_CHECKING:
     from palm_ds.inference.embedder import Embedder, EmbeddingSettings
-    from palm_ds.search.index import SearchIndex
-    from palm_ds.search.texts import TextColumns
+    from palm_ds.inference.search.index import SearchIndex
+    from palm_ds.inference.search.texts import TextColumns
 
 _INDEX = "a folder that `palm-ds index build` made"
 _CONTINUES = "stopped; `palm-ds index add` with the same files continues"
@@ -36,7 +36,7 @@ def _input_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _columns(args: argparse.Namespace) -> TextColumns:
-    from palm_ds.search.texts import TextColumns
+    from palm_ds.inference.search.texts import TextColumns
 
     return TextColumns(
         text=args.column, id=args.id, title=args.title, metadata=args.metadata, format=args.format
@@ -57,7 +57,7 @@ def _open_embedder(
 
 def _own_embedder(args: argparse.Namespace, index: SearchIndex) -> Embedder:
     """The model of an index, from where it is now."""
-    from palm_ds.search.add_files import check_model
+    from palm_ds.inference.search.add_files import check_model
 
     model = args.model or index.embedding.model
     if not Path(model).exists():
@@ -68,8 +68,8 @@ def _own_embedder(args: argparse.Namespace, index: SearchIndex) -> Embedder:
 
 
 def _add(args: argparse.Namespace, index: SearchIndex, embedder: Embedder) -> int:
-    from palm_ds.search.add_files import add_files
-    from palm_ds.search.graph import available
+    from palm_ds.inference.search.add_files import add_files
+    from palm_ds.inference.search.graph import available
 
     started = time.monotonic()
     with progress("index", not args.quiet) as done:
@@ -106,9 +106,9 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
 def _build(args: argparse.Namespace) -> int:
     from palm_ds.common.atomic import check_new_folder
     from palm_ds.inference.embedder import EmbeddingSettings
-    from palm_ds.search.add_files import embedding_of
-    from palm_ds.search.index import create_index, is_index, open_index
-    from palm_ds.search.texts import read_texts
+    from palm_ds.inference.search.add_files import embedding_of
+    from palm_ds.inference.search.index import create_index, is_index, open_index
+    from palm_ds.inference.search.texts import read_texts
 
     if is_index(args.index):
         raise UserError(f"{args.index}: is an index already; `palm-ds index add` adds to it")
@@ -154,7 +154,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_texts(args: argparse.Namespace) -> int:
-    from palm_ds.search.index import open_index
+    from palm_ds.inference.search.index import open_index
 
     with open_index(args.index) as index:
         return _add(args, index, _own_embedder(args, index))
@@ -199,7 +199,7 @@ def _as_filter(text: str) -> dict[str, Any]:
 
 
 def _delete(args: argparse.Namespace) -> int:
-    from palm_ds.search.index import open_index
+    from palm_ds.inference.search.index import open_index
 
     if bool(args.ids) == (args.filter is not None):
         raise UserError("name the texts: ids, or --filter")
@@ -241,7 +241,7 @@ def _search_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _search(args: argparse.Namespace) -> int:
-    from palm_ds.search.index import open_index
+    from palm_ds.inference.search.index import open_index
 
     if args.top < 1:
         raise UserError(f"--top {args.top}: expected at least 1")
@@ -290,8 +290,8 @@ def _info_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _info(args: argparse.Namespace) -> int:
-    from palm_ds.search.graph import available
-    from palm_ds.search.index import open_index
+    from palm_ds.inference.search.graph import available
+    from palm_ds.inference.search.index import open_index
 
     with open_index(args.index) as index:
         index.open_graph()

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from palm_ds.search.filters import Filter
-from palm_ds.search.index import SearchHit, SearchIndex
-from palm_ds.search.store import Added
-from palm_ds.search.texts import IndexedText
+from palm_ds.inference.search.filters import Filter
+from palm_ds.inference.search.index import SearchHit, SearchIndex
+from palm_ds.inference.search.store import Added
+from palm_ds.inference.search.texts import IndexedText
 from palm_ds.serve.limits import RequestError, ServingLimits
 from palm_ds.serve.requests import check_rows, check_text, embed_work
 from palm_ds.serve.served_model import ServedModel

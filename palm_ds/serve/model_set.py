@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.search.embedded_files import open_embedded
-from palm_ds.search.graph import available
-from palm_ds.search.index import SearchIndex, is_index, likeness, made_by, open_index
+from palm_ds.inference.search.embedded_files import open_embedded
+from palm_ds.inference.search.graph import available
+from palm_ds.inference.search.index import SearchIndex, is_index, likeness, made_by, open_index
 from palm_ds.serve.limits import RequestError
 from palm_ds.serve.requests import embed_work
 from palm_ds.serve.scheduler import compute

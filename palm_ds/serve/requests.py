@@ -25,8 +25,8 @@ from palm_ds.inference.embedder import EmbeddingSettings, Text
 from palm_ds.inference.fill_mask import Filled, Filler, MaskedText, as_record, best_guesses
 from palm_ds.inference.predict_files import without_labels
 from palm_ds.inference.predictor import EncoderPass
+from palm_ds.inference.search.vectors import unit
 from palm_ds.model.inputs.batch import PackedText
-from palm_ds.search.vectors import unit
 from palm_ds.serve.forward import Scores, label_for_vector, vectors_task
 from palm_ds.serve.limits import RequestError, ServingLimits
 from palm_ds.serve.scheduler import Work

@@ -9,8 +9,8 @@ from zlib import crc32
 import numpy as np
 
 from palm_ds.inference.embedder import EmbeddingSettings
-from palm_ds.search.index import IndexEmbedding, SearchIndex, create_index, open_index
-from palm_ds.search.texts import IndexedText
+from palm_ds.inference.search.index import IndexEmbedding, SearchIndex, create_index, open_index
+from palm_ds.inference.search.texts import IndexedText
 
 SIZE = 16
 EMBEDDING = IndexEmbedding(model="none", fingerprint="", settings=EmbeddingSettings())

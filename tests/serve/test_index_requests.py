@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
+from palm_ds.inference.search.add_files import embedding_of
+from palm_ds.inference.search.index import create_index, fused, open_index
+from palm_ds.inference.search.texts import IndexedText
 from palm_ds.inference.trained_model import TrainedModel
-from palm_ds.search.add_files import embedding_of
-from palm_ds.search.index import create_index, fused, open_index
-from palm_ds.search.texts import IndexedText
 from palm_ds.serve.client import ServingClient
 from palm_ds.serve.model_set import Served, open_set
 from palm_ds.serve.served_model import ModelOptions

@@ -13,7 +13,7 @@ from fastapi.responses import FileResponse, PlainTextResponse
 from palm_ds.common.version import __version__
 from palm_ds.data.tasks.interfaces import as_json
 from palm_ds.inference.embedder import EmbeddingSettings
-from palm_ds.search.texts import IndexedText
+from palm_ds.inference.search.texts import IndexedText
 from palm_ds.serve import index_requests, metrics
 from palm_ds.serve.http import compatible, schemas
 from palm_ds.serve.http.answers import Json, deadline_of, service_of, settings_of

@@ -12,8 +12,8 @@ import pytest
 from palm_ds.common.errors import UserError
 from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.inference.embedding_files import EmbeddingJob, embed_files
+from palm_ds.inference.search.embedded_files import open_embedded
 from palm_ds.inference.trained_model import TrainedModel
-from palm_ds.search.embedded_files import open_embedded
 from palm_ds.serve.model_set import Served, open_set
 from palm_ds.serve.served_model import ModelOptions
 from tests.helpers.serving import local

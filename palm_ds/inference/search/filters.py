@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.search.texts import check_unicode
+from palm_ds.inference.search.texts import check_unicode
 
 Scalar = str | int | float | bool | None
 Filter = Mapping[str, Any]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.search import graph as graphs
-from palm_ds.search.index import SearchIndex, create_index, fused, open_index
+from palm_ds.inference.search import graph as graphs
+from palm_ds.inference.search.index import SearchIndex, create_index, fused, open_index
 from tests.helpers.small_index import (
     EMBEDDING,
     SIZE,
@@ -147,7 +147,7 @@ def test_a_thousand_texts_come_and_go_while_others_search(
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs are searched for few texts, too."""
     pytest.importorskip("usearch", reason="pip install 'palm_ds[search]'")
-    monkeypatch.setattr("palm_ds.search.index._FEW", 20)
+    monkeypatch.setattr("palm_ds.inference.search.index._FEW", 20)
 
 
 def recall(index: SearchIndex, **options: object) -> float:

@@ -18,10 +18,10 @@ import pyarrow.parquet as pq
 from palm_ds.common.errors import UserError
 from palm_ds.data.reader import TableSettings, open_table
 from palm_ds.inference.embedder import EmbeddingSettings
-from palm_ds.search.index import IndexEmbedding, SearchIndex
-from palm_ds.search.store import Store
-from palm_ds.search.texts import IndexedText
-from palm_ds.search.vectors import VectorArray, unit
+from palm_ds.inference.search.index import IndexEmbedding, SearchIndex
+from palm_ds.inference.search.store import Store
+from palm_ds.inference.search.texts import IndexedText
+from palm_ds.inference.search.vectors import VectorArray, unit
 
 _ROWS = 65_536  # vectors that are read and normalised at a time
 

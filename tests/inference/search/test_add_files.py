@@ -12,9 +12,9 @@ import pytest
 
 from palm_ds.cli.main import main
 from palm_ds.common.errors import UserError
+from palm_ds.inference.search.add_files import check_model
+from palm_ds.inference.search.index import open_index
 from palm_ds.inference.trained_model import TrainedModel
-from palm_ds.search.add_files import check_model
-from palm_ds.search.index import open_index
 
 RNG = np.random.default_rng(3)
 TEXTS = [" ".join(RNG.choice(["good", "bad", "so", "very", "?"], n)) for n in range(1, 20)]

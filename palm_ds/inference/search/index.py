@@ -38,11 +38,18 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.common.version import __version__
 from palm_ds.inference.embedder import EmbeddingSettings
-from palm_ds.search.filters import Filter
-from palm_ds.search.graph import Graph, available, load_graph
-from palm_ds.search.store import Added, Ranking, Snapshot, Store, StoredText, create_database
-from palm_ds.search.texts import IndexedText
-from palm_ds.search.vectors import VectorFile, unit
+from palm_ds.inference.search.filters import Filter
+from palm_ds.inference.search.graph import Graph, available, load_graph
+from palm_ds.inference.search.store import (
+    Added,
+    Ranking,
+    Snapshot,
+    Store,
+    StoredText,
+    create_database,
+)
+from palm_ds.inference.search.texts import IndexedText
+from palm_ds.inference.search.vectors import VectorFile, unit
 
 log = logging.getLogger(__name__)
 

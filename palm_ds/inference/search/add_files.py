@@ -17,8 +17,8 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.inference.embedder import CHUNK, Embedder
-from palm_ds.search.index import IndexEmbedding, SearchIndex, likeness, made_by
-from palm_ds.search.texts import TextColumns, read_texts
+from palm_ds.inference.search.index import IndexEmbedding, SearchIndex, likeness, made_by
+from palm_ds.inference.search.texts import TextColumns, read_texts
 from palm_ds.weights.model_folder import fingerprint_of
 
 

@@ -6,7 +6,7 @@ import sqlite3
 
 import pytest
 
-from palm_ds.search.words import MAX_QUERY_WORDS, query_of, words_of
+from palm_ds.inference.search.words import MAX_QUERY_WORDS, query_of, words_of
 
 
 @pytest.mark.parametrize(

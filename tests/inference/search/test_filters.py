@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.search.filters import clause_of
-from palm_ds.search.store import Store
-from palm_ds.search.texts import IndexedText
-from palm_ds.search.vectors import VectorArray
+from palm_ds.inference.search.filters import clause_of
+from palm_ds.inference.search.store import Store
+from palm_ds.inference.search.texts import IndexedText
+from palm_ds.inference.search.vectors import VectorArray
 
 RNG = np.random.default_rng(5)
 SCALARS: list[Any] = [None, True, False, 0, 1, 2.5, -3, "a", "b", "é", "ab", "1", 'x" OR 1 --', ""]

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.search.index import open_index
-from palm_ds.search.store import create_database
-from palm_ds.search.texts import IndexedText
-from palm_ds.search.words import words_of
+from palm_ds.inference.search.index import open_index
+from palm_ds.inference.search.store import create_database
+from palm_ds.inference.search.texts import IndexedText
+from palm_ds.inference.search.words import words_of
 from tests.helpers.small_index import add, check_whole, names, small_index, texts_of, vectors_of
 from tests.helpers.warm_python import run
 
@@ -65,8 +65,8 @@ def test_bm25_is_what_its_formula_says_also_after_deletions(tmp_path: Path) -> N
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from palm_ds.search import store, vectors
-from palm_ds.search.index import open_index
+from palm_ds.inference.search import store, vectors
+from palm_ds.inference.search.index import open_index
 from tests.helpers.small_index import add, names
 
 folder, point = sys.argv[1:]
@@ -129,7 +129,7 @@ def test_an_addition_that_fails_is_undone(tmp_path: Path, monkeypatch: pytest.Mo
     texts = [*texts_of(names(2, 6)), IndexedText(id="bad", text="\ud800")]
     with pytest.raises(UnicodeEncodeError):
         index.add(texts, vectors_of([each.id for each in texts]))
-    monkeypatch.setattr("palm_ds.search.vectors.os.pwrite", full_disk)
+    monkeypatch.setattr("palm_ds.inference.search.vectors.os.pwrite", full_disk)
     with pytest.raises(UserError, match="No space left on device"):
         add(index, names(4, 6))
     index.close()
@@ -172,7 +172,9 @@ def test_mistakes_in_one_line(tmp_path: Path) -> None:
 
 
 def test_a_python_without_fts5_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("palm_ds.search.store._WORDS", "CREATE VIRTUAL TABLE {name} USING fts9(x)")
+    monkeypatch.setattr(
+        "palm_ds.inference.search.store._WORDS", "CREATE VIRTUAL TABLE {name} USING fts9(x)"
+    )
     with pytest.raises(
         UserError, match=f"SQLite {sqlite3.sqlite_version} of this Python lacks FTS5"
     ):

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.search.texts import IndexedText, TextColumns, read_texts
+from palm_ds.inference.search.texts import IndexedText, TextColumns, read_texts
 
 
 def read(file: Path, **columns: object) -> list[IndexedText]:

@@ -28,10 +28,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.search.filters import Filter, clause_of
-from palm_ds.search.texts import IndexedText
-from palm_ds.search.vectors import VectorFile, Vectors
-from palm_ds.search.words import query_of, words_of
+from palm_ds.inference.search.filters import Filter, clause_of
+from palm_ds.inference.search.texts import IndexedText
+from palm_ds.inference.search.vectors import VectorFile, Vectors
+from palm_ds.inference.search.words import query_of, words_of
 
 _PATIENCE = 60  # seconds to wait for another process that adds or deletes
 _SCHEMA = """
