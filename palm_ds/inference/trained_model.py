@@ -33,7 +33,7 @@ from palm_ds.inference.fill_mask import Filler, example_lines
 from palm_ds.inference.model_tasks import asked_tasks, recipe_of
 from palm_ds.inference.predictor import Predictor
 from palm_ds.model.config.encoder_kinds import shipped_class
-from palm_ds.model.encoder.encoder import PLAIN, Encoder, build_encoder, encoder_class
+from palm_ds.model.encoder.encoder import PLAIN, Encoder, build_encoder, encoder_class, has_windows
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.heads.outputs import Reading
 from palm_ds.model.kernels import Kernels, choose_kernels
@@ -260,7 +260,7 @@ class TrainedModel(Settings):
             dtype=self.dtype,
             config=config,
             partial_tasks=self._causal_tasks,
-            windows=encoder_class(config).has_windows(config),
+            windows=has_windows(config),
             score_biases=encoder_class(config).adds_to_scores(config),
             memories=encoder_class(config).memory_length(config) > 0,
         )

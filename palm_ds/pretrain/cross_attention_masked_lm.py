@@ -35,7 +35,10 @@ from palm_ds.pretrain.shared.text_pairs import MaskedPairs
 @dataclass(frozen=True, kw_only=True)
 class CrossAttentionMaskedLM(MaskedPairs, CorpusTask):
     attends_partially: ClassVar[bool] = True
-    displaces: ClassVar[bool] = True
+
+    @property
+    def displaces(self) -> bool:
+        return True
 
     def label(self, example: Example, source: CorpusSource, rng: np.random.Generator) -> None:
         where, text = self.mask_both(example, source, rng)

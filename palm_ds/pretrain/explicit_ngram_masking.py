@@ -128,7 +128,7 @@ class ExplicitNgramMasking(CorpusTask):
         return self.comprehensive
 
     @property
-    def displaces(self) -> bool:  # type: ignore[override]
+    def displaces(self) -> bool:
         return self.comprehensive
 
     @property

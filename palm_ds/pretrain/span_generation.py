@@ -59,9 +59,12 @@ class SpanGeneration(FlowOptions, CorpusTask):
     """Weight of the word-by-word flow in the loss; the span-by-span flow has the rest."""
 
     attends_partially: ClassVar[bool] = True
-    displaces: ClassVar[bool] = True
     segments: ClassVar[int] = 2
     num_uniforms: ClassVar[int] = 0
+
+    @property
+    def displaces(self) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -93,7 +93,7 @@ class Generation(FlowOptions, TextTask, TextGenerator):
     prediction_key: ClassVar[str] = "text"
 
     @property
-    def displaces(self) -> bool:  # type: ignore[override]
+    def displaces(self) -> bool:
         return self.decoder == "infilling"
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.sources.corpus import split_corpus
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset
 from palm_ds.data.stream.windows import LONGEST
+from palm_ds.model.encoder.encoder import memory_shape
 from palm_ds.pretrain.segment_reordering import SegmentReordering
 from palm_ds.train.recipe.recipe import make_recipe
 from tests.helpers.small_corpus import write_small_corpus
@@ -101,4 +102,8 @@ def test_refused(change: dict[str, object], message: str) -> None:
 
 def test_the_recipe_itself_is_right() -> None:
     recipe = make_recipe(RECIPE)
-    assert recipe.documents_read is not None and recipe.memory_shape == (2, 64, 128)
+    assert recipe.documents_read is not None and memory_shape(recipe.backbone_config) == (
+        2,
+        64,
+        128,
+    )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ import numpy as np
 from palm_ds.common.lru_cache import RecentlyUsed
 from palm_ds.data.stream.packed_stream import Mixtures
 from palm_ds.data.stream.stages import Curriculum, MaskRates, StepSize
-from palm_ds.data.stream.task_group_dataset import ExampleRef, PackedRow, build_rows
+from palm_ds.data.stream.task_group_dataset import ExampleRef, PackedRow, build_rows, micro_batches
 from palm_ds.data.stream.windows import DocumentDataset, as_windows
 from palm_ds.model.inputs.batch import Batch
 
@@ -155,13 +155,8 @@ class DocumentStream:
 
     def batches(self, step: int, rank: int, world: int, micro_rows: int) -> list[Batch]:
         """The micro-batches of one process: its contiguous share of the slots."""
-        share = self.rows_at(step) // world
-        first = rank * share
-        rows = self.step_rows(step)[first : first + share]
-        return [
-            self.build(step, rows[i : i + micro_rows], first + i)
-            for i in range(0, share, micro_rows)
-        ]
+        rows, share = self.step_rows(step), self.rows_at(step) // world
+        return micro_batches(rows, rank * share, share, micro_rows, partial(self.build, step))
 
     def build(self, step: int, rows: Sequence[PackedRow], first_row: int = 0) -> Batch:
         """One micro-batch of some of a step's rows."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,6 +34,7 @@ from palm_ds.data.stream.task_group_dataset import (
     TaskGroupDataset,
     build_rows,
     extend_into_padding,
+    micro_batches,
     refs,
 )
 from palm_ds.model.inputs.batch import Batch
@@ -214,13 +215,8 @@ class PackedStream:
 
     def batches(self, step: int, rank: int, world: int, micro_rows: int) -> list[Batch]:
         """The micro-batches of one process: its contiguous share of the step's rows."""
-        share = self.rows_at(step) // world
-        first = rank * share
-        rows = self.step_rows(step)[first : first + share]
-        return [
-            self.build(step, rows[i : i + micro_rows], first + i)
-            for i in range(0, share, micro_rows)
-        ]
+        rows, share = self.step_rows(step), self.rows_at(step) // world
+        return micro_batches(rows, rank * share, share, micro_rows, partial(self.build, step))
 
     def build(self, step: int, rows: Sequence[PackedRow], first_row: int = 0) -> Batch:
         """One micro-batch of some of a step's rows."""

@@ -5,7 +5,7 @@ any n."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -219,6 +219,19 @@ def build_rows(
 ) -> Batch:
     """The examples of rows, built and collated."""
     return collate_built(datasets, build_examples(datasets, rows, rate), length, pad)
+
+
+def micro_batches(
+    rows: Sequence[PackedRow],
+    first: int,
+    share: int,
+    micro_rows: int,
+    build: Callable[[Sequence[PackedRow], int], Batch],
+) -> list[Batch]:
+    """The `share` rows of a step from `first` on, in micro-batches that `build` makes of rows and
+    the number of their first."""
+    own = rows[first : first + share]
+    return [build(own[i : i + micro_rows], first + i) for i in range(0, share, micro_rows)]
 
 
 def held_out_rows(dataset: TaskGroupDataset, dataset_index: int, most: int) -> list[PackedRow]:

@@ -102,8 +102,6 @@ class Task(Settings, Exports, ABC, Generic[SourceT]):
     pass of the encoder, and runs only if it is requested by name or nothing else can predict."""
     attends_partially: ClassVar[bool] = False
     """Whether its examples have a `visibility`, which not every attention kernel can take."""
-    displaces: ClassVar[bool] = False
-    """Whether tokens may stand in a row far from what they attend to, beyond windows."""
     without_displacement: ClassVar[str] = ""
     """For an error message: the setting with which they do not."""
     shortens: ClassVar[bool] = False
@@ -126,6 +124,11 @@ class Task(Settings, Exports, ABC, Generic[SourceT]):
             """Raises UserError for a keyword that is no field."""
             check_keys(settings, [field_.name for field_ in fields(cls)], cls.__name__)
             return super().__new__(cls)
+
+    @property
+    def displaces(self) -> bool:
+        """Whether tokens may stand in a row far from what they attend to, beyond windows."""
+        return False
 
     @property
     def pseudo_tokens(self) -> float | None:

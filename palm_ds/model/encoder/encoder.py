@@ -259,19 +259,13 @@ class Encoder(nn.Module, ABC):
         return True
 
     @classmethod
-    def has_windows(cls, config: EncoderConfig) -> bool:
-        """Whether tokens of some layers attend to their neighbours alone."""
-        return any(window is not None for window in cls.flops(config).pairs)
-
-    @classmethod
     def adds_to_scores(cls, config: EncoderConfig) -> bool:
         """Whether relative positions add to the scores of attention."""
         return False
 
     @classmethod
     def memory_length(cls, config: EncoderConfig) -> int:
-        """The vectors of earlier windows of a document that each layer attends to besides; 0:
-        texts are read whole, in packed rows."""
+        """Vectors of a document's earlier windows that each layer attends to, too; 0: none."""
         return 0
 
     # ---- what is in it ----
@@ -358,6 +352,11 @@ class Pooler(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return self.activation(self.dense(rows))
+
+
+def has_windows(config: EncoderConfig) -> bool:
+    """Whether tokens of some layers attend to their neighbours alone."""
+    return any(window is not None for window in encoder_class(config).flops(config).pairs)
 
 
 def memory_shape(config: EncoderConfig) -> tuple[int, int, int]:

@@ -135,17 +135,20 @@ async def tei_predict(body: schemas.TeiPredictBody, request: Request) -> Respons
     """Labels with scores, as text-embeddings-inference answers: of the first task with labels."""
     service = service_of(request)
     model, task = service.models.labelling()
-    alone = isinstance(body.inputs, str) or isinstance(body.inputs[0], str)
-    inputs: list[Input] = [
-        text if isinstance(text, str) or len(text) > 1 else text[0]
-        for text in ([body.inputs] if alone else body.inputs)
-    ]  # type: ignore[misc]
+    given: Input | Sequence[Input] = body.inputs
+    alone = isinstance(given, str) or isinstance(given[0], str)
+    inputs = [_one_or_two(text) for text in ([given] if alone else given)]
     _, predictions, cut = await service.predict(task, inputs, model.name, deadline_of(request))
     _check_whole(cut, body.truncate)
     key = "logits" if body.raw_scores else "probs"
     labels = model.tasks[task].labels
     answers = [_labelled(labels, prediction[key]) for prediction in predictions]
     return Json(answers[0] if alone else answers)
+
+
+def _one_or_two(text: Any) -> Input:
+    """A text, of which a list of one is another form, or a pair."""
+    return text[0] if isinstance(text, list) and len(text) == 1 else text
 
 
 def _labelled(labels: Sequence[str], scores: Sequence[float]) -> list[Mapping[str, Any]]:

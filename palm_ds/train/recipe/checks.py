@@ -14,7 +14,7 @@ from palm_ds.data.stream.curriculum_spec import CurriculumSpec
 from palm_ds.data.stream.stages import tasks_of
 from palm_ds.data.tasks.task import Task
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import encoder_class
+from palm_ds.model.encoder.encoder import encoder_class, has_windows
 from palm_ds.model.lora import LoraSettings, check_targets
 from palm_ds.train.recipe.sections import BatchSize, EvaluateSettings, SaveSettings, SourceSettings
 from palm_ds.train.recipe.stage_settings import StageSettings
@@ -44,7 +44,7 @@ class TaskChecks:
         mixes = {mix for b, mix in self.spec.mix_of.items() if name in tasks_of(b)}
         if task.freeze and mixes != {"step"}:
             raise UserError(f"tasks.{name}.freeze: its stages need `mix: step`")
-        if task.displaces and encoder_class(self.encoder).has_windows(self.encoder):
+        if task.displaces and has_windows(self.encoder):
             raise UserError(
                 f"tasks.{name}: {self.encoder.kind} has windows of attention, and this task's "
                 f"queries or masks stand far from what they attend to; use an encoder without "

@@ -178,7 +178,7 @@ class Recipe(Settings):
                 "epochs"
             )
         checks.check_blends()
-        check_documents(checks, self.stage_plan, self.documents, self._packed_only())
+        check_documents(checks, self.stage_plan, self.documents, _packed_only(self))
         checks.check_stage_settings(self.optimizer.weight_decay, self.stage_plan.written)
         if self.schedule.counts_tokens and self.stage_plan.own_sizes:
             raise UserError(
@@ -187,24 +187,14 @@ class Recipe(Settings):
             )
         _ = self.schedule_in_steps  # checks itself
 
-    def _packed_only(self) -> dict[str, bool]:
-        """{key: whether it is given} of what is for texts in packed rows alone."""
-        return {
-            "teacher": self.teacher is not None,
-            "optimizer.fgm": self.optimizer.fgm > 0,
-            "evaluate.pairs": bool(self.evaluate.pairs),
-            "evaluate.probe": self.evaluate.probe is not None,
-        }
-
     @cached_property
     def documents_read(self) -> DocumentSettings | None:
         """`documents` of an encoder with memories; None for any other."""
-        return (self.documents or DocumentSettings()) if self.memory_shape[1] else None
-
-    @property
-    def memory_shape(self) -> tuple[int, int, int]:
-        """(layers, memory, hidden) of what the encoder remembers of a document."""
-        return memory_shape(self.backbone_config)
+        return (
+            (self.documents or DocumentSettings())
+            if memory_shape(self.backbone_config)[1]
+            else None
+        )
 
     @cached_property
     def batch_size(self) -> BatchSize:
@@ -411,3 +401,13 @@ def _with_encoder(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if kind == config.kind and isinstance(given.get("options"), Mapping):
         merged["options"] = {**config.options, **given["options"]}
     return {**values, "backbone": merged}
+
+
+def _packed_only(recipe: Recipe) -> dict[str, bool]:
+    """{key: whether it is given} of what is for texts in packed rows alone."""
+    return {
+        "teacher": recipe.teacher is not None,
+        "optimizer.fgm": recipe.optimizer.fgm > 0,
+        "evaluate.pairs": bool(recipe.evaluate.pairs),
+        "evaluate.probe": recipe.evaluate.probe is not None,
+    }

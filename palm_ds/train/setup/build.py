@@ -27,7 +27,9 @@ from palm_ds.model.encoder.encoder import (
     Pooler,
     build_encoder,
     encoder_class,
+    has_windows,
     init_weights,
+    memory_shape,
 )
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.heads.outputs import HeadOutputs
@@ -220,7 +222,7 @@ def _held_out_set(
 ) -> HeldOutSet:
     documents = [dataset for dataset in datasets if isinstance(dataset, DocumentDataset)]
     if documents:
-        shape = recipe.memory_shape
+        shape = memory_shape(recipe.backbone_config)
         return held_out_documents(documents, examples, recipe.length, pad, shape)
     return held_out_set(datasets, examples, recipe.length, pad)
 
@@ -276,7 +278,7 @@ def build_model(
         zero_stage=ds_config.stage,
         fixed_shapes=training and _fixed_shapes(recipe),
         partial_tasks=[n for n, task in recipe.built_tasks.items() if task.attends_partially],
-        windows=encoder_class(config).has_windows(config),
+        windows=has_windows(config),
         score_biases=encoder_class(config).adds_to_scores(config),
         memories=encoder_class(config).memory_length(config) > 0,
         states_read=bool(training and recipe.teacher and recipe.teacher.weights),

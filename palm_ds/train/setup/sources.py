@@ -26,6 +26,7 @@ from palm_ds.data.tasks.soft_labels import SoftTasks
 from palm_ds.data.tasks.task import CorpusTask, TableTask, Task
 from palm_ds.data.tasks.task_with_data import NamedRows
 from palm_ds.model.distillation.settings import TeacherSettings
+from palm_ds.model.encoder.encoder import memory_shape
 from palm_ds.tasks.ranking import Ranking
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.tokens import SpecialTokens
@@ -326,7 +327,7 @@ def datasets_of(
     set. Returns them with {group: [(index of a dataset, share)]}. `length`: of their rows; 0: the
     recipe's."""
     length = length or recipe.length
-    documents, memory = recipe.documents_read, recipe.memory_shape[1]
+    documents, memory = recipe.documents_read, memory_shape(recipe.backbone_config)[1]
     datasets, mixtures = make_datasets(
         task_groups,
         recipe.built_tasks,

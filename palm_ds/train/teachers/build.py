@@ -15,7 +15,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key
 from palm_ds.model.distillation.distillation import Distillation
 from palm_ds.model.distillation.settings import TeacherSettings
-from palm_ds.model.encoder.encoder import build_encoder, encoder_class
+from palm_ds.model.encoder.encoder import build_encoder, encoder_class, has_windows
 from palm_ds.model.encoder.states import WantedStates
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import choose_kernels
@@ -131,7 +131,7 @@ class _Builder:
             config=config,
             fixed_shapes=False,
             partial_tasks=[name for name, task in tasks.items() if task.attends_partially],
-            windows=encoder_class(config).has_windows(config),
+            windows=has_windows(config),
             score_biases=encoder_class(config).adds_to_scores(config),
             memories=encoder_class(config).memory_length(config) > 0,
         )
