@@ -135,9 +135,8 @@ async def tei_predict(body: schemas.TeiPredictBody, request: Request) -> Respons
     """Labels with scores, as text-embeddings-inference answers: of the first task with labels."""
     service = service_of(request)
     model, task = service.models.labelling()
-    given: Input | Sequence[Input] = body.inputs
-    alone = isinstance(given, str) or isinstance(given[0], str)
-    inputs = [_one_or_two(text) for text in ([given] if alone else given)]
+    inputs = _texts_and_pairs(body.inputs)
+    alone = isinstance(body.inputs, str) or isinstance(body.inputs[0], str)
     _, predictions, cut = await service.predict(task, inputs, model.name, deadline_of(request))
     _check_whole(cut, body.truncate)
     key = "logits" if body.raw_scores else "probs"
@@ -146,9 +145,12 @@ async def tei_predict(body: schemas.TeiPredictBody, request: Request) -> Respons
     return Json(answers[0] if alone else answers)
 
 
-def _one_or_two(text: Any) -> Input:
-    """A text, of which a list of one is another form, or a pair."""
-    return text[0] if isinstance(text, list) and len(text) == 1 else text
+def _texts_and_pairs(inputs: str | list[str] | list[list[str]]) -> list[Input]:
+    """One input, a text or a list of one or two, or several such lists; a list of one is a text."""
+    if isinstance(inputs, str):
+        return [inputs]
+    lists = [each for each in inputs if isinstance(each, list)] or [[str(x) for x in inputs]]
+    return [texts if len(texts) > 1 else texts[0] for texts in lists]
 
 
 def _labelled(labels: Sequence[str], scores: Sequence[float]) -> list[Mapping[str, Any]]:

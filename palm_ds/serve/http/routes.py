@@ -215,7 +215,7 @@ class Route(NamedTuple):
     path: str
     answer: Callable[..., Any]
     tag: str = ""
-    model: Any = None
+    model: object = None
     errors: Sequence[int] = _READ
     media: type[Response] = Json
 

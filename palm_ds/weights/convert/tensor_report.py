@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -48,20 +48,22 @@ def numbers_of(
     others = other.entries if other else {}
     for name, entry in contents.entries.items():
         tensor = entry.read()
-        more: dict[str, Any] = {}
+        numbers = _numbers(name, tensor)
         if other and name not in others:
-            more = {"remark": "only here"}
+            yield replace(numbers, remark="only here")
         elif other and others[name].shape != entry.shape:
-            more = {"remark": f"other shape: {_shape(others[name].shape)}"}
+            yield replace(numbers, remark=f"other shape: {_shape(others[name].shape)}")
         elif other:
-            more = _difference(tensor, others[name].read())
-        yield _numbers(name, tensor, **more)
+            largest, relative = _difference(tensor, others[name].read())
+            yield replace(numbers, difference=largest, relative=relative)
+        else:
+            yield numbers
     for name, entry in others.items():
         if name not in contents.entries:
-            yield _numbers(name, entry.read(), remark="only there")
+            yield replace(_numbers(name, entry.read()), remark="only there")
 
 
-def _numbers(name: str, tensor: torch.Tensor, **more: Any) -> TensorNumbers:
+def _numbers(name: str, tensor: torch.Tensor) -> TensorNumbers:
     values = tensor.double()
     finite = values[values.isfinite()]
     least, most = (finite.min(), finite.max()) if len(finite) else (math.nan, math.nan)
@@ -73,16 +75,15 @@ def _numbers(name: str, tensor: torch.Tensor, **more: Any) -> TensorNumbers:
         least=float(least),
         most=float(most),
         not_finite=values.numel() - finite.numel(),
-        **more,
     )
 
 
-def _difference(one: torch.Tensor, other: torch.Tensor) -> dict[str, float]:
+def _difference(one: torch.Tensor, other: torch.Tensor) -> tuple[float, float]:
+    """(the largest absolute difference, the norm of the difference as a share of that of `one`)."""
     apart = one.double() - other.double()
     norm = float(one.double().norm())
     largest = float(apart.abs().max()) if apart.numel() else 0.0
-    relative = float(apart.norm()) / norm if norm else (0.0 if not largest else math.inf)
-    return {"difference": largest, "relative": relative}
+    return largest, float(apart.norm()) / norm if norm else (math.inf if largest else 0.0)
 
 
 # ---- display ----
