@@ -29,6 +29,8 @@ from hypothesis.internal.conjecture import providers
 if TYPE_CHECKING:
     from palm_ds.corpus.store import Corpus
 
+pytest.register_assert_rewrite("tests.helpers")  # their assertions hold under python -O, too
+
 ROOT = Path(__file__).resolve().parent.parent
 SHARED_MEMORY = Path("/dev/shm")
 MARK = "PALM_TEST_SESSION"  # inherited by every process that a test starts
