@@ -27,6 +27,7 @@ from palm_ds.model.encoder.encoder import Encoder, memory_shape
 from palm_ds.model.fgm import FGM
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.inputs.memory import SlotMemories
+from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.checkpoint import checkpoint, sharded_state
 from palm_ds.runtime.checkpoint.checkpoint import TWO_NEWEST, Retention
 from palm_ds.runtime.checkpoint.engine_state import EngineState, full_state_dict
@@ -68,7 +69,7 @@ class Engine:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Model,
         *,
         ds_config: DSConfig,
         optimizer: OptimizerConfig,
@@ -90,7 +91,7 @@ class Engine:
         self.ds_config, self.seed, self._weight_decay = ds_config, seed, optimizer.weight_decay
         self.micro_rows, _ = ds_config.micro_batching(rows, self.world)
         self.config = ds_config.deepspeed_config(rows=rows, world=self.world, clip=optimizer.clip)
-        self._over_tokens: dict[str, bool] = model.losses  # type: ignore[assignment]
+        self._over_tokens = model.losses
         self.global_batch = _global_batch_losses(model, optimizer.fgm)
         attack = _fgm(model, optimizer.fgm, self.config) if optimizer.fgm else None
         self.layout = _layout(ds_config, self.world)
@@ -171,13 +172,9 @@ class Engine:
         return float("nan") if norm is None else float(norm)
 
     @property
-    def skipped_steps(self) -> int:
-        """Steps that changed nothing because their gradients were not finite."""
-        return int(self.skipped_so_far)
-
-    @property
-    def skipped_so_far(self) -> int | torch.Tensor:
-        """`skipped_steps`, without synchronising with the device."""
+    def skipped_steps(self) -> int | torch.Tensor:
+        """Steps that changed nothing because their gradients were not finite; `int` of a tensor
+        synchronises with the device."""
         return count_skipped(self._engine)
 
     @property
@@ -431,7 +428,7 @@ def _agree(
     return _Agreement(divisors, tokens, stopping > 0, written == processes.world)
 
 
-def _global_batch_losses(model: Any, fgm: float) -> dict[str, GlobalBatchLoss]:
+def _global_batch_losses(model: Model, fgm: float) -> dict[str, GlobalBatchLoss]:
     """{task: head} of the tasks whose loss is over the whole step. Raises UserError if there are
     any with `fgm`, the length of FGM's perturbation."""
     heads = {task: model.heads[head] for task, head in model.head_of.items()}
@@ -446,7 +443,7 @@ def _global_batch_losses(model: Any, fgm: float) -> dict[str, GlobalBatchLoss]:
     return global_heads
 
 
-def _fgm(model: Any, length: float, config: dict[str, Any]) -> FGM:
+def _fgm(model: Model, length: float, config: dict[str, Any]) -> FGM:
     """FGM (palm_ds/model/fgm.py) on the token embeddings: two passes per micro-batch. Raises
     UserError for a model with a generator, which may read the same embeddings."""
     if model.generators:

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from palm_ds.inference.embedder import EmbeddingSettings
     from palm_ds.inference.embedding_files import EmbeddingJob, embed_files
     from palm_ds.inference.trained_model import TrainedModel
-    from palm_ds.runtime.processes.launch_env import check_hostfile
+    from palm_ds.runtime.processes.launchers import check_hostfile
 
     check_hostfile()
     settings = EmbeddingSettings(

@@ -10,7 +10,8 @@ from palm_ds.cli.command import Command
 from palm_ds.cli.inference_options import add_inference_arguments, progress, start_processes
 from palm_ds.cli.output import show
 from palm_ds.common.errors import UserError
-from palm_ds.common.json_files import nan_to_null, write_json
+from palm_ds.common.json_files import write_json
+from palm_ds.common.messages import nan_to_null
 
 if TYPE_CHECKING:
     from rich.table import Table

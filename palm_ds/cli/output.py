@@ -16,8 +16,13 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from palm_ds.common.json_files import nan_to_null
-from palm_ds.common.messages import json_line, only_warnings, printable, progress_to_stderr
+from palm_ds.common.messages import (
+    json_line,
+    nan_to_null,
+    only_warnings,
+    printable,
+    progress_to_stderr,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

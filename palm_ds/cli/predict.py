@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from palm_ds.inference.prediction_files import check_output
     from palm_ds.inference.score_files import settings_of
     from palm_ds.inference.trained_model import TrainedModel
-    from palm_ds.runtime.processes.launch_env import check_hostfile
+    from palm_ds.runtime.processes.launchers import check_hostfile
 
     check_hostfile()
     columns = columns_of(args.columns)

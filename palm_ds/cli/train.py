@@ -73,7 +73,7 @@ def run(args: argparse.Namespace, following: Sequence[str]) -> int:
 
 def _train(args: argparse.Namespace, following: Sequence[str], flag: StopFlag) -> int:
     from palm_ds.cli.shipped import find_ds_config, find_recipe
-    from palm_ds.runtime.processes.launch_env import check_hostfile
+    from palm_ds.runtime.processes.launchers import check_hostfile
 
     check_hostfile()
     check_overrides(args.overrides)

@@ -12,7 +12,6 @@ file would otherwise be believed.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,17 +23,6 @@ def write_json(path: str | Path, content: object) -> None:
     """Replaces a file with `content`, atomically."""
     text = json.dumps(content, indent=2, ensure_ascii=False)
     write_file_atomically(path, text + "\n")
-
-
-def nan_to_null(value: object) -> object:
-    """The same values with NaN and infinities, which JSON lacks, replaced by None."""
-    if isinstance(value, Mapping):
-        return {str(key): nan_to_null(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [nan_to_null(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 SEAL = "sha256_of_this_file"

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 _SUSPECT = re.compile(r"[^\x20-\x7e]")
@@ -35,6 +36,17 @@ def printable(text: str, *, keep: str = "") -> str:
         return char.encode("unicode_escape").decode("ascii")
 
     return _SUSPECT.sub(escaped, text)
+
+
+def nan_to_null(value: object) -> object:
+    """The same values with NaN and infinities, which JSON lacks, replaced by None."""
+    if isinstance(value, Mapping):
+        return {str(key): nan_to_null(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [nan_to_null(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def json_line(value: object) -> str:

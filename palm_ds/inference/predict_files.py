@@ -21,7 +21,8 @@ from typing import Any
 
 from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
-from palm_ds.common.json_files import nan_to_null, write_json
+from palm_ds.common.json_files import write_json
+from palm_ds.common.messages import nan_to_null
 from palm_ds.common.version import __version__
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.reader.options import FURTHER_LABEL

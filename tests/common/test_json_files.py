@@ -5,7 +5,8 @@ import math
 import random
 from pathlib import Path
 
-from palm_ds.common.json_files import SEAL, nan_to_null, seal_problem, write_json, write_sealed_json
+from palm_ds.common.json_files import SEAL, seal_problem, write_json, write_sealed_json
+from palm_ds.common.messages import nan_to_null
 
 
 def test_json_is_readable_text(tmp_path: Path) -> None:

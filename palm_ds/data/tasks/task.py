@@ -297,10 +297,7 @@ class Task(Settings, Exports, ABC, Generic[SourceT]):
     def settings(self) -> dict[str, Any]:
         """The keys of a recipe that make this task: its fields that differ from their defaults,
         without name and source. Raises UserError for a wrong value."""
-        cls = type(self)
-        given = {field_.name: getattr(self, field_.name) for field_ in fields(self)}
-        defaults = {field_.name: default_of(field_) for field_ in fields(self)}
-        own = {k: v for k, v in given.items() if k not in _PARENT_KEYS and v != defaults[k]}
+        cls, own = type(self), _given_settings(self)
         parse(cls, own, cls.__name__)
         return {
             key: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
@@ -312,6 +309,16 @@ class Task(Settings, Exports, ABC, Generic[SourceT]):
         pass of the encoder."""
         settings = {k: v for k, v in asdict(self).items() if k not in _NOT_INPUT}
         return repr((type(self), settings))
+
+
+def _given_settings(task: Task) -> dict[str, Any]:
+    """The fields that differ from their defaults, without those that a recipe has elsewhere."""
+    values = {one: getattr(task, one.name) for one in fields(task)}
+    return {
+        one.name: value
+        for one, value in values.items()
+        if one.name not in _PARENT_KEYS and value != default_of(one)
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.files import fingerprint, hash_of_text
-from palm_ds.common.json_files import nan_to_null
+from palm_ds.common.messages import nan_to_null
 from palm_ds.data.reader import read_rows
 
 _TEXT = ("text", "text_a", "sentence", "passage", "body")

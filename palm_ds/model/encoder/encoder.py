@@ -120,7 +120,6 @@ class Encoder(nn.Module, ABC):
     pools_tokens: ClassVar[bool] = False
     """Whether heads that classify tokens read vectors after the pooler, as those of whole texts
     do."""
-
     detects_in_context: ClassVar[bool] = False
     """Whether heads that tell replaced tokens from others read the vector of a text's first token
     besides the token's own."""

@@ -206,7 +206,7 @@ class MaskedLMHead(Head):
         return self.output_embeddings.new_zeros(self.classes) if self.bias is None else self.bias
 
     def forward(
-        self, rows: torch.Tensor, targets: torch.Tensor, temperature: float | None = None
+        self, rows: torch.Tensor, targets: torch.Tensor, *, temperature: float | None = None
     ) -> Any:
         """The loss; with a `temperature` the tokens (n,) that are sampled by keys, the `targets`:
         like a loss in a call, for which ZeRO 3 gathers the weights."""
@@ -237,13 +237,13 @@ class GenerationHead(MaskedLMHead):
         if self.weights and min(self.weights) == max(self.weights):
             self.weights = ()
 
-    def forward(  # type: ignore[override]
-        self, rows: torch.Tensor, targets: torch.Tensor
-    ) -> HeadOutput:
+    def forward(
+        self, rows: torch.Tensor, targets: torch.Tensor, *, temperature: float | None = None
+    ) -> Any:
         """`targets` (n,) tokens, or (n, 2) tokens and the number of their flow."""
         if not self.training or not (self.smoothing or self.weights):
             tokens = targets.view(len(rows), -1)[:, TOKEN]
-            return super().forward(rows, tokens)
+            return super().forward(rows, tokens, temperature=temperature)
         loss = smoothed_lm_loss(
             self.transform(rows),
             self.output_embeddings,

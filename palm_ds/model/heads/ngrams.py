@@ -89,12 +89,17 @@ class NgramHead(MaskedLMHead):
             further[REPLACED] = self.replaced
         self.further = further
 
-    def forward(  # type: ignore[override]
-        self, rows: torch.Tensor, targets: torch.Tensor, words_only: bool = False
-    ) -> HeadOutput:
+    def forward(
+        self,
+        rows: torch.Tensor,
+        targets: torch.Tensor,
+        words_only: bool = False,
+        *,
+        temperature: float | None = None,
+    ) -> Any:
         """`targets` (n,) int64; `words_only`: tokens, among tokens."""
         if words_only:
-            return super().forward(rows, targets)
+            return super().forward(rows, targets, temperature=temperature)
         return HeadOutput(*_joined_loss(self, rows, targets))
 
     def replace_tokens(

@@ -45,7 +45,7 @@ def with_pseudo_tokens(
     pieces = rows.split([len(positions) for positions, _ in places.values()])
     ids = batch.input_ids.flatten().clone()
     for (task, (positions, keys)), piece in zip(places.items(), pieces, strict=True):
-        tokens = heads[task](piece, keys, temperatures[task])
+        tokens = heads[task](piece, keys, temperature=temperatures[task])
         if task in batch.placeholders:
             ids[positions] = tokens
     for module, was in zip(modules, training, strict=True):

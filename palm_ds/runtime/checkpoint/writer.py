@@ -28,7 +28,7 @@ from palm_ds.runtime.checkpoint.checkpoint import FileManifest, SaveRequest
 from palm_ds.runtime.checkpoint.host_copies import HostCopies, bytes_of
 from palm_ds.runtime.checkpoint.shard_files import ParamShard, write_shards
 from palm_ds.runtime.device.memory import free_host_memory
-from palm_ds.runtime.processes.launch_env import host_name
+from palm_ds.runtime.processes.launchers import host_name
 from palm_ds.runtime.processes.process_group import ProcessGroup
 
 log = logging.getLogger(__name__)

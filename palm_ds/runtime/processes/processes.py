@@ -26,7 +26,7 @@ from palm_ds.runtime.deepspeed.deepspeed_import import import_deepspeed
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.runtime.device.torch_settings import use_compile_cache
 from palm_ds.runtime.processes import launch_env, liveness, rank_status, rendezvous
-from palm_ds.runtime.processes.launch_env import host_name
+from palm_ds.runtime.processes.launchers import host_name
 
 T = TypeVar("T")
 _RELEASE_SECONDS = 0.2  # seconds

@@ -22,6 +22,7 @@ from palm_ds.common import errors
 from palm_ds.common.errors import TemporaryError, UserError
 from palm_ds.runtime.processes import liveness
 from palm_ds.runtime.processes.launch_env import LaunchedProcess
+from palm_ds.runtime.processes.launchers import host_of
 
 _TELL_SECONDS = 30.0
 _MAX_NAMED = 8
@@ -146,7 +147,7 @@ class Rendezvous(threading.Thread):
         return ", ".join(map(self._named, ranks[:_MAX_NAMED])) + more
 
     def _named(self, rank: int) -> str:
-        host = self.place.host_of(rank)
+        host = host_of(rank)
         return f"rank {rank} of {host}" if host else f"rank {rank}"
 
 

@@ -35,12 +35,7 @@ from typing import Literal
 from palm_ds.common import errors
 from palm_ds.common.errors import UserError
 from palm_ds.runtime.processes import rank_status
-from palm_ds.runtime.processes.launch_env import (
-    command_line,
-    host_identity,
-    host_name,
-    start_ticks,
-)
+from palm_ds.runtime.processes.launchers import command_line, host_identity, host_name, start_ticks
 from palm_ds.runtime.processes.process_group import ProcessGroup
 
 FILE = "run.lock"

@@ -18,7 +18,7 @@ import psutil
 
 from palm_ds.common import errors
 from palm_ds.runtime.processes import liveness, rank_status, run_lock
-from palm_ds.runtime.processes.launch_env import has_ended, launchers
+from palm_ds.runtime.processes.launchers import has_ended, launchers
 
 _LOOK_SECONDS = 1.0
 log = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from palm_ds.common.files import try_lock
 from palm_ds.runtime.deepspeed.deepspeed_import import import_deepspeed
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.runtime.deepspeed.ds_config_check import reason
-from palm_ds.runtime.processes.launch_env import host_name
+from palm_ds.runtime.processes.launchers import host_name
 from palm_ds.runtime.processes.processes import Processes
 
 _BYTES = 12

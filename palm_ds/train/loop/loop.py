@@ -19,7 +19,7 @@ from palm_ds.model.encoder.flops import training_flops
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.device.torch_settings import collecting_between
-from palm_ds.runtime.processes.launch_env import host_name
+from palm_ds.runtime.processes.launchers import host_name
 from palm_ds.runtime.processes.signals import StopFlag
 from palm_ds.runtime.step.gradient_accumulation import StepResult
 from palm_ds.train.evaluate.evaluate import HeldOutSet, TaskScore, evaluate, evaluate_sets
@@ -219,7 +219,7 @@ class Loop:
             "lr": lr,
             "grad_norm": self.engine.grad_norm,
             "loss_scale": self.engine.loss_scale,
-            "skipped": self.engine.skipped_steps,
+            "skipped": int(self.engine.skipped_steps),
         }
         if self.log:
             self.log.step(record)

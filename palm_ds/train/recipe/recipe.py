@@ -172,19 +172,10 @@ class Recipe(Settings):
         check_data_set_names(self.datasets)
         check_best_kept(self.save, self.evaluate, self.stage_plan.written)
         check_mask_rate(self.evaluate, self.built_tasks)
-        if self.examples and self.curriculum_spec.counts_tokens:
-            raise UserError(
-                "stages: counted in tokens, but `batch` is in examples; use steps, sequences or "
-                "epochs"
-            )
+        _check_amounts(self)
         checks.check_blends()
         check_documents(checks, self.stage_plan, self.documents, _packed_only(self))
         checks.check_stage_settings(self.optimizer.weight_decay, self.stage_plan.written)
-        if self.schedule.counts_tokens and self.stage_plan.own_sizes:
-            raise UserError(
-                "schedule: in tokens, but a stage has a length or batch of its own; give amounts "
-                "in steps, or stages schedules of their own"
-            )
         _ = self.schedule_in_steps  # checks itself
 
     @cached_property
@@ -322,6 +313,19 @@ class Recipe(Settings):
     @property
     def fingerprint(self) -> str:
         return fingerprint(self.learned())
+
+
+def _check_amounts(recipe: Recipe) -> None:
+    """Raises UserError for tokens of steps whose tokens are unknown, or differ."""
+    if recipe.examples and recipe.curriculum_spec.counts_tokens:
+        raise UserError(
+            "stages: counted in tokens, but `batch` is in examples; use steps, sequences or epochs"
+        )
+    if recipe.schedule.counts_tokens and recipe.stage_plan.own_sizes:
+        raise UserError(
+            "schedule: in tokens, but a stage has a length or batch of its own; give amounts in "
+            "steps, or stages schedules of their own"
+        )
 
 
 def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from rich.table import Table
 from rich.text import Text
 
-from palm_ds.common.json_files import nan_to_null
+from palm_ds.common.messages import nan_to_null
 from palm_ds.data.stream.stages import Curriculum, tasks_of
 from palm_ds.train.report.metrics_file import Metrics, task_of
 

@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from palm_ds.common.json_files import nan_to_null
+from palm_ds.common.messages import nan_to_null
 from palm_ds.data.stream.stages import Curriculum
 from palm_ds.train.report.forgetting import stage_ends, tables
 from palm_ds.train.report.metrics_file import (

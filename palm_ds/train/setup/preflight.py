@@ -19,7 +19,7 @@ from palm_ds.common.files import fingerprint, hash_of_text
 from palm_ds.runtime.checkpoint.writer import short_memory
 from palm_ds.runtime.device.memory import free_host_memory, host_memory
 from palm_ds.runtime.processes import measure
-from palm_ds.runtime.processes.launch_env import host_name
+from palm_ds.runtime.processes.launchers import host_name
 from palm_ds.runtime.processes.processes import Processes
 from palm_ds.runtime.zero.swap_folder import swap_buffer_bytes, swap_bytes
 from palm_ds.train.plan.cluster import Cluster

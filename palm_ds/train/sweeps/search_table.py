@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from palm_ds.common.atomic import write_file_atomically
-from palm_ds.common.json_files import nan_to_null, write_json
+from palm_ds.common.json_files import write_json
+from palm_ds.common.messages import nan_to_null
 from palm_ds.train.sweeps.search import Search, shown
 
 if TYPE_CHECKING:

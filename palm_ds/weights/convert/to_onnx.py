@@ -19,7 +19,8 @@ import torch
 
 from palm_ds.common.atomic import write_folder_atomically, write_new_folder
 from palm_ds.common.errors import UserError, need_extra, suggest
-from palm_ds.common.json_files import nan_to_null, write_json
+from palm_ds.common.json_files import write_json
+from palm_ds.common.messages import nan_to_null
 from palm_ds.common.version import __version__
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.weights.convert import mapping_report

@@ -19,7 +19,7 @@ import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.runtime.processes import run_lock
-from palm_ds.runtime.processes.launch_env import start_ticks
+from palm_ds.runtime.processes.launchers import start_ticks
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
 from palm_ds.runtime.processes.run_lock import FILE, LockOwner, RunLock, lock_run_folder, refresh
 
