@@ -1,0 +1,310 @@
+"""Arms of a study: recipes trained with equal FLOPs on one corpus, and what their encoders learn.
+
+    python benchmarks/study.py --corpus runs/study/corpus --out runs/study --pairs zorro/*.txt \\
+        --suite suite.yaml --tokens 1e7 --seeds 1 2 3
+    python benchmarks/study.py --corpus runs/study/corpus --out runs/study --table docs/study.md
+
+An arm is a recipe of launch/recipes/study on a body: `bert`, the recipe's own, or `modern`, a
+ModernBERT. Its stages are scaled so that it takes as many FLOPs as `masked_15` on `bert` does for
+--tokens tokens; FLOPs are those of `--plan`, with heads, generators and products with the
+vocabulary. Text, tokenizer, held-out documents and batch are the same for all arms of a seed. The
+protocol is in docs/study.md.
+
+Each arm and seed has a folder OUT/BODY/ARM/seed_N with its recipe, the run, and measures.json:
+
+    masked     loss and accuracy of masked tokens of held-out documents: 15 %, the same for all arms
+    tasks      held-out accuracy of every task at the end of every stage
+    pairs      accuracy on minimal pairs, the mean over paradigms (--pairs)
+    SET        scores of fine-tuning (--suite, a suite file of `palm-ds suite` with one seed)
+
+Runs go one after the other. Called again, the study continues; what is finished is not repeated.
+--table writes the table of all that is there into a page, between its two marks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.cpu import compute_on_cpu  # noqa: E402
+
+RECIPES = ROOT / "launch/recipes/study"
+REFERENCE = "masked_15"
+BODIES: Mapping[str, Mapping[str, Any]] = {
+    "bert": {},
+    "modern": {
+        "backbone": {
+            "preset": "modern-small",
+            "intermediate_size": 640,  # a token costs as much as in `small`
+            "max_positions": 128,
+            "init_range": 0.05,
+            "dropout": 0.0,
+            "attention_dropout": 0.0,
+        }
+    },
+}
+FIRST, LAST = "<!-- table of benchmarks/study.py -->", "<!-- end of the table -->"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """An arm with one body and one seed."""
+
+    arm: str
+    body: str
+    seed: int
+    out: Path
+
+    @property
+    def folder(self) -> Path:
+        return self.out / self.body / self.arm / f"seed_{self.seed}"
+
+    @property
+    def measures(self) -> Path:
+        return self.folder / "measures.json"
+
+    def values(self, corpus: Path, overrides: Sequence[str]) -> dict[str, Any]:
+        """The contents of its recipe, with stages as written."""
+        from palm_ds.train.recipe.recipe import read_values
+
+        values = read_values(RECIPES / f"{self.arm}.yaml", overrides)
+        values |= BODIES[self.body] | {"seed": self.seed, "export_onnx": []}
+        values["sources"] = {"text": {"corpus": str(corpus.absolute())}}
+        return values
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arms = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+    add = parser.add_argument
+    add("--corpus", required=True, type=Path, help="of `palm-ds prepare`")
+    add("--out", required=True, type=Path, help="folder of all runs; kept")
+    add("--arms", nargs="+", choices=arms, default=arms, metavar="ARM")
+    add("--bodies", nargs="+", choices=BODIES, default=["bert"])
+    add("--seeds", nargs="+", type=int, default=[1, 2, 3])
+    add("--tokens", type=float, default=1e7, help="that masked_15 is trained on")
+    add("--set", nargs="*", default=[], metavar="a.b=c", help="overrides of every recipe")
+    add("--pairs", nargs="*", default=[], metavar="FILE", help="minimal pairs")
+    add("--suite", type=Path, metavar="FILE", help="what to fine-tune on; `init_from` is the arm's")
+    add("--deepspeed_config", default="cpu.json", metavar="FILE")
+    add("--threads", type=int, default=2)
+    add("--table", type=Path, metavar="PAGE", help="write the table into this page and stop")
+    return parser.parse_args(arguments)
+
+
+# ---- equal FLOPs ----
+
+
+def flops_of(values: Mapping[str, Any]) -> float:
+    """FLOPs of all steps of a recipe, forward and backward."""
+    import torch
+
+    from palm_ds.runtime.deepspeed.ds_config import DSConfig
+    from palm_ds.train.plan.stages import stage_work
+    from palm_ds.train.plan.work import size_of
+    from palm_ds.train.recipe.recipe import make_recipe
+    from palm_ds.train.setup.build import build_model, build_stream
+    from palm_ds.train.setup.resolve import resolve
+    from palm_ds.train.setup.sources import open_data
+
+    recipe = make_recipe(dict(values), "study")
+    data = open_data(recipe)
+    recipe = resolve(recipe, data)
+    ds_config = DSConfig(path="", sections={}, stage=0, precision="fp32")
+    model = build_model(recipe, ds_config, data.vocabulary, device=torch.device("cpu"))
+    size = size_of(model)
+    return sum(stage.flops(size) for stage in stage_work(build_stream(recipe, data), model))
+
+
+def scaled(stages: Any, tasks: Mapping[str, Any], factor: float) -> Any:
+    """The stages of a recipe with `factor` times their steps."""
+    if isinstance(stages, Mapping):
+        return {**stages, "steps": max(round(stages["steps"] * factor), 1)}
+    return [
+        {
+            key: max(round(value * factor), 1) if set(key.split(" + ")) <= set(tasks) else value
+            for key, value in stage.items()
+        }
+        for stage in stages
+    ]
+
+
+def budget_of(out: Path, args: argparse.Namespace) -> float:
+    """FLOPs of every run: those of the reference arm, which has one stage of 1,000 steps."""
+    reference = Run(arm=REFERENCE, body="bert", seed=1, out=out)
+    values = reference.values(args.corpus, args.set)
+    number, unit = str(values["batch"]).split()
+    assert unit == "tokens", values["batch"]
+    return flops_of(values) * args.tokens / (1000 * float(number))
+
+
+# ---- running ----
+
+
+def train(run: Run, values: Mapping[str, Any], args: argparse.Namespace) -> None:
+    import yaml
+
+    run.folder.mkdir(parents=True, exist_ok=True)
+    recipe = run.folder / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
+    command = ["pretrain", recipe, "--deepspeed_config", args.deepspeed_config]
+    call(*command, "--run_dir", run.folder / "run")
+
+
+def call(*words: object) -> str:
+    """The output of a command of palm-ds, whose messages go to this terminal."""
+    command = [sys.executable, "-m", "palm_ds", *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if words[0] == "pretrain":
+        subprocess.run(command, check=True, env=environment)
+        return ""
+    return subprocess.run(
+        command, check=True, env=environment, stdout=subprocess.PIPE, text=True
+    ).stdout
+
+
+def measure(run: Run, values: Mapping[str, Any], args: argparse.Namespace) -> dict[str, float]:
+    from palm_ds.corpus.store import open_corpus
+    from palm_ds.inference.held_out_loss import masked_lm_loss
+    from palm_ds.inference.trained_model import TrainedModel
+
+    folder = run.folder / "run"
+    measures = dict(stage_scores(folder))
+    if args.pairs:
+        scores = json.loads(call("evaluate", "--pairs", *args.pairs, "--model", folder, "--json"))
+        measures["pairs"] = scores["mean"]
+    if args.suite:
+        measures |= finetuned(run, args)
+    if "replaced_token_detection" not in values["tasks"]:  # its encoder predicts no words
+        corpus = open_corpus(args.corpus)
+        loss = masked_lm_loss(TrainedModel.open(folder), corpus, held_out=values["held_out"])
+        measures |= {"masked": loss.nats, "masked accuracy": loss.accuracy}
+    return measures
+
+
+def stage_scores(folder: Path) -> Iterator[tuple[str, float]]:
+    """(task, stage N: its held-out accuracy at the end of that stage)"""
+    from palm_ds.train.report.metrics_file import FILE, read_metrics
+
+    ends = {}
+    for record in read_metrics(folder / FILE).evaluations:
+        ends[record["stage"]] = record["scores"]
+    for stage, scores in ends.items():
+        for task, score in scores.items():
+            if score.get("accuracy") is not None:
+                yield f"tasks: {task}, stage {stage}", score["accuracy"]
+
+
+def finetuned(run: Run, args: argparse.Namespace) -> dict[str, float]:
+    """{set: the first metric of its task}"""
+    out = run.folder / "suite"
+    options = ("--deepspeed_config", args.deepspeed_config, "--out", out)
+    call("suite", args.suite, f"init_from={run.folder / 'run'}", f"seed={run.seed}", *options)
+    scores = json.loads((out / "suite.json").read_text())["sets"]
+    return {
+        name: next(iter(metrics.values()))["median"]
+        for name, record in scores.items()
+        for metrics in record["tasks"].values()
+    }
+
+
+def run_all(runs: Sequence[Run], args: argparse.Namespace) -> None:
+    budget = budget_of(runs[0].out, args)
+    for number, run in enumerate(runs, 1):
+        title = f"{run.body}, {run.arm}, seed {run.seed} ({number} of {len(runs)})"
+        if run.measures.is_file():
+            print(f"== {title}: done", flush=True)
+            continue
+        values = run.values(args.corpus, args.set)
+        factor = budget / flops_of(values)
+        values["stages"] = scaled(values["stages"], values["tasks"], factor)
+        print(f"== {title}: {budget:.3g} FLOPs", flush=True)
+        start = time.monotonic()
+        train(run, values, args)
+        measures = measure(run, values, args)
+        record = {"flops": budget, "seconds": time.monotonic() - start, **measures}
+        part = run.measures.with_suffix(".part")
+        part.write_text(json.dumps(record, indent=1), encoding="utf-8")
+        part.replace(run.measures)
+
+
+# ---- the table ----
+
+
+def table(runs: Sequence[Run]) -> str:
+    """Markdown: a line for each arm and body, a column for each measure: the mean over the seeds,
+    and the standard deviation."""
+    known: dict[tuple[str, str], list[dict[str, float]]] = {}
+    for run in runs:
+        if run.measures.is_file():
+            known.setdefault((run.body, run.arm), []).append(json.loads(run.measures.read_text()))
+    hidden = ("flops", "seconds")
+    names = dict.fromkeys(
+        name
+        for records in known.values()
+        for name in records[0]
+        if name not in hidden and not name.startswith("tasks: ")
+    )
+    lines = [["body", "arm", "seeds", *names]]
+    lines.append(["---"] * len(lines[0]))
+    for (body, arm), records in known.items():
+        cells = [shown([r[name] for r in records if name in r]) for name in names]
+        lines.append([body, arm, str(len(records)), *cells])
+    hours = sum(r["seconds"] for records in known.values() for r in records) / 3600
+    rows = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([*rows, "", f"All runs together took {hours:.1f} hours."])
+
+
+def shown(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    return f"{statistics.fmean(values):.3f} ± {statistics.stdev(values):.3f}"
+
+
+def write_table(page: Path, text: str) -> None:
+    before, first, rest = page.read_text(encoding="utf-8").partition(FIRST)
+    _, last, after = rest.partition(LAST)
+    if not last:
+        raise SystemExit(f"{page}: no lines {FIRST} and {LAST}")
+    page.write_text(f"{before}{first}\n\n{text}\n\n{last}{after}", encoding="utf-8")
+
+
+def main() -> None:
+    args = parse()
+    compute_on_cpu(args.threads)
+    runs = [
+        Run(arm=arm, body=body, seed=seed, out=args.out.absolute())
+        for seed in args.seeds
+        for body in args.bodies
+        for arm in args.arms
+    ]
+    if args.table:
+        write_table(args.table, table(runs))
+        return
+    from palm_ds.common.errors import UserError
+
+    try:
+        run_all(runs, args)
+    except (UserError, subprocess.CalledProcessError) as error:
+        raise SystemExit(f"{error}; the same command continues the study") from None
+    print(table(runs))
+
+
+if __name__ == "__main__":
+    main()
