@@ -155,8 +155,7 @@ class Engine:
         return agreed.result(sums)
 
     def reduce(self, values: Mapping[str, torch.Tensor | float]) -> dict[str, float]:
-        """Sums of scalars over all processes, in one all-reduce. Synchronises with the device: call
-        it in logging steps only."""
+        """Sums of scalars over all processes, in one all-reduce. Waits for the device."""
         return self.processes.sum_scalars(values)
 
     def take_forward_seconds(self) -> float:
@@ -172,9 +171,13 @@ class Engine:
         return float("nan") if norm is None else float(norm)
 
     @property
-    def skipped_steps(self) -> int | torch.Tensor:
-        """Steps that changed nothing because their gradients were not finite; `int` of a tensor
-        synchronises with the device."""
+    def skipped_steps(self) -> int:
+        """Steps that changed nothing because their gradients were not finite."""
+        return int(self.skipped_so_far)
+
+    @property
+    def skipped_so_far(self) -> int | torch.Tensor:
+        """`skipped_steps`, without synchronising with the device."""
         return count_skipped(self._engine)
 
     @property
@@ -185,8 +188,7 @@ class Engine:
     # -- reading --
 
     def nonfinite_weights(self) -> list[str]:
-        """The parameters with values that are not finite. Collective; synchronises with the
-        device."""
+        """The parameters with values that are not finite. Collective; waits for the device."""
         self._watchdog.beat()
         return self._state.nonfinite_weights()
 
@@ -234,9 +236,8 @@ class Engine:
         step: int,
         keep: Retention = TWO_NEWEST,
     ) -> SavedCheckpoint:
-        """Write the checkpoint of `step`, with the caller's `state` (JSON); of the older ones, keep
-        those of `keep`. Raises checkpoint.SaveError on all processes; training can continue after
-        that."""
+        """Write the checkpoint of `step` with the caller's `state` (JSON), and keep those of `keep`.
+        Raises checkpoint.SaveError on all processes; training can continue after that."""
         self.start_save(folder, state, step=step, keep=keep, background=False)
         return self.finish_save()
 

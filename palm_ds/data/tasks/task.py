@@ -307,8 +307,7 @@ class Task(Settings, Exports, ABC, Generic[SourceT]):
     def input_key(self) -> str:
         """Equal for tasks that build the same examples from a row: when predicting, they share one
         pass of the encoder."""
-        settings = {k: v for k, v in asdict(self).items() if k not in _NOT_INPUT}
-        return repr((type(self), settings))
+        return repr((type(self), {k: v for k, v in asdict(self).items() if k not in _NOT_INPUT}))
 
 
 def _given_settings(task: Task) -> dict[str, Any]:

@@ -219,7 +219,7 @@ class Loop:
             "lr": lr,
             "grad_norm": self.engine.grad_norm,
             "loss_scale": self.engine.loss_scale,
-            "skipped": int(self.engine.skipped_steps),
+            "skipped": self.engine.skipped_steps,
         }
         if self.log:
             self.log.step(record)

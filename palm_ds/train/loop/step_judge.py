@@ -37,7 +37,7 @@ class _Step:
     losses: Mapping[str, Any]
     """Sums over this process, on the device."""
     counts: Mapping[str, int]
-    skipped_steps: int | torch.Tensor
+    skipped_so_far: int | torch.Tensor
     batches: Sequence[Batch]
     """This process's, of some steps: to compute the losses again."""
 
@@ -79,7 +79,7 @@ class StepJudge:
     def __post_init__(self) -> None:
         self.detector = SpikeDetector(self.recipe.loss_spike)
         self.weights = WeightCheck(self.engine, self.detector)
-        self._skipped_before = int(self.engine.skipped_steps)
+        self._skipped_before = self.engine.skipped_steps
 
     def record(self) -> dict[str, Any]:
         """State for a checkpoint."""
@@ -93,7 +93,7 @@ class StepJudge:
         if record:
             self.detector.load_state_dict(record["losses"])
             self.skipped_in_a_row = record["skipped_in_a_row"]
-        self._skipped_before = int(self.engine.skipped_steps)
+        self._skipped_before = self.engine.skipped_steps
 
     def add(self, at: StepInfo, result: StepResult, batches: Sequence[Batch] = ()) -> None:
         """Remember a step until the next check; `batches`: this process's."""
@@ -105,7 +105,7 @@ class StepJudge:
                     task: value for task, value in result.loss_sums.items() if result.counts[task]
                 },
                 counts=result.counts,
-                skipped_steps=self.engine.skipped_steps,
+                skipped_so_far=self.engine.skipped_so_far,
                 batches=batches if not self._steps or at.starts_stage else (),
             )
         )
@@ -139,7 +139,7 @@ class StepJudge:
     def _judge_step(self, one: _Step, losses: Mapping[str, float]) -> Trouble | None:
         before = self.detector.ongoing
         spike = self.detector.judge(one.step, one.stage, losses)
-        before_it, self._skipped_before = self._skipped_before, int(one.skipped_steps)
+        before_it, self._skipped_before = self._skipped_before, int(one.skipped_so_far)
         skipped = self._skipped_before > before_it
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if skipped else 0
         if skipped and (action := self._nonfinite_action()):

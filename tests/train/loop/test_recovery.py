@@ -55,6 +55,10 @@ class Run:
             event=lambda name, message="", **_: self.events.append((name, message)),
         )
 
+    @property
+    def skipped_so_far(self) -> int:
+        return self.skipped_steps
+
     def save(self, done: int) -> None:
         if done not in checkpoint.steps_in(self.folder):
             write_checkpoint(
