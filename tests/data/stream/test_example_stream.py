@@ -172,7 +172,7 @@ def test_with_mix_batch_every_step_has_the_recipes_number_of_examples(sources) -
     assert all(len({dataset for dataset, _ in found}) > 1 for found in steps)
 
 
-@few
+@settings(few, max_examples=6)
 @given(shape=shapes, world=st.integers(1, 4), micro=st.sampled_from([None, 1, 2, 3]))
 def test_processes_and_micro_batches_partition_the_same_rows(sources, shape, world, micro) -> None:
     stream = make_stream(sources, **shape)

@@ -109,6 +109,7 @@ def read_back(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive  # three programs start; tests of the tracker cover what they are given
 def test_all_three_have_both_parts_of_the_run(read_back: dict[str, Any]) -> None:
     assert read_back["printed"] == [] and "track." not in read_back["console"]
     assert "secret" not in json.dumps(read_back)
