@@ -280,14 +280,20 @@ class Tokenizer:
 
     def changed(self, backend: Backend, kept: KeptSettings | None = None) -> Tokenizer:
         """The same with another backend, or with other limits."""
-        more = dict(segmenter=self.segmenter, splitter=self.splitter)
-        kept = kept or self.kept
-        return Tokenizer(backend, origin=self.origin, roles=self.roles, kept=kept, **more)
+        return Tokenizer(
+            backend,
+            origin=self.origin,
+            roles=self.roles,
+            kept=kept or self.kept,
+            segmenter=self.segmenter,
+            splitter=self.splitter,
+        )
 
     def with_splitter(self, splitter: TextSplitter) -> Tokenizer:
         """The same vocabulary with a class of the user's own that splits texts."""
-        more = dict(origin=self.origin, roles=self.roles, kept=self.kept)
-        return Tokenizer(self.backend, **more, splitter=splitter)
+        return Tokenizer(
+            self.backend, origin=self.origin, roles=self.roles, kept=self.kept, splitter=splitter
+        )
 
     def _limited(self) -> Backend:
         """The backend with the padding and truncation that its file had."""
