@@ -13,7 +13,7 @@ from palm_ds.cli.output import console_of, show, summarize
 from palm_ds.common.errors import UserError
 
 if TYPE_CHECKING:
-    from palm_ds.runtime.schedulers.job import ClusterJob, Scheduler
+    from palm_ds.runtime.schedulers.job import ClusterJob, ClusterScheduler
 
 DETACHED = 130  # as a program that was interrupted; the job goes on
 _RECIPE, _MACHINE = "recipe.yaml", "ds_config.json"  # in a ConfigMap
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if args.detach else _follow(args, scheduler, key)
 
 
-def _follow(args: argparse.Namespace, scheduler: Scheduler, key: str) -> int:
+def _follow(args: argparse.Namespace, scheduler: ClusterScheduler, key: str) -> int:
     """Until the job ends, or Ctrl-C; then it is cancelled on request."""
     how = "--slurm" if args.slurm else "--kubernetes"
     try:
@@ -93,7 +93,7 @@ def _confirmed(question: str) -> bool:
         return False
 
 
-def _scheduler(args: argparse.Namespace) -> Scheduler:
+def _scheduler(args: argparse.Namespace) -> ClusterScheduler:
     from palm_ds.cli.shipped import cluster_file
     from palm_ds.runtime.schedulers.kubernetes import Kubernetes
     from palm_ds.runtime.schedulers.slurm import Slurm

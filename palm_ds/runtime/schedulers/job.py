@@ -44,7 +44,7 @@ class ClusterJob:
         return f"--module palm_ds.cli.{self.command}"
 
 
-class Scheduler(ABC):
+class ClusterScheduler(ABC):
     """A scheduler that runs jobs; `key` is its name for one."""
 
     @abstractmethod

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from palm_ds.common.errors import FAILED
-from palm_ds.runtime.schedulers.job import ClusterJob, Scheduler, called, lines_of
+from palm_ds.runtime.schedulers.job import ClusterJob, ClusterScheduler, called, lines_of
 
 FOLDER = "/palm_ds_job"
 """Where the ConfigMap's files are in a pod."""
@@ -24,7 +24,7 @@ _KINDS = "job,service,configmap"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kubernetes(Scheduler):
+class Kubernetes(ClusterScheduler):
     """The cluster of kubectl's context, and the shipped file."""
 
     template: str
@@ -127,13 +127,12 @@ class Kubernetes(Scheduler):
         return ["kubectl", *options, *words]
 
 
-class _Dumper(yaml.SafeDumper):
-    """Texts of several lines are written as such."""
-
-
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = "|" if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_Dumper.add_representer(str, _text)
+class _Dumper(yaml.SafeDumper):
+    """Texts of several lines are written as such."""
+
+    yaml_representers = {**yaml.SafeDumper.yaml_representers, str: _text}

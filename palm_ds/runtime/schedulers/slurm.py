@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from palm_ds.common.errors import FAILED, UserError
-from palm_ds.runtime.schedulers.job import ClusterJob, Scheduler, called
+from palm_ds.runtime.schedulers.job import ClusterJob, ClusterScheduler, called
 
 _WAITING = ("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "COMPLETING", "REQUEUED", "RESIZING")
 _BEGIN = "set -euo pipefail\n"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slurm(Scheduler):
+class Slurm(ClusterScheduler):
     """Slurm's programs on this machine, and the shipped file."""
 
     template: str

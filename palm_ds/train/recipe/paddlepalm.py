@@ -94,7 +94,7 @@ def import_config(config: Path, folder: Path, init_from: str = "") -> ImportedCo
     Raises UserError, with file and line, for files that are no such config, and for tasks that no
     kind of task here can be.
     """
-    reader = _Reader(_File.read(config))
+    reader = _ConfigReader(_File.read(config))
     names = reader.names("task_instance", required=True)
     reader.tasks = {name: _File.read(folder / f"{name}.yaml") for name in names}
     named = _start(reader)
@@ -158,7 +158,7 @@ class _File:
 
 
 @dataclass
-class _Reader:
+class _ConfigReader:
     """Values of the config and of tasks. It notes which entries were read."""
 
     config: _File
@@ -256,7 +256,7 @@ def _converted(entry: _Entry, key: str, kind: type) -> Any:
 # ---- parts of a recipe ----
 
 
-def _start(reader: _Reader) -> str:
+def _start(reader: _ConfigReader) -> str:
     """The folder of the weights: that of `pretrain_model_path` (without `params`), or of the
     encoder's config; empty if the config names neither."""
     _ = reader.entry("backbone")  # the folder says what it is
@@ -269,7 +269,7 @@ def _start(reader: _Reader) -> str:
 
 
 def _task(
-    reader: _Reader, name: str, folders: Collection[str]
+    reader: _ConfigReader, name: str, folders: Collection[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The source and the task of TASK.yaml; `max_length` is its max_seq_len. `folders`: with
     weights, whose vocabulary is the default."""
@@ -311,7 +311,7 @@ def _length(tasks: Mapping[str, dict[str, Any]]) -> int:
     return length
 
 
-def _kind(reader: _Reader, name: str) -> str:
+def _kind(reader: _ConfigReader, name: str) -> str:
     """The kind of task that a paradigm is. Raises UserError for other paradigms and readers."""
     paradigm = reader.text("paradigm", None, name)
     if (kind := _KINDS.get(paradigm)) is None:
@@ -328,7 +328,7 @@ def _kind(reader: _Reader, name: str) -> str:
     return kind
 
 
-def _roles(reader: _Reader, tasks: Mapping[str, dict[str, Any]]) -> None:
+def _roles(reader: _ConfigReader, tasks: Mapping[str, dict[str, Any]]) -> None:
     """Sets which tasks are auxiliary and which share a head."""
     targets = _one_each(reader, "target_tag", tasks)
     heads = _one_each(reader, "task_reuse_tag", tasks)
@@ -346,7 +346,7 @@ def _roles(reader: _Reader, tasks: Mapping[str, dict[str, Any]]) -> None:
         raise UserError(f"{reader.config.path}: target_tag: no task is a target")
 
 
-def _one_each(reader: _Reader, key: str, tasks: Mapping[str, Any]) -> Sequence[str]:
+def _one_each(reader: _ConfigReader, key: str, tasks: Mapping[str, Any]) -> Sequence[str]:
     values = reader.names(key)
     if values and len(values) != len(tasks):
         raise UserError(
@@ -355,14 +355,14 @@ def _one_each(reader: _Reader, key: str, tasks: Mapping[str, Any]) -> Sequence[s
     return values
 
 
-def _batch(reader: _Reader) -> str:
+def _batch(reader: _ConfigReader) -> str:
     size = reader.number("batch_size", None, int)
     why = "there of each card, here of a step of all processes: multiply it by their number"
     reader.note("batch_size", why)
     return f"{size} examples"
 
 
-def _optimizer(reader: _Reader) -> dict[str, Any]:
+def _optimizer(reader: _ConfigReader) -> dict[str, Any]:
     """AdamW, which PaddlePALM's Adam with its decoupled decay is."""
     if reader.text("optimizer", "adam") != "adam":
         reader.leave("optimizer")
@@ -376,7 +376,7 @@ def _optimizer(reader: _Reader) -> dict[str, Any]:
     return made
 
 
-def _schedule(reader: _Reader) -> dict[str, Any]:
+def _schedule(reader: _ConfigReader) -> dict[str, Any]:
     """A constant rate without warm-up, as there."""
     warmup = reader.number("warmup_proportion", 0.0, float)
     if not warmup:
@@ -393,7 +393,7 @@ def _schedule(reader: _Reader) -> dict[str, Any]:
     return {"kind": _SCHEDULES[name], "warmup": warmup}
 
 
-def _stages(reader: _Reader, tasks: Mapping[str, Mapping[str, Any]]) -> Any:
+def _stages(reader: _ConfigReader, tasks: Mapping[str, Mapping[str, Any]]) -> Any:
     """The epochs are those of the first target."""
     epochs = reader.number("num_epochs", None, float)
     ratios = _one_each(reader, "mix_ratio", tasks) or ["1"] * len(tasks)
@@ -410,7 +410,7 @@ def _stages(reader: _Reader, tasks: Mapping[str, Mapping[str, Any]]) -> Any:
     return {"joint": list(tasks), "mix": "step", "sampler": sampler}
 
 
-def _every(reader: _Reader) -> int:
+def _every(reader: _ConfigReader) -> int:
     """Steps between checkpoints; PaddlePALM by default saves none."""
     steps = reader.number("save_every_n_steps", 0, int)
     return max(reader.number("save_ckpt_every_n_steps", steps, int), 0)
