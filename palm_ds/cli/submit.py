@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,8 +64,9 @@ def run(args: argparse.Namespace) -> int:
 def _follow(args: argparse.Namespace, scheduler: ClusterScheduler, key: str) -> int:
     """Until the job ends, or Ctrl-C; then it is cancelled on request."""
     how = "--slurm" if args.slurm else "--kubernetes"
+    log = sys.stderr if args.json else sys.stdout
     try:
-        code = scheduler.follow(key, _print)
+        code = scheduler.follow(key, partial(print, file=log, flush=True))
     except KeyboardInterrupt:
         if _confirmed(f"cancel job {key}? [y/N] "):
             scheduler.cancel(key)
@@ -76,10 +78,6 @@ def _follow(args: argparse.Namespace, scheduler: ClusterScheduler, key: str) -> 
     if code:
         console_of(args).print(f"job {key} failed with code {code}", markup=False)
     return code
-
-
-def _print(line: str) -> None:
-    print(line, flush=True)
 
 
 def _confirmed(question: str) -> bool:
@@ -193,7 +191,7 @@ def _checked(args: argparse.Namespace, file: Path) -> dict[str, Any]:
 COMMAND = Command(
     name="submit",
     summary="Submit a run to Slurm or Kubernetes, and follow its log.",
-    usage="--slurm|--kubernetes RECIPE --deepspeed_config FILE --run_dir DIR [options] [a.b=c ...]",
+    usage="--slurm|--kubernetes RECIPE --deepspeed_config FILE --run_dir DIR [options]",
     examples="""
 palm-ds submit --slurm mine.yaml --deepspeed_config zero1_bf16.json --run_dir runs/mine --nodes 4
 palm-ds submit --slurm mine.yaml --deepspeed_config FILE --run_dir DIR --option partition=gpu
