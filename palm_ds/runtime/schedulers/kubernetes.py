@@ -127,7 +127,7 @@ class Kubernetes(ClusterScheduler):
         return ["kubectl", *options, *words]
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _text(dumper: yaml.representer.BaseRepresenter, text: str) -> yaml.Node:
     style = "|" if "\n" in text else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
