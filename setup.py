@@ -1,11 +1,17 @@
-"""Puts the recipes and DeepSpeed files into the wheel; everything else is in pyproject.toml."""
+"""Puts the recipes, DeepSpeed files and files for clusters into the wheel; everything else is in
+pyproject.toml."""
 
 from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-SHIPPED = {"recipes": Path("launch/recipes"), "ds_configs": Path("ds_configs")}
+SHIPPED = {
+    "recipes": Path("launch/recipes"),
+    "ds_configs": Path("ds_configs"),
+    "slurm": Path("launch/slurm"),
+    "k8s": Path("launch/k8s"),
+}
 
 
 class BuildWithShippedFiles(build_py):
@@ -24,7 +30,8 @@ class BuildWithShippedFiles(build_py):
         return [
             (str(file), str(build / kind / file.relative_to(folder)))
             for kind, folder in SHIPPED.items()
-            for file in sorted([*folder.rglob("*.yaml"), *folder.rglob("*.json")])
+            for suffix in ("yaml", "json", "sbatch")
+            for file in sorted(folder.rglob(f"*.{suffix}"))
         ]
 
     def get_source_files(self) -> list[str]:

@@ -220,7 +220,9 @@ def recipe_page() -> str:
         "# The recipe, key by key",
         _about(Recipe),
         "Any key can be given on the command line too: `optimizer.lr=1e-4`. An unknown key is an "
-        "error. `--print_config` shows the whole recipe with every default filled in.",
+        "error. `--print_config` shows the whole recipe with every default filled in. Beside the "
+        "keys a file may have `sizes: {large: {optimizer.lr: 1.0e-5, ...}}`: overrides that "
+        "`size=large` stands for.",
         table(keys(Recipe)),
     ]
     for name, cls in SECTIONS.items():

@@ -163,7 +163,7 @@ def test_shell_scripts_are_valid(path: Path) -> None:
 
 def test_the_script_in_the_kubernetes_file_is_valid() -> None:
     _, job = yaml.safe_load_all((ROOT / "launch/k8s/pretrain.yaml").read_text())
-    (script,) = job["spec"]["template"]["spec"]["containers"][0]["args"]
+    script, *_ = job["spec"]["template"]["spec"]["containers"][0]["args"]
     done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -331,6 +331,13 @@ def test_fine_tuning_recipes_are_valid_and_say_what_they_need_and_reach(path: Pa
     values = read_values(path)
     types = {x: y for x, y in values.get("backbone", {}).items() if x == "token_types"}
     recipe = make_recipe({**values, "backbone": {"preset": preset, **types}}, str(path))
+    for size in yaml.safe_load(path.read_text()).get("sizes", {}):
+        other = read_values(path, [f"size={size}"])
+        assert other != values
+        own = {"preset": preset, **other.get("backbone", {})}
+        assert (
+            make_recipe({**other, "backbone": own}, str(path)).tasks.keys() == recipe.tasks.keys()
+        )
     in_steps = path.stem == "chnsenticorp_bow"  # as ERNIE's distillation is; the others in epochs
     assert recipe.examples or recipe.documents_read
     assert recipe.curriculum_spec.needs_corpus != in_steps

@@ -17,9 +17,11 @@ import pytest
 from tests.helpers.launchers import ABSENT
 from tests.helpers.warm_python import free_port
 
-SOURCES = ("palm_ds", "launch/recipes", "ds_configs", "setup.py", "pyproject.toml", "README.md")
 SHIPPED = {"launch/recipes": "*.yaml", "ds_configs": "*.json"}
 """Folders of the checkout that are in palm_ds/shipped of the wheel, and their files."""
+CLUSTERS = {"launch/slurm": "*.sbatch", "launch/k8s": "*.yaml"}
+"""More of them, which `palm-ds recipes` does not list."""
+SOURCES = ("palm_ds", *SHIPPED, *CLUSTERS, "setup.py", "pyproject.toml", "README.md")
 SHORT = ("stages.steps=4", "evaluate.examples=20", "batch=1024 tokens", "schedule.kind=constant")
 SHORT += ("schedule.decay=0", "export_onnx=[]")
 RECIPE = """
@@ -121,7 +123,7 @@ def test_a_wheel_holds_all_that_the_package_reads(wheel: Path, root: Path, tmp_p
         for path, name in sources.items()
         if path.is_file() and "__pycache__" not in name.parts
     }
-    for folder, files in SHIPPED.items():
+    for folder, files in {**SHIPPED, **CLUSTERS}.items():
         top = root / folder
         for path in top.rglob(files):
             name = f"palm_ds/shipped/{top.name}/{path.relative_to(top)}"

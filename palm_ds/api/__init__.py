@@ -17,12 +17,15 @@ from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpe
 from palm_ds.model.generation.generate import DecodingSettings
 from palm_ds.model.heads.heads import Head, HeadOutput
 from palm_ds.tasks.shared.text_task import ClassesTask, TextTask
+from palm_ds.text.custom_tokenizer import CustomTokenizer
+from palm_ds.train.recipe.custom_schedule import Schedule
 
 __all__ = [
     "Backbone",
     "Callback",
     "ClassesTask",
     "CorpusTask",
+    "CustomTokenizer",
     "DecodingSettings",
     "Encoder",
     "EncoderLayer",
@@ -33,6 +36,7 @@ __all__ = [
     "HeadOutput",
     "LoadedModel",
     "MultiHeadTrainer",
+    "Schedule",
     "TableTask",
     "Task",
     "TaskWithData",

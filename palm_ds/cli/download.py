@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=local_path,
         default=Path(),
         metavar="DIR",
-        help="models go to DIR/pretrain/NAME (.)",
+        help="models go to DIR/pretrain/NAME, data sets to DIR/data (.)",
     )
     add("--mirror", metavar="M", help="a base URL or a folder (PALM_MIRROR)")
     add("--revision", metavar="R", help="branch, tag or commit of a repository on the hub")
@@ -59,6 +59,7 @@ COMMAND = Command(
 palm-ds download ls
 palm-ds download ERNIE-v2-en-base BERT-zh-base --path models
 palm-ds download org/name --revision main
+palm-ds download task_data_zh                                    # ERNIE's Chinese data sets
 """,
     notes="PALM_MIRROR names a mirror of the archives: a base URL, or a folder.",
     interrupted=CONTINUES,

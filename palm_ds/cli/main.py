@@ -17,6 +17,7 @@ SECTIONS: Mapping[str, Sequence[str]] = {
         "finetune",
         "adapt",
         "run",
+        "submit",
         "suite",
         "sweep",
         "ablate",

@@ -1,4 +1,4 @@
-"""`palm-ds recipes`, `palm-ds recipes copy`"""
+"""`palm-ds recipes`, `palm-ds recipes copy`, `palm-ds recipes import`"""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 from palm_ds.cli import shipped
 from palm_ds.cli.command import Command, CommandGroup, table
+from palm_ds.cli.options import local_path
 from palm_ds.cli.output import show, summarize
+from palm_ds.common.errors import UserError
 
 # ---- list ----
 
@@ -36,11 +38,12 @@ def _list(args: argparse.Namespace) -> int:
 LIST = Command(
     name="recipes",
     summary="List the shipped recipes and DeepSpeed files, or copy one.",
-    usage="[--paths] | copy NAME [DESTINATION]",
+    usage="[--paths] | copy NAME [DESTINATION] | import CONFIG RECIPE",
     examples="""
 palm-ds recipes
 palm-ds recipes copy embedded.yaml
 palm-ds recipes copy finetune/rte mine.yaml
+palm-ds recipes import config.yaml mine.yaml --tasks tasks       # of PaddlePALM r0.3
 palm-ds pretrain embedded.yaml --deepspeed_config cpu.json       # shipped files by name
 """,
     piped=True,
@@ -84,7 +87,56 @@ palm-ds recipes copy cpu.json
     run=_copy,
 )
 
-COMMAND = CommandGroup(name="recipes", summary=LIST.summary, commands={"copy": COPY}, default=LIST)
+# ---- import ----
+
+_TITLES = {"changed": "carried over, but:", "left_out": "not carried over:"}
+
+
+def _import_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("config", type=Path, metavar="CONFIG", help="the YAML file of a PaddlePALM r0.3 Controller")
+    add("recipe", type=local_path, metavar="RECIPE", help="the recipe, a new file")
+    add("--tasks", type=Path, metavar="DIR", help="folder of the task files (that of CONFIG)")
+    add("--init_from", default="", metavar="PATH", help="weights (the folder that CONFIG names)")
+
+
+def _import(args: argparse.Namespace) -> int:
+    import yaml
+
+    from palm_ds.common.atomic import write_file_atomically
+    from palm_ds.train.recipe.paddlepalm import import_config
+
+    if args.recipe.exists():
+        raise UserError(f"{args.recipe}: already exists; give another name, or remove it")
+    made = import_config(args.config, args.tasks or args.config.parent, args.init_from)
+    folder = made.save_path or "runs/NAME"
+    command = f"palm-ds finetune {args.recipe} --deepspeed_config FILE --run_dir {folder}"
+    head = f"# Made by palm-ds recipes import from {args.config}. Train it with\n# {command}\n"
+    text = yaml.safe_dump(made.values, sort_keys=False, allow_unicode=True)
+    args.recipe.parent.mkdir(parents=True, exist_ok=True)
+    write_file_atomically(args.recipe, head + text)
+    notes = {"changed": made.changed, "left_out": made.left_out}
+    lines = [x for key, found in notes.items() if found for x in (_TITLES[key], *found)]
+    record = {"recipe": args.recipe, **notes, "command": command}
+    summarize(args, record, *lines, f"written to {args.recipe}; train it with `{command}`")
+    return 0
+
+
+IMPORT = Command(
+    name="recipes import",
+    summary="Make a recipe of the YAML files of PaddlePALM r0.3.",
+    usage="CONFIG RECIPE [--tasks DIR] [--init_from PATH]",
+    examples="""
+palm-ds recipes import config.yaml mine.yaml                     # TASK.yaml files beside it
+palm-ds recipes import demo2/config.yaml mine.yaml --tasks demo2/tasks
+palm-ds recipes import config.yaml mine.yaml --init_from ERNIE-v2-en-base
+""",
+    add_arguments=_import_arguments,
+    run=_import,
+)
+
+_COMMANDS = {"copy": COPY, "import": IMPORT}
+COMMAND = CommandGroup(name="recipes", summary=LIST.summary, commands=_COMMANDS, default=LIST)
 
 if __name__ == "__main__":
     COMMAND.start()

@@ -1,8 +1,9 @@
-"""The recipes and DeepSpeed files that come with the package.
+"""The recipes, DeepSpeed files and files for clusters that come with the package.
 
                                         in a checkout       in a wheel
     embedded.yaml, finetune/rte.yaml    launch/recipes      palm_ds/shipped/recipes
     cpu.json, zero1_bf16.json           ds_configs          palm_ds/shipped/ds_configs
+    slurm/pretrain.sbatch               launch              palm_ds/shipped
 
 A command that gets such a name instead of a file uses the shipped file.
 """
@@ -50,6 +51,13 @@ def find_recipe(text: str) -> str:
 def find_ds_config(text: str) -> str:
     """An existing DeepSpeed file, or the shipped one with this name. Raises UserError."""
     return _find(text, ds_configs(), "DeepSpeed file")
+
+
+def cluster_file(name: str) -> str:
+    """The text of `slurm/pretrain.sbatch` or `k8s/pretrain.yaml`."""
+    folders = (_PACKAGE / "shipped", _PACKAGE.parent / "launch")
+    file = next(folder / name for folder in folders if (folder / name).is_file())
+    return file.read_text(encoding="utf-8")
 
 
 def description(path: Path) -> str:

@@ -74,19 +74,22 @@ def check_options(
     *,
     base: type,
     reserved: Collection[str],
+    passes_first: bool = True,
     allow_extra: bool = False,
 ) -> None:
     """Checks options against the constructor of `cls`, a subclass of `base`.
 
     Raises UserError, with `where` in front, for options it does not take and for required ones that
-    are missing. Its first argument and the `reserved` ones are passed by the library. With
-    `allow_extra`, a constructor that forwards **keywords up to `base` accepts any option.
+    are missing. The `reserved` arguments, and with `passes_first` the first one, are passed by the
+    library. With `allow_extra`, a constructor that forwards **keywords up to `base` accepts any
+    option.
     """
-    first, *others = inspect.signature(cls).parameters.values()
+    others = list(inspect.signature(cls).parameters.values())
+    passed = {*reserved, *([others.pop(0).name] if passes_first else [])}
     known, open_ = _keywords(cls, base)
-    known -= {first.name, *reserved}
+    known -= passed
     for name in options:
-        if name in {first.name, *reserved}:
+        if name in passed:
             raise UserError(f"{where}.{name}: not an option; the recipe sets it elsewhere")
         if name not in known and not (allow_extra and open_):
             near = suggest(name, known) if known else "; the class takes no options"

@@ -26,11 +26,11 @@ from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.tasks.metrics.classes import accuracy, f1, macro, matthews
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.probabilities import rounded, softmax
-from palm_ds.tasks.shared.text_task import ClassesTask, confusion_table
+from palm_ds.tasks.shared.text_task import PositiveClassTask, confusion_table
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classification(ClassesTask):
+class Classification(PositiveClassTask):
     """Predicts one of several classes."""
 
     dropout: Rate = 0.1
@@ -38,7 +38,7 @@ class Classification(ClassesTask):
     smoothing: Rate = 0.0
     """Label smoothing: share of the target probability spread over all classes."""
     positive: str = ""
-    """Class for which F1 is reported; by default the second of two classes."""
+    """Class for which F1 and AUC are reported; by default the second of two classes."""
     class_weights: dict[str | int, NonNegativeFloat] | Literal["balanced"] = field(
         default_factory=dict
     )
@@ -58,6 +58,8 @@ class Classification(ClassesTask):
             raise UserError(
                 f"{self.where}: {self.labels[0]!r} is the only label; there must be two or more"
             )
+        if self.scored_at and len(self.labels) > 2 and not self.positive:
+            raise UserError(f"{self.where}.{self.scored_at}: name the class of it in `positive`")
         named = [self.positive] if self.positive else []
         if isinstance(self.class_weights, dict):
             named += map(str, self.class_weights)
@@ -143,7 +145,7 @@ class Classification(ClassesTask):
         if self.positive or len(self.labels) == 2:
             positive = self.labels.index(self.positive) if self.positive else 1
             scores["f1"] = f1(predicted, targets, positive=positive)
-            scores |= labels.auc_of(self, predictions, self.targets(source), positive)
+            scores |= labels.positive_scores(self, predictions, self.targets(source), positive)
         if len(self.labels) > 2:
             scores["macro_f1"] = macro(predicted, targets, range(len(self.labels))).f1
         return scores | {"matthews": matthews(predicted, targets)}

@@ -31,13 +31,13 @@ from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.tasks.metrics.classes import accuracy, f1, matthews
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.probabilities import rounded, sigmoid, softmax
-from palm_ds.tasks.shared.text_task import ClassesTask, level, missing
+from palm_ds.tasks.shared.text_task import PositiveClassTask, level, missing
 
 _COLUMNS = ("text_a", "text_b", "text_b_neg")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matching(ClassesTask):
+class Matching(PositiveClassTask):
     """Predicts whether, or how well, two texts match."""
 
     strategy: Literal["pointwise", "pairwise"] = "pointwise"
@@ -61,6 +61,8 @@ class Matching(ClassesTask):
             )
         if self.labels and self.pairwise:
             raise UserError(f"{self.where}.labels: pairwise matching has no labels; remove this")
+        if self.scored_at and self.pairwise:
+            raise UserError(f"{self.where}.{self.scored_at}: pairwise matching has no classes")
         if self.labels and len(set(self.labels)) != 2:
             known = ", ".join(self.labels[:8]) + (", ..." if len(self.labels) > 8 else "")
             raise UserError(
@@ -218,7 +220,7 @@ class Matching(ClassesTask):
             return {}
         both = predicted[known], targets[known]
         scores = {"accuracy": accuracy(*both), "f1": f1(*both)}
-        scores |= labels.auc_of(self, predictions, self.targets(source), 1)
+        scores |= labels.positive_scores(self, predictions, self.targets(source), 1)
         return scores | {"matthews": matthews(*both)}
 
     def submission_value(self, prediction: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import MultiLabelHead
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.tasks.metrics.classes import exact_match, multilabel_macro, multilabel_micro
+from palm_ds.tasks.metrics.numbers import cosine
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.probabilities import rounded, sigmoid
 from palm_ds.tasks.shared.text_task import ClassesTask
@@ -135,13 +136,17 @@ class MultiLabel(ClassesTask):
             return {}
         predicted, targets = predicted[known], targets[known]
         micro, macro = multilabel_micro(predicted, targets), multilabel_macro(predicted, targets)
-        return {
+        scores = {
             "micro_f1": micro.f1,
             "macro_f1": macro.f1,
             "exact_match": exact_match(predicted, targets),
             "precision": micro.precision,
             "recall": micro.recall,
         }
+        shares = [prediction.get("probs") for prediction in predictions.values()]
+        if all(isinstance(each, list) and len(each) == len(self.labels) for each in shares):
+            scores["cosine"] = cosine(np.array(shares, np.float64)[known], targets)
+        return scores
 
     def submission_value(self, prediction: Mapping[str, Any]) -> str:
         """The labels as a cell of the input file."""

@@ -24,8 +24,8 @@ from palm_ds.data.tasks.masking import class_prior_baseline
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import ClassHead
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
-from palm_ds.tasks.metrics.classes import f1
-from palm_ds.tasks.metrics.ranking import average_precision, mrr, ndcg, rank
+from palm_ds.tasks.metrics.classes import auc, f1
+from palm_ds.tasks.metrics.ranking import average_precision, mrr, ndcg, pn_ratio, rank
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.probabilities import rounded, softmax
 from palm_ds.tasks.shared.text_task import TextTask, missing
@@ -139,7 +139,8 @@ class Ranking(TextTask):
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, float]:
         """Scores over the rows with a grade; empty if there are none. MRR, MAP and F1 treat grades
-        from `relevant_from` as relevant; nDCG uses the grades."""
+        from `relevant_from` as relevant, as does the AUC, which is over all groups together; nDCG
+        and the PN ratio use the grades."""
         grades = self.grades(source)
         items = [item for item in predictions if not np.isnan(grades[item])]
         if not items:
@@ -153,6 +154,8 @@ class Ranking(TextTask):
             "mrr": mrr(ranking),
             "map": average_precision(ranking),
             f"ndcg@{self.k}": ndcg(rank(groups, scores, grades[items]), self.k),
+            "pn_ratio": pn_ratio(groups, scores, grades[items]),
+            "auc": auc(scores, relevant, True),
         }
         if all("label" in predictions[item] for item in items):  # a file may contain only scores
             labels = [predictions[item]["label"] for item in items]

@@ -68,6 +68,11 @@ def add_tokens(
     `reuse_unused` first takes the ids of [unused1] and so on (WordPiece only). Raises UserError for
     a token that could never occur in a text.
     """
+    if tokenizer.splitter:
+        raise UserError(
+            f"{tokenizer.origin}: its texts are split by {tokenizer.splitter.kind}; add the tokens "
+            "to its vocab.txt instead"
+        )
     known = tokenizer.backend.get_vocab(with_added_tokens=True)
     new = [token for token in tokens if token not in known]
     already = tuple(token for token in tokens if token in known)

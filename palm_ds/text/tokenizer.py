@@ -34,6 +34,13 @@ from palm_ds.text.check_tokenizer_json import (
     may_run_away,
     without_panics,
 )
+from palm_ds.text.custom_tokenizer import (
+    KEY,
+    TextSplitter,
+    compile_vocabulary,
+    find_splitter,
+    normalized,
+)
 from palm_ds.text.sentencepiece_model import (
     UNLISTED,
     AlbertRules,
@@ -99,14 +106,16 @@ class Tokenizer:
         roles: Mapping[str, str] | None = None,
         kept: KeptSettings | None = None,
         segmenter: WordSegmenter | None = None,
+        splitter: TextSplitter | None = None,
     ) -> None:
         """`roles`: {role: token} where the usual tokens are not it. `kept`: what is saved with it;
-        by default the limits of `backend`. `segmenter`: splits texts into words before."""
+        by default the limits of `backend`. `segmenter`: splits texts into words before.
+        `splitter`: of the user's own, splits texts into tokens instead of the backend."""
         self.kept = kept or KeptSettings(padding=backend.padding, truncation=backend.truncation)
         backend.no_padding()
         backend.no_truncation()
         backend.encode_special_tokens = True  # "[MASK]" in a text is text, never the token
-        self.backend, self.segmenter = backend, segmenter
+        self.backend, self.segmenter, self.splitter = backend, segmenter, splitter
         self._unlisted = self.kept.config.get(UNLISTED, [])
         self.origin, self._may_panic = origin, may_run_away(backend)
         given = roles or {}
@@ -117,7 +126,9 @@ class Tokenizer:
             backend.post_processor = bert_template(self.roles, self._known)
 
     def __reduce__(self) -> tuple:
-        more = dict(roles=self.roles, kept=self.kept, segmenter=self.segmenter)
+        more = dict(
+            roles=self.roles, kept=self.kept, segmenter=self.segmenter, splitter=self.splitter
+        )
         return _from_text, (self.backend.to_str(), {"origin": self.origin, **more})
 
     @cached_property
@@ -133,8 +144,8 @@ class Tokenizer:
     @cached_property
     def lower(self) -> bool:
         """Whether text is lower-cased."""
-        normalizer = self.backend.normalizer
-        return normalizer is not None and "A" not in normalizer.normalize_str("A")
+        text = normalized("A", self.backend.normalizer)
+        return "A" not in ("".join(self.splitter.split(text)[0]) if self.splitter else text)
 
     @cached_property
     def by_word(self) -> bool:
@@ -167,6 +178,8 @@ class Tokenizer:
         state.pop("post_processor", None)
         if self.segmenter:
             state["word_segmenter"] = self.segmenter.fingerprint
+        if self.splitter:
+            state[KEY] = self.splitter.fingerprint
         if self._unlisted:
             state[UNLISTED] = self._unlisted
         canonical = json.dumps(state, sort_keys=True, ensure_ascii=True)
@@ -206,6 +219,8 @@ class Tokenizer:
     def encode_spans(self, texts: Sequence[str]) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each text its ids (int64) and (tokens, 2) the characters [start, end) of each token.
         Special tokens are neither added nor recognized in the text."""
+        if self.splitter:
+            return [self._split(text, self.splitter) for text in texts]
         prepared = [self.segmenter.prepare(text) for text in texts] if self.segmenter else []
         given = [text for text, _ in prepared] if self.segmenter else list(texts)
         where = f"tokenizer {self.origin}: cannot split a text into tokens"
@@ -217,8 +232,20 @@ class Tokenizer:
         ids = [self._plain[np.array(encoding.ids, np.int64)] for encoding in encodings]
         return list(zip(ids, spans, strict=True))
 
+    def _split(self, text: str, splitter: TextSplitter) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of a text and the characters of its tokens, by the user's own class."""
+        tokens, spans = splitter.split(normalized(text, self.backend.normalizer))
+        unknown = self._known[self.roles["unk"]]
+        ids = np.array([self._known.get(token, unknown) for token in tokens], np.int64)
+        return self._plain[ids], spans
+
     def decode(self, ids: Sequence[int] | np.ndarray, *, skip_special: bool = True) -> str:
         """The text of the ids."""
+        if self.splitter:
+            special = {self._known[token] for token in self.roles.values()} if skip_special else ()
+            return self.splitter.made.join(
+                self.tokens([i for i in map(int, ids) if i not in special])
+            )
         return self.backend.decode(list(map(int, ids)), skip_special_tokens=skip_special)
 
     def tokens(self, ids: Sequence[int] | np.ndarray) -> list[str]:
@@ -239,6 +266,7 @@ class Tokenizer:
             "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
             **self.kept.config,
             **(self.segmenter.save(folder) if self.segmenter else {}),
+            **(self.splitter.save(folder) if self.splitter else {}),
         }
         write_json(folder / "tokenizer_config.json", config)
         if self.kind == "wordpiece":
@@ -252,8 +280,20 @@ class Tokenizer:
 
     def changed(self, backend: Backend, kept: KeptSettings | None = None) -> Tokenizer:
         """The same with another backend, or with other limits."""
-        kept, own = kept or self.kept, self.segmenter
-        return Tokenizer(backend, origin=self.origin, roles=self.roles, kept=kept, segmenter=own)
+        return Tokenizer(
+            backend,
+            origin=self.origin,
+            roles=self.roles,
+            kept=kept or self.kept,
+            segmenter=self.segmenter,
+            splitter=self.splitter,
+        )
+
+    def with_splitter(self, splitter: TextSplitter) -> Tokenizer:
+        """The same vocabulary with a class of the user's own that splits texts."""
+        return Tokenizer(
+            self.backend, origin=self.origin, roles=self.roles, kept=self.kept, splitter=splitter
+        )
 
     def _limited(self) -> Backend:
         """The backend with the padding and truncation that its file had."""
@@ -290,6 +330,8 @@ def load_tokenizer(path: str | Path, *, lower: bool | None = None) -> Tokenizer:
             albert=albert_rules(file.parent),
         )
     settings = read_settings(path) if path.is_dir() else TokenizerSettings()
+    if splitter := find_splitter(path, settings.custom):
+        return _load_custom(file, settings, splitter)
     if file.suffix == ".json":
         return _load_json(file, settings)
     if file.suffix == ".txt":
@@ -332,6 +374,21 @@ def _load_json(file: Path, settings: TokenizerSettings) -> Tokenizer:
     tokenizer = _configured(backend, settings, str(file), segmenter)
     tokenizer.encode_texts([_PROBE])
     return tokenizer
+
+
+def _load_custom(file: Path, settings: TokenizerSettings, splitter: TextSplitter) -> Tokenizer:
+    """Loads the vocabulary of a tokenizer of the user's own."""
+    if file.suffix == ".json":
+        return _load_json(file, settings).with_splitter(splitter)
+    if file.suffix != ".txt":
+        raise UserError(f"{splitter.where}: the vocabulary must be vocab.txt or tokenizer.json")
+    tokens, origin = read_vocabulary(file), str(file)
+    known = {token: i for i, token in enumerate(tokens)}
+    roles = roles_in(settings, known)
+    special = [find_role(role, known, origin, roles.get(role, "")) for role in ROLE_TOKENS]
+    unknown = special[list(ROLE_TOKENS).index("unk")]
+    backend = compile_vocabulary(tokens, unknown=unknown, special=special)
+    return _configured(backend, settings, origin).with_splitter(splitter)
 
 
 def _configured(

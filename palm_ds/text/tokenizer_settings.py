@@ -21,6 +21,7 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processo
 from tokenizers import Tokenizer as Backend
 
 from palm_ds.common.errors import UserError
+from palm_ds.text import custom_tokenizer
 from palm_ds.text.sentencepiece_model import UNLISTED, AlbertRules
 from palm_ds.text.vocabulary_file import read_text
 from palm_ds.text.word_segmenter import KEY, check_kind
@@ -112,6 +113,9 @@ class TokenizerSettings:
     """Required ids of tokens added to the vocabulary."""
     word_segmenter: str = ""
     """How ERNIE tiny splits a text into words (palm_ds/text/word_segmenter.py)."""
+    custom: object = None
+    """The class of the user's own that splits texts, and its options
+    (palm_ds/text/custom_tokenizer.py)."""
     kept: KeptSettings = KeptSettings()
 
 
@@ -140,6 +144,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
         tokens=tokens,
         ids=ids,
         word_segmenter=check_kind(values.get(KEY), str(folder / _FILE)),
+        custom=values.get(custom_tokenizer.KEY),
         kept=KeptSettings(config=_kept(folder, values, name)),
     )
 

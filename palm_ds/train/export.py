@@ -132,6 +132,12 @@ def exported_tokenizer(recipe: Recipe, data: Data) -> Tokenizer:
         log.info(
             "hf/: other programs' tokenizers do not split texts into words first; do it before"
         )
+    if tokenizer.splitter:
+        log.info(
+            "hf/: other programs know the vocabulary but not %s; give them the tokens of a text "
+            "joined by spaces",
+            tokenizer.splitter.kind,
+        )
     simplified, lowered = _text_steps(recipe, tokenizer, data.corpora.values())
     for done, what in ((simplified, "simplified"), (lowered, "lower-cased")):
         if any(done) and not all(done):

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from palm_ds.data.stream.budgets import MixRatio
 from palm_ds.model.encoder.encoder import encoder_class, has_windows
 from palm_ds.pretrain.knowledge_masking import KnowledgeMasking
 from palm_ds.pretrain.replaced_token_detection import ReplacedTokenDetection
-from palm_ds.train.recipe.recipe import Recipe, read_recipe
+from palm_ds.tasks.tagging import Tagging
+from palm_ds.train.recipe.recipe import Recipe, make_recipe, read_recipe, read_values
 
 B = 10**9
 
@@ -316,3 +318,18 @@ def test_babyberta_as_published(root: Path) -> None:
     config = recipe.backbone_config
     sizes = config.num_layers, config.hidden_size, config.num_heads, config.feed_forward_size
     assert (*sizes, config.vocab_size) == (8, 256, 8, 1024, 8192)
+
+
+def test_atis_as_in_paddlepalm(root: Path) -> None:
+    """Slots and intents with one encoder, equally often, for 20 epochs of the slots."""
+    values = read_values(root / "launch/recipes/finetune/atis.yaml")
+    recipe = make_recipe({**values, "backbone": {"preset": "ernie-2.0-base"}})
+    optimizer, schedule = recipe.optimizer, recipe.schedule
+    assert (optimizer.lr, optimizer.weight_decay, optimizer.clip) == (2e-5, 0.01, 0)
+    assert (schedule.kind, schedule.warmup) == ("linear", 0.1)
+    assert (recipe.length, recipe.examples) == (128, 16)
+    spec = recipe.curriculum_spec
+    assert spec.sampler == MixRatio({"slot": 1.0, "intent": 1.0}, "slot", 20)
+    assert set(spec.mix_of.values()) == {"step"} and not recipe.evaluate.best
+    slot = recipe.built_tasks["slot"]
+    assert isinstance(slot, Tagging) and slot.crf and slot.dropout == 0.1

@@ -63,6 +63,7 @@ COMMANDS: dict[str, Sequence[str]] = {
     "pretrain": ("pretrain.yaml", *TRAINING, "--run_dir", "{out}"),
     "finetune": ("table.yaml", *TRAINING, "--run_dir", "{out}"),
     "run": ("--restarts", "1", "--", "true"),
+    "submit": ("--slurm", "pretrain.yaml", *TRAINING, "--run_dir", "{out}", "--print"),
     "suite": ("suite.yaml", *TRAINING, "--out", "{out}", "--table"),
     "sweep": ("sweep.yaml", *TRAINING, "--out", "{out}", "--table"),
     "ablate": ("pretrain.yaml", *TRAINING, "--out", "ablation", "--schedules", "joint"),

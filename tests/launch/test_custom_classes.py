@@ -1,7 +1,8 @@
-"""A user-defined pretraining task, fine-tuning task and encoder in every command.
+"""A user-defined pretraining task, fine-tuning task, encoder and tokenizer in every command.
 
 Three runs serve all tests: `before` pretrains the custom encoder on a custom task, `custom`
-fine-tunes it on custom tasks, `standard` fine-tunes palm_ds's own encoder on the same.
+fine-tunes it on custom tasks, `standard` fine-tunes palm_ds's own encoder on the same, with a
+custom tokenizer.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import yaml
 from safetensors.torch import load_file
 
 from palm_ds.cli import main
+from palm_ds.text.tokenizer import load_tokenizer
 from tests.helpers.own_task import Counting
 from tests.helpers.saved_model import write_rows
 from tests.helpers.small_corpus import write_small_corpus
@@ -29,6 +31,7 @@ from tests.launch.conftest import Said
 
 MACHINE = Path(__file__).resolve().parents[2] / "ds_configs" / "cpu.json"
 EVEN, MANY, DEEPER = (f"tests.helpers.own_task.{x}" for x in ("EvenTokens", "HowMany", "Deeper"))
+PIECES = "tests.helpers.own_tokenizer.Pieces"
 PRE_NORM = "tests.helpers.own_encoder.PreNorm"
 ENCODER = {"kind": PRE_NORM, "options": {"scale": 0.5}}
 SIZES = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_positions": 32, "token_types": 2}
@@ -112,6 +115,17 @@ def finetuning(runs: Runs) -> dict[str, Any]:
     }
 
 
+def own_tokenizer(runs: Runs) -> Path:
+    """A folder of a tokenizer of the user's own with the corpus's vocabulary."""
+    tokenizer = load_tokenizer(runs / "corpus/tokenizer")
+    (runs / "words").mkdir()
+    words = "".join(f"{token}\n" for token in tokenizer.tokens(range(tokenizer.size)))
+    (runs / "words/vocab.txt").write_text(words)
+    own = {"custom_tokenizer": {"kind": PIECES, "options": {"longest": 9}}}
+    (runs / "words/tokenizer_config.json").write_text(json.dumps(own))
+    return runs / "words"
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     runs = Runs(tmp_path_factory.mktemp("runs"))
@@ -120,7 +134,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     runs.train("pretrain", "before", **pretraining(runs))
     start = {"init_from": str(runs / "before" / "weights")}
     assert "minus_error" in runs.train("finetune", "custom", **finetuning(runs), **start)
-    assert "minus_error" in runs.train("finetune", "standard", **finetuning(runs), backbone=SIZES)
+    other = finetuning(runs)
+    other["sources"]["texts"]["tokenizer"] = str(own_tokenizer(runs))
+    assert "minus_error" in runs.train("finetune", "standard", **other, backbone=SIZES)
     return runs
 
 
@@ -134,6 +150,13 @@ def test_runs_leave_what_they_can(runs: Runs) -> None:
     theirs = transformers.AutoModelForSequenceClassification.from_pretrained(runs / "standard/hf")
     head = weights(runs / "standard" / "weights")["heads.many.out.weight"]
     torch.testing.assert_close(theirs.classifier.weight.detach(), head)
+
+
+def test_weights_keep_the_tokenizer_of_the_user(runs: Runs) -> None:
+    for folder in (runs / "words", runs / "standard/weights/tokenizer", runs / "standard/hf"):
+        tokenizer = load_tokenizer(folder)
+        assert tokenizer.splitter and tokenizer.splitter.kind == PIECES
+        assert tokenizer.tokens(tokenizer.encode_words(["W1 w2,"])[0]) == ["w1", "[UNK]"]
 
 
 def test_inspect(runs: Runs) -> None:

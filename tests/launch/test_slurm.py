@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from palm_ds.cli.main import main
 from tests.helpers.hosts import hosts
 from tests.helpers.launchers import PROGRAMS, ROOT
 from tests.helpers.slurm import GPUS, Queue, slurm
@@ -24,11 +26,14 @@ pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 FILE = str(ROOT / "launch/slurm/pretrain.sbatch")
 DEEPSPEED = """#!/bin/bash
 options=()
-while [[ $1 != launch/pretrain.py ]]; do options+=("$1"); shift; done
+until [[ $1 == launch/pretrain.py || $1 == --module ]]; do options+=("$1"); shift; done
+[[ $1 != --module ]] || shift
+echo "$SLURMD_NODENAME starts $1"
 exec {python} {launcher} "${{options[@]}}" {run} "$2"
 """
 """Instead of DeepSpeed's launcher; the recipe's name says what goes wrong."""
 PATIENCE = 180
+CLIENTS = ("sbatch", "scontrol", "scancel")
 
 
 @pytest.fixture(scope="module")
@@ -146,5 +151,49 @@ def test_a_signal_while_the_processes_start_queues_the_job_again(
         assert "stopped before the first step" in log and "Traceback" not in log
         job.wait_for_state("COMPLETED")
         assert step(job) == 20
+    finally:
+        job.clear_away()
+
+
+RECIPE = """\
+length: 16
+batch: 2 rows
+backbone: {preset: tiny}
+sources: {text: {corpus: text}}
+tasks: {knowledge_masking: {source: text}}
+stages: [{knowledge_masking: 20}]
+"""
+
+
+def test_submit_follows_a_job_to_its_end_and_cancels_another(
+    queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """`palm-ds submit` where Slurm's programs are those of w0."""
+    job = Job(queue, tmp_path, "slow", "--hold")  # for its programs
+    inside = {name: shlex.join(queue.cluster.inside(0, [name])) for name in CLIENTS}
+    (tmp_path / "clients").mkdir()
+    for name, words in inside.items():
+        body = f'export PATH={tmp_path}/bin:{PROGRAMS}:{os.environ["PATH"]}\nexec {words} "$@"\n'
+        (tmp_path / "clients" / name).write_text(f"#!/bin/bash\n{body}")
+        (tmp_path / "clients" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/clients:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_CONF", f"{queue.folder}/slurm.conf")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text(RECIPE)
+    words = ["submit", "--slurm", "mine.yaml", "--deepspeed_config", "cpu.json", "--run_dir", "run"]
+    words += ["--nodes", "2", "--gpus", str(GPUS)]
+    try:
+        assert main(words) == 0
+        said = capsys.readouterr().out
+        first, *log = said.splitlines()
+        assert re.fullmatch(r"submitted as job \d+", first)
+        assert {f"w{n} starts palm_ds.cli.pretrain" for n in (1, 2)} <= set(log)
+        assert {start["world"] for start in job.starts()} == {4} and step(job) == 20
+        assert main([*words, "--detach"]) == 0
+        number = capsys.readouterr().out.split()[-1]
+        assert main(["submit", "--slurm", "--cancel", number]) == 0
+        job.wait(lambda: queue.job(number)["JobState"] in ("CANCELLED", "COMPLETED"))
+        assert queue.job(number)["JobState"] == "CANCELLED"
     finally:
         job.clear_away()

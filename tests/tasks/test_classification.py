@@ -78,6 +78,20 @@ def test_scores_skip_rows_without_a_label(tmp_path: Path) -> None:
     assert scores["f1"] == pytest.approx(f1_score([0, 1, 1, 0], [0, 1, 0, 1]))
     other = task_of(labels=["no", "yes"], positive="no").metrics(made, source)
     assert other["f1"] == pytest.approx(f1_score([1, 0, 0, 1], [1, 0, 1, 0]))
+
+
+def test_scores_at_a_precision_and_a_threshold(tmp_path: Path) -> None:
+    rows = [{"text_a": "x", "label": x} for x in ("no", "yes", "?", "yes", "no")]
+    source = source_of(tmp_path, rows)
+    shares = (0.1, 0.9, 0.99, 0.3, 0.6)
+    made = {i: {"label": "no", "probs": [1 - share, share]} for i, share in enumerate(shares)}
+    task = task_of(labels=["no", "yes"], recall_at_precision=0.6, precision_at_threshold=0.55)
+    scores = task.metrics(made, source)
+    assert (scores["recall_at_precision"], scores["precision_at_threshold"]) == (1.0, 0.5)
+    other = task_of(labels=["no", "yes"], recall_at_precision=0.9, positive="no")
+    assert other.metrics(made, source)["recall_at_precision"] == 0.5
+    with pytest.raises(UserError, match="mood.recall_at_precision: name the class of it in `posi"):
+        task_of(labels=["a", "b", "c"], recall_at_precision=0.9)
     assert task.metrics({2: {"label": "no"}}, source) == {}
     loss, right = task.baseline(np.array([0, 1]), source)
     assert loss == pytest.approx([np.log(2)] * 2)

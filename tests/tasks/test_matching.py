@@ -72,6 +72,16 @@ def test_pairwise_is_the_hinge_of_two_sigmoids(tmp_path: Path, margin: float) ->
     assert task.metrics(made, source) == {"accuracy": pytest.approx(led)}
 
 
+def test_pairs_are_scored_at_a_precision(tmp_path: Path) -> None:
+    made = {i: {"label": "0", "probs": [1 - x, x]} for i, x in enumerate((0.9, 0.4, 0.3))}
+    scores = task_of(labels=["0", "1"], recall_at_precision=0.6).metrics(
+        made, source_of(tmp_path, PAIRS)
+    )
+    assert scores["recall_at_precision"] == 1.0 and "precision_at_threshold" not in scores
+    with pytest.raises(UserError, match="precision_at_threshold: pairwise matching has no classes"):
+        task_of(strategy="pairwise", precision_at_threshold=0.5)
+
+
 def test_the_score_of_a_pair_does_not_depend_on_a_worse_text(tmp_path: Path) -> None:
     long = {"text_a": "x y " * 40, "text_b": "good " * 40, "text_b_neg": "bad " * 3}
     triples = [*TRIPLES, long]

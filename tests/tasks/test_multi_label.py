@@ -44,6 +44,11 @@ def test_scores_equal_scikit_learns_over_labelled_rows(tmp_path: Path) -> None:
     assert scores["exact_match"] == 0.5
     assert (scores["precision"], scores["recall"]) == (3 / 4, 3 / 4)
     assert task.metrics({4: {"labels": []}}, source) == {}
+    probs = np.random.default_rng(1).uniform(size=(5, 3))
+    made = {i: {"labels": x, "probs": probs[i].tolist()} for i, x in enumerate(found)}
+    products = (probs[:4] * truth).sum(1)
+    norms = np.linalg.norm(probs[:4], axis=1) * np.maximum(np.linalg.norm(truth, axis=1), 1e-9)
+    assert task.metrics(made, source)["cosine"] == pytest.approx((products / norms).mean())
 
 
 def test_cells_of_text_are_split(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
+from palm_ds.tasks.metrics.ranking import pn_ratio
 from palm_ds.tasks.ranking import Ranking
 from tests.helpers.text_tables import make_task, source_of
 
@@ -36,7 +37,7 @@ def ranked_rows(groups: int, rng: np.random.Generator) -> list[dict]:
 @pytest.mark.parametrize("relevant_from", [1, 3])
 @pytest.mark.parametrize("by", ["qid", "text_a", "named"])
 def test_scores_are_computed_per_group(tmp_path: Path, relevant_from: int, by: str) -> None:
-    from sklearn.metrics import average_precision_score, f1_score, ndcg_score
+    from sklearn.metrics import average_precision_score, f1_score, ndcg_score, roc_auc_score
 
     rng = np.random.default_rng(2)
     rows = ranked_rows(13, rng)
@@ -59,8 +60,10 @@ def test_scores_are_computed_per_group(tmp_path: Path, relevant_from: int, by: s
             expected["map"].append(average_precision_score(relevant, found[mine]))
     means = {name: float(np.mean(values)) for name, values in expected.items()}
     relevant = [row["label"] >= relevant_from for row in rows]
-    assert list(scores) == ["mrr", "map", "ndcg@3", "f1"]
-    assert scores == pytest.approx(means | {"f1": f1_score(relevant, found > 0)})
+    assert list(scores) == ["mrr", "map", "ndcg@3", "pn_ratio", "auc", "f1"]
+    means["pn_ratio"] = pn_ratio([row["text_a"] for row in rows], found, [r["label"] for r in rows])
+    means |= {"f1": f1_score(relevant, found > 0), "auc": roc_auc_score(relevant, found)}
+    assert scores == pytest.approx(means)
 
 
 def test_the_baseline_knows_the_share_of_relevant_rows(tmp_path: Path) -> None:

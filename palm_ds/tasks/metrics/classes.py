@@ -1,4 +1,5 @@
-"""Classification metrics, single-label and multi-label: accuracy, F1, AUC, Matthews, ...
+"""Classification metrics, single-label and multi-label: accuracy, F1, AUC, Matthews, ...; those of
+ERNIE's Propeller at a given precision or threshold.
 
 Predictions and labels are (n,) classes, as numbers or names; for multi-label tasks they are
 (n, classes) of 0 and 1. The F1 of a ranking (ERNIE's DBQA) is `f1` of its argmax. scikit-learn is
@@ -48,6 +49,30 @@ def auc(scores: npt.ArrayLike, labels: npt.ArrayLike, positive: object = 1) -> f
     _, place, ties = np.unique(values, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(ties) - (ties - 1) / 2)[place]  # from 1; the mean of equal ones
     return float((ranks[mine].sum() - count * (count + 1) / 2) / (count * (len(mine) - count)))
+
+
+def recall_at_precision(
+    scores: npt.ArrayLike, labels: npt.ArrayLike, precision: float, positive: object = 1
+) -> float:
+    """The highest recall of the class `positive` among the thresholds of the scores (n,) that have
+    at least this precision; 0 if none has. In 0..1; NaN without rows of the class. (Propeller's
+    wants more than this precision.)"""
+    values, actual = paired(scores, labels)
+    mine = (actual == positive)[np.argsort(-values, kind="stable")]
+    if not mine.any():
+        return math.nan
+    last = np.append(np.diff(np.sort(-values)) > 0, True)  # of each run of equal scores
+    right, chosen = np.cumsum(mine)[last], np.flatnonzero(last) + 1
+    return float(right[right / chosen >= precision].max(initial=0) / mine.sum())
+
+
+def precision_at_threshold(
+    scores: npt.ArrayLike, labels: npt.ArrayLike, threshold: float, positive: object = 1
+) -> float:
+    """Share of the class `positive` among the rows whose scores (n,) exceed the threshold, as in
+    Propeller; in 0..1, 0 if there are none."""
+    values, actual = paired(scores, labels)
+    return binary(values > threshold, actual == positive, True).precision
 
 
 def micro(

@@ -1,4 +1,5 @@
-"""Regression metrics of (n,) numbers: Pearson and Spearman correlation, mean squared error.
+"""Regression metrics of (n,) numbers: Pearson and Spearman correlation, mean squared error; and the
+cosine of (n, d) vectors.
 
 SciPy is not used: importing it takes ten times as long, and it returns NaN for a constant, which an
 untrained model may predict. The tests compare with it.
@@ -78,3 +79,12 @@ def _floats(
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     predictions, labels = paired(predictions, labels)
     return predictions.astype(np.float64), labels.astype(np.float64)
+
+
+def cosine(predictions: npt.ArrayLike, references: npt.ArrayLike) -> float:
+    """Mean cosine of the vectors (n, d) and their references, in -1..1; 0 for a pair with a zero
+    vector, as in scikit-learn, NaN without vectors."""
+    predictions, references = _floats(predictions, references)
+    norms = np.linalg.norm(predictions, axis=-1) * np.linalg.norm(references, axis=-1)
+    products = (predictions * references).sum(-1)
+    return mean(np.divide(products, norms, out=np.zeros_like(norms), where=norms > 0))

@@ -1,5 +1,5 @@
 """Ranking metrics of candidates in groups (answers to a question, documents for a query): MRR, MAP,
-nDCG, and precision, recall and hits at k.
+nDCG, precision, recall and hits at k, and the ratio of pairs in order to pairs out of order.
 
     ranking = rank(groups, scores, labels)      # once
     mrr(ranking), average_precision(ranking), ndcg(ranking, 10), ranking.left_out
@@ -118,6 +118,34 @@ def hit_at(ranking: RankedCandidates, k: int) -> float:
     """Share of groups with a positive among the first `k` candidates, in 0..1; NaN without
     groups."""
     return mean(_positives_at(ranking, k) > 0)
+
+
+def pn_ratio(groups: npt.ArrayLike, scores: npt.ArrayLike, labels: npt.ArrayLike) -> float:
+    """Positive-negative ratio of ERNIE's Propeller: of the pairs of candidates of one group with
+    different labels, those whose scores are in the same order, divided by those in the opposite
+    one; equal scores are in neither. All arrays are (n,).
+
+    Where none is in the opposite order, it is divided by 1, so that a better order never has a
+    lower value (Propeller returns 0). NaN without such pairs."""
+    ids, group = np.unique(np.asarray(groups), return_inverse=True)
+    values, grades = np.asarray(scores, np.float64), np.asarray(labels, np.float64)
+    counts = np.zeros(3, np.int64)  # pairs in order, out of order, in all
+    for number in range(len(ids)):
+        mine = group == number
+        counts += _pairs(values[mine], grades[mine])
+    return float(counts[0] / max(counts[1], 1)) if counts[2] else float("nan")
+
+
+def _pairs(scores: Floats, labels: Floats) -> npt.NDArray[np.int64]:
+    """Of the pairs with different labels of a group (n,): how many are in order, out of order, and
+    in all."""
+    counts = np.zeros(3, np.int64)
+    for label in np.unique(labels)[1:]:
+        lower, mine = np.sort(scores[labels < label]), scores[labels == label]
+        below = np.searchsorted(lower, mine, "left").sum()
+        above = len(lower) * len(mine) - np.searchsorted(lower, mine, "right").sum()
+        counts += below, above, len(lower) * len(mine)
+    return counts
 
 
 def _positives_at(ranking: RankedCandidates, k: int) -> Floats:

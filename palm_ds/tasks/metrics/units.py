@@ -11,7 +11,8 @@ import re
 _FRACTIONS = (
     *("accuracy", "auc", "precision", "recall", "exact", "exact_match", "average", "matthews"),
     *("f1", "macro_f1", "micro_f1", "acc_and_f1", "mrr", "map", "ndcg"),
-    *("pearson", "spearman", "pearson_and_spearman"),
+    *("pearson", "spearman", "pearson_and_spearman", "cosine"),
+    *("recall_at_precision", "precision_at_threshold"),
     *("rouge_l", "rouge_1", "rouge_2", "bleu_1", "bleu_2", "bleu_4", "distinct_1", "distinct_2"),
 )
 _PARTS = re.compile(

@@ -15,8 +15,8 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.interfaces import StoredPrediction
-from palm_ds.tasks.metrics.classes import auc
-from palm_ds.tasks.shared.text_task import ClassesTask, TextTask
+from palm_ds.tasks.metrics.classes import auc, precision_at_threshold, recall_at_precision
+from palm_ds.tasks.shared.text_task import ClassesTask, PositiveClassTask, TextTask
 
 _LARGEST = 1e18
 
@@ -53,15 +53,15 @@ def class_sets(
     return sets
 
 
-def auc_of(
-    task: ClassesTask,
+def positive_scores(
+    task: PositiveClassTask,
     predictions: Mapping[int, Mapping[str, Any]],
     targets: np.ndarray,
     positive: int,
 ) -> dict[str, float]:
-    """The AUC of the class `positive` by its probability, over the rows with a label; empty if a
-    prediction has no probabilities (a submission file), or without rows of both kinds. `targets`:
-    (rows,) classes, -1 where there is none."""
+    """The scores of the class `positive` by its probability, over the rows with a label: its AUC,
+    and those that the task asks for; empty if a prediction has no probabilities (a submission
+    file), or without rows of both kinds. `targets`: (rows,) classes, -1 where there is none."""
     shares = [prediction.get("probs") for prediction in predictions.values()]
     if not all(
         isinstance(prediction, list) and len(prediction) == len(task.labels)
@@ -70,8 +70,15 @@ def auc_of(
         return {}
     actual = targets[list(predictions)]
     scores = np.array([prediction[positive] for prediction in shares if prediction], np.float64)
-    value = auc(scores[actual >= 0], actual[actual >= 0], positive)
-    return {} if math.isnan(value) else {"auc": value}
+    scores, actual = scores[actual >= 0], actual[actual >= 0]
+    found = {"auc": auc(scores, actual, positive)}
+    if math.isnan(found["auc"]):
+        return {}
+    if level := task.recall_at_precision:
+        found["recall_at_precision"] = recall_at_precision(scores, actual, level, positive)
+    if level := task.precision_at_threshold:
+        found["precision_at_threshold"] = precision_at_threshold(scores, actual, level, positive)
+    return found
 
 
 def split_names(value: object, separator: str, nothing: str) -> list[str]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from palm_ds.common.config import Several
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.settings import Share
 from palm_ds.data.sources.table import TableSource, TokenizedColumn, encode
 from palm_ds.data.tasks.example import Example, build_input, layouts
 from palm_ds.data.tasks.interfaces import StoredPrediction
@@ -373,3 +374,21 @@ def tokenise(rows: Sequence[Sequence[str]], source: TableSource, called: str) ->
     starts = np.cumsum([0, *map(len, rows)])
     tokens = encode([text for row in rows for text in row], source.tokenizer)
     return RowTexts(tokens=tokens, starts=starts, called=called)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositiveClassTask(ClassesTask):
+    """A task of which one class is scored by its probability, besides what is predicted."""
+
+    recall_at_precision: Share = 0.0
+    """Also report the highest recall of the positive class that some threshold of its probability
+    reaches with this precision, as `recall_at_precision`; 0: do not."""
+    precision_at_threshold: Share = 0.0
+    """Also report the precision of the positive class where its probability exceeds this, as
+    `precision_at_threshold`; 0: do not."""
+
+    @property
+    def scored_at(self) -> str:
+        """The first of these keys that is set; empty: none."""
+        keys = ("recall_at_precision", "precision_at_threshold")
+        return next((key for key in keys if getattr(self, key)), "")

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.settings import Settings, Share
 from palm_ds.data.stream.stages import Curriculum, StepInfo, StepSize
+from palm_ds.train.recipe.custom_schedule import Schedule, build_schedule, scale_of
+
+KINDS = ("noam", "linear", "cosine", "wsd", "constant")
 
 
 def _as_number(value: object) -> object:
@@ -27,10 +31,12 @@ def _as_number(value: object) -> object:
 class LRSchedule(Settings):
     """The learning rate of each step, as a multiplier of the optimizer's `lr`."""
 
-    kind: Literal["noam", "linear", "cosine", "wsd", "constant"] = "linear"
+    kind: str = "linear"
     """Decay after the warm-up. noam: with the inverse square root of the step; linear and cosine:
     to `end`; wsd: constant, then in the form of `shape` to `end` over the last `decay` steps;
-    constant: none."""
+    constant: none; or `module.Class`, a schedule of your own (docs/api.md)."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """`module.Class`: keyword arguments of its constructor."""
     warmup: Annotated[float | str, BeforeValidator(_as_number)] = 0.0
     """Steps of linear increase from `start`, or `N tokens`. Below 1: a fraction of all steps (with
     `restart: stage`, of the stage's steps)."""
@@ -48,6 +54,13 @@ class LRSchedule(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if "." not in self.kind and self.kind not in KINDS:
+            near = suggest(self.kind, KINDS)
+            raise UserError(f'schedule.kind: no "{self.kind}"{near} (or module.Class)')
+        if self.options and self.kind in KINDS:
+            raise UserError(
+                f"schedule.options: only for a schedule of your own (module.Class), not {self.kind}"
+            )
         for name in ("warmup", "decay"):
             _check_span(name, getattr(self, name))
         if self.kind == "noam" and not self.warmup:
@@ -64,6 +77,12 @@ class LRSchedule(Settings):
             raise UserError("schedule.start: there is no `warmup` that rises from it")
         if self.kind == "wsd" and not self.decay:
             raise UserError("schedule.decay: wsd needs the number of decay steps")
+        _ = self._custom  # checks itself
+
+    @cached_property
+    def _custom(self) -> Schedule | None:
+        """The schedule of the user's own; None for the built-in kinds."""
+        return None if self.kind in KINDS else build_schedule(self.kind, self.options)
 
     @property
     def counts_tokens(self) -> bool:
@@ -125,6 +144,8 @@ class LRSchedule(Settings):
         warmup = self._warmup_steps(steps)
         if t <= warmup:
             return self.start + (1 - self.start) * t / warmup
+        if self._custom:
+            return scale_of(self._custom, self.kind, t, steps)
         if self.kind == "noam":
             return (max(warmup, 1) / t) ** 0.5
         if self.kind == "constant":

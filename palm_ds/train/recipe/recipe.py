@@ -335,12 +335,26 @@ def read_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def read_values(path: str | Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """The contents of a recipe file with the overrides applied."""
+    """The contents of a recipe file with the overrides applied. `sizes: {large: {a.b: c}}` of a
+    file is what `size=large` overrides, before the others. Raises UserError."""
     values = read_yaml(path)
-    for text in overrides:
-        key, value = parse_override(text)
+    sizes = values.pop("sizes", {})
+    pairs = [parse_override(text) for text in overrides]
+    chosen = [value for key, value in pairs if key == "size"]
+    own = [pair for name in chosen[-1:] for pair in _of_size(sizes, name, str(path))]
+    for key, value in [*own, *(pair for pair in pairs if pair[0] != "size")]:
         override(values, key, value)
     return values
+
+
+def _of_size(sizes: object, name: object, where: str) -> list[tuple[str, Any]]:
+    """The overrides of one of a recipe's `sizes`."""
+    if not isinstance(sizes, Mapping) or not all(isinstance(x, Mapping) for x in sizes.values()):
+        raise UserError(f"{where}: sizes: expected {{size: {{key: value}}}}")
+    if name not in sizes:
+        known = f"; known: {', '.join(sizes)}" if sizes else "; the recipe has no `sizes`"
+        raise UserError(f"{where}: size={name}: no such size{known}")
+    return list(sizes[name].items())
 
 
 def make_recipe(values: Mapping[str, Any], where: str = "recipe") -> Recipe:

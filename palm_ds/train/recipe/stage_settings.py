@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, Any, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
@@ -133,11 +134,13 @@ class StageSettings(Settings):
         """The multiplier of the recipe's weight decay."""
         return 1.0 if self.weight_decay is None else self.weight_decay / weight_decay
 
+    @cached_property
+    def _restarted(self) -> LRSchedule | None:
+        """The stage's own schedule, over its steps."""
+        return self.schedule and replace(self.schedule, restart="stage")
+
     def scale(self, at: StepInfo, *, schedule: LRSchedule, lr: float, steps: int) -> float:
         """The multiplier of the recipe's `lr` at a step of a run of `steps`; `schedule`: the
         recipe's."""
-        if self.schedule:
-            factor = replace(self.schedule, restart="stage").scale(at, steps)
-        else:
-            factor = schedule.scale(at, steps)
+        factor = (self._restarted or schedule).scale(at, steps)
         return factor if self.lr is None else factor * self.lr / lr

@@ -142,3 +142,9 @@ ERNIE: dict[str, Published] = {
 }
 """Every name is in lower case."""
 MODELS: dict[str, Published] = {**PRETRAIN, **ERNIE}
+
+DATA: dict[str, Archive] = {
+    # The Chinese data sets of ERNIE's `repro` branch, in the folders that the recipes read.
+    "task_data_zh": Archive(_ERNIE + "task_data_zh.tgz"),
+}
+"""Archives of data sets; what is in them goes to `data/`."""

@@ -6,6 +6,7 @@
     download("ernie-gen-base-en")                ./pretrain/ernie-gen-base-en/
     download("org/name")                         ./pretrain/org/name/, from the Hub
     download("bert-base-uncased")                likewise: the Hub's oldest models have no `org`
+    download("task_data_zh")                     ./data/chnsenticorp/, ./data/cmrc2018/, ...
 
 Archives come over HTTP (http.py) into a cache, or from a mirror, and are unpacked as untrusted
 input (archive.py). A folder appears complete or not at all; an existing one is not downloaded
@@ -31,6 +32,7 @@ from palm_ds.common.files import hash_of_text
 from palm_ds.common.json_files import write_json
 from palm_ds.weights.download.archive import BadArchiveError, unpack
 from palm_ds.weights.download.catalogue import (
+    DATA,
     ERNIE,
     FORMER_NAMES,
     MODELS,
@@ -50,7 +52,7 @@ GROUPS: dict[str, Mapping[str, Published]] = {
     "head": {},
     "reader": {},
 }
-_LISTED = {**GROUPS, "ERNIE": ERNIE}
+_LISTED = {**GROUPS, "ERNIE": ERNIE, "data": DATA}
 """As `ls` shows them."""
 _DOWNLOADED = {**_LISTED, "pretrain": MODELS}
 """The names that `download` finds in a group: `pretrain` is the folder of all of them."""
@@ -109,7 +111,8 @@ def download(
     again: bool = False,
     revision: str | None = None,
 ) -> Path:
-    """Download a pretrained model; returns its folder, `path`/pretrain/NAME.
+    """Download a pretrained model; returns its folder, `path`/pretrain/NAME. Or download data sets;
+    returns `path`/data, which has a folder for each.
 
     `item` is a group that `ls` shows and `scope` a name in it or `all`, as in PaddlePALM, or `item`
     is a name on its own. Names may have any case, and PaddlePALM's former ones are known
@@ -124,6 +127,11 @@ def download(
         return _made(folder, lambda folder: _from_hub(item, folder, revision), places, again)
     if revision is not None:
         raise UserError(f"revision: only for `org/name` on the Hub, not for {item}")
+    if item.lower() in ("data", *DATA):
+        name = scope.lower() if item.lower() == "data" else item.lower()
+        for each in DATA if name == "all" else [name]:
+            _data_sets(each, path / "data", places, again)
+        return path / "data"
     folder = path / "pretrain"
     if item.lower() not in {"all", *map(str.lower, _LISTED)}:
         return _from_name(_name(item, MODELS), folder, places, again)
@@ -196,6 +204,41 @@ def _from_name(name: str, group: Path, places: Places, again: bool) -> Path:
             raise BadArchiveError(f"{error} (of {url}; it is deleted)") from None
 
     return _made(group / name, make, places, again)
+
+
+def _data_sets(name: str, folder: Path, places: Places, again: bool) -> None:
+    """Unpack an archive of data sets into the folder. One that is there already stays as it is,
+    with a line on stderr, unless `again`."""
+    if name not in DATA:
+        raise UserError(f'no data "{name}"{suggest(name, DATA)}')
+    model, mark = DATA[name], folder / f".{name}"
+    if mark.exists() and not again:
+        return
+    file, url = _file(name, model.file, model.url, places)
+    part = folder / f".{name}.unpacked"
+    try:
+        shutil.rmtree(part, ignore_errors=True)  # of a process that was killed
+        unpack(file, part, flatten=True)
+        for found in sorted(part.iterdir()):
+            _move_data_set(found, folder / found.name, again)
+        mark.touch()
+    except BadArchiveError as error:
+        if url:
+            file.unlink(missing_ok=True)
+        raise BadArchiveError(f"{error}{f' (of {url}; it is deleted)' if url else ''}") from None
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _move_data_set(found: Path, target: Path, again: bool) -> None:
+    if target.exists() and not again:
+        print(f"{target}: is there already, and stays as it is", file=sys.stderr)
+        return
+    if target.is_dir():
+        shutil.rmtree(target)
+    found.replace(target)
 
 
 def _made(folder: Path, make: Callable[[Path], None], places: Places, again: bool) -> Path:

@@ -99,6 +99,26 @@ def test_auc_equals_scikit_learns(rows: list[tuple[int, bool]]) -> None:
         assert found == pytest.approx(sklearn.roc_auc_score(actual, scores), abs=1e-12)
 
 
+@patiently
+@given(
+    some.lists(some.tuples(some.integers(0, 5), some.booleans()), min_size=1, max_size=30),
+    some.sampled_from([0.3, 0.5, 0.7, 0.9, 1.0]),
+)
+def test_precision_and_recall_at_thresholds(rows: list[tuple[int, bool]], level: float) -> None:
+    """The best of scikit-learn's curve, and its precision of what exceeds the threshold."""
+    from sklearn import metrics as sklearn
+
+    scores, actual = np.array([a / 7 for a, _ in rows]), np.array([int(b) for _, b in rows])
+    chosen = classes.precision_at_threshold(scores, actual, level)
+    assert chosen == pytest.approx(sklearn.precision_score(actual, scores > level, **ZERO))
+    found = classes.recall_at_precision(scores, actual, level)
+    if not actual.any():
+        assert math.isnan(found)
+        return
+    precision, recall, _ = sklearn.precision_recall_curve(actual, scores)
+    assert found == pytest.approx(recall[precision >= level].max())
+
+
 def test_classes_may_be_names() -> None:
     predictions, labels = ["yes", "no", "yes", "no"], ["yes", "yes", "no", "no"]
     assert classes.f1(predictions, labels, "yes") == 0.5

@@ -86,3 +86,15 @@ def test_the_scale_of_predictions_does_not_matter(scale: float) -> None:
 def test_predictions_and_labels_must_have_equal_length() -> None:
     with pytest.raises(UserError, match="one prediction for each label"):
         numbers.pearson([[1.0], [2.0]], [1.0, 2.0])
+
+
+@patiently
+@given(some.lists(some.lists(FLOATS, min_size=6, max_size=6), min_size=1, max_size=10))
+def test_cosines_equal_scikit_learns(rows: list[list[float]]) -> None:
+    from sklearn.metrics.pairwise import cosine_similarity
+
+    one, other = np.array(rows)[:, :3], np.array(rows)[:, 3:]
+    theirs = np.diag(cosine_similarity(one, other)).mean()
+    assert numbers.cosine(one, other) == pytest.approx(theirs, abs=1e-12)
+    assert numbers.cosine(np.zeros((1, 3)), np.ones((1, 3))) == 0.0
+    assert math.isnan(numbers.cosine(np.zeros((0, 3)), np.zeros((0, 3))))

@@ -142,3 +142,25 @@ def test_mismatches_are_named() -> None:
             it.rank([1], [1.0], [label])
     with pytest.raises(UserError, match="k is 0"):
         it.hit_at(it.rank([1], [1.0], [1]), 0)
+
+
+@patiently
+@given(ROWS)
+def test_the_pn_ratio_counts_pairs(rows: Rows) -> None:
+    """As ERNIE's Propeller: pairs of a group with different labels; equal scores count for
+    neither."""
+    right = wrong = pairs = 0
+    for i, (group, score, label) in enumerate(rows):
+        for other_group, other_score, other_label in rows[:i]:
+            if group == other_group and label != other_label:
+                product = (score - other_score) * (label - other_label)
+                right, wrong, pairs = right + (product > 0), wrong + (product < 0), pairs + 1
+    found = it.pn_ratio(*columns(rows))
+    assert found == pytest.approx(right / max(wrong, 1) if pairs else math.nan, nan_ok=True)
+
+
+def test_a_better_order_has_a_higher_pn_ratio() -> None:
+    """Also where nothing is out of order; Propeller returns 0 then."""
+    orders = ([1, 2, 3, 4], [1, 2, 4, 3], [2, 1, 4, 3], [4, 3, 2, 1])
+    values = [it.pn_ratio([0] * 4, order, [0, 1, 2, 3]) for order in orders]
+    assert values == [6, 5, 2, 0]

@@ -15,7 +15,7 @@ from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example
 from palm_ds.pretrain.sentence_order import SentenceOrder
 from palm_ds.train.recipe.checks import idle_tasks
-from palm_ds.train.recipe.recipe import make_recipe, read_recipe
+from palm_ds.train.recipe.recipe import make_recipe, read_recipe, read_values
 
 GOOD = {
     "backbone": {"preset": "tiny", "max_positions": 128},
@@ -520,3 +520,25 @@ def test_the_encoder_of_init_from_with_more_types(given, tmp_path):
     assert config.task_types == given.get("task_types", 0)
     assert config.token_types == given["token_types"]
     assert config.dropout == given.get("dropout", 0.1)
+
+
+def test_a_size_is_a_set_of_overrides(tmp_path: Path) -> None:
+    """Before those of the command line, wherever it stands among them; the last one counts."""
+    file = tmp_path / "recipe.yaml"
+    sizes = {"large": {"optimizer.lr": 2e-5, "batch": "8 rows"}, "small": {"length": 64}}
+    file.write_text(yaml.safe_dump({"batch": "4 rows", "optimizer": {"clip": 1.0}, "sizes": sizes}))
+    assert read_values(file) == {"batch": "4 rows", "optimizer": {"clip": 1.0}}
+    large = {"batch": "8 rows", "optimizer": {"clip": 1.0, "lr": 2e-5}}
+    assert read_values(file, ["size=large"]) == large
+    assert read_values(file, ["batch=2 rows", "size=small", "size=large"]) == {
+        **large,
+        "batch": "2 rows",
+    }
+    with pytest.raises(UserError, match=r"recipe.yaml: size=huge: no such size; known: large, sma"):
+        read_values(file, ["size=huge"])
+    file.write_text("batch: 4 rows\n")
+    with pytest.raises(UserError, match=r"size=large: no such size; the recipe has no `sizes`"):
+        read_values(file, ["size=large"])
+    file.write_text("sizes: [large]\n")
+    with pytest.raises(UserError, match=r"sizes: expected \{size: \{key: value\}\}"):
+        read_values(file, ["size=large"])

@@ -19,7 +19,7 @@ import pytest
 import palm_ds
 from palm_ds.common.errors import UserError
 from palm_ds.weights.download import downloader
-from palm_ds.weights.download.catalogue import ERNIE, MODELS, PRETRAIN
+from palm_ds.weights.download.catalogue import DATA, ERNIE, MODELS, PRETRAIN
 from palm_ds.weights.download.downloader import Places, download, ls, places_from_environment
 from palm_ds.weights.download.http import Patience
 from tests.helpers import loopback
@@ -485,10 +485,41 @@ def test_the_command(enter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (mirror / ARCHIVE).write_bytes(archive())
     monkeypatch.setenv("PALM_MIRROR", str(mirror))
     said = enter("download", "ls")
-    assert said.code == 0 and said.out.count("  => ") == len(MODELS)
+    assert said.code == 0 and said.out.count("  => ") == len(MODELS) + len(DATA)
     said = enter("download", NAME.lower(), "--path", tmp_path)
     assert (said.code, said.out, said.err) == (0, f"{tmp_path / 'pretrain' / NAME}\n", "")
     said = enter("download", NAME, "--path", tmp_path / "two", "--mirror", tmp_path)
     assert said.code == 2 and said.err.startswith("error: ") and said.err.count("\n") == 1
     said = enter("download", "ernie-2")
     assert said.code == 2 and "did you mean" in said.err or "known: " in said.err
+
+
+# ---- data sets ----
+
+SETS = {"chnsenticorp/train.tsv": b"label\ttext_a\n", "cmrc2018/dev.json": b"{}"}
+
+
+def test_data_sets_go_to_the_folders_that_recipes_read(
+    server: Server, places: Places, tmp_path: Path, capsys, root: Path
+) -> None:
+    server.files["/m/task_data_zh.tgz"] = archive(SETS, "task_data/")
+    (tmp_path / "data/cmrc2018").mkdir(parents=True)
+    (tmp_path / "data/cmrc2018/mine.json").write_text("mine")
+    folder = download("task_data_zh", path=tmp_path, places=places)
+    assert folder == download("data", "task_data_zh", tmp_path, places=places) == tmp_path / "data"
+    kept = {"cmrc2018/mine.json": b"mine", ".task_data_zh": b""}
+    assert contents(folder) == {"chnsenticorp/train.tsv": b"label\ttext_a\n", **kept}
+    assert capsys.readouterr().err == f"{folder}/cmrc2018: is there already, and stays as it is\n"
+    download("data", path=tmp_path, places=places, again=True)
+    assert contents(folder) == {**SETS, ".task_data_zh": b""}
+    recipe = (root / "launch/recipes/finetune/chnsenticorp.yaml").read_text()
+    assert "table: data/chnsenticorp/train.tsv" in recipe
+
+
+def test_hostile_data_leaves_nothing(server: Server, places: Places, tmp_path: Path) -> None:
+    server.files["/m/task_data_zh.tgz"] = archive({"../../evil": b"x"}, "task_data/")
+    with pytest.raises(UserError, match="task_data_zh.tgz; it is deleted"):
+        download("task_data_zh", path=tmp_path, places=places)
+    assert contents(tmp_path / "data") == {} and not (tmp_path / "evil").exists()
+    with pytest.raises(UserError, match='no data "task_data"; did you mean "task_data_zh"'):
+        download("data", "task_data", tmp_path, places=places)

@@ -1,0 +1,210 @@
+"""`palm-ds submit`"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from palm_ds.cli.command import Command
+from palm_ds.cli.options import check_overrides
+from palm_ds.cli.output import console_of, show, summarize
+from palm_ds.common.errors import UserError
+
+if TYPE_CHECKING:
+    from palm_ds.runtime.schedulers.job import ClusterJob, ClusterScheduler
+
+DETACHED = 130  # as a program that was interrupted; the job goes on
+_RECIPE, _MACHINE = "recipe.yaml", "ds_config.json"  # in a ConfigMap
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("recipe", nargs="?", metavar="RECIPE", help="a YAML file, or a shipped one")
+    add("overrides", nargs="*", metavar="a.b=c", help="override its keys")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--slurm", action="store_true", help="by sbatch")
+    where.add_argument("--kubernetes", action="store_true", help="by kubectl")
+    add("--deepspeed_config", metavar="FILE", help="the DeepSpeed file, or a shipped one")
+    add("--run_dir", metavar="DIR", help="folder for all output, where the job runs")
+    add("--nodes", type=int, metavar="N", help="machines (2)")
+    add("--gpus", type=int, metavar="N", help="GPUs of each (8)")
+    add("--name", metavar="NAME", help="of the job (the recipe's)")
+    option = "of sbatch (partition, account, time) or of kubectl (namespace, context)"
+    add("--option", action="append", default=[], metavar="KEY=VALUE", help=option)
+    add("--image", default="", metavar="IMAGE", help="kubernetes: made by the Dockerfile")
+    add(
+        "--claim", default="", metavar="NAME", help="kubernetes: the volume at /data (palm-ds-data)"
+    )
+    add("--print", dest="print_only", action="store_true", help="print the filled-in file and stop")
+    add("--detach", action="store_true", help="do not follow the log")
+    add("--follow", metavar="JOB", help="follow the log of a job that was submitted")
+    add("--cancel", metavar="JOB", help="end a job, which saves a checkpoint")
+
+
+def run(args: argparse.Namespace) -> int:
+    scheduler = _scheduler(args)
+    if args.cancel:
+        scheduler.cancel(args.cancel)
+        summarize(args, {"job": args.cancel, "cancelled": True}, f"job {args.cancel} is cancelled")
+        return 0
+    key = args.follow or ""
+    if not key:
+        text = scheduler.filled(_job(args))
+        if args.print_only:
+            show(args, {"file": text}, text.rstrip("\n"))
+            return 0
+        key = scheduler.submit(text)
+        summarize(args, {"job": key}, f"submitted as job {key}")
+    return 0 if args.detach else _follow(args, scheduler, key)
+
+
+def _follow(args: argparse.Namespace, scheduler: ClusterScheduler, key: str) -> int:
+    """Until the job ends, or Ctrl-C; then it is cancelled on request."""
+    how = "--slurm" if args.slurm else "--kubernetes"
+    log = sys.stderr if args.json else sys.stdout
+    try:
+        code = scheduler.follow(key, partial(print, file=log, flush=True))
+    except KeyboardInterrupt:
+        if _confirmed(f"cancel job {key}? [y/N] "):
+            scheduler.cancel(key)
+            print(f"job {key} is cancelled", file=sys.stderr)
+        else:
+            again = f"palm-ds submit {how} --follow {key}  (or --cancel {key})"
+            print(f"job {key} goes on: {again}", file=sys.stderr)
+        return DETACHED
+    if code:
+        console_of(args).print(f"job {key} failed with code {code}", markup=False)
+    return code
+
+
+def _confirmed(question: str) -> bool:
+    """Whether the user says yes; no where nobody can be asked."""
+    if not sys.stdin.isatty():
+        return False
+    print(f"\n{question}", end="", file=sys.stderr, flush=True)
+    try:
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+    except KeyboardInterrupt:
+        return False
+
+
+def _scheduler(args: argparse.Namespace) -> ClusterScheduler:
+    from palm_ds.cli.shipped import cluster_file
+    from palm_ds.runtime.schedulers.kubernetes import Kubernetes
+    from palm_ds.runtime.schedulers.slurm import Slurm
+
+    options = dict(_pair(text) for text in args.option)
+    if args.slurm:
+        for name in ("image", "claim"):
+            if getattr(args, name):
+                raise UserError(f"--{name}: Slurm runs no containers; remove it")
+        return Slurm(template=cluster_file("slurm/pretrain.sbatch"), options=options)
+    files = {} if args.cancel or args.follow else _files(args)
+    return Kubernetes(
+        template=cluster_file("k8s/pretrain.yaml"),
+        image=args.image,
+        claim=args.claim,
+        files=files,
+        options=options,
+    )
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not (equals and key.strip()):
+        raise UserError(f"--option {text!r}: expected KEY=VALUE, such as partition=gpu")
+    return key.strip().lstrip("-"), value
+
+
+def _files(args: argparse.Namespace) -> dict[str, str]:
+    """The files of the ConfigMap."""
+    recipe, machine = _paths(args)
+    return {
+        name: path.read_text("utf-8") for name, path in ((_RECIPE, recipe), (_MACHINE, machine))
+    }
+
+
+def _paths(args: argparse.Namespace) -> tuple[Path, Path]:
+    """Recipe and DeepSpeed file. Raises UserError if one is not given or not there."""
+    from palm_ds.cli.shipped import find_ds_config, find_recipe
+
+    missing = [
+        name
+        for name, value in (
+            ("RECIPE", args.recipe),
+            ("--deepspeed_config", args.deepspeed_config),
+            ("--run_dir", args.run_dir),
+            ("--image", args.image or not args.kubernetes),
+        )
+        if not value
+    ]
+    if missing:
+        raise UserError(f"palm-ds submit: {missing[0]}: missing; it must be given")
+    return Path(find_recipe(args.recipe)), Path(find_ds_config(args.deepspeed_config))
+
+
+def _job(args: argparse.Namespace) -> ClusterJob:
+    """The job, after a look at its files: a mistake is told before the job waits in a queue."""
+    from palm_ds.runtime.deepspeed.ds_config import read_ds_config
+    from palm_ds.runtime.schedulers.job import ClusterJob, job_name
+    from palm_ds.runtime.schedulers.kubernetes import FOLDER
+
+    recipe, machine = _paths(args)
+    check_overrides(args.overrides)
+    values = _checked(args, recipe)
+    read_ds_config(machine)
+    tables = any("table" in source for source in values["sources"].values())
+    paths = (
+        (f"{FOLDER}/{_RECIPE}", f"{FOLDER}/{_MACHINE}")
+        if args.kubernetes
+        else (str(recipe.resolve()), str(machine.resolve()))
+    )
+    return ClusterJob(
+        name=job_name(args.name or recipe.stem),
+        command="finetune" if tables else "pretrain",
+        recipe=paths[0],
+        ds_config=paths[1],
+        run_dir=args.run_dir,
+        overrides=args.overrides,
+        nodes=args.nodes,
+        gpus=args.gpus,
+    )
+
+
+def _checked(args: argparse.Namespace, file: Path) -> dict[str, Any]:
+    """The recipe's values. Where its weights are not here, it is checked when the job starts."""
+    from palm_ds.train.recipe.recipe import make_recipe, read_values
+
+    values = read_values(file, args.overrides)
+    start = values.get("init_from")
+    if start and not Path(str(start)).exists():
+        line = f"note: init_from: {start} is not here, so the recipe is checked by the job"
+        print(line, file=sys.stderr, flush=True)
+    else:
+        make_recipe(values, str(file))
+    return values
+
+
+COMMAND = Command(
+    name="submit",
+    summary="Submit a run to Slurm or Kubernetes, and follow its log.",
+    usage="--slurm|--kubernetes RECIPE --deepspeed_config FILE --run_dir DIR [options]",
+    examples="""
+palm-ds submit --slurm mine.yaml --deepspeed_config zero1_bf16.json --run_dir runs/mine --nodes 4
+palm-ds submit --slurm mine.yaml --deepspeed_config FILE --run_dir DIR --option partition=gpu
+palm-ds submit --kubernetes mine.yaml --deepspeed_config FILE --run_dir /data/mine --image IMAGE
+palm-ds submit --slurm --follow 1234                             # --cancel 1234
+""",
+    notes="""
+Fills in the shipped launch/slurm/pretrain.sbatch or launch/k8s/pretrain.yaml (--print shows it) and
+hands it to `sbatch` or `kubectl`. Ctrl-C asks whether to cancel the job; without an answer it goes
+on. The exit code is that of the job.""",
+    add_arguments=add_arguments,
+    run=run,
+)
+
+if __name__ == "__main__":
+    COMMAND.start()
