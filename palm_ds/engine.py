@@ -236,7 +236,7 @@ class Engine:
         step: int,
         keep: Retention = TWO_NEWEST,
     ) -> SavedCheckpoint:
-        """Write the checkpoint of `step` with the caller's `state` (JSON), and keep those of `keep`.
+        """Write the checkpoint of `step` with the caller's `state` (JSON); keep those of `keep`.
         Raises checkpoint.SaveError on all processes; training can continue after that."""
         self.start_save(folder, state, step=step, keep=keep, background=False)
         return self.finish_save()

@@ -16,7 +16,7 @@ from palm_ds.common.errors import UserError
 if TYPE_CHECKING:
     from palm_ds.runtime.schedulers.job import ClusterJob, ClusterScheduler
 
-DETACHED = 130  # as a program that was interrupted; the job goes on
+DETACHED = 130  # as a program that was interrupted; the job continues
 _RECIPE, _MACHINE = "recipe.yaml", "ds_config.json"  # in a ConfigMap
 
 
@@ -73,7 +73,7 @@ def _follow(args: argparse.Namespace, scheduler: ClusterScheduler, key: str) -> 
             print(f"job {key} is cancelled", file=sys.stderr)
         else:
             again = f"palm-ds submit {how} --follow {key}  (or --cancel {key})"
-            print(f"job {key} goes on: {again}", file=sys.stderr)
+            print(f"job {key} continues: {again}", file=sys.stderr)
         return DETACHED
     if code:
         console_of(args).print(f"job {key} failed with code {code}", markup=False)
@@ -147,7 +147,7 @@ def _paths(args: argparse.Namespace) -> tuple[Path, Path]:
 
 
 def _job(args: argparse.Namespace) -> ClusterJob:
-    """The job, after a look at its files: a mistake is told before the job waits in a queue."""
+    """The job, after a look at its files: a mistake is an error before the job waits in a queue."""
     from palm_ds.runtime.deepspeed.ds_config import read_ds_config
     from palm_ds.runtime.schedulers.job import ClusterJob, job_name
     from palm_ds.runtime.schedulers.kubernetes import FOLDER

@@ -110,7 +110,7 @@ def find_splitter(folder: Path, entry: object) -> TextSplitter | None:
     where = f"tokenizer {folder}: {KEY}"
     named = check_keys(entry, ("kind", "options"), where)
     kind, options = str(named.get("kind", "")), named.get("options") or {}
-    cls: Any = import_class(kind, CustomTokenizer, where)
+    cls: type[Any] = import_class(kind, CustomTokenizer, where)
     check_options(cls, options, f"{where}.options", base=CustomTokenizer, reserved=())
     try:
         made = cls(folder, **options)

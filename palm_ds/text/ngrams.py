@@ -78,7 +78,7 @@ def read_ngrams(path: str | Path) -> tuple[NgramLexicon, str]:
 
 
 class NgramLexicon:
-    """Numbered n-grams of two tokens or more, matched at all places of a text at once."""
+    """Numbered n-grams of two tokens or more, matched at all places of a text."""
 
     def __init__(self, ngrams: Sequence[Ngram]):
         self.ngrams = tuple(ngrams)

@@ -36,7 +36,7 @@ def meet(place: LaunchedProcess, *, peer_seconds: float, timeout: timedelta) -> 
     TemporaryError after `timeout` or if rank 0 cannot listen."""
     meeting = Rendezvous(place, peer_seconds, timeout)
     meeting.start()
-    began = told = time.monotonic()
+    began = reported = time.monotonic()
     while meeting.is_alive():
         meeting.join(0.1)
         now = time.monotonic()
@@ -45,8 +45,8 @@ def meet(place: LaunchedProcess, *, peer_seconds: float, timeout: timedelta) -> 
             text = f"waited {minutes:g} minutes for {meeting.missing or 'the others'}"
             meeting.give_up()
             raise TemporaryError(text, errors.WATCHDOG)
-        if now - told > _TELL_SECONDS and meeting.missing:
-            told = now
+        if now - reported > _TELL_SECONDS and meeting.missing:
+            reported = now
             log.warning("waits for %s", meeting.missing)
     if meeting.error is not None:
         raise meeting.error

@@ -22,7 +22,7 @@ MOST_LETTERS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterJob:
-    """What is run, and on how many machines."""
+    """A run, and the number of machines for it."""
 
     name: str
     command: str
@@ -40,7 +40,7 @@ class ClusterJob:
 
     @property
     def program(self) -> str:
-        """What DeepSpeed's launcher starts, with or without a clone of the project."""
+        """The argument of DeepSpeed's launcher, with or without a clone of the project."""
         return f"--module palm_ds.cli.{self.command}"
 
 
@@ -78,8 +78,8 @@ def job_name(text: str) -> str:
 
 
 def called(words: Sequence[str], text: str | None = None) -> str:
-    """What a scheduler's program prints, given a text on standard input. Raises UserError with its
-    last line if it fails, or is not there."""
+    """The output of a scheduler's program, given a text on standard input. Raises UserError with
+    its last line if it fails, or is not there."""
     _check_program(words[0])
     done = subprocess.run(words, input=text, capture_output=True, text=True)
     if done.returncode:

@@ -115,9 +115,9 @@ class Kubernetes(ClusterScheduler):
         """The first machine's pods that have a log, in the order of their creation: the one that
         runs, and those that were evicted before it."""
         found = self._json("get", "pods", "--selector", f"job-name={key},{_FIRST_POD}")["items"]
-        begun = [pod for pod in found if pod["status"]["phase"] not in ("Pending", "Unknown")]
-        begun.sort(key=lambda pod: pod["metadata"]["creationTimestamp"])
-        return [pod["metadata"]["name"] for pod in begun]
+        started = [pod for pod in found if pod["status"]["phase"] not in ("Pending", "Unknown")]
+        started.sort(key=lambda pod: pod["metadata"]["creationTimestamp"])
+        return [pod["metadata"]["name"] for pod in started]
 
     def _json(self, *words: str) -> dict[str, Any]:
         return json.loads(called(self._words(*words, "--output", "json")))

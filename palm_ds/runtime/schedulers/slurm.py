@@ -1,7 +1,7 @@
 """Slurm: launch/slurm/pretrain.sbatch filled in, by sbatch, scontrol and scancel.
 
 A job that runs out of time, or loses a node, is queued again under its number, and its log is
-continued, so that following it goes on too.
+continued, so that following it continues too.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Slurm(ClusterScheduler):
         called(["scancel", key])
 
     def _about(self, key: str) -> dict[str, str]:
-        """What Slurm knows of a job. Raises UserError if it knows none of this number."""
+        """Slurm's facts about a job. Raises UserError if it knows none of this number."""
         said = called(["scontrol", "show", "job", key])
         log = re.search(r"\bStdOut=(.*)$", said, re.M)  # at the end of a line; may have spaces
         found = dict(re.findall(r"(\w+)=(\S*)", said))
@@ -81,7 +81,7 @@ def _with_directive(text: str, name: str, value: str) -> str:
 
 
 def _new_text(log: Path, read: int) -> str:
-    """What stands in a log after this number of bytes; nothing if it is not there yet."""
+    """The text of a log after this number of bytes; empty if it is not there yet."""
     if not log.is_file():
         return ""
     with log.open("rb") as file:

@@ -36,7 +36,7 @@ class Schedule(ABC):
 def build_schedule(kind: str, options: Mapping[str, Any]) -> Schedule:
     """The schedule that a recipe names `module.Class`. Raises UserError, with the reason, if the
     class is not a subclass of Schedule, does not take the options, or fails a trial."""
-    cls: Any = import_class(kind, Schedule, _WHERE)
+    cls: type[Any] = import_class(kind, Schedule, _WHERE)
     check_options(cls, options, "schedule.options", base=Schedule, reserved=(), passes_first=False)
     try:
         schedule, other = cls(**options), cls(**options)

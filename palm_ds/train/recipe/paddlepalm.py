@@ -197,7 +197,7 @@ class _ConfigReader:
             return _given(default, key, self.tasks[task] if task else self.config)
         return str(entry.value)
 
-    def number(self, key: str, default: Any, kind: type, task: str = "") -> Any:
+    def number(self, key: str, default: object, kind: type, task: str = "") -> Any:
         """A number or a truth value; without default (None) it must be given."""
         if (entry := self.entry(key, task)) is None:
             return _given(default, key, self.tasks[task] if task else self.config)
@@ -230,7 +230,7 @@ class _ConfigReader:
         ]
 
 
-def _given(default: Any, key: str, file: _File) -> Any:
+def _given(default: object, key: str, file: _File) -> Any:
     if default is None:
         raise UserError(f"{file.path}: {key}: missing; it must be given")
     return default
@@ -285,9 +285,9 @@ def _task(
     if vocabulary and Path(vocabulary) not in [Path(each) / "vocab.txt" for each in folders]:
         source["tokenizer"] = vocabulary
     task: dict[str, Any] = {"kind": kind, "source": name}
-    for theirs, (ours, type_) in _KEYS[kind].items():
-        if reader.entry(theirs, name):
-            task[ours] = reader.number(theirs, None, type_, name)
+    for their_key, (ours, type_) in _KEYS[kind].items():
+        if reader.entry(their_key, name):
+            task[ours] = reader.number(their_key, None, type_, name)
     if kind == "classification":
         classes = reader.number("n_classes", None, int, name)
         task["labels"] = [str(number) for number in range(classes)]
