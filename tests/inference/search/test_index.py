@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,17 +160,19 @@ def test_a_compacted_index_finds_the_same(few: None, tmp_path: Path) -> None:
     index.grow_graph()
     index.delete(names(0, 500))
 
+    hows: list[dict[str, Any]] = [
+        {"exact": True},
+        {"query": "text n600 n700", "hybrid": True, "exact": True},
+        {"filter": {"of": names(480, 530)}, "top": 99},
+    ]
+
     def answers() -> list[list[tuple[str, float, object]]]:
         return [
             [
                 (x.record.id, round(x.score, 6), x.record.metadata)
                 for x in index.search(query, **how)
             ]
-            for how in (
-                {"exact": True},
-                {"query": "text n600 n700", "hybrid": True, "exact": True},
-                {"filter": {"of": names(480, 530)}, "top": 99},
-            )
+            for how in hows
         ]
 
     before, size = answers(), (folder / "vectors-0.f32").stat().st_size
