@@ -285,8 +285,8 @@ class Store:
             left_out = rows.count - rows.total
             if left_out:
                 self._renumber(connection, self.vectors, rows)
-        self.vectors.remove_before(rows.generation + bool(left_out))
         with self._said():
+            self.vectors.remove_before(rows.generation + bool(left_out))
             connection.execute("VACUUM")  # the database has not changed; its file becomes smaller
         return left_out
 
