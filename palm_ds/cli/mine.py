@@ -51,7 +51,7 @@ def _choice_arguments(parser: argparse.ArgumentParser) -> None:
     add("--relative_margin", type=float, metavar="X", help="... by this share of it (any)")
     add("--max_score", type=float, metavar="X", help="... at most (any)")
     add("--min_score", type=float, metavar="X", help="... at least (any)")
-    add("--sampling_strategy", default="top", help="top, or random: which of those (top)")
+    add("--sampling_strategy", default="top", metavar="HOW", help="top, or random (top)")
     add("--seed", type=int, default=1, metavar="N", help="of random (1)")
 
 
