@@ -1,4 +1,4 @@
-"""`palm-ds index build|add|delete|search|info`: an index of texts, to search in and to change."""
+"""`palm-ds index build|add|delete|compact|search|info`: an index of texts that can be changed."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from palm_ds.inference.search.texts import TextColumns
 
 _INDEX = "a folder that `palm-ds index build` made"
+_MANY = 0.2  # the share of an index that was deleted, from which it is worth compacting
 _CONTINUES = "stopped; `palm-ds index add` with the same files continues"
 
 
@@ -226,6 +227,40 @@ palm-ds index delete indexes/news --filter '{"year": {"<": 2020}}'
 )
 
 
+# ---- compact ----
+
+
+def _compact_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("index", type=Path, metavar="INDEX", help=_INDEX)
+
+
+def _compact(args: argparse.Namespace) -> int:
+    from palm_ds.inference.search.index import open_index
+
+    started = time.monotonic()
+    with open_index(args.index) as index:
+        left_out = index.compact()
+        grown, total = index.grow_graph(), index.total
+    seconds = time.monotonic() - started
+    line = f"{left_out:,} deleted texts left out; {seconds:.1f} s; {args.index} has {total:,}"
+    record = {"left_out": left_out, "texts": total, "graph": grown, "seconds": round(seconds, 3)}
+    summarize(args, record, line)
+    return 0
+
+
+COMPACT = Command(
+    name="index compact",
+    summary="Free the space of deleted texts.",
+    usage="INDEX",
+    examples="palm-ds index compact indexes/news",
+    notes="""
+Servers go on searching meanwhile; additions and deletions wait. Whenever the command is
+interrupted, the index is either as before or compacted.""",
+    add_arguments=_compact_arguments,
+    run=_compact,
+)
+
+
 # ---- search ----
 
 
@@ -300,14 +335,16 @@ def _info(args: argparse.Namespace) -> int:
         covered = index.graph.covered if index.graph else 0
         embedding, size = index.embedding, index.size
         wanted = index.wants_graph
+    deleted = rows.count - rows.total
+    hint = "; `palm-ds index compact` frees their space" if deleted > _MANY * rows.count else ""
     lines = [
-        f"{rows.total:,} texts, {rows.count - rows.total:,} deleted",
+        f"{rows.total:,} texts, {deleted:,} deleted{hint}",
         f"vectors of {size} numbers by {embedding.model} ({embedding.settings.pooling})",
         _about_graph(covered, wanted, available()),
     ]
     record = {
         "texts": rows.total,
-        "deleted": rows.count - rows.total,
+        "deleted": deleted,
         "size": size,
         "model": embedding.model,
         "fingerprint": embedding.fingerprint,
@@ -335,10 +372,10 @@ INFO = Command(
     run=_info,
 )
 
-_COMMANDS: Sequence[Command] = (BUILD, ADD, DELETE, SEARCH, INFO)
+_COMMANDS: Sequence[Command] = (BUILD, ADD, DELETE, COMPACT, SEARCH, INFO)
 COMMAND = CommandGroup(
     name="index",
-    summary="Make an index of texts, add to it, delete from it, and search it.",
+    summary="Make an index of texts, add to it, delete from it, compact it, and search it.",
     commands={command.name.split()[1]: command for command in _COMMANDS},
 )
 

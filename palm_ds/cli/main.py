@@ -24,6 +24,7 @@ SECTIONS: Mapping[str, Sequence[str]] = {
         "inspect",
         "report",
         "augment",
+        "mine",
         "teach",
     ),
     "Using a model": ("predict", "evaluate", "fill-mask", "embed", "index", "serve"),

@@ -15,7 +15,11 @@ import pytest
 
 from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.inference.embedding_files import EmbeddingJob, embed_files
+from palm_ds.inference.search.add_files import embedding_of
+from palm_ds.inference.search.index import create_index, open_index
+from palm_ds.inference.search.texts import IndexedText
 from palm_ds.inference.trained_model import TrainedModel
+from palm_ds.serve.client import ServingClient
 from palm_ds.serve.forward import Scores
 from palm_ds.serve.limits import ServingLimits
 from palm_ds.serve.model_set import Served, open_set
@@ -117,6 +121,58 @@ def test_every_head_can_be_tried(service: Service, browser) -> None:
 
         result = pressed(browser, "embed", query="good", texts="bad\ngood\nso so")
         assert shown(result, ".hit .text")[0] == "good"
+
+
+@pytest.fixture(scope="module")
+def indexed(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """The same models with an index of texts with titles and metadata."""
+    (run,) = service.served.models.values()
+    embedder = TrainedModel.open(run).embedder()
+    folder = tmp_path_factory.mktemp("index") / "i"
+    create_index(folder, embedding_of(embedder, run), embedder.size)
+    texts = [
+        IndexedText(id=str(n), text=text, title=f"n{n}", metadata={"even": n % 2 == 0})
+        for n, text in enumerate(TEXTS * 3)
+    ]
+    with open_index(folder) as index:
+        index.add(texts, embedder.embed([text.passage for text in texts]))
+    served = Served(models={"run": run}, options=ModelOptions(), index=folder)
+    made = Service(open_set(served), served, ServingLimits())
+    yield made
+    made.close()
+
+
+def test_switches_of_a_search(indexed: Service, browser) -> None:
+    """What is shown is what the server answers to the same request."""
+    with listening(indexed) as url, ServingClient(url) as client:
+        browser.get(url)
+        for switches in ([], ["hybrid"], ["hybrid", "rerank"]):
+            for name in ("hybrid", "rerank"):
+                box = browser.find_element("name", name)
+                assert box.size["width"] < 30 and box.is_enabled()
+                if box.is_selected() != (name in switches):
+                    box.click()
+            result = pressed(browser, "search", query="n7 very bad", filter='{"even": false}')
+            wanted = client.search(
+                "n7 very bad", filter={"even": False}, **dict.fromkeys(switches, True)
+            )
+            assert shown(result, ".hit b") == [each["title"] for each in wanted]
+            assert shown(result, ".hit small") == ["even: false"] * len(wanted) != []
+            assert shown(result, ".number") == [f"{each['score']:.3f}" for each in wanted]
+            widths = [x.size["width"] for x in result.find_elements("css selector", ".track i")]
+            assert max(widths) > (0 if not switches else 50)
+        browser.find_element("css selector", "nav button[data-tab='task-run-mood']").click()
+        browser.find_element("css selector", "nav button[data-tab='search']").click()
+        assert all(browser.find_element("name", x).is_selected() for x in ("hybrid", "rerank"))
+        result = pressed(browser, "search", query="very", filter='{"even": "no"}')
+        assert shown(result, ".note") == ["no text found"]
+        for wrong, line in (("{even", "filter: not JSON"), ('{"a": {"=>": 1}}', "is no operator")):
+            field = browser.find_element("name", "filter")
+            field.clear()
+            field.send_keys(wrong, Keys.ENTER)
+            problem = browser.find_element("css selector", "#problem:not([hidden])")
+            assert line in problem.text
+        browser.get_log("browser")
 
 
 def test_a_text_stays_and_enter_searches(service: Service, browser) -> None:

@@ -70,6 +70,7 @@ COMMANDS: dict[str, Sequence[str]] = {
     "inspect": ("pretrain.yaml", "--rows", "1"),
     "report": ("run",),
     "augment": ("rows.jsonl", "--output", "{out}.jsonl", "--copies", "2"),
+    "mine": ("run", "pairs.jsonl", "--output", "{out}.jsonl"),
     "teach": ("taught.yaml", "--output", "{out}.parquet"),
     "predict": ("model", "--input", "rows.jsonl", "--output", "{out}", "--tasks", "mood"),
     "evaluate": ("--gold", "rows.jsonl", "--predictions", "rows.jsonl", "--kind", "classification"),
@@ -93,6 +94,7 @@ QUIET = {
     "finetune",
     "report",
     "augment",
+    "mine",
     "teach",
     "embed",
     "convert",
@@ -127,6 +129,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_small_corpus(folder / "corpus")
     save_model(folder / "model")
     write_rows(folder / "rows.jsonl", texts(12))
+    pairs = [{"query": f"what is w{n}?", "positive": f"w{n} is here"} for n in range(9)]
+    write_rows(folder / "pairs.jsonl", pairs)
     (folder / "texts.txt").write_text("A text here. Another one.\n\n" * 40)
     (folder / "pretrain.yaml").write_text(RECIPE % TINY)
     (folder / "table.yaml").write_text(TABLE)

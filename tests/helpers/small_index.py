@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from zlib import crc32
@@ -10,7 +11,10 @@ import numpy as np
 
 from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.inference.search.index import IndexEmbedding, SearchIndex, create_index, open_index
+from palm_ds.inference.search.postings import postings_of
+from palm_ds.inference.search.store import Snapshot
 from palm_ds.inference.search.texts import IndexedText
+from palm_ds.inference.search.words import words_of
 
 SIZE = 16
 EMBEDDING = IndexEmbedding(model="none", fingerprint="", settings=EmbeddingSettings())
@@ -46,6 +50,10 @@ def small_index(
     return index
 
 
+def vocabulary(now: Snapshot) -> list[str]:
+    return [word for (word,) in now.connection.execute("SELECT word FROM vocabulary")]
+
+
 def check_whole(folder: Path, ids: Sequence[str], note: str = "") -> None:
     """An index has these texts, with their vectors and words, and no others."""
     with open_index(folder) as index:
@@ -53,9 +61,17 @@ def check_whole(folder: Path, ids: Sequence[str], note: str = "") -> None:
             rows = np.flatnonzero(now.rows.alive)
             records = now.records(rows.tolist())
             assert [now.connection.execute("PRAGMA integrity_check").fetchone()[0]] == ["ok"]
-            words = now.connection.execute("SELECT rowid FROM words ORDER BY rowid").fetchall()
+            found = {each: postings_of(now.connection, each) for each in vocabulary(now)}
         assert sorted(each.id for each in records) == sorted(ids)
-        assert [row for (row,) in words] == rows.tolist()
+        words = {each.row: Counter(words_of(each.passage)) for each in records}
+        read: dict[int, Counter[str]] = {row: Counter() for row in words}
+        for word, pairs in found.items():
+            assert (np.diff(pairs[:, 0].astype(int)) > 0).all()
+            for row, times in pairs.tolist():
+                if now.rows.alive[row]:
+                    read[row][word] = times
+        assert read == words
+        assert [now.rows.lengths[row] for row in words] == [x.total() for x in words.values()]
         wanted = vectors_of([each.id for each in records])
         np.testing.assert_allclose(now.vectors[rows], wanted, atol=1e-6)
         for each in records:

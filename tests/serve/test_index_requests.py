@@ -11,7 +11,8 @@ import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.inference.search.add_files import embedding_of
-from palm_ds.inference.search.index import create_index, fused, open_index
+from palm_ds.inference.search.index import create_index, open_index
+from palm_ds.inference.search.ranking import fused
 from palm_ds.inference.search.texts import IndexedText
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.serve.client import ServingClient
@@ -74,7 +75,7 @@ def test_hybrid_and_rerank(server: Local, tasks_run: Path, folder: Path) -> None
     """By the same numbers as /rerank gives, and by the fusion of both rankings."""
     near = [(each["index"], each["score"]) for each in search(server, "n7 very")]
     with open_index(folder) as index, index.store.reading() as now:
-        words = now.by_words("n7 very", 100, {})
+        words = now.by_words("n7 very", 100)
     hybrid = [(each["index"], each["score"]) for each in search(server, "n7 very", hybrid=True)]
     wanted = fused([near, words])
     assert [row for row, _ in hybrid] == [row for row, _ in wanted]

@@ -2,7 +2,7 @@
 
     INDEX/index.json     how texts are embedded, and by which model
     INDEX/texts.sqlite   the texts (store.py)
-    INDEX/vectors.f32    their vectors, of length 1 (vectors.py)
+    INDEX/vectors-0.f32  their vectors, of length 1 (vectors.py)
     INDEX/graph          finds near vectors without comparing all (graph.py); may be deleted
 
     create_index(folder, embedding, size)
@@ -40,9 +40,10 @@ from palm_ds.common.version import __version__
 from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.inference.search.filters import Filter
 from palm_ds.inference.search.graph import Graph, available, load_graph
+from palm_ds.inference.search.ranking import Ranking, best_of, fused
 from palm_ds.inference.search.store import (
     Added,
-    Ranking,
+    LiveRows,
     Snapshot,
     Store,
     StoredText,
@@ -55,14 +56,13 @@ log = logging.getLogger(__name__)
 
 APPROXIMATE_FROM = 200_000
 """Texts from which an index has a graph."""
-_ABOUT, _DATABASE, _VECTORS = "index.json", "texts.sqlite", "vectors.f32"
+_ABOUT, _DATABASE = "index.json", "texts.sqlite"
 _FEW = 20_000  # texts whose vectors are compared sooner than a graph is searched
 _MOST_FOUND = 4096  # rows that are asked of a graph
 _SPARE = 2  # times as many as should be needed, of rows that a filter or a deletion thins out
 _MAX_LEFT_OUT = 0.3  # the share of a graph's rows that were deleted
 _GATHERED = 0.25  # the share of rows below which their vectors are copied to be compared
 _DEPTH = 100  # of each ranking, at least, that takes part in a fusion
-_RANK_CONSTANT = 60
 _SAMPLE, _MIN_COSINE = 4, 0.95
 """Texts that show whether a model made an index, and the lowest cosine if it did: int8 loses some
 of it."""
@@ -149,8 +149,10 @@ class SearchIndex:
             depth = max(top, _DEPTH) if hybrid else top
             ranking = self._near(now, vector, depth, allowed, exact)
             if hybrid:
-                ranking = fused([ranking, now.by_words(query, depth, filter or {})])[:top]
+                ranking = fused([ranking, now.by_words(query, depth, allowed)])[:top]
             records = now.records([row for row, _ in ranking])
+        if self.graph is not None and self._graph_of(now.rows) is None:
+            self.grow_in_background()  # the index was compacted
         return [SearchHit(each, score) for each, (_, score) in zip(records, ranking, strict=True)]
 
     def _near(
@@ -165,9 +167,11 @@ class SearchIndex:
     def _candidates(
         self, now: Snapshot, query: np.ndarray, top: int, allowed: np.ndarray | None
     ) -> np.ndarray | None:
-        """LiveRows that have the nearest ones, ascending, found by the graph; None: compare all."""
-        graph, total = self.graph, now.rows.total if allowed is None else len(allowed)
-        if graph is None or now.rows.total < self.approximate_from or total <= _FEW:
+        """Rows that have the nearest ones, ascending, found by the graph; None: compare all."""
+        total = now.rows.total if allowed is None else len(allowed)
+        if now.rows.total < self.approximate_from or total <= _FEW:
+            return None
+        if (graph := self._graph_of(now.rows)) is None:
             return None
         mask = now.rows.alive if allowed is None else _mask(allowed, now.rows.count)
         covered = min(graph.covered, now.rows.count)
@@ -199,6 +203,12 @@ class SearchIndex:
         self._check_writable()
         return self.store.delete(ids) if filter is None else self.store.delete_where(filter)
 
+    def compact(self) -> int:
+        """Leave deleted texts out of the files; returns how many. The others have new rows and the
+        same ids, searches go on, additions and deletions wait. Raises UserError."""
+        self._check_writable()
+        return self.store.compact()
+
     def _check_writable(self) -> None:
         if self.folder is None:
             raise UserError(
@@ -213,26 +223,38 @@ class SearchIndex:
         """Whether a graph would make searches faster."""
         return self.folder is not None and self.total >= self.approximate_from
 
+    def _graph_name(self, rows: LiveRows) -> str:
+        """Of the graph of an index with these rows."""
+        return f"{self.name}-{rows.generation}"
+
+    def _graph_of(self, rows: LiveRows) -> Graph | None:
+        """The graph, unless it is of rows that were numbered anew since."""
+        graph = self.graph
+        return graph if graph and graph.name == self._graph_name(rows) else None
+
     def open_graph(self) -> None:
         """Read the graph from its file, if the index is large enough for one and usearch is
         installed."""
-        if self.graph is None and self.wants_graph and available():
-            assert self.folder is not None
-            with self.store.reading() as now:
-                self.graph = load_graph(self.folder, self.name, self.size, now.rows.count)
+        if not self.wants_graph or not available():
+            return
+        assert self.folder is not None
+        with self.store.reading() as now:
+            rows = now.rows
+        if self._graph_of(rows) is None:
+            self.graph = load_graph(self.folder, self._graph_name(rows), self.size, rows.count)
 
     def grow_graph(self, *, least: int = 1, threads: int = 0) -> bool:
         """Bring the graph up to date, if there should be one and it lacks at least so many rows,
         and write it; searches go on. False if there was nothing to do. Raises UserError if it
         cannot be written."""
-        self.open_graph()
-        if self.graph is None:
+        if not self.wants_graph or not available():
             return False
         self._growing.acquire()
         try:
-            graph = self._graph_to_grow(self.graph)
+            self.open_graph()
             with self.store.reading() as now:
                 rows, vectors = now.rows, now.vectors
+            graph = self._graph_to_grow(rows)
             if rows.count - graph.covered < least:
                 return False
             several = threads or os.cpu_count() or 1
@@ -246,20 +268,21 @@ class SearchIndex:
         finally:
             self._growing.release()
 
-    def _graph_to_grow(self, graph: Graph) -> Graph:
+    def _graph_to_grow(self, rows: LiveRows) -> Graph:
         """The graph, or an empty one if many of its rows were deleted since."""
-        with self.store.reading() as now:
-            dead = graph.covered - int(now.rows.alive[: graph.covered].sum()) - graph.left_out
-        dense = dead <= _MAX_LEFT_OUT * max(graph.covered, 1)
-        return graph if dense else Graph(self.name, self.size)
+        if graph := self._graph_of(rows):
+            dead = graph.covered - int(rows.alive[: graph.covered].sum()) - graph.left_out
+            if dead <= _MAX_LEFT_OUT * max(graph.covered, 1):
+                return graph
+        return Graph(self._graph_name(rows), self.size)
 
     def grow_in_background(self, *, least: int = _FEW) -> None:
         """The same in a thread of its own, on half of the processors; an error is logged."""
         if not self.wants_graph or not available() or self._growing.locked():
             return
-        covered = self.graph.covered if self.graph else 0
         with self.store.reading() as now:
-            if now.rows.count - covered < least:
+            graph = self._graph_of(now.rows)
+            if now.rows.count - (graph.covered if graph else 0) < least:
                 return
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         threads = max((os.cpu_count() or 1) // 2, 1)
@@ -306,16 +329,6 @@ def made_by(cosine: float) -> bool:
     return cosine > _MIN_COSINE
 
 
-def fused(rankings: Sequence[Ranking]) -> Ranking:
-    """Reciprocal rank fusion (Cormack, Clarke & Büttcher 2009): a row's score is the sum of
-    1 / (60 + its rank) over the rankings that have it, ranks from 1; equal ones by row."""
-    scores: dict[int, float] = {}
-    for ranking in rankings:
-        for rank, (row, _) in enumerate(ranking, 1):
-            scores[row] = scores.get(row, 0.0) + 1 / (_RANK_CONSTANT + rank)
-    return sorted(scores.items(), key=lambda each: (-each[1], each[0]))
-
-
 def _mask(rows: np.ndarray, count: int) -> np.ndarray:
     mask = np.zeros(count, bool)
     mask[rows] = True
@@ -332,14 +345,7 @@ def _ranked(now: Snapshot, query: np.ndarray, top: int, rows: np.ndarray | None)
         cosines = cosines if rows is None else cosines[rows]
     else:
         cosines = now.vectors[rows] @ query
-    top = min(top, len(cosines))
-    if not top:
-        return []
-    lowest = np.partition(cosines, -top)[-top]
-    best = np.flatnonzero(cosines >= lowest)
-    best = best[np.argsort(-cosines[best], kind="stable")][:top]
-    found = best if rows is None else rows[best]
-    return list(zip(found.tolist(), cosines[best].tolist(), strict=True))
+    return best_of(cosines, top, rows)
 
 
 # ---- folders ----
@@ -358,7 +364,7 @@ def create_index(folder: Path, embedding: IndexEmbedding, size: int) -> None:
 
     def fill(part: Path) -> None:
         create_database(part / _DATABASE)
-        (part / _VECTORS).touch()
+        VectorFile(part, size).path(0).touch()
         write_json(part / _ABOUT, about)
 
     write_new_folder(folder, fill)
@@ -372,12 +378,10 @@ def is_index(path: Path) -> bool:
 def open_index(folder: Path, *, approximate_from: int = APPROXIMATE_FROM) -> SearchIndex:
     """An index that `create_index` made, without its graph yet. Raises UserError."""
     about = _about(folder)
-    vectors = VectorFile(folder / _VECTORS, about["size"])
-    for file in (_DATABASE, _VECTORS):
-        if not (folder / file).is_file():
-            raise UserError(f"{folder}: damaged: {file} is missing")
+    if not (folder / _DATABASE).is_file():
+        raise UserError(f"{folder}: damaged: {_DATABASE} is missing")
     return SearchIndex(
-        Store(folder / _DATABASE, vectors),
+        Store(folder / _DATABASE, VectorFile(folder, about["size"])),
         IndexEmbedding(
             model=about["model"],
             fingerprint=about["fingerprint"],

@@ -2,11 +2,13 @@
 
     texts(row, id, title, text, metadata)   those that are there
     deleted(number, row)                    those that were; a row is never used again
-    words(passage)                          FTS5: the words of each passage, for BM25
-    state(next_row)                         rows that were ever used
+    vocabulary, postings, lengths           the words of each passage, for BM25 (postings.py)
+    state(next_row, generation)             rows that were ever used; which file has the vectors
 
     add:     begin ─ vectors behind the last row, flushed ─ texts, words, next_row ─ commit
-    delete:  begin ─ texts, words, deleted ─ commit
+    delete:  begin ─ texts, deleted ─ commit
+    compact: begin ─ vectors of the rows that are there to a file of the next generation, flushed
+             ─ their new numbers, generation ─ commit ─ the old file is removed
 
 A process that is killed before the commit has changed nothing; after it everything is on disk (WAL,
 `synchronous = FULL`). One adds or deletes at a time, in whatever process. Each search reads one
@@ -20,7 +22,7 @@ import sqlite3
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,25 +31,31 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.inference.search.filters import Filter, clause_of
+from palm_ds.inference.search.postings import SCHEMA as _WORDS
+from palm_ds.inference.search.postings import (
+    append_words,
+    lengths_from,
+    postings_of,
+    renumber,
+)
+from palm_ds.inference.search.ranking import Ranking, best_of, bm25
 from palm_ds.inference.search.texts import IndexedText
 from palm_ds.inference.search.vectors import VectorFile, Vectors
-from palm_ds.inference.search.words import query_of, words_of
+from palm_ds.inference.search.words import query_words, words_of
 
+_FORMAT = 1
+_MAX_LOG = 64 << 20  # bytes that the log of a large change keeps on disk
 _PATIENCE = 60  # seconds to wait for another process that adds or deletes
-_SCHEMA = """
-CREATE TABLE texts (
+_SCHEMA = f"""
+PRAGMA user_version = {_FORMAT};{_WORDS}CREATE TABLE texts (
     row INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, title TEXT NOT NULL, text TEXT NOT NULL,
     metadata TEXT NOT NULL
 );
 CREATE TABLE deleted (number INTEGER PRIMARY KEY, row INTEGER NOT NULL);
-CREATE TABLE state (next_row INTEGER NOT NULL);
-INSERT INTO state VALUES (0);
+CREATE TABLE state (next_row INTEGER NOT NULL, generation INTEGER NOT NULL);
+INSERT INTO state VALUES (0, 0);
 """
-# All characters beyond ASCII are parts of words for this tokenizer; words.py has split the rest.
-_WORDS = "CREATE VIRTUAL TABLE {name} USING fts5(passage, tokenize = 'ascii')"
 _INSERT = "INSERT INTO texts VALUES (?, ?, ?, ?, ?)"
-Ranking = list[tuple[int, float]]
-"""(row, score), the best first."""
 
 
 class StoredText(NamedTuple):
@@ -76,15 +84,19 @@ class Added(NamedTuple):
 class LiveRows:
     """The rows that are there in one state of the database."""
 
+    generation: int
+    """How often the index was compacted, which numbers the rows anew."""
     count: int
-    """LiveRows that were ever used: all are below this."""
+    """Rows that were ever used: all are below this."""
     deletions: int
     alive: np.ndarray  # (count,) bool
     total: int
     """Those that are there."""
+    lengths: np.ndarray  # (count,) uint32
+    """The words of each text, also of deleted ones."""
 
 
-_NO_ROWS = LiveRows(0, 0, np.ones(0, bool), 0)
+_NO_ROWS = LiveRows(0, 0, 0, np.ones(0, bool), 0, np.zeros(0, np.uint32))
 
 
 @dataclass(frozen=True)
@@ -104,24 +116,13 @@ class Snapshot:
         )
         return np.fromiter((row for (row,) in found), np.int64)
 
-    def by_words(self, query: str, top: int, filter: Filter) -> Ranking:
-        """The texts with any word of a query by FTS5's BM25, equal ones in the order of their
-        rows: the sum over the query's words of
-
-            log((N - n + 0.5) / (n + 0.5)) * f * (k1 + 1) / (f + k1 * (1 - b + b * length / mean))
-
-        with k1 = 1.2 and b = 0.75, where a word is f times in the text and in n of N texts; the
-        logarithm is 1e-6 instead for a word of at least half of the texts. Raises UserError."""
-        if not (words := query_of(query)):
-            return []
-        sql, parameters = clause_of(filter)
-        among = f"AND rowid IN (SELECT row FROM texts WHERE {sql})" if filter else ""
-        found = self.connection.execute(
-            f"SELECT rowid, -bm25(words) FROM words WHERE words MATCH ? {among} "
-            "ORDER BY bm25(words), rowid LIMIT ?",
-            [words, *parameters, top],
-        )
-        return [(row, score) for row, score in found]
+    def by_words(self, query: str, top: int, allowed: np.ndarray | None = None) -> Ranking:
+        """The texts with any word of a query by BM25, of the rows `allowed` (None: all)."""
+        rows = self.rows
+        postings = (postings_of(self.connection, word) for word in query_words(query))
+        scores = bm25(postings, rows.lengths, rows.alive, rows.total)
+        having = np.flatnonzero(scores) if allowed is None else allowed[scores[allowed] > 0]
+        return best_of(scores[having], top, having)
 
     def records(self, rows: Sequence[int]) -> list[StoredText]:
         """The texts of rows that are there, in this order."""
@@ -149,10 +150,9 @@ class Store:
         self._one = threading.RLock()
         """Held while the one connection to a database in memory is used."""
         self._rows = _NO_ROWS
-        self.has_words = False
-        if database is not None:
-            with self._said(), self.reading() as now:
-                self.has_words = bool(_find(now.connection, "name = 'words'"))
+        self.has_words = database is not None
+        if self.has_words:
+            self._check_format()
 
     @classmethod
     def in_memory(cls, vectors: Vectors, texts: Sequence[IndexedText]) -> Store:
@@ -167,32 +167,61 @@ class Store:
 
     # ---- reading ----
 
+    def _check_format(self) -> None:
+        with self._said():
+            (version,) = self._connection().execute("PRAGMA user_version").fetchone()
+        if version != _FORMAT:
+            raise UserError(
+                f"{self.path}: is of another version of palm_ds; `palm-ds index build` makes it "
+                "again"
+            )
+        with self.reading():
+            pass
+
     @contextmanager
     def reading(self) -> Iterator[Snapshot]:
         """One state of the index."""
-        with self._one if self.path is None else _nothing(), self._said():
+        with self._one if self.path is None else nullcontext(), self._said():
             connection = self._connection()
-            connection.execute("BEGIN")
             try:
-                rows = self._rows_of(connection)
-                yield Snapshot(connection, rows, self.vectors.first(rows.count))
+                yield self._snapshot(connection)
             finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+
+    def _snapshot(self, connection: sqlite3.Connection) -> Snapshot:
+        """A state whose vectors are there: those of an older one may be removed before they are
+        opened."""
+        generation = -1
+        while True:
+            connection.execute("BEGIN")
+            rows = self._rows_of(connection)
+            try:
+                return Snapshot(connection, rows, self.vectors.first(rows.count, rows.generation))
+            except FileNotFoundError as error:
+                if rows.generation == generation:
+                    raise UserError(f"{error.filename}: is missing: the index is damaged") from None
+                generation = rows.generation
                 connection.execute("ROLLBACK")
 
     def _rows_of(self, connection: sqlite3.Connection) -> LiveRows:
         """The rows of this state, from those of an earlier one that another search has left."""
-        (count,) = connection.execute("SELECT next_row FROM state").fetchone()
+        state = "SELECT generation, next_row FROM state"
+        generation, count = connection.execute(state).fetchone()
         (deletions,) = connection.execute("SELECT max(number) FROM deleted").fetchone()
         known, deletions = self._rows, deletions or 0
-        if (known.count, known.deletions) == (count, deletions):
+        if (known.generation, known.count, known.deletions) == (generation, count, deletions):
             return known
-        if known.count > count or known.deletions > deletions:
-            known = _NO_ROWS  # of a later state than this one
-        alive = np.ones(count, bool)
-        alive[: known.count] = known.alive
+        later = known.count > count or known.deletions > deletions
+        if later or known.generation != generation:
+            known = _NO_ROWS
+        alive, lengths = np.ones(count, bool), np.zeros(count, np.uint32)
+        alive[: known.count], lengths[: known.count] = known.alive, known.lengths
         gone = connection.execute("SELECT row FROM deleted WHERE number > ?", [known.deletions])
         alive[np.fromiter((row for (row,) in gone), np.int64)] = False
-        self._rows = LiveRows(count, deletions, alive, int(alive.sum()))
+        for first, words in lengths_from(connection, known.count):
+            lengths[first : first + len(words)] = words
+        self._rows = LiveRows(generation, count, deletions, alive, int(alive.sum()), lengths)
         return self._rows
 
     def unchanged(self, texts: Sequence[IndexedText]) -> list[bool]:
@@ -210,15 +239,15 @@ class Store:
         assert isinstance(self.vectors, VectorFile), "an index in memory is read only"
         assert vectors.shape == (len(texts), self.vectors.size)
         with self._writing() as connection:
-            (first,) = connection.execute("SELECT next_row FROM state").fetchone()
-            self.vectors.write(first, vectors)
+            state = "SELECT generation, next_row FROM state"
+            generation, first = connection.execute(state).fetchone()
+            self.vectors.write(first, vectors, generation)
             replaced = self._remove(connection, [text.id for text in texts])
             for row, text in enumerate(texts, first):
                 # the last of several texts with one id stays
                 replaced += self._remove(connection, [text.id])
                 connection.execute(_INSERT, _values(row, text))
-                words = " ".join(words_of(text.passage))
-                connection.execute("INSERT INTO words(rowid, passage) VALUES (?, ?)", [row, words])
+            append_words(connection, first, [words_of(text.passage) for text in texts])
             connection.execute("UPDATE state SET next_row = ?", [first + len(texts)])
         return Added(len(texts), replaced)
 
@@ -242,11 +271,40 @@ class Store:
         for identity in ids:
             select = "SELECT row FROM texts WHERE id = ?"
             for (row,) in connection.execute(select, [identity]).fetchall():
-                connection.execute("DELETE FROM words WHERE rowid = ?", [row])
                 connection.execute("DELETE FROM texts WHERE row = ?", [row])
                 connection.execute("INSERT INTO deleted(row) VALUES (?)", [row])
                 removed += 1
         return removed
+
+    def compact(self) -> int:
+        """Leave deleted texts out of the files, and number the others anew; returns how many were
+        left out. Raises UserError; until it is committed nothing has changed."""
+        assert isinstance(self.vectors, VectorFile), "an index in memory is read only"
+        with self._writing() as connection:
+            rows = self._rows_of(connection)
+            left_out = rows.count - rows.total
+            if left_out:
+                self._renumber(connection, self.vectors, rows)
+        with self._said():
+            self.vectors.remove_before(rows.generation + bool(left_out))
+            connection.execute("VACUUM")  # the database has not changed; its file becomes smaller
+        return left_out
+
+    def _renumber(
+        self, connection: sqlite3.Connection, vectors: VectorFile, rows: LiveRows
+    ) -> None:
+        stay = np.flatnonzero(rows.alive)
+        vectors.copy(stay, rows.count, rows.generation)
+        places = np.full(rows.count, -1)
+        places[stay] = np.arange(len(stay))
+        moved = ((new, row) for new, row in enumerate(stay.tolist()) if new < row)
+        # ascending: a row in whose place another comes has moved before, or is deleted
+        connection.executemany("UPDATE texts SET row = ? WHERE row = ?", moved)
+        renumber(connection, places, rows.lengths[stay])
+        connection.execute("DELETE FROM deleted")
+        connection.execute(
+            "UPDATE state SET next_row = ?, generation = generation + 1", [len(stay)]
+        )
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -289,18 +347,9 @@ def _close(connections: list[sqlite3.Connection]) -> None:
 
 
 def create_database(path: Path) -> None:
-    """A database without texts. Raises UserError if this Python's SQLite lacks FTS5."""
+    """A database without texts."""
     with closing(_connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
-        try:
-            connection.execute(_WORDS.format(name="words"))
-        except sqlite3.OperationalError as error:
-            if "no such module" not in str(error):
-                raise
-            raise UserError(
-                f"the SQLite {sqlite3.sqlite_version} of this Python lacks FTS5, which an index "
-                "needs for words; use a Python whose SQLite has it"
-            ) from None
         connection.executescript(_SCHEMA)
 
 
@@ -311,18 +360,10 @@ def _connect(path: Path | None) -> sqlite3.Connection:
         path or ":memory:", timeout=_PATIENCE, isolation_level=None, check_same_thread=False
     )
     connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA journal_size_limit = {_MAX_LOG}")
     return connection
-
-
-def _find(connection: sqlite3.Connection, where: str) -> list[Any]:
-    return connection.execute(f"SELECT name FROM sqlite_master WHERE {where}").fetchall()
 
 
 def _values(row: int, text: IndexedText) -> tuple[int, str, str, str, str]:
     metadata: Mapping[str, Any] = text.metadata
     return row, text.id, text.title, text.text, json.dumps(metadata)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

@@ -1,5 +1,7 @@
 """Vectors of an index in a file that only grows: row r is at byte r * size * 4, as float32.
 
+    vectors-0.f32     of a new index; compacting it writes vectors-1.f32, and removes this one
+
 What lies behind the rows that the texts' database knows is left over from an adder that was killed,
 and the next one writes over it. Rows that it knows never change, so readers map them into memory.
 """
@@ -12,9 +14,11 @@ from typing import Protocol
 
 import numpy as np
 
+from palm_ds.common.atomic import sync
 from palm_ds.common.errors import UserError
 
 _ITEM = 4  # bytes of a number
+_AT_ONCE = 65_536  # vectors that are copied
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -29,9 +33,9 @@ class Vectors(Protocol):
     size: int
     """Numbers of a vector."""
 
-    def first(self, count: int) -> np.ndarray:
+    def first(self, count: int, generation: int) -> np.ndarray:
         """The first rows (count, size) float32, to be read only. Raises UserError if there are
-        fewer."""
+        fewer, and FileNotFoundError."""
         ...
 
 
@@ -41,42 +45,70 @@ class VectorArray:
     def __init__(self, vectors: np.ndarray) -> None:
         self._vectors, self.size = vectors, vectors.shape[1]
 
-    def first(self, count: int) -> np.ndarray:
+    def first(self, count: int, generation: int) -> np.ndarray:
+        assert not generation, "vectors in memory are never compacted"
         return self._vectors[:count]
 
 
 class VectorFile:
-    """Vectors in a file, which exists."""
+    """Vectors in the files of a folder, one for each generation."""
 
-    def __init__(self, path: Path, size: int) -> None:
-        self.path, self.size = path, size
-        self._map = np.empty((0, size), np.float32)
+    def __init__(self, folder: Path, size: int) -> None:
+        self.folder, self.size = folder, size
+        self._map = (-1, np.empty((0, size), np.float32))
 
-    def first(self, count: int) -> np.ndarray:
-        mapped = self._map  # another thread may exchange it
-        if len(mapped) < count:
-            mapped = self._map = self._mapped(count)
+    def first(self, count: int, generation: int) -> np.ndarray:
+        known, mapped = self._map  # another thread may exchange it
+        if known != generation or len(mapped) < count:
+            mapped = self._mapped(count, generation)
+            self._map = generation, mapped
         return mapped[:count]
 
-    def _mapped(self, count: int) -> np.ndarray:
-        try:
-            rows = self.path.stat().st_size // (self.size * _ITEM)
-            if rows >= count:
-                return np.memmap(self.path, np.float32, "r", shape=(rows, self.size))
-        except OSError as error:
-            raise UserError(f"{self.path}: {error.strerror}") from None
-        raise UserError(f"{self.path}: has {rows:,} vectors of {count:,}: it was truncated")
+    def _mapped(self, count: int, generation: int) -> np.ndarray:
+        path = self.path(generation)
+        rows = path.stat().st_size // (self.size * _ITEM)
+        if rows < count:
+            raise UserError(f"{path}: has {rows:,} vectors of {count:,}: it was truncated")
+        if not rows:
+            return np.empty((0, self.size), np.float32)
+        return np.memmap(path, np.float32, "r", shape=(rows, self.size))
 
-    def write(self, first: int, vectors: np.ndarray) -> None:
+    def path(self, generation: int) -> Path:
+        return self.folder / f"vectors-{generation}.f32"
+
+    def write(self, first: int, vectors: np.ndarray, generation: int) -> None:
         """Write vectors (n, size) from a row on; they are on disk when this returns. One process at
         a time. Raises OSError."""
-        data = memoryview(np.ascontiguousarray(vectors, np.float32).tobytes())
-        at = first * self.size * _ITEM
-        file = os.open(self.path, os.O_WRONLY)
+        file = os.open(self.path(generation), os.O_WRONLY)
         try:
-            while data:
-                written = os.pwrite(file, data, at)
-                data, at = data[written:], at + written
+            self._write(file, first, vectors)
             os.fsync(file)
         finally:
             os.close(file)
+
+    def _write(self, file: int, first: int, vectors: np.ndarray) -> None:
+        data = memoryview(np.ascontiguousarray(vectors, np.float32).tobytes())
+        at = first * self.size * _ITEM
+        while data:
+            written = os.pwrite(file, data, at)
+            data, at = data[written:], at + written
+
+    def copy(self, rows: np.ndarray, count: int, generation: int) -> None:
+        """Write these of the first `count` rows to the file of the next generation; it is on disk
+        when this returns. Raises OSError."""
+        vectors = self.first(count, generation)
+        file = os.open(self.path(generation + 1), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        try:
+            for first in range(0, len(rows), _AT_ONCE):
+                self._write(file, first, vectors[rows[first : first + _AT_ONCE]])
+            os.fsync(file)
+        finally:
+            os.close(file)
+        sync(self.folder)
+
+    def remove_before(self, generation: int) -> None:
+        """Remove the files of earlier generations; who has opened one keeps it."""
+        for path in self.folder.glob("vectors-*.f32"):
+            number = path.stem.removeprefix("vectors-")
+            if number.isdecimal() and int(number) < generation:
+                path.unlink(missing_ok=True)

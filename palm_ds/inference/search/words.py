@@ -4,7 +4,6 @@
 
 Letters and digits that follow one another are a word, after Unicode's NFKC and lower-casing (its
 case folding); Chinese characters and kana, which no spaces separate, are words of their own.
-FTS5 gets them joined by spaces, and no other character that it takes for an end of a word.
 """
 
 from __future__ import annotations
@@ -26,8 +25,6 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(unicodedata.normalize("NFKC", text).casefold())
 
 
-def query_of(text: str) -> str:
-    """FTS5's query for texts with any word of a text, of which each counts once; empty if it has
-    none. Of more than MAX_QUERY_WORDS the first ones count."""
-    distinct = list(dict.fromkeys(words_of(text)))[:MAX_QUERY_WORDS]
-    return " OR ".join(f'"{word}"' for word in distinct)
+def query_words(text: str) -> list[str]:
+    """The words of a query, each once. Of more than MAX_QUERY_WORDS the first ones count."""
+    return list(dict.fromkeys(words_of(text)))[:MAX_QUERY_WORDS]

@@ -77,13 +77,24 @@ function switchesOf(search) {
     search.rerank && { name: "rerank", label: "ordered again by a head" }].filter(Boolean);
 }
 
+function filterOf(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    throw new Error('filter: not JSON; expected an object such as {"lang": "en"}');
+  }
+}
+
 function tabsOf(model) {
   const found = model.tasks.map((task) => taskTab(model, task));
   if (info.search.texts) {
     found.unshift({ id: "search", name: "search", kind: `${info.search.texts} texts`, model,
       about: "The texts of the index that are nearest to yours.",
-      fields: [field("query", "text", 2, "", true)], switches: switchesOf(info.search),
-      body: (v) => ["/search", { query: v.query, top: 10, hybrid: !!v.hybrid, rerank: !!v.rerank }],
+      fields: [field("query", "text", 2, "", true),
+        ...(info.search.hybrid ? [field("filter", 'filter on metadata, such as {"lang": "en"}', 1, "", true)] : [])],
+      switches: switchesOf(info.search),
+      body: (v) => ["/search", { query: v.query, top: 10, hybrid: !!v.hybrid, rerank: !!v.rerank,
+        ...(v.filter && v.filter.trim() ? { filter: filterOf(v.filter) } : {}) }],
       show: showHits });
   }
   if (model.fill_mask) {
@@ -192,12 +203,14 @@ function showGuesses(answer) {
   });
 }
 
-function hits(title, rows) {
+/** `most`: the score of a whole bar. */
+function hits(title, rows, most = 1) {
   const made = card(title);
+  if (!rows.length) made.append(make("p", "note", "no text found"));
   for (const [text, score, heading, about] of rows) {
     const line = make("div", "hit");
     if (heading) line.append(make("b", "", heading));
-    line.append(make("p", "text", text), bar(null, score, score.toFixed(3), false));
+    line.append(make("p", "text", text), bar(null, score / most, score.toFixed(3), false));
     if (about) line.append(make("small", "note", about));
     made.append(line);
   }
@@ -205,8 +218,13 @@ function hits(title, rows) {
 
 const metadataOf = (x) => Object.entries(x.metadata)
   .map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`).join(", ");
-const showHits = (answer) => hits("best texts",
-  answer.results.map((x) => [x.text, x.score, x.title, metadataOf(x)]));
+
+/** Cosines are shown as they are; other scores beside the best one. */
+function showHits(answer, values) {
+  const rows = answer.results.map((x) => [x.text, x.score, x.title, metadataOf(x)]);
+  const best = Math.max(...answer.results.map((x) => x.score));
+  hits("best texts", rows, (values.hybrid || values.rerank) && best > 0 ? best : 1);
+}
 
 function showNear(answer, values) {
   const texts = lines(values.texts);
@@ -247,6 +265,8 @@ function choose(chosen) {
     const input = make("input");
     input.type = "checkbox";
     input.name = each.name;
+    input.checked = !!typed[each.name];
+    input.addEventListener("change", () => { typed[each.name] = input.checked; });
     label.append(input, ` ${each.label}`);
     return label;
   }));
@@ -299,11 +319,11 @@ async function run(event) {
   const asked = tab;
   const values = Object.fromEntries(new FormData($("form")));
   for (const key in values) values[key] = values[key].replaceAll("\r\n", "\n");
-  const [path, body] = asked.body(values);
   clear();
   const control = running = new AbortController();
   const ended = showRunning();
   try {
+    const [path, body] = asked.body(values);
     const answer = await call(path, body, control.signal);
     $("time").textContent = ended();
     asked.show(answer, values, asked);

@@ -68,6 +68,15 @@ def test_an_index_is_made_changed_and_searched(
     assert hybrid[0]["id"] == "7" and hybrid[0]["metadata"] == {"even": False}
     (about,) = answer(capsys, "info", index)
     assert (about["texts"], about["deleted"], about["graph"]) == (8, 13, 0)
+    assert main(["index", "info", str(index)]) == 0
+    assert "13 deleted; `palm-ds index compact` frees their space" in capsys.readouterr().out
+    (compacted,) = answer(capsys, "compact", index)
+    assert (compacted["left_out"], compacted["texts"]) == (13, 8)
+    assert (
+        answer(capsys, "search", index, "t7", "--hybrid", "--filter", '{"even": false}') == hybrid
+    )
+    (about,) = answer(capsys, "info", index)
+    assert (about["texts"], about["deleted"]) == (8, 0)
 
 
 def test_vectors_of_another_model_are_refused(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.inference.search import graph as graphs
-from palm_ds.inference.search.index import SearchIndex, create_index, fused, open_index
+from palm_ds.inference.search.index import SearchIndex, create_index, open_index
+from palm_ds.inference.search.ranking import fused
 from tests.helpers.small_index import (
     EMBEDDING,
     SIZE,
@@ -90,54 +92,102 @@ def test_hybrid_is_the_fusion_of_two_rankings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("approximate", [False, True])
-def test_a_thousand_texts_come_and_go_while_others_search(
+def test_a_thousand_texts_come_and_a_thousand_go_while_others_search(
     approximate: bool, tmp_path: Path
 ) -> None:
-    """Every acknowledged text is found, no deleted one is, and those that stay are there in every
-    search."""
+    """Every text that was added is found, none that was deleted is, and those that stay are there
+    in every search, also while the index is compacted."""
     if approximate:
         pytest.importorskip("usearch", reason="pip install 'palm_ds[search]'")
-    stay = names(0, 200)
-    index = small_index(tmp_path / "i", stay, approximate_from=1 if approximate else 1 << 40)
-    index.delete(stay[:0])
+    stay, old, new = names(0, 100), names(1000, 2000), names(2000, 3000)
+    folder = tmp_path / "i"
+    index = small_index(folder, [*stay, *old], approximate_from=1 if approximate else 1 << 40)
+    steps = [slice(at, at + 50) for at in range(0, 1000, 50)]
     problems: list[str] = []
+    searches, compacted = 0, 0
     ended = threading.Event()
-    step = 50
-
-    def change(first: int) -> None:
-        for at in range(first, first + 500, step):
-            mine = names(at, at + step)
-            add(index, mine)
-            index.grow_in_background(least=100)
-            if lost := [each for each in mine[::10] if not there(each)]:
-                problems.append(f"{lost} were added")
-            index.delete(mine[: step // 2])
-            if back := [each for each in mine[: step // 2 : 10] if there(each)]:
-                problems.append(f"{back} were deleted")
 
     def there(each: str) -> bool:
         return found(index, vectors_of([each])[0], top=1)[0][0] == each
 
-    def search() -> None:
-        while not ended.is_set():
-            each = stay[int(np.random.default_rng(0).integers(len(stay)))]
-            if not there(each) or len(found(index, vectors_of(["q"])[0], top=150)) < 150:
-                problems.append(f"{each} stays")
+    def come() -> None:
+        for step in steps:
+            add(index, new[step])
+            index.grow_in_background(least=100)
+            problems.extend(f"{each} was added" for each in new[step][::25] if not there(each))
 
-    changing = [threading.Thread(target=change, args=(first,)) for first in (1000, 2000)]
-    searching = threading.Thread(target=search)
-    for each in (searching, *changing):
+    def go() -> None:
+        for step in steps:
+            assert index.delete(old[step]) == 50
+            problems.extend(f"{each} was deleted" for each in old[step][::25] if there(each))
+
+    def search() -> None:
+        nonlocal searches
+        while not ended.wait(0.005):
+            each = stay[searches % len(stay)]
+            if not there(each) or len(found(index, vectors_of(["q"])[0], top=100)) < 100:
+                problems.append(f"{each} stays")
+            searches += 1
+
+    def compact() -> None:
+        nonlocal compacted
+        with open_index(folder) as other:
+            while not ended.wait(0.05):
+                compacted += other.compact()
+
+    changes = [threading.Thread(target=each) for each in (come, go)]
+    others = [threading.Thread(target=each) for each in (search, compact)]
+    for each in (*others, *changes):
         each.start()
-    for each in changing:
+    for each in changes:
         each.join()
     ended.set()
-    searching.join()
+    for each in others:
+        each.join()
     index.grow_graph()
-    assert (index.graph is not None and index.graph.covered == 1200) == approximate
+    assert (index.graph is not None and index.graph.covered >= 1100) == approximate
     index.close()
     assert problems == []
-    kept = [x for at in range(0, 500, step) for x in range(at + step // 2, at + step)]
-    check_whole(tmp_path / "i", [*stay, *(f"n{k + first}" for first in (1000, 2000) for k in kept)])
+    assert searches > 10 and compacted > 100
+    check_whole(folder, [*stay, *new])
+
+
+def test_a_compacted_index_finds_the_same(few: None, tmp_path: Path) -> None:
+    """By vectors, by words, by a graph, in an index that was open; ids and metadata are as before,
+    and its files are smaller."""
+    folder = tmp_path / "i"
+    index, query = small_index(folder, names(0, 900), approximate_from=100), vectors_of(["q"])[0]
+    index.grow_graph()
+    index.delete(names(0, 500))
+
+    hows: list[dict[str, Any]] = [
+        {"exact": True},
+        {"query": "text n600 n700", "hybrid": True, "exact": True},
+        {"filter": {"of": names(480, 530)}, "top": 99},
+    ]
+
+    def answers() -> list[list[tuple[str, float, object]]]:
+        return [
+            [
+                (x.record.id, round(x.score, 6), x.record.metadata)
+                for x in index.search(query, **how)
+            ]
+            for how in hows
+        ]
+
+    before, size = answers(), (folder / "vectors-0.f32").stat().st_size
+    with open_index(folder) as other:
+        assert other.compact() == 500 and other.compact() == 0
+    assert answers() == before
+    assert (folder / "vectors-1.f32").stat().st_size == size // 9 * 4
+    assert not (folder / "vectors-0.f32").exists()
+    assert recall(index) == 1  # its graph is of the old rows
+    assert index.grow_graph() and index.graph is not None and index.graph.covered == 400
+    assert recall(index) > 0.97 and answers() == before
+    index.close()
+    with open_index(folder, approximate_from=100) as again:
+        again.open_graph()
+        assert again.graph is not None and again.graph.covered == 400
 
 
 # ---- approximate ----

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 import sqlite3
-from collections import Counter
-from math import log
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +12,8 @@ import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.inference.search.index import open_index
-from palm_ds.inference.search.store import create_database
 from palm_ds.inference.search.texts import IndexedText
-from palm_ds.inference.search.words import words_of
+from palm_ds.inference.search.words import query_words, words_of
 from tests.helpers.small_index import add, check_whole, names, small_index, texts_of, vectors_of
 from tests.helpers.warm_python import run
 
@@ -23,40 +21,62 @@ RNG = np.random.default_rng(8)
 VOCABULARY = ["the", "The", "tower", "Paris", "北京", "naïve", "12", "of", "river", "old"]
 
 
-def bm25(texts: dict[int, str], query: str) -> list[tuple[int, float]]:
-    """Robertson's BM25 as FTS5 has it, restated."""
-    bags = {row: Counter(words_of(text)) for row, text in texts.items()}
-    mean = sum(bag.total() for bag in bags.values()) / len(bags)
-    scores: dict[int, float] = {}
-    for word in set(words_of(query)):
-        having = [row for row, bag in bags.items() if word in bag]
-        weight = log((len(bags) - len(having) + 0.5) / (len(having) + 0.5))
-        weight = weight if weight > 0 else 1e-6
-        for row in having:
-            f, length = bags[row][word], bags[row].total()
-            part = weight * f * 2.2 / (f + 1.2 * (0.25 + 0.75 * length / mean))
-            scores[row] = scores.get(row, 0.0) + part
-    return sorted(scores.items(), key=lambda each: (-each[1], each[0]))
+class Fts5:
+    """SQLite's full-text search of the same rows, whose BM25 has the same k1, b and logarithm."""
+
+    def __init__(self, texts: dict[int, str]) -> None:
+        self.connection = sqlite3.connect(":memory:")
+        try:
+            self.connection.execute("CREATE VIRTUAL TABLE t USING fts5(x, tokenize = 'ascii')")
+        except sqlite3.OperationalError:
+            pytest.skip("the SQLite of this Python lacks FTS5")
+        rows = ((row, " ".join(words_of(text))) for row, text in texts.items())
+        self.connection.executemany("INSERT INTO t(rowid, x) VALUES (?, ?)", rows)
+
+    def ranking(self, query: str, top: int, allowed: np.ndarray | None) -> list[tuple[int, float]]:
+        match = " OR ".join(f'"{word}"' for word in query_words(query))
+        among = "" if allowed is None else f"AND rowid IN ({','.join(map(str, allowed))})"
+        return self.connection.execute(
+            f"SELECT rowid, -bm25(t) FROM t WHERE t MATCH ? {among} "
+            f"ORDER BY bm25(t), rowid LIMIT {top}",
+            [match],
+        ).fetchall()
 
 
-def test_bm25_is_what_its_formula_says_also_after_deletions(tmp_path: Path) -> None:
+def test_bm25_is_what_fts5_gives_also_after_changes(tmp_path: Path) -> None:
+    """The same rows in the same order, with the same scores to the last bit. Words fill several
+    blocks; some are in most texts, in none, or in deleted ones only."""
     weights = 1 / np.arange(1, 11)
     drawn = [
-        " ".join(RNG.choice(VOCABULARY, n % 9 + 1, p=weights / weights.sum())) for n in range(60)
+        " ".join(RNG.choice(VOCABULARY, n % 9 + 1, p=weights / weights.sum())) for n in range(1200)
     ]
     index = small_index(tmp_path / "i", [])
     texts = [IndexedText(id=str(n), title="old" * (n % 2), text=x) for n, x in enumerate(drawn)]
-    index.add(texts, vectors_of([each.id for each in texts]))
+    for part in (texts[:700], texts[700:701], texts[701:]):
+        index.add(part, vectors_of([each.id for each in part]))
     alive = {n: text.passage for n, text in enumerate(texts)}
-    for gone in ([], names(0, 1), [str(n) for n in range(0, 60, 7)]):
-        index.delete(gone)
-        alive = {row: text for row, text in alive.items() if str(row) not in gone}
-        for query in ("the tower", "PARIS 北京 naïve the the", "river", "nowhere"):
-            with index.store.reading() as now:
-                found = now.by_words(query, 99, {})
-            wanted = bm25(alive, query)
-            np.testing.assert_allclose([x for _, x in found], [x for _, x in wanted], rtol=1e-9)
-            assert {row for row, _ in found} == {row for row, _ in wanted}
+    queries = (
+        "the tower",
+        "PARIS 北京 naïve the the",
+        "river",
+        "the of old The",
+        "?",
+        "oldold the",
+    )
+    for gone in ([], ["0"], [str(n) for n in range(0, 1200, 7)], None):
+        if gone is None:
+            assert index.compact() == 1200 - len(alive)
+            alive = dict(enumerate(alive.values()))
+        else:
+            index.delete(gone)
+            alive = {row: text for row, text in alive.items() if str(row) not in gone}
+        peer = Fts5(alive)
+        for query, top in zip(queries, (9999, 10, 50, 9999, 9, 100), strict=True):
+            for allowed in (None, np.array(sorted(alive))[::3]):
+                with index.store.reading() as now:
+                    found = now.by_words(query, top, allowed)
+                assert found == (peer.ranking(query, top, allowed) if query != "?" else [])
+        peer.connection.close()
     index.close()
 
 
@@ -69,7 +89,7 @@ from palm_ds.inference.search import store, vectors
 from palm_ds.inference.search.index import open_index
 from tests.helpers.small_index import add, names
 
-folder, point = sys.argv[1:]
+folder, change, point = sys.argv[1:]
 connect, pwrite, fsync = store._connect, os.pwrite, os.fsync
 seen = []
 
@@ -84,7 +104,7 @@ def traced(path):
 
 def noticed(sql):
     seen.append(sql.startswith(point))
-    if sum(seen) == (1 if point in ("COMMIT", "UPDATE") else 2):
+    if sum(seen) == (1 if point in ("COMMIT", "UPDATE state", "VACUUM") else 2):
         die()
 
 def half(file, data, at):
@@ -100,28 +120,56 @@ if point == "pwrite":
 if point == "fsync":
     vectors.os.fsync = unflushed
 with open_index(Path(folder)) as index:
-    if point == "DELETE FROM texts":
+    if change == "compact":
+        index.compact()
+    elif point == "DELETE FROM texts":
         index.delete(names(0, 9))
     else:
         add(index, names(5, 15), " new")
     if point == "acknowledged":
         die()
 """
-POINTS = ["pwrite", "fsync", "DELETE FROM words", "INSERT INTO texts", "UPDATE", "COMMIT"]
+POINTS = ["pwrite", "fsync", "INSERT INTO texts", "INSERT INTO postings", "UPDATE state", "COMMIT"]
 
 
 @pytest.mark.parametrize("point", [*POINTS, "DELETE FROM texts", "acknowledged"])
 def test_a_killed_process_loses_nothing_and_leaves_a_good_index(point: str, tmp_path: Path) -> None:
     folder = tmp_path / "i"
     small_index(folder, names(0, 10)).close()
-    done = run(["-c", KILLED, folder, point])
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    killed(folder, "add", point)
     whole = names(0, 15) if point == "acknowledged" else names(0, 10)
     check_whole(folder, whole)
     with open_index(folder) as index:  # and goes on
         add(index, more := names(12, 20))
         index.delete(["n1"])
     check_whole(folder, [each for each in names(0, 20) if each in {*whole, *more} - {"n1"}])
+
+
+@pytest.mark.parametrize(
+    "point", ["pwrite", "UPDATE texts", "INSERT INTO postings", "COMMIT", "VACUUM"]
+)
+def test_a_compaction_that_is_killed_loses_nothing(point: str, tmp_path: Path) -> None:
+    """Before it is committed the index is the old one, after that the new one, and either can be
+    compacted."""
+    folder = tmp_path / "i"
+    with small_index(folder, names(0, 30)) as index:
+        index.delete(names(0, 20))
+        index.delete(["n25"])
+    left = [each for each in names(20, 30) if each != "n25"]
+    killed(folder, "compact", point)
+    check_whole(folder, left)
+    with open_index(folder) as index:
+        assert index.compact() == (0 if point == "VACUUM" else 21)
+        with index.store.reading() as now:
+            assert (now.rows.count, now.rows.total, now.rows.generation) == (9, 9, 1)
+        add(index, names(40, 42))
+    assert [file.name for file in folder.glob("vectors-*")] == ["vectors-1.f32"]
+    check_whole(folder, [*left, *names(40, 42)])
+
+
+def killed(folder: Path, change: str, point: str) -> None:
+    done = run(["-c", KILLED, folder, change, point])
+    assert done.returncode == -signal.SIGKILL, done.stderr
 
 
 def test_an_addition_that_fails_is_undone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +194,7 @@ def test_a_search_reads_one_state(tmp_path: Path) -> None:
         add(other, names(5, 9))
         other.delete(["n0", "n1"])
         assert before.allowed({}).tolist() == [0, 1, 2, 3, 4]
-        assert len(before.by_words("text", 99, {})) == 5
+        assert len(before.by_words("text", 99)) == 5
         assert [each.id for each in before.records([0, 4])] == ["n0", "n4"]
     with index.store.reading() as after:
         assert after.allowed({}).tolist() == np.flatnonzero(after.rows.alive).tolist()
@@ -157,25 +205,19 @@ def test_a_search_reads_one_state(tmp_path: Path) -> None:
 def test_mistakes_in_one_line(tmp_path: Path) -> None:
     folder = tmp_path / "i"
     small_index(folder, names(0, 3)).close()
-    vectors = folder / "vectors.f32"
+    vectors = folder / "vectors-0.f32"
     whole = vectors.read_bytes()
     vectors.write_bytes(whole[:-1])
-    with pytest.raises(UserError, match="vectors.f32: has 2 vectors of 3: it was truncated"):
+    with pytest.raises(UserError, match="vectors-0.f32: has 2 vectors of 3: it was truncated"):
         open_index(folder)
     vectors.unlink()
-    with pytest.raises(UserError, match="damaged: vectors.f32 is missing"):
+    with pytest.raises(UserError, match="vectors-0.f32: is missing: the index is damaged"):
         open_index(folder)
     vectors.write_bytes(whole)
+    with closing(sqlite3.connect(folder / "texts.sqlite")) as connection:
+        connection.execute("PRAGMA user_version = 9")
+    with pytest.raises(UserError, match="texts.sqlite: is of another version of palm_ds; `palm-ds"):
+        open_index(folder)
     (folder / "texts.sqlite").write_bytes(b"no database" * 99)
     with pytest.raises(UserError, match="texts.sqlite: file is not a database"):
         open_index(folder)
-
-
-def test_a_python_without_fts5_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "palm_ds.inference.search.store._WORDS", "CREATE VIRTUAL TABLE {name} USING fts9(x)"
-    )
-    with pytest.raises(
-        UserError, match=f"SQLite {sqlite3.sqlite_version} of this Python lacks FTS5"
-    ):
-        create_database(tmp_path / "x.sqlite")

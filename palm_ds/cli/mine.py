@@ -1,0 +1,159 @@
+"""`palm-ds mine`"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from palm_ds.cli.command import Command, hint_next
+from palm_ds.cli.inference_options import add_inference_arguments, progress, start_processes
+from palm_ds.cli.options import local_path
+from palm_ds.cli.output import summarize
+from palm_ds.common.errors import UserError
+
+if TYPE_CHECKING:
+    from palm_ds.data.reader import Table
+    from palm_ds.inference.embedder import Embedder
+    from palm_ds.inference.search.mine_files import Progress
+    from palm_ds.inference.search.mine_negatives import Passages
+    from palm_ds.inference.trained_model import TrainedModel
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="what embeds: a run folder, or a checkpoint of any format")
+    add("input", nargs="+", metavar="INPUT", help="files of rows: query (anchor), positive")
+    add("--output", required=True, type=local_path, metavar="FILE", help="a .jsonl file")
+    add("--index", type=Path, metavar="INDEX", help="negatives are texts of this index of MODEL's")
+    texts = "... of these files (neither: the positives of all rows)"
+    add("--passages", nargs="+", default=[], metavar="FILE", help=texts)
+    add("--column", default="", metavar="NAME", help="the column of passages (text, text_a, ...)")
+    add("--columns", nargs="+", default=[], metavar="ROLE=NAME", help="as in a recipe's `read`")
+    _choice_arguments(parser)
+    add("--reranker", default="", metavar="RUN", help="a head of this model scores, not cosines")
+    add("--reranker_task", default="", metavar="NAME", help="which (the best to order texts by)")
+    add("--scores", action="store_true", help="write teacher_scores, for `distillation`")
+    add("--prompt", default=None, metavar="TEXT", help="before passages (as the model says)")
+    add("--query_prompt", default=None, metavar="TEXT", help="before queries (as before passages)")
+    add("--max_length", type=int, default=None, metavar="N", help="truncate texts to N tokens")
+    add_inference_arguments(parser)
+
+
+def _choice_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--num_negatives", type=int, default=4, metavar="N", help="of a row, at most (4)")
+    add("--range_min", type=int, default=0, metavar="N", help="skip the N nearest passages (0)")
+    add("--range_max", type=int, default=100, metavar="N", help="choose from the N nearest (100)")
+    below = "the score of a negative is so much below the positive's"
+    add("--absolute_margin", type=float, metavar="X", help=f"{below} (any)")
+    add("--relative_margin", type=float, metavar="X", help="... by this share of it (any)")
+    add("--max_score", type=float, metavar="X", help="... at most (any)")
+    add("--min_score", type=float, metavar="X", help="... at least (any)")
+    add("--sampling_strategy", default="top", metavar="HOW", help="top, or random (top)")
+    add("--seed", type=int, default=1, metavar="N", help="of random (1)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from palm_ds.data.reader.options import columns_of
+    from palm_ds.inference.search.mine_files import (
+        check_output,
+        mine_file,
+        open_pairs,
+        pair_scorer,
+    )
+    from palm_ds.inference.search.mine_negatives import Miner, MiningSettings
+    from palm_ds.inference.trained_model import TrainedModel
+
+    settings = MiningSettings(
+        num_negatives=args.num_negatives,
+        range_min=args.range_min,
+        range_max=args.range_max,
+        absolute_margin=args.absolute_margin,
+        relative_margin=args.relative_margin,
+        max_score=args.max_score,
+        min_score=args.min_score,
+        sampling_strategy=args.sampling_strategy,
+        seed=args.seed,
+    )
+    if args.index and args.passages:
+        raise UserError("--index, --passages: negatives are of one of the two")
+    if args.reranker_task and not args.reranker:
+        raise UserError("--reranker_task: needs --reranker, a model that has the task")
+    table = open_pairs(args.input, columns_of(args.columns))
+    check_output(args.output, table)
+    _, device = start_processes(args.device)
+
+    def opened(path: str) -> TrainedModel:
+        how = {"precision": args.precision, "batch_tokens": args.batch_tokens}
+        return TrainedModel.open(path, device=device, **how)
+
+    scorer = pair_scorer(opened(args.reranker), args.reranker_task) if args.reranker else None
+    with progress("mine", not args.quiet) as done:
+        passages, embedder = _passages(args, table, opened(args.model), done)
+        asking = embedder
+        if args.query_prompt is not None:
+            asking = embedder.with_settings(replace(embedder.settings, prompt=args.query_prompt))
+        miner = Miner(
+            passages=passages,
+            embed_queries=asking.embed,
+            embed_texts=embedder.embed,
+            settings=settings,
+            scorer=scorer,
+        )
+        found = mine_file(table, args.output, miner, scores=args.scores, done=done)
+    lines = [
+        f"{found.rows:,} rows, {found.negatives:,} negatives; written to {args.output}",
+        f"mean score: positives {found.positive_score:.3f}, negatives {found.negative_score:.3f}",
+        *[f"{found.without:,} rows have no negative: the limits leave none"] * bool(found.without),
+    ]
+    summarize(args, vars(found) | {"output": args.output}, *lines)
+    hint_next(f"palm-ds finetune RECIPE ... with `table: {args.output}` of a `retrieval` task")
+    return 0
+
+
+def _passages(
+    args: argparse.Namespace, table: Table, model: TrainedModel, done: Progress
+) -> tuple[Passages, Embedder]:
+    """Passages, and the embedder of texts like them."""
+    from palm_ds.inference.embedder import EmbeddingSettings
+    from palm_ds.inference.search.add_files import check_model
+    from palm_ds.inference.search.index import open_index
+    from palm_ds.inference.search.mine_files import embedded, passages_of_index, texts_of_files
+    from palm_ds.inference.search.texts import TextColumns
+
+    if args.index:
+        if args.prompt is not None or args.max_length is not None:
+            raise UserError("--prompt, --max_length: the index says how its texts are embedded")
+        with open_index(args.index) as index:
+            embedder = model.embedder(index.embedding.settings)
+            check_model(index, embedder, args.model)
+            return passages_of_index(index), embedder
+    embedder = model.embedder(EmbeddingSettings(prompt=args.prompt, max_length=args.max_length))
+    if args.passages:
+        texts = texts_of_files(args.passages, TextColumns(text=args.column))
+    else:
+        texts = [*dict.fromkeys(table.column("positive"))]
+    return embedded(texts, embedder, done), embedder
+
+
+COMMAND = Command(
+    name="mine",
+    summary="Mine hard negatives for pairs of a query and its positive.",
+    usage="MODEL INPUT... --output FILE [options]",
+    examples="""
+palm-ds mine runs/search pairs.jsonl --output mined.jsonl --relative_margin 0.05
+palm-ds mine runs/search pairs.jsonl --output mined.jsonl --index indexes/news --range_min 5
+palm-ds mine runs/search pairs.jsonl --output mined.jsonl --reranker runs/ranking --scores
+""",
+    notes="""
+Negatives are the passages nearest to a query that are none of its positives. Those with a score
+close to the positive's may be answers that nobody has marked: leave them out by a margin. Columns
+other than query and positive are not written.""",
+    add_arguments=add_arguments,
+    run=run,
+)
+
+if __name__ == "__main__":
+    COMMAND.start()
