@@ -94,9 +94,15 @@ def evaluated(run: Path) -> dict[str, Any]:
     return [line for line in lines if line["kind"] == "evaluation"][-1]["scores"]
 
 
-@pytest.mark.parametrize(("task", "kind"), [(ANSWERS, "reading"), (CANDIDATES, "ranking")])
+@pytest.mark.parametrize(
+    ("task", "kind", "file"),
+    [
+        (ANSWERS, "reading", "answers.rows.json"),
+        (CANDIDATES, "ranking", "candidates.predictions.json"),
+    ],
+)
 def test_predictions_are_those_of_the_evaluation(
-    run: Path, tmp_path: Path, task: str, kind: str
+    run: Path, tmp_path: Path, task: str, kind: str, file: str
 ) -> None:
     """Whatever the rows of a batch; and `palm-ds evaluate` gives them the same scores."""
     gold = str(run.parent / f"{task}_dev.jsonl")
@@ -108,13 +114,13 @@ def test_predictions_are_those_of_the_evaluation(
         scores = json.loads((out / "scores.json").read_text())[task]
         wanted = evaluated(run)[task]["metrics"]
         assert scores == pytest.approx({name: wanted[name] for name in scores}, abs=1e-5)
-        made.append(json.loads((out / f"{task}.rows.json").read_text()))
+        made.append([json.loads(line) for line in (out / file).read_text().splitlines()])
     assert len(made[0]) == 15
     for one, other in zip(*made, strict=True):
         assert one["score"] == pytest.approx(other["score"], abs=1e-4)
     said = tmp_path / "said.json"
     words = ["evaluate", "--kind", kind, "--gold", gold, "--json", str(said)]
-    words += ["--predictions", str(tmp_path / f"0/{task}.rows.json")]
+    words += ["--predictions", str(tmp_path / "0" / file)]
     assert main(words) == 0
     again = json.loads(said.read_text())
     assert {name: again[name] for name in scores} == pytest.approx(scores, abs=1e-5)

@@ -99,14 +99,16 @@ def test_a_missing_group_column_is_named(tmp_path: Path) -> None:
 
 def test_windows_of_a_long_candidate_have_the_question(tmp_path: Path) -> None:
     """One relevance: the odds of the mean probability, whose order is that of the means."""
-    source = source_of(tmp_path, [{"text_a": "so ?", "text_b": "a b c " * 20, "label": 1}, ROWS[0]])
+    long = {"qid": 1, "text_a": "so ?", "text_b": "a b c " * 20, "label": 1}
+    source = source_of(tmp_path, [long, ROWS[0]])
     task = task_of()
     windows = DocumentWindows.of(DocumentSettings(stride=20, readings=1), 32, 8)
     dataset = DocumentDataset.of(dataset_of(source, task, max_length=LONGEST), windows)
-    (long, short) = dataset.layouts(np.arange(2))
-    assert dataset.counts(dataset.layouts(np.arange(2))).tolist() == [3, 1]
-    for long["window"] in range(3):
-        window = dataset.example(0, long)
+    layouts = dataset.layouts(np.arange(2))
+    assert dataset.counts(layouts).tolist() == [3, 1]
+    for number in range(3):
+        layouts["window"] = number
+        window = dataset.example(0, layouts[0])
         text = " ".join(small_tokenizer().tokens(window.input_ids))
         assert re.fullmatch(r"\[CLS\]( [abc])+ \[SEP\] so \? \[SEP\]( \[PAD\])*", text)
         types = window.token_type_ids[: int((window.input_ids > 0).sum())]
