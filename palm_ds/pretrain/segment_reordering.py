@@ -14,12 +14,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeInt
+from pydantic import Field
 
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example, build_input, layouts
 from palm_ds.data.tasks.task import CorpusTask
-from palm_ds.pretrain.shared.paragraphs import segment_orders, sentence_runs
+from palm_ds.pretrain.shared.paragraphs import segment_orders
 from palm_ds.text.tokens import TokenSpan
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 class SegmentReordering(CorpusTask):
     most: Annotated[int, Field(ge=2, le=6)] = 4
     """Maximum number of segments. Documents of fewer sentences are left out."""
-    longest: NonNegativeInt = 0
-    """Maximum tokens of a document; a longer one is read as several, each of whole sentences. There
-    is one label a document. 0: documents are read whole."""
 
     documents: ClassVar[Literal["no", "also", "only"]] = "only"
     num_uniforms: ClassVar[int] = 1
@@ -47,11 +44,8 @@ class SegmentReordering(CorpusTask):
 
     def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """(documents, 2): their sentences [first, last)."""
-        texts = np.column_stack([source.first_sentences, source.last_sentences])
-        if self.longest:
-            runs = sentence_runs(source, texts, lambda first: np.full(len(first), self.longest))
-            texts = runs[np.argsort(runs[:, 0], kind="stable"), :2]
-        return texts[texts[:, 1] - texts[:, 0] >= self.most]
+        whole = np.column_stack([source.first_sentences, source.last_sentences])
+        return whole[whole[:, 1] - whole[:, 0] >= self.most]
 
     def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: CorpusSource, max_length: int

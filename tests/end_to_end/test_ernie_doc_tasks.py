@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from palm_ds.cli.main import main
@@ -107,13 +108,13 @@ def test_predictions_are_those_of_the_evaluation(
     """Whatever the rows of a batch; and `palm-ds evaluate` gives them the same scores."""
     gold = str(run.parent / f"{task}_dev.jsonl")
     made: list[list[dict[str, Any]]] = []
+    wanted = evaluated(run)[task]["metrics"]
     for number, tokens in enumerate(("32", "4096")):
         out = tmp_path / str(number)
         words = ["predict", str(run), "--input", gold, "--output", str(out), "--tasks", task]
         assert main([*words, "--batch_tokens", tokens]) == 0
         scores = json.loads((out / "scores.json").read_text())[task]
-        wanted = evaluated(run)[task]["metrics"]
-        assert scores == pytest.approx({name: wanted[name] for name in scores}, abs=1e-5)
+        assert scores == pytest.approx(wanted, abs=1e-5)
         made.append([json.loads(line) for line in (out / file).read_text().splitlines()])
     assert len(made[0]) == 15
     for one, other in zip(*made, strict=True):
@@ -123,7 +124,7 @@ def test_predictions_are_those_of_the_evaluation(
     words += ["--predictions", str(tmp_path / "0" / file)]
     assert main(words) == 0
     again = json.loads(said.read_text())
-    assert {name: again[name] for name in scores} == pytest.approx(scores, abs=1e-5)
+    assert {name: again[name] for name in wanted} == pytest.approx(wanted, abs=1e-5)
 
 
 def test_windows_of_a_recipe_are_not_a_tasks_own(run: Path, tmp_path: Path) -> None:
@@ -148,6 +149,6 @@ def test_windows_of_a_recipe_are_not_a_tasks_own(run: Path, tmp_path: Path) -> N
 
 def test_it_is_not_served_and_makes_no_vectors(run: Path) -> None:
     with pytest.raises(UserError, match=r"window by window, .*\(palm-ds predict\), but"):
-        open_served(run, "mine", ModelOptions(devices=["cpu"]))
+        open_served(run, "mine", ModelOptions(devices=[torch.device("cpu")]))
     with pytest.raises(UserError, match="embed, serve and fill-mask read packed texts"):
         TrainedModel.open(run).embedder()

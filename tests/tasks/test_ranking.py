@@ -106,6 +106,7 @@ def test_windows_of_a_long_candidate_have_the_question(tmp_path: Path) -> None:
     dataset = DocumentDataset.of(dataset_of(source, task, max_length=LONGEST), windows)
     layouts = dataset.layouts(np.arange(2))
     assert dataset.counts(layouts).tolist() == [3, 1]
+    window = dataset.example(0, layouts[0])
     for number in range(3):
         layouts["window"] = number
         window = dataset.example(0, layouts[0])

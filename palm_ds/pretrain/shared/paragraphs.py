@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 
 import numpy as np
 
@@ -47,31 +46,18 @@ def paragraphs(source: CorpusSource, size: int, shortest: float) -> np.ndarray:
     offsets, whole = source.corpus.sentence_starts, source.paragraphs
     fits = offsets[whole[:, 1]] - offsets[whole[:, 0]] <= size / 2
     runs = [np.tile(whole[fits], 2)]
-
-    def target(first: np.ndarray) -> np.ndarray:
+    begin, end = whole[~fits].T
+    sentence = begin.copy()
+    while (going := sentence < end).any():
+        first = sentence[going]
         draw = keyed_uniform(derive_key("paragraph"), first, 1)[:, 0]
-        return ((shortest + (1 - shortest) * draw) * size).astype(np.int64)
-
-    runs.append(sentence_runs(source, whole[~fits], target))
+        target = ((shortest + (1 - shortest) * draw) * size).astype(np.int64)
+        last = source.sentence_end(first, end[going], target)
+        runs.append(np.column_stack([first, last, begin[going], end[going]]))
+        sentence[going] = last
     table = np.concatenate(runs)
     table = table[np.argsort(table[:, 0], kind="stable")]
     return table[offsets[table[:, 1]] - offsets[table[:, 0]] <= size]
-
-
-def sentence_runs(
-    source: CorpusSource, spans: np.ndarray, tokens: Callable[[np.ndarray], np.ndarray]
-) -> np.ndarray:
-    """(runs, 4) sentences [first, last) of runs of whole sentences, and [begin, end) of the span
-    (spans, 2) of sentences that each is of. The runs of a span follow one another; one that begins
-    with the sentence `first` has up to `tokens(first)` tokens, and at least a sentence."""
-    begin, end = spans.T
-    runs, sentence = [np.empty((0, 4), np.int64)], begin.copy()
-    while (going := sentence < end).any():
-        first = sentence[going]
-        last = source.sentence_end(first, end[going], tokens(first))
-        runs.append(np.column_stack([first, last, begin[going], end[going]]))
-        sentence[going] = last
-    return np.concatenate(runs)
 
 
 def lay_out(
