@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     ds_config = _ds_config(args.deepspeed_config, device)
     model, _ = locate(Path(args.model))
     start = TrainedModel.open(model, device=device)
+    start.check_reads_texts()
     own = _corpus(args, start, args.texts, "corpus")
     general = _corpus(args, start, args.general, "general") if args.general else None
     config = start.contents.config

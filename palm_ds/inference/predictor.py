@@ -40,12 +40,15 @@ from palm_ds.data.stream.task_group_dataset import (
     collate_built,
     refs,
 )
+from palm_ds.data.stream.windows import LONGEST, DocumentDataset, DocumentWindows
 from palm_ds.data.tasks.task import TableTask, Task
 from palm_ds.data.tasks.text_generation import GenerationLimits, TextGenerator, generate_texts
 from palm_ds.inference.model_tasks import input_task_of
+from palm_ds.model.encoder.encoder import memory_shape
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import Tokenizer
+from palm_ds.train.evaluate.documents import held_out_documents
 from palm_ds.train.recipe.recipe import Recipe
 
 T = TypeVar("T")
@@ -142,8 +145,10 @@ class Predictor:
             return
         tasks = {task.name: task for task in each.tasks}
         pieces: list[Decoded] = []
-        batches = self._batches(each, mine)
+        documents = self.recipe.documents_read
+        batches = self._windows(each, mine) if documents else self._batches(each, mine)
         several = len(source) >= _MIN_THREAD_ROWS and _core_to_spare(self.device)
+        several &= not documents  # a window remembers those before it
         for work in ahead(batches) if several else batches:
             if work.batch is not None:
                 scores = self._scores(work.batch, tasks)
@@ -189,7 +194,7 @@ class Predictor:
 
     def examples(self, each: EncoderPass, source: TableSource) -> list[BuiltExample]:
         """The examples of all rows of a source, in order, for batches of the caller's making."""
-        dataset = self._dataset(each, source)
+        dataset = self._dataset(each, source, self.recipe.length)
         numbers = np.arange(len(each.input_task.items(source, dataset.max_length)))
         every = refs(0, numbers, dataset.layouts(numbers))
         return [_example(dataset, each.tasks, ref) for ref in every]
@@ -200,9 +205,9 @@ class Predictor:
 
     def _batches(self, each: EncoderPass, sources: Sequence[TableSource]) -> Iterator[_Work]:
         for source in sources:
-            dataset = self._dataset(each, source)
+            dataset = self._dataset(each, source, self.recipe.length)
             if not (many := len(each.input_task.items(source, dataset.max_length))):
-                yield _Work(source=source, built=[], batch=None, cut=0, last=True)
+                yield _nothing(source)
                 continue
             numbers = np.arange(many)
             layouts = dataset.layouts(numbers)
@@ -222,14 +227,30 @@ class Predictor:
                     last=number + 1 == len(parts),
                 )
 
-    def _dataset(self, each: EncoderPass, source: TableSource) -> TaskGroupDataset:
+    def _windows(self, each: EncoderPass, sources: Sequence[TableSource]) -> Iterator[_Work]:
+        """The windows of documents. Each has to go through the model before the next."""
+        length, documents = self.recipe.length, self.recipe.documents_read
+        assert documents, "its encoder has memories"
+        shape = memory_shape(self.recipe.backbone_config)
+        windows = DocumentWindows.of(documents, length, shape[1])
+        tasks = {task.name: task for task in (each.input_task, *each.tasks)}
+        slots = max(self.batch_tokens // length, 1)
+        for source in sources:
+            whole = replace(self._dataset(each, source, LONGEST), tasks=tuple(tasks.values()))
+            dataset = DocumentDataset.of(whole, windows)
+            read = held_out_documents([dataset], 0, length, self._pad, shape)
+            for built, batch in read.batches(0, 1, min(slots, max(len(source), 1))):
+                yield _Work(source=source, built=built, batch=batch, cut=0, last=False)
+            yield _nothing(source)
+
+    def _dataset(self, each: EncoderPass, source: TableSource, length: int) -> TaskGroupDataset:
         return TaskGroupDataset(
             name=each.input_task.name,
             tasks=(each.input_task,),
             task_id=each.task_id,
             source=source,
             seed=0,
-            max_length=self.recipe.length,
+            max_length=length,
             fixed=True,
             segments=self.recipe.backbone_config.token_types,
         )
@@ -259,6 +280,11 @@ def _example(dataset: TaskGroupDataset, tasks: Sequence[Task], ref: ExampleRef) 
         task.label(example, dataset.source, keyed_generator(dataset.key, ref.number))
     np.minimum(example.token_type_ids, dataset.segments - 1, out=example.token_type_ids)
     return BuiltExample(ref, example)
+
+
+def _nothing(source: TableSource) -> _Work:
+    """The end of a chunk."""
+    return _Work(source=source, built=[], batch=None, cut=0, last=True)
 
 
 def _chunk(work: _Work, pieces: list[Decoded], tasks: Mapping[str, TableTask]) -> PredictedChunk:

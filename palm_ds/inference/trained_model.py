@@ -81,7 +81,6 @@ class TrainedModel(Settings):
         """Open a run folder (its weights/, else best/, else its newest good checkpoint, with a
         warning that says which), or a checkpoint of any format. Raises UserError."""
         contents = open_model(path)
-        _check_reads_texts(contents)
         for note in contents.all_notes:
             log.warning("%s", note)
         return cls(
@@ -199,6 +198,7 @@ class TrainedModel(Settings):
     ) -> Embedder:
         """Vectors of texts. `encoder`: with the same weights on the same device; it is shared if it
         gives the same vectors. Raises UserError."""
+        self.check_reads_texts()
         kernels = self._kernels
         alike = encoder and encoder.kernels == kernels
         if encoder is None or not alike or next(encoder.parameters()).dtype != self.dtype:
@@ -215,6 +215,7 @@ class TrainedModel(Settings):
     def filler(self, task: str = "") -> Filler:
         """Masked words. `task` selects the task embedding, and the head if the task has a masked-LM
         head. Raises UserError if there is no such head."""
+        self.check_reads_texts()
         if not self.contents.masked_lm_heads:
             raise UserError(
                 f"{self.path}: has no masked-LM head; train a task that predicts tokens, such as "
@@ -238,10 +239,23 @@ class TrainedModel(Settings):
         return self.contents.heads[head].outputs.reading
 
     def words(self) -> Model:
-        """The encoder with all its masked-LM heads, by their tasks."""
+        """The encoder with all its masked-LM heads, by their tasks. Raises UserError."""
+        self.check_reads_texts()
         heads, head_of = self.contents.masked_lm_heads, self.contents.head_of
         used = {task: head for task, head in head_of.items() if head in heads}
         return self._word_model(used or {name: name for name in heads}, self._kernels)
+
+    def check_reads_texts(self) -> None:
+        """Raises UserError for an encoder that reads windows of documents: it trains on them,
+        evaluates and predicts, but reads no packed texts."""
+        config = self.contents.config
+        encoder = shipped_class(config.kind)
+        if encoder and encoder.memory_length(config):
+            raise UserError(
+                f"{self.path}: {config.kind} reads documents window by window, with memories: it "
+                "predicts (palm-ds predict), but embed, serve and fill-mask read packed texts, "
+                "which it cannot"
+            )
 
     @property
     def _causal_tasks(self) -> list[str]:
@@ -272,17 +286,6 @@ class TrainedModel(Settings):
         model = Model(backbone, heads, head_of)
         weights_folder.load_weights(self.contents, model)
         return prepare_to_predict(model, self.device, self.dtype)
-
-
-def _check_reads_texts(contents: CheckpointContents) -> None:
-    """Raises UserError for an encoder that reads windows of documents, and only in training."""
-    encoder = shipped_class(contents.config.kind)
-    if encoder and encoder.memory_length(contents.config):
-        raise UserError(
-            f"{contents.path}: {contents.config.kind} reads documents window by window, with "
-            "memories, when a run trains and evaluates; predict, embed, serve and fill-mask read "
-            "packed texts, which it cannot"
-        )
 
 
 def _recipe_of_checkpoint(path: Path) -> Recipe:

@@ -183,6 +183,8 @@ class Model(nn.Module):
         these tasks need."""
         labels = {task: self._labels(batch, task) for task in tasks if task in batch.labels}
         if not labels:
+            if batch.memory is not None:
+                self.backbone(batch)  # later windows remember this one
             return {}
         pieces = self._read(batch, labels, list(labels.values()), unique=True)
         return {

@@ -97,6 +97,7 @@ def open_served(path: Path, name: str, options: ModelOptions) -> ServedModel:
     UserError."""
     how = {"precision": options.precision, "batch_tokens": options.batch_tokens}
     opened = TrainedModel.open(path, device=options.devices[0], **how)
+    opened.check_reads_texts()
     tasks = _tasks_on_rows(opened)
     predictor = opened.predictor(tasks) if tasks else None
     model = predictor.model if predictor else opened.words()

@@ -4,13 +4,17 @@
 scored by group. Rows with the same qid (without that column, the same text_a) form a group. A label
 is a grade of 0 or more; grades from `relevant_from` are relevant. Predictions: `label` (1:
 relevant), `logits`, `probs`, and `score`, which orders the candidates of a group.
+
+An encoder with memories reads a long candidate in windows, each with the question behind it: [CLS]
+window of the candidate [SEP] question [SEP]. All windows have the grade of their candidate, which
+is as relevant as they are on average.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import PositiveFloat, PositiveInt
@@ -44,6 +48,8 @@ class Ranking(TextTask):
     dropout: Rate = 0.1
     """Dropout on the input of the head during training."""
 
+    documents: ClassVar[Literal["no", "also", "only"]] = "also"
+    labels_windows: ClassVar[Literal["last", "every"]] = "every"
     prediction_key: ClassVar[str] = "score"
     pair_roles: ClassVar[Sequence[str]] = PAIR
     rerank_priority: ClassVar[int] = 3
@@ -114,6 +120,9 @@ class Ranking(TextTask):
         target = self._relevant(source)[[example.item]]
         example.labels[self.name] = np.zeros(1, np.int64), target.astype(np.int64)
 
+    def repeated(self, layouts: np.ndarray) -> np.ndarray | None:
+        return layouts["tokens"][:, 0]
+
     def head(self, backbone: Encoder) -> ClassHead:
         return ClassHead(
             backbone.hidden_size,
@@ -134,6 +143,27 @@ class Ranking(TextTask):
             "probs": rounded(softmax(logits)),
             "score": float(logits[1] - logits[0]),  # still distinct when probabilities round to 1
         }
+
+    def gather(
+        self, pieces: Mapping[int, Sequence[dict[str, Any]]], source: TableSource
+    ) -> dict[int, dict[str, Any]]:
+        """Of a candidate that is read in windows: their mean probabilities, and as `score` the
+        logarithm of the odds of these."""
+        return {item: self._joined(found) for item, found in pieces.items()}
+
+    def _joined(self, windows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        if len(windows) == 1:
+            return dict(windows[0])
+        scores = np.array([window["score"] for window in windows])
+        # Logarithms of sigmoids, since small odds round to 0 as probabilities.
+        odds = np.logaddexp.reduce(-np.logaddexp(0, -scores)) - np.logaddexp.reduce(
+            -np.logaddexp(0, scores)
+        )
+        mean = {
+            key: rounded(np.mean([window[key] for window in windows], 0))
+            for key in ("logits", "probs")
+        }
+        return {"label": int(odds > 0), **mean, "score": float(odds)}
 
     def metrics(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource

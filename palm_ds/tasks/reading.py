@@ -5,6 +5,10 @@ best span of all windows is the answer, as text of the original context. Like Pa
 and BERT's run_squad.py, each token has two scores, as start and as end of the answer, each with a
 softmax over the window.
 
+An encoder with memories reads all windows of a context, each with the question behind it, as in
+ERNIE-Doc's code: [CLS] window of the context [SEP] question [SEP]. Those without the answer then
+have [CLS] as target.
+
     predictions {item: {"text", "start", "score", "n_best": [...], "null_odds"}}
 """
 
@@ -12,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource, TokenizedColumn
+from palm_ds.data.tasks.documents import WindowPlace
 from palm_ds.data.tasks.example import Example, build_input, layouts
 from palm_ds.data.tasks.interfaces import QUESTION, Form, FormField, ImportedHead, StoredPrediction
 from palm_ds.model.encoder.encoder import Encoder
@@ -38,9 +43,12 @@ _WINDOW = ("item", "query", "first", "last", "size", "step")
 class Reading(ReadingTask):
     """Extracts answers from a context."""
 
-    # -- examples --
-
     imports: ClassVar[ImportedHead | None] = "answer"
+    documents: ClassVar[Literal["no", "also", "only"]] = "also"
+    labels_windows: ClassVar[Literal["last", "every"]] = "every"
+    packed_settings: ClassVar[Sequence[str]] = ("stride", "max_length")
+
+    # -- examples --
 
     def items(self, source: TableSource, max_length: int) -> np.ndarray:
         """(windows, 6): row, tokens of the question, tokens [first, last) of the context, window
@@ -86,12 +94,8 @@ class Reading(ReadingTask):
         pieces = [question.read(item, 0, query), context.read(item, first, last)]
         example = build_input(pieces, source.vocabulary)
         example.item = item
-        length = int(context.lengths[item])
-        if last - first < length:
-            mark = example.annotations["most_context"] = np.zeros(len(example), np.uint8)
-            mark[len(example) - 1 - (last - first) : -1] = most_context(
-                first, last, size=size, step=step, length=length
-            )
+        place = WindowPlace(first, last, size, step, int(context.lengths[item]))
+        _mark_context(example, len(example) - 1 - (last - first), place)
         return example
 
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
@@ -101,7 +105,7 @@ class Reading(ReadingTask):
         at, places = self._window(example, source)
         answers = self.answers(source).of(example.item)
         first, last = (places[0], places[-1]) if len(places) else (0, -1)
-        held = answers[(answers[:, 0] >= first) & (answers[:, 1] <= last)]
+        held = _within(answers, first, last)
         if len(held):
             drawn = rng.integers(len(held)) if self.answer == "random" else 0
             begin, end = at[held[drawn] - first]
@@ -110,6 +114,24 @@ class Reading(ReadingTask):
             targets[0] = 1
         example.labels[self.name] = np.arange(len(example)), targets
         example.grouped_labels.add(self.name)
+
+    def repeated(self, layouts: np.ndarray) -> np.ndarray | None:
+        return layouts["query"]
+
+    def adapt_window(self, window: Example, place: WindowPlace, source: TableSource) -> None:
+        """The target of a window without that of its document is another answer in it, or else
+        [CLS]. All tokens have one type, as in ERNIE's code."""
+        window.token_type_ids[:] = 0
+        _mark_context(window, 1, place)
+        answers = self.answers(source).of(window.item)
+        if self.name not in window.labels or not len(answers):
+            return
+        _, targets = window.labels[self.name]
+        if not targets.any(0).all():
+            held = _within(answers, place.first, place.last - 1)
+            begin, end = held[0] - place.first + 1 if len(held) else (0, 0)
+            targets[:] = 0
+            targets[begin, 0] = targets[end, 1] = 1
 
     def _window(self, example: Example, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
         """Positions of the context tokens in the example and in the context, whichever task built
@@ -128,7 +150,12 @@ class Reading(ReadingTask):
         return np.empty(0, np.int64), np.empty(0, np.int64)
 
     def head(self, backbone: Encoder) -> SpanHead:
-        return SpanHead(backbone.hidden_size, 2, init_range=backbone.config.init_range)
+        return SpanHead(
+            backbone.hidden_size,
+            2,
+            dropout=self.dropout,
+            init_range=backbone.config.init_range,
+        )
 
     # -- predictions --
 
@@ -278,6 +305,22 @@ def _of_windows(logits: torch.Tensor, groups: torch.Tensor) -> tuple[torch.Tenso
     shares = (logits - peak).exp()
     total = torch.segment_reduce(shares, "sum", lengths=sizes, initial=0.0, unsafe=True)
     return peak, total.index_select(0, groups)
+
+
+def _within(answers: np.ndarray, first: int, last: int) -> np.ndarray:
+    """The answers (n, 2) between two tokens of the context."""
+    return answers[(answers[:, 0] >= first) & (answers[:, 1] <= last)]
+
+
+def _mark_context(example: Example, begin: int, place: WindowPlace) -> None:
+    """Flags the tokens with the most context in this window, which stand from `begin` on, if there
+    are other windows."""
+    first, last, size, step, length = place
+    if last - first < length:
+        mark = example.annotations["most_context"] = np.zeros(len(example), np.uint8)
+        mark[begin : begin + last - first] = most_context(
+            first, last, size=size, step=step, length=length
+        )
 
 
 def _best_text(prediction: Mapping[str, Any]) -> str:

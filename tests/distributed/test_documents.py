@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.checkpoint.shard_files import ShardReader
 from tests.distributed.test_commands import DROPOUT, losses, records, write_recipe
 from tests.distributed.test_phases import train
+from tests.end_to_end.test_ernie_doc_tasks import ANSWERS, CANDIDATES, write_long_tables
 from tests.helpers.small_corpus import write_small_corpus
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
@@ -40,20 +42,46 @@ def test_one_curve_for_any_layout(
     last: tuple[int, int],
     tolerance: float,
 ) -> None:
+    write_small_corpus(tmp_path / "corpus")
+    changes = {
+        "tasks": {ORDER: {"source": "text"}, WORDS: {"source": "text", "rate": 0.3}},
+        "stages": [{f"{ORDER} + {WORDS}": 16}],
+        "documents": {"counted": "all", "stride": 30},
+    }
+    check_one_curve(tmp_path, changes, (ORDER, WORDS), killed, last, tolerance)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("killed", "last", "tolerance"), LAYOUTS)
+def test_one_curve_of_answers_and_ranking(
+    tmp_path: Path,
+    killed: tuple[tuple[int, int, int], ...],
+    last: tuple[int, int],
+    tolerance: float,
+) -> None:
+    changes = {**write_long_tables(tmp_path / "tables"), "documents": {"stride": 12}}
+    check_one_curve(tmp_path, changes, (ANSWERS, CANDIDATES), killed, last, tolerance)
+
+
+def check_one_curve(
+    tmp_path: Path,
+    changes: dict[str, Any],
+    tasks: tuple[str, ...],
+    killed: tuple[tuple[int, int, int], ...],
+    last: tuple[int, int],
+    tolerance: float,
+) -> None:
     """Killed and resumed, against one process that was not: losses, held-out scores, and what the
     slots remember in the end."""
-    write_small_corpus(tmp_path / "corpus")
     recipe = write_recipe(
         tmp_path,
         tmp_path / "corpus",
         backbone=BACKBONE,
         length=32,
         batch="4 rows",
-        tasks={ORDER: {"source": "text"}, WORDS: {"source": "text", "rate": 0.3}},
-        stages=[{f"{ORDER} + {WORDS}": 16}],
-        documents={"counted": "all", "stride": 30},
         log={"every": 1},
         save={"every": 4},
+        **changes,
     )
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     train(recipe, whole, world=1, stage=0)
@@ -61,11 +89,11 @@ def test_one_curve_for_any_layout(
         train(recipe, broken, world=world, stage=stage, killed=step)
     train(recipe, broken, world=last[0], stage=last[1])
     mine, its = losses(whole), losses(broken)
-    assert len(mine) == len(its) == 16 and any(ORDER in step for step in mine)
+    assert len(mine) == len(its) == 16 and {*tasks} == {task for step in mine for task in step}
     for one, other in zip(mine, its, strict=True):
         assert [*one.values()] == pytest.approx([other[name] for name in one], abs=tolerance)
     scores = [records(run, "evaluation")[-1]["scores"] for run in (whole, broken)]
-    for name in (ORDER, WORDS):
+    for name in tasks:
         assert scores[0][name]["count"] == scores[1][name]["count"] > 0
         assert scores[0][name]["loss"] == pytest.approx(scores[1][name]["loss"], abs=2e-6)
     one, other = memories(whole), memories(broken)

@@ -186,8 +186,10 @@ def test_a_memory_that_does_not_fit_is_an_error(shared: Path, tmp_path: Path) ->
 
 
 def test_programs_for_packed_texts_refuse_it(shared: Path) -> None:
-    with pytest.raises(UserError, match="reads documents window by window, .* predict, embed"):
-        TrainedModel.open(shared / "oracle" / STATIC)
+    opened = TrainedModel.open(shared / "oracle" / STATIC)
+    for use in (opened.embedder, opened.filler, opened.words):
+        with pytest.raises(UserError, match="reads documents window by window, .* embed, serve"):
+            use()
 
 
 def test_show_says_what_it_is(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
+from palm_ds.data.stream.windows import LONGEST, DocumentDataset, DocumentSettings, DocumentWindows
 from palm_ds.tasks.metrics.ranking import pn_ratio
 from palm_ds.tasks.ranking import Ranking
-from tests.helpers.text_tables import make_task, source_of
+from tests.helpers.text_tables import dataset_of, make_task, small_tokenizer, source_of
 
 ROWS = [
     {"qid": 7, "text_a": "so ?", "text_b": "good", "label": 2},
@@ -94,3 +95,32 @@ def test_grades_that_order_candidates_need_no_note(tmp_path: Path) -> None:
 def test_a_missing_group_column_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="tasks.answers: .* has no column 'question'"):
         task_of(group="question").check(source_of(tmp_path, ROWS), labelled=False)
+
+
+def test_windows_of_a_long_candidate_have_the_question(tmp_path: Path) -> None:
+    """One relevance: the odds of the mean probability, whose order is that of the means."""
+    long = {"qid": 1, "text_a": "so ?", "text_b": "a b c " * 20, "label": 1}
+    source = source_of(tmp_path, [long, ROWS[0]])
+    task = task_of()
+    windows = DocumentWindows.of(DocumentSettings(stride=20, readings=1), 32, 8)
+    dataset = DocumentDataset.of(dataset_of(source, task, max_length=LONGEST), windows)
+    layouts = dataset.layouts(np.arange(2))
+    assert dataset.counts(layouts).tolist() == [3, 1]
+    window = dataset.example(0, layouts[0])
+    for number in range(3):
+        layouts["window"] = number
+        window = dataset.example(0, layouts[0])
+        text = " ".join(small_tokenizer().tokens(window.input_ids))
+        assert re.fullmatch(r"\[CLS\]( [abc])+ \[SEP\] so \? \[SEP\]( \[PAD\])*", text)
+        types = window.token_type_ids[: int((window.input_ids > 0).sum())]
+        assert types.tolist() == [0] * (len(types) - 3) + [1] * 3
+        assert [x.tolist() for x in window.labels["answers"]] == [[0], [1]]
+    pieces = [task.decode(np.array([[0.0, x]]), window, source) for x in (-40.0, 1.0, -2.0)]
+    (joined,) = task.gather({0: pieces}, source).values()
+    mean = np.mean([1 / (1 + np.exp(-x)) for x in (-40.0, 1.0, -2.0)])
+    assert joined["score"] == pytest.approx(np.log(mean / (1 - mean)), abs=1e-9)
+    assert joined["label"] == 0 and joined["probs"][1] == pytest.approx(mean, abs=1e-5)
+    far = [task.decode(np.array([[0.0, x]]), window, source) for x in (-60.0, -62.0)]
+    (joined,) = task.gather({0: far}, source).values()
+    assert -62 < joined["score"] < -60
+    assert task.gather({1: pieces[:1]}, source) == {1: pieces[0]}

@@ -24,6 +24,7 @@ from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
 from palm_ds.data.reader import TableSettings, open_table
 from palm_ds.data.sources.table import TableSource
+from palm_ds.data.stream.windows import LONGEST, DocumentDataset, DocumentSettings, DocumentWindows
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.task import build
 from palm_ds.model.multi_task_model import Model
@@ -37,6 +38,7 @@ from palm_ds.weights.formats.huggingface.write import ExportOptions, plan, write
 from palm_ds.weights.formats.native import open_contents
 from palm_ds.weights.formats.weights_info import WeightsInfo
 from tests.helpers.text_tables import (
+    LETTERS,
     bert_config,
     built_of,
     dataset_of,
@@ -641,3 +643,88 @@ def test_models_with_and_without_the_head_are_distinguished() -> None:
         "qa.out.weight": (2, 16),
         "qa.out.bias": (2,),
     }
+
+
+# Documents -------------------------------------------------------------------------------------
+
+MIDDLE = row("so ?", " ".join(LETTERS[i % 23] for i in range(70)) + " good good", "good good")
+
+
+def ernies_windows(query: int, context: int, length: int, stride: int) -> list[tuple[int, int]]:
+    """[start, end) of the windows of a context, as ERNIE-Doc's reader of questions cuts them."""
+    spans, start = [], 0
+    while start < context:
+        size = min(context - start, length - query - 3)
+        spans.append((start, start + size))
+        if start + size == context:
+            break
+        start += min(size, stride)
+    return spans
+
+
+def document_of(source: TableSource, task: Reading, **changes: Any) -> DocumentDataset:
+    windows = DocumentWindows.of(DocumentSettings(**{"stride": 12, **changes}), 32, 8)
+    return DocumentDataset.of(dataset_of(source, task, max_length=LONGEST), windows)
+
+
+def all_windows(dataset: DocumentDataset, n: int) -> list[Example]:
+    (layout,) = dataset.layouts(np.array([n]))
+    found = []
+    for number in range(dataset.counts(layout[None])[0]):
+        layout["window"] = number
+        found.append(dataset.example(n, layout))
+    return found
+
+
+@pytest.mark.parametrize("rows", [[*ROWS, MIDDLE], REFUSING], ids=["answers", "refusing"])
+def test_windows_of_a_document_are_those_of_ernies_reader(tmp_path: Path, rows: list[Any]) -> None:
+    """[CLS] window [SEP] question [SEP] padding, all of type 0; the target of one without the whole
+    answer is [CLS]; the first reading has none."""
+    source = source_of(tmp_path, rows)
+    task = task_of().resolved(source)
+    dataset = document_of(source, task)
+    question, context = source.encoded("question"), source.encoded("context")
+    for n in range(len(source)):
+        ids, asked = context.read(n).ids.tolist(), question.read(n).ids.tolist()
+        spans = ernies_windows(len(asked), len(ids), 32, 12) or [(0, 0)]
+        windows = all_windows(dataset, n)
+        assert len(windows) == 2 * len(spans)
+        answers, most = task.answers(source).of(n).tolist(), []
+        for (start, end), first, window in zip(
+            spans, windows[: len(spans)], windows[len(spans) :], strict=True
+        ):
+            filled = [2, *ids[start:end], 3, *asked, 3]
+            assert window.input_ids.tolist() == filled + [0] * (32 - len(filled))
+            assert not first.labels and not window.token_type_ids.any()
+            wanted = [(x - start, y - start) for x, y in answers if start <= x and y < end]
+            at, targets = window.labels["qa"]
+            assert at.tolist() == list(range(len(filled))) and "qa" in window.grouped_labels
+            begin, last = (1 + wanted[0][0], 1 + wanted[0][1]) if wanted else (0, 0)
+            assert [targets[begin, 0], targets[last, 1]] == [1, 1] and targets.sum() == 2
+            mark = window.annotations.get("most_context", np.ones(32))
+            most += (start + np.flatnonzero(mark[1 : 1 + end - start])).tolist()
+        assert sorted(most) == list(range(len(ids)))
+
+
+def test_the_answer_is_the_best_of_all_windows_of_a_document(tmp_path: Path) -> None:
+    source = source_of(tmp_path, [MIDDLE])
+    task = task_of().resolved(source)
+    pieces = []
+    for window in all_windows(document_of(source, task, counted="all"), 0):
+        scores = np.zeros((len(window.labels["qa"][0]), 2), np.float32)
+        found = answer_words(window)
+        assert found is not None
+        if found == ["good", "good"]:
+            first = words(window).index("good")
+            scores[first, 0], scores[first + 1, 1] = 3, 4
+        pieces.append(task.decode(scores, window, source))
+    (predicted,) = task.gather({0: pieces}, source).values()
+    assert (predicted["text"], predicted["score"]) == ("good good", 7.0)
+    assert predicted["start"] == MIDDLE["answers"][0]["start"]
+
+
+def test_a_long_question_has_half_of_a_window(tmp_path: Path) -> None:
+    source = source_of(tmp_path, [row(LONG, LONG, "very")])
+    for window in all_windows(document_of(source, task_of().resolved(source)), 0):
+        _, question, _ = " ".join(words(window)).split(" [SEP]")
+        assert len(question.split()) == 14 and LONG.startswith(question.strip())

@@ -114,7 +114,7 @@ class DocumentStream:
     curriculum: Curriculum
     datasets: Sequence[DocumentDataset]
     mixtures: Sequence[Mixtures]
-    """Of each stage: one task group with one dataset."""
+    """Of each stage: the task groups of all that are as long, each with one dataset."""
     sizes: Sequence[StepSize]
     seed: int
     pad: int
@@ -247,7 +247,8 @@ class DocumentStream:
 
     def _dataset(self, stage: int) -> int:
         """The dataset of a stage."""
-        (((dataset, _),),) = self.mixtures[stage].values()
+        ((group, _),) = self.curriculum.stages[stage].steps_of
+        ((dataset, _),) = self.mixtures[stage][group]
         return dataset
 
     def _first(self, stage: int) -> int:

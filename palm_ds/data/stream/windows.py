@@ -6,6 +6,10 @@
     window 2    e f g [SEP] padding [CLS]        what is left; padding stands before the last token
     again       window 0, 1, 2                   the second reading remembers the whole document
 
+    question and context    [CLS] q [SEP] a b c d e f [SEP]
+    window 0                [CLS] a b c d [SEP] q [SEP]
+    window 1                [CLS] c d e f [SEP] q [SEP] padding
+
 Since a document is labelled before it is cut, a token that is masked is masked in every window and
 reading: no memory has seen it.
 """
@@ -26,6 +30,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.lru_cache import RecentlyUsed
 from palm_ds.common.settings import Settings
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset
+from palm_ds.data.tasks.documents import WindowPlace
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.task import SourceT
 from palm_ds.model.inputs.batch import Batch
@@ -33,7 +38,9 @@ from palm_ds.text.tokens import SpecialTokens
 
 LONGEST = 1 << 40
 """Tokens of a document: no limit."""
-_AROUND = 2  # [SEP] and [CLS] of a window, and of a document
+ALONE = -1
+"""Instead of a number of repeated tokens: a document is a single text."""
+_AROUND = 2  # [SEP] and [CLS] of a window of a single text, and of that text
 _SAMPLE = 4096
 _KEPT = 256
 
@@ -58,12 +65,15 @@ class DocumentSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentWindows:
-    """Rows that documents are cut into."""
+    """Rows that documents are cut into. `repeated`: the tokens of a text that stands in every
+    window of a document beside its own; ALONE: there is none."""
 
     length: int
     """Tokens of a row."""
     stride: int
     settings: DocumentSettings
+    beside: int = 3
+    """[CLS] and [SEP] of two texts."""
 
     @classmethod
     def of(cls, settings: DocumentSettings, length: int, memory: int) -> DocumentWindows:
@@ -73,64 +83,96 @@ class DocumentWindows:
             settings=settings,
         )
 
-    @property
-    def room(self) -> int:
-        """Tokens of a document in a window, at most."""
-        return self.length - _AROUND
+    def tokens(self, lengths: np.ndarray, repeated: np.ndarray | int) -> np.ndarray:
+        """(n,) of the documents that examples of these lengths are of."""
+        return lengths - np.where(repeated == ALONE, _AROUND, self.beside + repeated)
 
-    def count(self, tokens: np.ndarray) -> np.ndarray:
+    def kept(self, repeated: np.ndarray | int) -> np.ndarray:
+        """(n,) tokens of repeated texts in each window: at most half of what is free."""
+        return np.minimum(repeated, (self.length - self.beside) // 2)
+
+    def room(self, repeated: np.ndarray | int) -> np.ndarray:
+        """(n,) tokens of a document in a window, at most."""
+        two = self.length - self.beside - self.kept(repeated)
+        return np.where(repeated == ALONE, self.length - _AROUND, two)
+
+    def count(self, tokens: np.ndarray, repeated: np.ndarray | int) -> np.ndarray:
         """(n,) windows of documents of these numbers of tokens, in one reading."""
-        return 1 + np.maximum(-(-(tokens - self.room) // self.stride), 0)
+        room = self.room(repeated)
+        return 1 + np.maximum(-(-(tokens - room) // np.minimum(self.stride, room)), 0)
 
-    def place(self, number: int, tokens: int) -> tuple[int, int]:
-        """The tokens [start, end) of a window of a document with that number of tokens."""
-        start = number * self.stride
-        return start, min(start + self.room, tokens)
+    def place(self, number: int, tokens: int, repeated: int) -> WindowPlace:
+        """That of a window of a document with that number of tokens."""
+        size = int(self.room(repeated))
+        step = min(self.stride, size)
+        first = number * step
+        return WindowPlace(first, min(first + size, tokens), size, step, tokens)
 
     def cut(
-        self, document: Example, number: int, vocabulary: SpecialTokens, every: Mapping[str, bool]
-    ) -> Example:
+        self,
+        document: Example,
+        number: int,
+        vocabulary: SpecialTokens,
+        every: Mapping[str, bool],
+        repeated: int = ALONE,
+    ) -> tuple[Example, WindowPlace]:
         """The window `number` of all readings, with the document's labels in it. `every`: whether
         a task's label of the whole text is in every window that counts."""
-        tokens = len(document) - _AROUND
-        windows = int(self.count(np.array([tokens]))[0])
+        tokens = self.tokens(np.array(len(document)), repeated)
+        windows = int(self.count(tokens, repeated))
         reading, within = divmod(number, windows)
-        start, end = self.place(within, tokens)
+        place = self.place(within, int(tokens), repeated)
+        taken = self._taken(place, len(document), repeated)
+        window = _read(document, taken, vocabulary.pad)
+        if repeated != ALONE:
+            size, beside = int((taken >= 0).sum()), int(self.kept(repeated)) + 1
+            types = document.token_type_ids[[0, -1]]
+            window.token_type_ids[:size] = np.repeat(types, [size - beside, beside])
         last = reading == self.settings.readings - 1
-        window = self._text(document, start, end, vocabulary)
         if last or self.settings.counted == "all":
             ends = last and within == windows - 1
+            at = np.full(len(document), -1)
+            at[taken[taken >= 0]] = np.flatnonzero(taken >= 0)
             for task, (where, targets) in document.labels.items():
-                whole = where == 0
-                inside = (where > start) & (where <= end)
-                kept = inside | (whole & (ends or every.get(task, False)))
-                at = np.where(whole, self.length - 1, where - 1 - start)[kept]
-                window.labels[task] = at, np.asarray(targets)[kept]
-        return window
+                kept = (at[where] >= 0) & ((where > 0) | ends | every.get(task, False))
+                order = np.argsort(at[where[kept]], kind="stable")
+                window.labels[task] = at[where[kept]][order], np.asarray(targets)[kept][order]
+        return window, place
 
-    def _text(self, document: Example, start: int, end: int, vocabulary: SpecialTokens) -> Example:
-        """A row without labels."""
-        inside, size = slice(start + 1, end + 1), end - start
+    def _taken(self, place: WindowPlace, length: int, repeated: int) -> np.ndarray:
+        """(length of a row,) the token of a whole example at each place of a window; -1: padding.
+        That of a single text ends in [CLS], which padding stands before."""
+        taken = np.full(self.length, -1)
+        if repeated == ALONE:
+            text = 1 + np.arange(place.first, place.last)
+            taken[: len(text) + 1] = [*text, length - 1]
+            taken[-1] = 0
+            return taken
+        begin = length - 1 - place.length
+        text = begin + np.arange(place.first, place.last)
+        between = np.arange(1 + repeated, begin)
+        beside = 1 + np.arange(int(self.kept(repeated)))
+        whole = np.concatenate([[0], text, between, beside, [length - 1]])
+        taken[: len(whole)] = whole
+        return taken
 
-        def row(values: np.ndarray, fill: int) -> np.ndarray:
-            out = np.full(self.length, fill, values.dtype)
-            out[:size] = values[inside]
-            return out
 
-        def ids(values: np.ndarray) -> np.ndarray:
-            out = row(values, vocabulary.pad)
-            out[size], out[-1] = vocabulary.sep, vocabulary.cls
-            return out
+def _read(document: Example, taken: np.ndarray, pad: int) -> Example:
+    """The tokens of a document that a window takes, without labels."""
 
-        window = Example(
-            input_ids=ids(document.input_ids),
-            token_type_ids=row(document.token_type_ids, 0),
-            source_offsets=row(document.source_offsets, -1),
-            annotations={name: row(values, 0) for name, values in document.annotations.items()},
-            item=document.item,
-        )
-        window.unmasked_ids = ids(document.unmasked_ids)
-        return window
+    def row(values: np.ndarray, fill: int) -> np.ndarray:
+        return np.where(taken >= 0, values[taken], np.array(fill, values.dtype))
+
+    window = Example(
+        input_ids=row(document.input_ids, pad),
+        token_type_ids=row(document.token_type_ids, 0),
+        source_offsets=row(document.source_offsets, -1),
+        annotations={name: row(values, 0) for name, values in document.annotations.items()},
+        item=document.item,
+        grouped_labels=set(document.grouped_labels),
+    )
+    window.unmasked_ids = row(document.unmasked_ids, pad)
+    return window
 
 
 @dataclass(frozen=True)
@@ -153,27 +195,39 @@ class DocumentDataset(TaskGroupDataset[SourceT]):
             max_length=LONGEST,
             fixed=dataset.fixed,
             segments=dataset.segments,
-            windows=windows,
+            windows=replace(windows, beside=dataset.source.vocabulary.around(2)),
         )
 
     def layouts(self, n: np.ndarray) -> np.ndarray:
-        """Those of whole documents, each with its first window."""
+        """Those of whole documents, each with its first window, and how many of its tokens are
+        `repeated` in every window."""
         whole = super().layouts(n)
-        table = np.zeros(len(whole), [*whole.dtype.descr, ("window", np.int64)])
+        added = [("window", np.int64), ("repeated", np.int64)]
+        table = np.zeros(len(whole), [*whole.dtype.descr, *added])
         for name in whole.dtype.names or ():
             table[name] = whole[name]
+        repeated = self.tasks[0].repeated(whole)
+        table["repeated"] = ALONE if repeated is None else repeated
         return table
+
+    def tokens(self, layouts: np.ndarray) -> np.ndarray:
+        """(n,) of documents, which windows cut."""
+        return self.windows.tokens(layouts["length"], layouts["repeated"])
 
     def counts(self, layouts: np.ndarray) -> np.ndarray:
         """(n,) windows of documents, in all readings."""
-        return self.windows.count(layouts["length"] - _AROUND) * self.windows.settings.readings
+        once = self.windows.count(self.tokens(layouts), layouts["repeated"])
+        return once * self.windows.settings.readings
 
     def example(self, n: int, layout: np.void, rate: float | None = None) -> Example:
         """A window of the n-th document."""
         whole = self._documents.get((n, rate), lambda: self._whole(n, layout, rate))
         every = {task.name: task.labels_windows == "every" for task in self.tasks}
-        number, vocabulary = int(layout["window"]), self.source.vocabulary
-        return self.windows.cut(whole, number, vocabulary, every)
+        number, repeated = int(layout["window"]), int(layout["repeated"])
+        window, place = self.windows.cut(whole, number, self.source.vocabulary, every, repeated)
+        for task in self.tasks:
+            task.adapt_window(window, place, self.order.source_of(n))
+        return window
 
     def _whole(self, n: int, layout: np.void, rate: float | None) -> Example:
         example, vocabulary = super().example(n, layout, rate), self.source.vocabulary
@@ -200,11 +254,11 @@ class DocumentDataset(TaskGroupDataset[SourceT]):
 
     def describe(self) -> str:
         sampled, own = self._sampled, self.windows
-        tokens = int(sampled["length"].sum()) - _AROUND * len(sampled)
-        rows = int(self.counts(sampled).sum())
+        tokens, rows = int(self.tokens(sampled).sum()), int(self.counts(sampled).sum())
+        room = int(own.room(sampled["repeated"]).max())
         line = (
             f"{self.name}: documents of {tokens / len(sampled):,.0f} tokens on average in "
-            f"{rows / len(sampled):,.1f} windows of up to {own.room} tokens, every {own.stride}, "
+            f"{rows / len(sampled):,.1f} windows of up to {room} tokens, every {own.stride}, "
             f"read {'twice' if own.settings.readings == 2 else 'once'}: "
             f"{tokens / rows:,.1f} fresh tokens a row"
         )

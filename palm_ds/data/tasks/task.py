@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat
@@ -34,6 +34,7 @@ from palm_ds.common.settings import Settings
 from palm_ds.data.sources.corpus import CorpusSource, passages
 from palm_ds.data.sources.row_inputs import COLUMNS, TUPLE_ROLES, Rows, Splits, train_and_dev
 from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.documents import ReadsDocuments, SourceT
 from palm_ds.data.tasks.example import Example, build_input, layouts
 from palm_ds.data.tasks.interfaces import Exports, PredictionFiles, Serves
 from palm_ds.data.tasks.task_with_data import TaskWithData
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 MOST_EXAMPLES = 10**7
 """Of a step: more than any machine can hold."""
-SourceT = TypeVar("SourceT", bound=CorpusSource | TableSource)
 
 _PACKAGES = ("palm_ds.pretrain", "palm_ds.tasks")
 _MAX_NAME_LENGTH = 80  # of a task
@@ -58,7 +58,7 @@ _NOT_INPUT = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task(Settings, Exports, ABC, Generic[SourceT]):
+class Task(Settings, Exports, ReadsDocuments[SourceT], ABC, Generic[SourceT]):
     """Turns items of a source into examples, labels them, and owns a head.
 
     The n-th example of a task is a pure function of the seed, the task and n: `layout` gets its
@@ -106,10 +106,6 @@ class Task(Settings, Exports, ABC, Generic[SourceT]):
     """For an error message: the setting with which they do not."""
     shortens: ClassVar[bool] = False
     """Whether an example may be shorter than its layout says, which leaves room in its row."""
-    documents: ClassVar[Literal["no", "also", "only"]] = "no"
-    """Whether its texts may be documents that an encoder with memories reads in windows."""
-    labels_windows: ClassVar[Literal["last", "every"]] = "last"
-    """The windows that have the label of a whole document: the last of all, or those that count."""
     changes_encoder: ClassVar[bool] = False
     """Whether `head` changes the encoder's embeddings, which other heads may use: its head is
     built first."""

@@ -11,6 +11,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from palm_ds.common.config import Several
 from palm_ds.common.errors import UserError
+from palm_ds.common.settings import Rate
 from palm_ds.data.sources.table import TableSource
 from palm_ds.tasks.shared.answer_spans import Answers, find_answers
 from palm_ds.tasks.shared.text_task import TextTask, missing
@@ -45,6 +46,8 @@ class ReadingTask(TextTask):
     By default true if a training row is marked `impossible`."""
     null_threshold: float = 0.0
     """With `unanswerable`: predict no answer if it outscores the best answer by more than this."""
+    dropout: Rate = 0.0
+    """Dropout on the input of the head during training; 0.1 in ERNIE-Doc's code."""
     answer: Literal["first", "random"] = "first"
     """Training target if a window contains several answers: the first in the row, or a random one
     each time."""

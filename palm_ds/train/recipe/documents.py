@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.stream.stages import tasks_of
@@ -38,8 +38,13 @@ def _check_slots(checks: TaskChecks, packed_only: Mapping[str, bool]) -> None:
         if task.documents == "no":
             raise UserError(
                 f"tasks.{name}: reads texts in packed rows, but backbone.kind: {kind} reads "
-                "documents window by window; use segment_reordering, knowledge_masking or "
-                "classification, or another encoder"
+                "documents window by window; use segment_reordering, knowledge_masking, "
+                "classification, reading or ranking, or another encoder"
+            )
+        for key in task.settings().keys() & set(task.packed_settings):
+            raise UserError(
+                f"tasks.{name}.{key}: {getattr(task, key)}, but windows of documents are as long "
+                "as `length` says, and begin where `documents.stride` says; remove it"
             )
     if checks.batch.unit == "examples":
         number = checks.batch.number
@@ -59,6 +64,7 @@ def _check_stages(checks: TaskChecks, plan: StagePlan) -> None:
     """Every stage has one task group over one source of data, and as many slots at every step."""
     spec = checks.spec
     for group in spec.task_groups:
+        _check_windows(checks.tasks, tasks_of(group))
         source = checks.sources[checks.tasks[tasks_of(group)[0]].source]
         if not source.table and len(source.weights) > 1:
             raise UserError(
@@ -84,6 +90,19 @@ def _check_stages(checks: TaskChecks, plan: StagePlan) -> None:
         if size.growth:
             raise UserError(
                 f"stages.{number}.batch: grows, but slots keep their documents; give one size"
+            )
+
+
+def _check_windows(tasks: Mapping[str, Task], group: Sequence[str]) -> None:
+    """Raises UserError for a task that needs its question in every window, unless it builds them
+    (or another such task)."""
+    if tasks[group[0]].repeats:
+        return
+    for name in group[1:]:
+        if tasks[name].repeats:
+            raise UserError(
+                f"stages: {' + '.join(group)}: {group[0]} builds windows of one text, but {name} "
+                f"has its question in each; name {name} first"
             )
 
 

@@ -15,7 +15,13 @@ from palm_ds.data.stream.curriculum_spec import read_stages
 from palm_ds.data.stream.document_stream import DocumentStream
 from palm_ds.data.stream.stages import StepSize
 from palm_ds.data.stream.task_group_dataset import make_datasets
-from palm_ds.data.stream.windows import LONGEST, DocumentDataset, DocumentSettings, DocumentWindows
+from palm_ds.data.stream.windows import (
+    ALONE,
+    LONGEST,
+    DocumentDataset,
+    DocumentSettings,
+    DocumentWindows,
+)
 from palm_ds.data.tasks.task import build
 from palm_ds.train.evaluate.documents import held_out_documents
 from tests.helpers.small_corpus import write_small_corpus
@@ -69,8 +75,8 @@ def test_windows_are_those_of_ernies_reader(stride: int) -> None:
             if start + length == tokens:
                 break
             start += min(length, stride)
-        count = int(windows.count(np.array([tokens]))[0])
-        assert [windows.place(number, tokens) for number in range(count)] == spans
+        count = int(windows.count(np.array(tokens), ALONE))
+        assert [windows.place(number, tokens, ALONE)[:2] for number in range(count)] == spans
     assert DocumentWindows.of(DocumentSettings(), LENGTH, 12).stride == 12
 
 
@@ -83,12 +89,12 @@ def test_a_document_is_labelled_before_it_is_cut(source: CorpusSource, counted: 
         whole = super(DocumentDataset, dataset).example(n, layout)
         where, targets = whole.labels[WORDS]
         body, wanted = whole.input_ids[1:-1], dict(zip((where - 1).tolist(), targets, strict=True))
-        windows = int(dataset.windows.count(np.array([len(body)]))[0])
+        windows = int(dataset.windows.count(np.array(len(body)), ALONE))
         assert int(dataset.counts(layout[None])[0]) == 2 * windows
         for number in range(2 * windows):
             layout["window"] = number
             example = dataset.example(n, layout)
-            start, end = dataset.windows.place(number % windows, len(body))
+            start, end = dataset.windows.place(number % windows, len(body), ALONE)[:2]
             padding = [special.pad] * (LENGTH - 2 - (end - start))
             expected = [*body[start:end], special.sep, *padding, special.cls]
             assert example.input_ids.tolist() == expected

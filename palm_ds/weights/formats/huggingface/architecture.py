@@ -203,13 +203,20 @@ class Architecture(ABC):
         return f"family: {kind} is another architecture; this one is {' or '.join(self.families)}"
 
 
-def usual_config_json(config: EncoderConfig) -> dict[str, Any]:
-    """The encoder's part of config.json under BERT's keys, which many families have."""
+def sizes_json(config: EncoderConfig) -> dict[str, Any]:
+    """The sizes in config.json that nearly all families have under these keys."""
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_layers,
         "num_attention_heads": config.num_heads,
+    }
+
+
+def usual_config_json(config: EncoderConfig) -> dict[str, Any]:
+    """The encoder's part of config.json under BERT's keys, which many families have."""
+    return {
+        **sizes_json(config),
         "intermediate_size": config.feed_forward_size,
         "hidden_act": config.activation,
         "hidden_dropout_prob": float(config.dropout),

@@ -12,6 +12,9 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.weights.formats.contents import TensorEntry
 from palm_ds.weights.formats.foreign_config import FOREIGN_KEYS, read_encoder_config
 from palm_ds.weights.formats.huggingface.architecture import (
+    CLASSIFIER,
+    MASKED_WORDS,
+    QUESTION_ANSWERING,
     TASKS,
     Entries,
     Names,
@@ -34,6 +37,12 @@ LAYER = {
     "expand": "intermediate.dense",
     "contract": "output.dense",
     "output_norm": "output.LayerNorm",
+}
+MASKED_LM = {
+    "dense": "cls.predictions.transform.dense",
+    "norm": "cls.predictions.transform.LayerNorm",
+    "bias": "cls.predictions.bias",
+    "decoder": "cls.predictions.decoder.weight",
 }
 LORA_MODULES = {
     **dict(zip(("query", "key", "value"), QKV, strict=True)),
@@ -79,6 +88,17 @@ def body_names(
         for ours, hf in parts.items():
             names[f"backbone.layers.{i}.{ours}"] = (f"{layer}.{hf}",)
     return names
+
+
+def head_names(masked_lm: Mapping[str, str], classifier: str = "classifier") -> Names:
+    """{palm_ds name: names in a file} of heads that most families have: the one of masked words,
+    whose parts are given, that of classes, and that of answers."""
+    parts: Names = {f"heads.{MASKED_WORDS}.{ours}": (hf,) for ours, hf in masked_lm.items()}
+    return {
+        **parts,
+        f"heads.{CLASSIFIER}.out": (classifier,),
+        f"heads.{QUESTION_ANSWERING}.out": ("qa_outputs",),
+    }
 
 
 def read_usual(

@@ -16,10 +16,7 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.albert import Albert, AlbertOptions
 from palm_ds.weights.formats.contents import TensorEntry
 from palm_ds.weights.formats.huggingface.architecture import (
-    CLASSIFIER,
     HEAD_CLASSES,
-    MASKED_WORDS,
-    QUESTION_ANSWERING,
     SENTENCE_ORDER,
     Architecture,
     Entries,
@@ -33,6 +30,7 @@ from palm_ds.weights.formats.huggingface.bert_like import (
     RUN_KEYS,
     body_names,
     folded_task,
+    head_names,
     read_usual,
 )
 from palm_ds.weights.formats.huggingface.check_config import check_values, whole
@@ -102,12 +100,8 @@ class AlbertArchitecture(Architecture):
         stems = body_names(self.layers_in_file(config), qkv=_QKV, parts=_LAYER)
         stems["backbone.widen"] = ("encoder.embedding_hidden_mapping_in",)
         stems["backbone.pooler.dense"] = ("pooler",)
-        for ours, hf in _MASKED_LM.items():
-            stems[f"heads.{MASKED_WORDS}.{ours}"] = (hf,)
         stems[f"heads.{SENTENCE_ORDER}.out"] = ("sop_classifier.classifier",)
-        stems[f"heads.{CLASSIFIER}.out"] = ("classifier",)
-        stems[f"heads.{QUESTION_ANSWERING}.out"] = ("qa_outputs",)
-        return both_ends(stems)
+        return both_ends({**stems, **head_names(_MASKED_LM)})
 
     def layers_in_file(self, config: EncoderConfig) -> list[str]:
         options: AlbertOptions = Albert.options_of(config)

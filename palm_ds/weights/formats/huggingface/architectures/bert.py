@@ -20,10 +20,7 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.weights.formats.contents import TensorEntry
 from palm_ds.weights.formats.foreign_config import FOREIGN_KEYS, read_encoder_config
 from palm_ds.weights.formats.huggingface.architecture import (
-    CLASSIFIER,
-    MASKED_WORDS,
     NEXT_SENTENCE,
-    QUESTION_ANSWERING,
     SEGMENTS,
     TASKS,
     Architecture,
@@ -38,19 +35,16 @@ from palm_ds.weights.formats.huggingface.architecture import (
 from palm_ds.weights.formats.huggingface.bert_like import (
     EMBEDDINGS,
     LORA_MODULES,
+    MASKED_LM,
+    RUN_KEYS,
     body_names,
+    head_names,
     moved_positions,
 )
 from palm_ds.weights.formats.huggingface.check_config import check_foreign_values
 
 _OWN_DENSE = "own dense"
 """The layout of a text classifier whose head contains palm_ds's pooler."""
-_BERT_HEAD = {
-    "dense": "cls.predictions.transform.dense",
-    "norm": "cls.predictions.transform.LayerNorm",
-    "bias": "cls.predictions.bias",
-    "decoder": "cls.predictions.decoder.weight",
-}
 _ROBERTA_HEAD = {
     "dense": "lm_head.dense",
     "norm": "lm_head.layer_norm",
@@ -90,14 +84,14 @@ _FAMILIES: dict[str, BertFamily] = {
     "bert": BertFamily(
         class_prefix="Bert",
         tensor_prefix="bert",
-        masked_lm=_BERT_HEAD,
+        masked_lm=MASKED_LM,
         pair_head=NEXT_SENTENCE,
         paddle_tokenizer="BertTokenizer",
     ),
     "ernie": BertFamily(
         class_prefix="Ernie",
         tensor_prefix="ernie",
-        masked_lm=_BERT_HEAD,
+        masked_lm=MASKED_LM,
         pair_head=NEXT_SENTENCE,
         task_embedding=True,
         paddle_tokenizer="ErnieTokenizer",
@@ -138,28 +132,10 @@ class BertArchitecture(Architecture):
     buffers = ("embeddings.position_ids", "embeddings.token_type_ids")
     inputs = ("input_ids", "attention_mask", "token_type_ids", "task_type_ids")
     run_keys: ClassVar[Mapping[str, type | None]] = {
-        "layer_norm_eps": float,
-        "initializer_range": float,
-        "hidden_dropout_prob": float,
-        "attention_probs_dropout_prob": float,
+        **RUN_KEYS,
         "use_task_id": bool,
-        "tie_word_embeddings": bool,
         "is_decoder": bool,
-        **dict.fromkeys(
-            (
-                "vocab_size",
-                "hidden_size",
-                "num_hidden_layers",
-                "num_attention_heads",
-                "intermediate_size",
-                "hidden_act",
-                "max_position_embeddings",
-                "type_vocab_size",
-                "task_type_vocab_size",
-                "position_embedding_type",
-                "pad_token_id",
-            )
-        ),
+        **dict.fromkeys(("task_type_vocab_size", "position_embedding_type")),
     }
     lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = LORA_MODULES
 
@@ -168,13 +144,10 @@ class BertArchitecture(Architecture):
         stems = body_names(self.layers_in_file(config))
         stems["backbone.pooler.dense"] = ("classifier.dense" if own_dense else "pooler.dense",)
         family = _FAMILIES[kind]
-        for ours, hf in family.masked_lm.items():
-            stems[f"heads.{MASKED_WORDS}.{ours}"] = (hf,)
         if family.pair_head:
             stems[f"heads.{NEXT_SENTENCE}.out"] = ("cls.seq_relationship",)
-        stems[f"heads.{CLASSIFIER}.out"] = ("classifier.out_proj" if own_dense else "classifier",)
-        stems[f"heads.{QUESTION_ANSWERING}.out"] = ("qa_outputs",)
-        return both_ends(stems)
+        classifier = "classifier.out_proj" if own_dense else "classifier"
+        return both_ends({**stems, **head_names(family.masked_lm, classifier)})
 
     def layout_of(self, kind: str, ending: str) -> str:
         own_dense = _FAMILIES[kind].classifier_dense and ending == "ForSequenceClassification"

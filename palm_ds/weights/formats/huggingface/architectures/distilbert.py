@@ -11,10 +11,7 @@ from typing import Any, ClassVar
 
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.weights.formats.huggingface.architecture import (
-    CLASSIFIER,
     HEAD_CLASSES,
-    MASKED_WORDS,
-    QUESTION_ANSWERING,
     Architecture,
     Entries,
     Family,
@@ -26,6 +23,7 @@ from palm_ds.weights.formats.huggingface.bert_like import (
     EMBEDDINGS,
     body_names,
     folded_task,
+    head_names,
     read_usual,
 )
 from palm_ds.weights.formats.huggingface.check_config import check_values, rate, text, whole
@@ -109,10 +107,7 @@ class DistilBertArchitecture(Architecture):
         tables = {x: y for x, y in EMBEDDINGS.items() if x not in ("segment.weight", "task.weight")}
         stems = body_names(self.layers_in_file(config), embeddings=tables, qkv=_QKV, parts=_LAYER)
         stems["backbone.pooler.dense"] = ("pre_classifier",)
-        for ours, hf in _MASKED_LM.items():
-            stems[f"heads.{MASKED_WORDS}.{ours}"] = (hf,)
-        stems[f"heads.{CLASSIFIER}.out"] = ("classifier",)
-        stems[f"heads.{QUESTION_ANSWERING}.out"] = ("qa_outputs",)
+        stems |= head_names(_MASKED_LM)
         if layout:
             del stems["backbone.pooler.dense"]
         return both_ends(stems)

@@ -19,6 +19,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     Family,
     Names,
     both_ends,
+    sizes_json,
 )
 from palm_ds.weights.formats.huggingface.bert_like import body_names, read_usual
 from palm_ds.weights.formats.huggingface.check_config import check_only
@@ -85,10 +86,7 @@ class ErnieDocArchitecture(Architecture):
 
     def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
         return {
-            "vocab_size": config.vocab_size,
-            "hidden_size": config.hidden_size,
-            "num_hidden_layers": config.num_layers,
-            "num_attention_heads": config.num_heads,
+            **sizes_json(config),
             "hidden_act": config.activation,
             "hidden_dropout_prob": float(config.dropout),
             "attention_dropout_prob": float(config.attention_dropout),

@@ -15,10 +15,7 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.ernie_gram import ErnieGram, ErnieGramOptions
 from palm_ds.model.encoder.positions import GRAM_BUCKETS
 from palm_ds.weights.formats.huggingface.architecture import (
-    CLASSIFIER,
     HEAD_CLASSES,
-    MASKED_WORDS,
-    QUESTION_ANSWERING,
     Architecture,
     Entries,
     Family,
@@ -29,19 +26,15 @@ from palm_ds.weights.formats.huggingface.architecture import (
 from palm_ds.weights.formats.huggingface.bert_like import (
     EMBEDDINGS,
     LORA_MODULES,
+    MASKED_LM,
     RUN_KEYS,
     body_names,
     folded_task,
+    head_names,
     read_usual,
 )
 from palm_ds.weights.formats.huggingface.check_config import check_only
 
-_MASKED_LM = {
-    "dense": "cls.predictions.transform.dense",
-    "norm": "cls.predictions.transform.LayerNorm",
-    "bias": "cls.predictions.bias",
-    "decoder": "cls.predictions.decoder.weight",
-}
 SIZE = "rel_pos_size"
 """The key of config.json with the rows of the table."""
 
@@ -77,11 +70,7 @@ class ErnieGramArchitecture(Architecture):
         if ErnieGram.options_of(config).relative_positions != "none":
             stems["backbone.relative_bias.weight"] = ("embeddings.rel_pos_embeddings.weight",)
         stems["backbone.pooler.dense"] = ("pooler.dense",)
-        for ours, its in _MASKED_LM.items():
-            stems[f"heads.{MASKED_WORDS}.{ours}"] = (its,)
-        stems[f"heads.{CLASSIFIER}.out"] = ("classifier",)
-        stems[f"heads.{QUESTION_ANSWERING}.out"] = ("qa_outputs",)
-        return both_ends(stems)
+        return both_ends({**stems, **head_names(MASKED_LM)})
 
     def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
         check_only(about, {SIZE: (GRAM_BUCKETS, 0, None)}, where)

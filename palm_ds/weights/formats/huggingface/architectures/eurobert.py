@@ -25,6 +25,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     Names,
     both_ends,
     fold_task_into,
+    sizes_json,
 )
 from palm_ds.weights.formats.huggingface.check_config import (
     above_0,
@@ -142,10 +143,7 @@ class EuroBertArchitecture(Architecture):
         options: EuroBertOptions = EuroBert.options_of(config)
         written = {ours: key for key, ours in _POOLINGS.items()}
         return {
-            "vocab_size": config.vocab_size,
-            "hidden_size": config.hidden_size,
-            "num_hidden_layers": config.num_layers,
-            "num_attention_heads": config.num_heads,
+            **sizes_json(config),
             "num_key_value_heads": options.kv_heads or config.num_heads,
             "head_dim": config.hidden_size // config.num_heads,
             "intermediate_size": config.feed_forward_size,

@@ -31,6 +31,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     Family,
     Names,
     fold_task_into,
+    sizes_json,
 )
 from palm_ds.weights.formats.huggingface.check_config import (
     above_0,
@@ -189,10 +190,7 @@ class ModernBertArchitecture(Architecture):
     def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
         options: ModernBertOptions = ModernBert.options_of(config)
         return {
-            "vocab_size": config.vocab_size,
-            "hidden_size": config.hidden_size,
-            "num_hidden_layers": config.num_layers,
-            "num_attention_heads": config.num_heads,
+            **sizes_json(config),
             "intermediate_size": config.feed_forward_size,
             "hidden_activation": config.activation,
             "classifier_activation": config.head_activation or config.activation,

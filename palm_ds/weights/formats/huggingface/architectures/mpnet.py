@@ -11,10 +11,7 @@ from typing import Any, ClassVar
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.kinds.mpnet import MPNet
 from palm_ds.weights.formats.huggingface.architecture import (
-    CLASSIFIER,
     HEAD_CLASSES,
-    MASKED_WORDS,
-    QUESTION_ANSWERING,
     Architecture,
     Entries,
     Family,
@@ -28,6 +25,7 @@ from palm_ds.weights.formats.huggingface.bert_like import (
     RUN_KEYS,
     body_names,
     folded_task,
+    head_names,
     read_usual,
 )
 from palm_ds.weights.formats.huggingface.check_config import check_values, whole
@@ -83,11 +81,8 @@ class MPNetArchitecture(Architecture):
         own_dense = layout == _OWN_DENSE
         if layout != _NO_POOLER:
             stems["backbone.pooler.dense"] = ("classifier.dense" if own_dense else "pooler.dense",)
-        for ours, hf in _MASKED_LM.items():
-            stems[f"heads.{MASKED_WORDS}.{ours}"] = (hf,)
-        stems[f"heads.{CLASSIFIER}.out"] = ("classifier.out_proj" if own_dense else "classifier",)
-        stems[f"heads.{QUESTION_ANSWERING}.out"] = ("qa_outputs",)
-        return both_ends(stems)
+        classifier = "classifier.out_proj" if own_dense else "classifier"
+        return both_ends({**stems, **head_names(_MASKED_LM, classifier)})
 
     def layout_of(self, kind: str, ending: str) -> str:
         if ending == "ForSequenceClassification":

@@ -24,6 +24,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     Names,
     both_ends,
     fold_task_into,
+    sizes_json,
 )
 from palm_ds.weights.formats.huggingface.check_config import (
     above_0,
@@ -142,10 +143,7 @@ class NeoBertArchitecture(Architecture):
 
     def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
         return {
-            "vocab_size": config.vocab_size,
-            "hidden_size": config.hidden_size,
-            "num_hidden_layers": config.num_layers,
-            "num_attention_heads": config.num_heads,
+            **sizes_json(config),
             "dim_head": config.hidden_size // config.num_heads,
             "intermediate_size": -(-3 * config.feed_forward_size // 2),
             "max_length": config.max_positions,
