@@ -80,7 +80,7 @@ class Run:
         from palm_ds.train.recipe.recipe import read_values
 
         values = read_values(RECIPES / f"{self.arm}.yaml", overrides)
-        values |= BODIES[self.body] | {"seed": self.seed, "export_onnx": []}
+        values |= {**BODIES[self.body], "seed": self.seed, "export_onnx": []}
         values["sources"] = {"text": {"corpus": str(corpus.absolute())}}
         return values
 

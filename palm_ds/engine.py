@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -434,7 +434,9 @@ def _global_batch_losses(model: Model, fgm: float) -> dict[str, GlobalBatchLoss]
     any with `fgm`, the length of FGM's perturbation."""
     heads = {task: model.heads[head] for task, head in model.head_of.items()}
     global_heads = {
-        task: head for task, head in heads.items() if getattr(head, "global_batch", False)
+        task: cast(GlobalBatchLoss, head)
+        for task, head in heads.items()
+        if getattr(head, "global_batch", False)
     }
     if fgm and global_heads:
         raise UserError(
