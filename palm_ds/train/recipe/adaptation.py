@@ -27,7 +27,9 @@ _STEPS, _STEP_TOKENS = (100, 10_000), (4_096, 131_072)
 """At least and at most."""
 _LENGTHS = (64, 1_024)
 """Of a row. A longer one costs more and changes little of what words mean."""
-_HELD_OUT, _HELD_OUT_DOCUMENTS = (0.01, 0.1), 200
+_HELD_OUT, _EVALUATED = 1000  # texts of each task, however many are held out
+_SAVE_STEPS = 20
+_HELD_OUT_DOCUMENTS = (0.01, 0.1), 200
 _MIN_DOCUMENTS, _MIN_SENTENCES = 40, 4
 """Tasks over sentences need held-out documents, too, and several sentences in each."""
 _MODERN_RATE = 0.3
@@ -71,8 +73,8 @@ def adaptation_recipe(
         "held_out": held_out_share(own),
         "tasks": tasks,
         "stages": [_shares(list(tasks), steps)],
-        "evaluate": {"every": max(steps // 5, 1)},
-        "save": {"every": max(steps // 10, 1), "keep": 2},
+        "evaluate": {"every": max(steps // 5, 1), "examples": _EVALUATED},
+        "save": {"every": max(steps // 10, _SAVE_STEPS), "keep": 2},
         "export_onnx": [],  # the folder goes back as it came
     }
 
