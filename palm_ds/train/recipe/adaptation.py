@@ -27,9 +27,11 @@ _STEPS, _STEP_TOKENS = (100, 10_000), (4_096, 131_072)
 """At least and at most."""
 _LENGTHS = (64, 1_024)
 """Of a row. A longer one costs more and changes little of what words mean."""
-_HELD_OUT, _EVALUATED = 1000  # texts of each task, however many are held out
+_HELD_OUT, _HELD_OUT_DOCUMENTS = (0.01, 0.1), 200
+_EVALUATED = 1_000
+"""Texts of each task, however many are held out."""
 _SAVE_STEPS = 20
-_HELD_OUT_DOCUMENTS = (0.01, 0.1), 200
+"""At least so many between two checkpoints."""
 _MIN_DOCUMENTS, _MIN_SENTENCES = 40, 4
 """Tasks over sentences need held-out documents, too, and several sentences in each."""
 _MODERN_RATE = 0.3
