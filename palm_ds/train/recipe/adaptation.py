@@ -28,8 +28,9 @@ _STEPS, _STEP_TOKENS = (100, 10_000), (4_096, 131_072)
 _LENGTHS = (64, 1_024)
 """Of a row. A longer one costs more and changes little of what words mean."""
 _HELD_OUT, _HELD_OUT_DOCUMENTS = (0.01, 0.1), 200
-_EVALUATED = 1_000
-"""Texts of each task, however many are held out."""
+_EVALUATED, _ROWS_OF_ONE = (100, 1_000), 50
+"""Texts of each task: one for so many rows, with which five evaluations of three tasks take a tenth
+of the training; at least and at most."""
 _SAVE_STEPS = 20
 """At least so many between two checkpoints."""
 _MIN_DOCUMENTS, _MIN_SENTENCES = 40, 4
@@ -75,7 +76,7 @@ def adaptation_recipe(
         "held_out": held_out_share(own),
         "tasks": tasks,
         "stages": [_shares(list(tasks), steps)],
-        "evaluate": {"every": max(steps // 5, 1), "examples": _EVALUATED},
+        "evaluate": {"every": max(steps // 5, 1), "examples": _evaluated(rows * steps)},
         "save": {"every": max(steps // 10, _SAVE_STEPS), "keep": 2},
         "export_onnx": [],  # the folder goes back as it came
     }
@@ -97,6 +98,11 @@ def step_counts(tokens: float, length: int) -> tuple[int, int]:
     rows = 1 << round(np.log2(max(size / length, 1)))
     steps = round(wanted / (rows * length))
     return rows, min(max(steps, _STEPS[0]), _STEPS[1])
+
+
+def _evaluated(rows: int) -> int:
+    least, most = _EVALUATED
+    return min(max(rows // _ROWS_OF_ONE, least), most)
 
 
 def held_out_share(corpus: Corpus) -> float:
