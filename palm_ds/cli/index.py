@@ -167,8 +167,8 @@ ADD = Command(
     usage="INDEX INPUT... [options]",
     examples="palm-ds index add indexes/news today.jsonl --column body --title headline",
     notes="""
-A server that searches the index finds them at once. Texts that are there unchanged are not embedded
-again.""",
+A server that searches the index finds them immediately. Texts that are there unchanged are not
+embedded again.""",
     interrupted=_CONTINUES,
     add_arguments=_add_arguments,
     run=_add_texts,

@@ -2,7 +2,7 @@
 lost in somebody's `except`, or abort the program in a C++ initialiser. So the program ends
 immediately if a command imports what it needs before its work, and otherwise after the import or
 with a second signal. Finalizers and callbacks of weak references are waited for, too: Python prints
-what they raise and goes on."""
+what they raise and continues."""
 
 from __future__ import annotations
 

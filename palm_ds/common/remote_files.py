@@ -105,7 +105,7 @@ def open_file_system(url: str) -> tuple[AbstractFileSystem, str]:
 
     try:
         return fsspec.core.url_to_fs(url)
-    except Exception as error:  # some connect at once, and each has its own errors
+    except Exception as error:  # some connect here, and each has its own errors
         raise UserError(f"{url}: cannot be opened: {_reason(error)}") from None
 
 
