@@ -75,7 +75,9 @@ class MultiLabel(ClassesTask):
 
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
         names = stored.value("labels")
-        return {"labels": labels.split_names(names, self.separator, self.nothing)}
+        own = {"labels": labels.split_names(names, self.separator, self.nothing)}
+        shares = stored.values.get("probs") if self.labels else None  # else of an unknown order
+        return own if shares is None else {**own, "probs": shares}
 
     def true_labels(self, source: TableSource) -> list[list[str] | None]:
         values = super().true_labels(source)
