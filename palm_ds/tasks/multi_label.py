@@ -76,8 +76,8 @@ class MultiLabel(ClassesTask):
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
         names = stored.value("labels")
         own = {"labels": labels.split_names(names, self.separator, self.nothing)}
-        shares = stored.values.get("probs") if self.labels else None  # else of an unknown order
-        return own if shares is None else {**own, "probs": shares}
+        probs = stored.values.get("probs") if self.labels else None  # else of an unknown order
+        return own if probs is None else {**own, "probs": probs}
 
     def true_labels(self, source: TableSource) -> list[list[str] | None]:
         values = super().true_labels(source)
@@ -145,9 +145,9 @@ class MultiLabel(ClassesTask):
             "precision": micro.precision,
             "recall": micro.recall,
         }
-        shares = [prediction.get("probs") for prediction in predictions.values()]
-        if all(isinstance(each, list) and len(each) == len(self.labels) for each in shares):
-            scores["cosine"] = cosine(np.array(shares, np.float64)[known], targets)
+        probs = labels.class_probs(predictions, len(self.labels))
+        if probs is not None:
+            scores["cosine"] = cosine(probs[known], targets)
         return scores
 
     def submission_value(self, prediction: Mapping[str, Any]) -> str:

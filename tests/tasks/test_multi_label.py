@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
+from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.tasks.multi_label import MultiLabel
 from tests.helpers.text_tables import make_task, opened, source_of
 
@@ -69,6 +70,19 @@ def test_the_baseline_knows_class_frequencies(tmp_path: Path) -> None:
     assert loss == pytest.approx(expected.mean(1))
     assert right.tolist() == [0, 0, 0, 1]  # a share of one half is predicted
     assert [len(x) for x in task.baseline(np.empty(0, int), source)] == [0, 0]
+
+
+def test_stored_probabilities_are_scored_where_their_classes_are_known(tmp_path: Path) -> None:
+    source = source_of(tmp_path, ROWS)
+    task = task_of(labels=["arts", "law", "sport"])
+    stored = [
+        StoredPrediction(values={"labels": ["arts"], "probs": [0.9, 0.1, 0.2]}, place="p:1")
+    ] * len(ROWS)
+    assert "cosine" in task.score_rows(source, stored)
+    assert "cosine" not in task_of().score_rows(source, stored)  # of which classes they are
+    wrong = [StoredPrediction(values={"labels": [], "probs": ["x", 0.1, 0.2]}, place="p:1")]
+    with pytest.raises(UserError, match="probs: expected a number for each class"):
+        task.score_rows(source, wrong * len(ROWS))
 
 
 def test_another_separator_is_remarked_on(tmp_path: Path) -> None:

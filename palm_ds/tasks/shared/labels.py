@@ -62,15 +62,10 @@ def positive_scores(
     """The scores of the class `positive` by its probability, over the rows with a label: its AUC,
     and those that the task asks for; empty if a prediction has no probabilities (a submission
     file), or without rows of both kinds. `targets`: (rows,) classes, -1 where there is none."""
-    shares = [prediction.get("probs") for prediction in predictions.values()]
-    if not all(
-        isinstance(prediction, list) and len(prediction) == len(task.labels)
-        for prediction in shares
-    ):
+    if (probs := class_probs(predictions, len(task.labels))) is None:
         return {}
     actual = targets[list(predictions)]
-    scores = np.array([prediction[positive] for prediction in shares if prediction], np.float64)
-    scores, actual = scores[actual >= 0], actual[actual >= 0]
+    scores, actual = probs[actual >= 0, positive], actual[actual >= 0]
     found = {"auc": auc(scores, actual, positive)}
     if math.isnan(found["auc"]):
         return {}
@@ -79,6 +74,18 @@ def positive_scores(
     if level := task.precision_at_threshold:
         found["precision_at_threshold"] = precision_at_threshold(scores, actual, level, positive)
     return found
+
+
+def class_probs(predictions: Mapping[int, Mapping[str, Any]], classes: int) -> np.ndarray | None:
+    """(predictions, classes) float64: their `probs`; None if a prediction has none, or those of
+    other classes. Raises UserError if they are no numbers."""
+    probs = [prediction.get("probs") for prediction in predictions.values()]
+    if not probs or not all(isinstance(each, list) and len(each) == classes for each in probs):
+        return None
+    try:
+        return np.array(probs, np.float64)
+    except (TypeError, ValueError):
+        raise UserError("probs: expected a number for each class in every prediction") from None
 
 
 def split_names(value: object, separator: str, nothing: str) -> list[str]:
