@@ -241,7 +241,8 @@ class GenerationHead(MaskedLMHead):
         self, rows: torch.Tensor, targets: torch.Tensor, *, temperature: float | None = None
     ) -> Any:
         """`targets` (n,) tokens, or (n, 2) tokens and the number of their flow."""
-        if not self.training or not (self.smoothing or self.weights):
+        changed = self.training and (self.smoothing or self.weights)
+        if temperature is not None or not changed:
             tokens = targets.view(len(rows), -1)[:, TOKEN]
             return super().forward(rows, tokens, temperature=temperature)
         loss = smoothed_lm_loss(

@@ -98,7 +98,7 @@ class NgramHead(MaskedLMHead):
         temperature: float | None = None,
     ) -> Any:
         """`targets` (n,) int64; `words_only`: tokens, among tokens."""
-        if words_only:
+        if words_only or temperature is not None:
             return super().forward(rows, targets, temperature=temperature)
         return HeadOutput(*_joined_loss(self, rows, targets))
 
