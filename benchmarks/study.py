@@ -39,6 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.cpu import compute_on_cpu  # noqa: E402
+from palm_ds.common.errors import UserError  # noqa: E402
 
 RECIPES = ROOT / "launch/recipes/study"
 REFERENCE = "masked_15"
@@ -148,7 +149,10 @@ def budget_of(out: Path, args: argparse.Namespace) -> float:
     reference = Run(arm=REFERENCE, body="bert", seed=1, out=out)
     values = reference.values(args.corpus, args.set)
     number, unit = str(values["batch"]).split()
-    assert unit == "tokens", values["batch"]
+    if unit != "tokens":
+        raise UserError(
+            f"batch: {values['batch']}: the study counts in tokens, such as 8192 tokens"
+        )
     return flops_of(values) * args.tokens / (1000 * float(number))
 
 
@@ -162,19 +166,15 @@ def train(run: Run, values: Mapping[str, Any], args: argparse.Namespace) -> None
     recipe = run.folder / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
     command = ["pretrain", recipe, "--deepspeed_config", args.deepspeed_config]
-    call(*command, "--run_dir", run.folder / "run")
+    call(*command, "--run_dir", run.folder / "run", output=None)
 
 
-def call(*words: object) -> str:
-    """The output of a command of palm-ds, whose messages go to this terminal."""
+def call(*words: object, output: int | None = subprocess.PIPE) -> str:
+    """What a command of palm-ds prints; with `output` None it prints it to this terminal."""
     command = [sys.executable, "-m", "palm_ds", *map(str, words)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    if words[0] == "pretrain":
-        subprocess.run(command, check=True, env=environment)
-        return ""
-    return subprocess.run(
-        command, check=True, env=environment, stdout=subprocess.PIPE, text=True
-    ).stdout
+    done = subprocess.run(command, check=True, env=environment, stdout=output, text=True)
+    return done.stdout or ""
 
 
 def measure(run: Run, values: Mapping[str, Any], args: argparse.Namespace) -> dict[str, float]:
@@ -297,8 +297,6 @@ def main() -> None:
     if args.table:
         write_table(args.table, table(runs))
         return
-    from palm_ds.common.errors import UserError
-
     try:
         run_all(runs, args)
     except (UserError, subprocess.CalledProcessError) as error:
