@@ -10,23 +10,15 @@ import torch
 
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.checkpoint.shard_files import ShardReader
-from tests.distributed.test_commands import DROPOUT, losses, records, write_recipe
+from tests.distributed.test_commands import losses, records, write_recipe
 from tests.distributed.test_phases import train
 from tests.end_to_end.test_ernie_doc_tasks import ANSWERS, CANDIDATES, write_long_tables
+from tests.helpers.small_configs import ERNIE_DOC
 from tests.helpers.small_corpus import write_small_corpus
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 ORDER, WORDS = "segment_reordering", "knowledge_masking"
-BACKBONE = {
-    "kind": "ernie_doc",
-    "hidden_size": 32,
-    "num_layers": 2,
-    "num_heads": 4,
-    "max_positions": 32,
-    "options": {"memory_length": 12},
-    **DROPOUT,
-}
 # The same layout is bit for bit the same; another one rounds otherwise.
 LAYOUTS = [
     pytest.param(((9, 1, 2),), (2, 3), 1e-6, id="another layout"),
@@ -76,7 +68,7 @@ def check_one_curve(
     recipe = write_recipe(
         tmp_path,
         tmp_path / "corpus",
-        backbone=BACKBONE,
+        backbone=ERNIE_DOC,
         length=32,
         batch="4 rows",
         log={"every": 1},

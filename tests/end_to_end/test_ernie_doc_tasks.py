@@ -16,17 +16,8 @@ from palm_ds.cli.main import main
 from palm_ds.common.errors import UserError
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.serve.served_model import ModelOptions, open_served
+from tests.helpers.small_configs import ERNIE_DOC
 
-BACKBONE = {
-    "kind": "ernie_doc",
-    "hidden_size": 32,
-    "num_layers": 2,
-    "num_heads": 4,
-    "max_positions": 32,
-    "options": {"memory_length": 12},
-    "dropout": 0.1,
-    "attention_dropout": 0.1,
-}
 ANSWERS, CANDIDATES = "answers", "candidates"
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -76,7 +67,7 @@ def _row(rng: random.Random, number: int) -> dict[str, dict[str, Any]]:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("long")
     recipe = {
-        "backbone": BACKBONE,
+        "backbone": ERNIE_DOC,
         "length": 32,
         "batch": "4 rows",
         "documents": {"stride": 12, "readings": 2},

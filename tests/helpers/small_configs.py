@@ -43,3 +43,16 @@ def letters(end: str) -> Tokenizer:
     """A vocabulary of BERT's special tokens and the letters from a to `end`."""
     words = [chr(code) for code in range(ord("a"), ord(end) + 1)]
     return wordpiece(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *words], lower=True)
+
+
+ERNIE_DOC = {
+    "kind": "ernie_doc",
+    "hidden_size": 32,
+    "num_layers": 2,
+    "num_heads": 4,
+    "max_positions": 32,
+    "options": {"memory_length": 12},
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+}
+"""`backbone` of a recipe: windows of 32 tokens with memories of 12."""
