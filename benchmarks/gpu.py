@@ -52,10 +52,11 @@ class Section:
 
 SECTIONS = (
     Section("ceilings", 20, "speed:ceilings", "what the card does at most"),
-    Section("kernels", 80, "correctness:kernels", "kernels against the plain ones"),
+    Section("kernels", 110, "correctness:kernels", "kernels against the plain ones"),
     Section("goals", 150, "speed:goals", "pretraining, packed rows of 512, dropout 0.1"),
-    Section("losses", 80, "correctness:losses", "the loss of 50 steps, compared with fp32"),
-    Section("trainer", 90, "trainer:pretraining", "the same with transformers.Trainer"),
+    Section("losses", 110, "correctness:losses", "the loss of 50 steps, compared with fp32"),
+    Section("trainer", 130, "trainer:pretraining", "the same with transformers.Trainer"),
+    Section("modern", 70, "speed:modern", "ModernBERT-base at 1,024 and 8,192"),
     Section("forms", 110, "speed:forms", "pretraining, form by form"),
     Section("resume", 35, "correctness:resume", "a resumed run, bit for bit"),
     Section("checkpoints", 30, "checkpoints:checkpoints", "the time of a checkpoint"),

@@ -18,7 +18,7 @@ from benchmarks.gpu_parts.context import Context, Row
 from benchmarks.gpu_parts.models import DTYPES, EngineLoop, Setup
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import IMPLEMENTATIONS, Kernels
-from palm_ds.model.ops.implementation import Environment, Implementation
+from palm_ds.model.ops.implementation import Implementation
 
 PLAIN = tuple((name, choices[-1].name) for name, choices in IMPLEMENTATIONS.items())
 FACTOR, FLOOR = 2.0, 1e-5
@@ -31,18 +31,25 @@ CURVES = {"bf16": 0.02, "fp16": 0.02, "fp32": 2e-3}
 
 
 def kernels(context: Context) -> None:
-    """Every implementation of every operation in every precision, against the plain ones."""
-    setup = _small(context)
-    [batch] = setup.batches(1)
-    judge = _Judge(setup, batch, context)
-    for operation, each, precision in _forms(context):
-        names = {"operation": operation, "form": each.name, "precision": precision}
-        if reason := _unavailable(each, setup, precision, context):
-            context.add(**names, skipped=reason)
-            continue
-        context.measure(
-            lambda o=operation, e=each, p=precision: judge.compare(o, e.name, p), needs=3, **names
-        )
+    """Every implementation of every operation in every precision, against the plain ones; then
+    those of attention in a ModernBERT, which has windows and rotary positions."""
+    for shape in ("bert", "modernbert"):
+        setup = _small(context, shape)
+        [batch] = setup.batches(1)
+        judge = _Judge(setup, batch, context)
+        for operation, each, precision in _forms(context):
+            names = {"encoder": shape, "operation": operation, "form": each.name}
+            names["precision"] = precision
+            if shape == "modernbert" and operation not in ("attention", "compile"):
+                continue
+            if reason := _unavailable(each, setup, precision, context):
+                context.add(**names, skipped=reason)
+                continue
+            context.measure(
+                lambda j=judge, o=operation, e=each, p=precision: j.compare(o, e.name, p),
+                needs=3,
+                **names,
+            )
 
 
 def _forms(context: Context) -> Iterator[tuple[str, Implementation, str]]:
@@ -54,10 +61,11 @@ def _forms(context: Context) -> Iterator[tuple[str, Implementation, str]]:
                     yield from ((operation, each, precision) for each in choices[:-1])
 
 
-def _small(context: Context) -> Setup:
+def _small(context: Context, encoder: str = "bert") -> Setup:
+    prefix = "" if encoder == "bert" else f"{encoder}-"
     if context.toy:
-        return Setup(shape="toy", length=32, rows=2, dropout=0.0, words=500)
-    return Setup(shape="mini", length=512, rows=4, dropout=0.0)
+        return Setup(shape=f"{prefix}toy", length=32, rows=2, dropout=0.0, words=500)
+    return Setup(shape=f"{prefix}mini", length=512, rows=4, dropout=0.0)
 
 
 def _unavailable(
@@ -65,10 +73,8 @@ def _unavailable(
 ) -> str | None:
     if context.device.type == "cpu" and precision == "fp16":
         return "fp16 is for GPUs"
-    environment = Environment(
-        device=context.device, dtype=DTYPES[precision], config=setup.config, dropout="counter"
-    )
-    return each.unavailable(environment)
+    now = setup.changed(precision=precision)
+    return each.unavailable(now.environment(context.device, "counter"))
 
 
 class _Judge:
@@ -120,12 +126,9 @@ class _Judge:
         if operation not in WITH_DROPOUT:
             return form if operation == "dropout" else None
         (each,) = (each for each in IMPLEMENTATIONS[operation] if each.name == form)
-        setup = self.setup.changed(dropout=0.1)
+        setup = self.setup.changed(dropout=0.1, precision=precision)
         for dropout in ("plain", "counter"):
-            environment = Environment(
-                device=self.device, dtype=DTYPES[precision], config=setup.config, dropout=dropout
-            )
-            if each.unavailable(environment) is None:
+            if each.unavailable(setup.environment(self.device, dropout)) is None:
                 return dropout
         return None
 

@@ -18,6 +18,7 @@ from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels, choose_kernels
 from palm_ds.model.multi_task_model import Model
+from palm_ds.model.ops.implementation import Environment
 from palm_ds.runtime.optimizer.param_groups import param_groups
 
 SHAPES = {
@@ -26,8 +27,12 @@ SHAPES = {
     "minilm": (384, 6, 12),
     "base": (768, 12, 12),
     "large": (1024, 24, 16),
+    "modernbert-toy": (32, 3, 2),
+    "modernbert-mini": (256, 4, 4),
+    "modernbert-base": (768, 22, 12),
 }
 """{name: (hidden size, layers, heads)}"""
+MODERN_WORDS = 50_368
 WORDS, MASKED, LEARNING_RATE, CLIP = 30_522, 0.15, 1e-4, 1.0
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CLS, SEP, FIRST = 2, 3, 5
@@ -49,16 +54,28 @@ class Setup:
     @property
     def config(self) -> EncoderConfig:
         width, layers, heads = SHAPES[self.shape]
-        return EncoderConfig(
-            vocab_size=self.words,
-            hidden_size=width,
-            num_layers=layers,
-            num_heads=heads,
-            max_positions=self.length,
-            token_types=2,
-            task_types=0,
-            dropout=self.dropout,
-            attention_dropout=self.dropout,
+        sizes = {"hidden_size": width, "num_layers": layers, "num_heads": heads}
+        own: dict[str, Any]
+        if self.modern:
+            own = {"kind": "modernbert", "intermediate_size": 3 * width // 2}
+        else:
+            own = {"max_positions": self.length, "token_types": 2, "task_types": 0}
+        own |= {"vocab_size": self.words, "dropout": self.dropout}
+        return EncoderConfig.from_dict({**sizes, **own, "attention_dropout": self.dropout})
+
+    @property
+    def modern(self) -> bool:
+        """Whether it is a ModernBERT, which has windows and rotary positions."""
+        return self.shape.startswith("modernbert")
+
+    def environment(self, device: torch.device, dropout: str) -> Environment:
+        """What implementations are asked about, with this form of dropout."""
+        return Environment(
+            device=device,
+            dtype=DTYPES[self.precision],
+            config=self.config,
+            dropout=dropout,
+            windows=self.modern,
         )
 
     def kernels(self, device: torch.device, stage: int = 1) -> Kernels:
@@ -72,6 +89,7 @@ class Setup:
             dtype=DTYPES[self.precision],
             config=self.config,
             zero_stage=stage,
+            windows=self.modern,
         )
 
     def model(self, kernels: Kernels, device: torch.device) -> Model:

@@ -19,6 +19,18 @@ from benchmarks.gpu_parts.models import CLIP, FIRST, LEARNING_RATE, MASKED, SHAP
 from benchmarks.gpu_parts.speed import setup_of
 from palm_ds.runtime.device.memory import take_memory_use
 
+CASES = (
+    ("base", 512, True, True),
+    ("modernbert-base", 1024, True, True),
+    ("base", 512, False, False),
+    ("base", 128, True, True),
+    ("large", 512, True, True),
+    ("base", 128, False, False),
+    ("modernbert-base", 8192, True, True),
+    ("base", 512, True, False),
+)
+"""(shape, length, rows without padding, torch.compile), the most important first."""
+
 
 def missing() -> str | None:
     for package in ("transformers", "accelerate"):
@@ -37,35 +49,37 @@ def outside_a_run() -> Iterator[None]:
 
 
 def pretraining(context: Context) -> None:
-    """Masked words with BertForMaskedLM: full rows (no padding, so its best case), and examples of
-    varied length padded to the longest of a batch."""
+    """Masked words with BERT's and ModernBERT's models: full rows (no padding, so its best case), and
+    examples of varied length padded to the longest of a batch."""
     if reason := missing():
         context.add(skipped=reason)
         return
-    for shape in ("base",) if context.toy else ("base", "large"):
-        for filled, compiled in ((True, True), (True, False), (False, False)):
-            if compiled and context.toy:
-                continue
-            setup = setup_of(context, shape=shape, length=512)
-            setup = setup.changed(rows=max(setup.rows // 2, 1))  # it keeps every logit
-            context.measure(
-                lambda s=setup, f=filled, c=compiled: with_room(
-                    lambda now: _pretrained(now, context, filled=f, compiled=c), s
-                ),
-                needs=25,
-                shape=shape,
-                length=setup.length,
-                examples="full rows" if filled else "varied, padded",
-                compiled=compiled,
-            )
+    for shape, length, filled, compiled in CASES[:2] if context.toy else CASES:
+        setup = setup_of(context, shape=shape, length=length)
+        setup = setup.changed(rows=max(setup.rows // 2, 1))  # it keeps every logit
+        context.measure(
+            lambda s=setup, f=filled, c=compiled: with_room(
+                lambda now: _pretrained(now, context, filled=f, compiled=c), s
+            ),
+            needs=15,
+            shape=shape,
+            length=setup.length,
+            examples="full rows" if filled else "varied, padded",
+            compiled=compiled and not context.toy,
+        )
 
 
 @outside_a_run()
 def _pretrained(setup: Setup, context: Context, *, filled: bool, compiled: bool) -> Row:
-    from transformers import BertForMaskedLM
+    from transformers import AutoModelForMaskedLM
 
     torch.manual_seed(1)
-    model = BertForMaskedLM(bert_config(setup.shape, setup.length, setup.dropout))
+    config = (
+        modernbert_config(setup)
+        if setup.modern
+        else bert_config(setup.shape, setup.length, setup.dropout)
+    )
+    model = AutoModelForMaskedLM.from_config(config)
     examples = MaskedExamples(setup, filled=filled)
     warm, steps = (2, 2) if context.toy else (6, 24)
     clock = Clock(warm, context.device)
@@ -79,7 +93,7 @@ def _pretrained(setup: Setup, context: Context, *, filled: bool, compiled: bool)
         max_steps=warm + steps,
         learning_rate=LEARNING_RATE,
         weight_decay=0.01,
-        torch_compile=compiled,
+        torch_compile=compiled and not context.toy,
     )
     trainer.train()
     tokens = examples.tokens_per_row * setup.rows * steps
@@ -88,6 +102,21 @@ def _pretrained(setup: Setup, context: Context, *, filled: bool, compiled: bool)
     if used := take_memory_use(context.device):
         found["memory_gb"] = round(used.allocated / 1e9, 2)
     return found
+
+
+def modernbert_config(setup: Setup) -> Any:
+    from transformers import ModernBertConfig
+
+    width, layers, heads = SHAPES[setup.shape]
+    return ModernBertConfig(
+        vocab_size=setup.words,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=setup.config.feed_forward_size,
+        pad_token_id=0,
+        attn_implementation="sdpa",
+    )
 
 
 def bert_config(shape: str, length: int, dropout: float, **more: Any) -> Any:
