@@ -49,8 +49,8 @@ def outside_a_run() -> Iterator[None]:
 
 
 def pretraining(context: Context) -> None:
-    """Masked words with BERT's and ModernBERT's models: full rows (no padding, so its best case), and
-    examples of varied length padded to the longest of a batch."""
+    """Masked words with BERT's and ModernBERT's models: full rows (no padding, so its best case),
+    and examples of varied length padded to the longest of a batch."""
     if reason := missing():
         context.add(skipped=reason)
         return
@@ -108,14 +108,14 @@ def modernbert_config(setup: Setup) -> Any:
     from transformers import ModernBertConfig
 
     width, layers, heads = SHAPES[setup.shape]
+    settings: dict[str, Any] = {"attn_implementation": "sdpa", "pad_token_id": 0}
     return ModernBertConfig(
         vocab_size=setup.words,
         hidden_size=width,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         intermediate_size=setup.config.feed_forward_size,
-        pad_token_id=0,
-        attn_implementation="sdpa",
+        **settings,
     )
 
 
