@@ -53,6 +53,7 @@ class Section:
 SECTIONS = (
     Section("ceilings", 20, "speed:ceilings", "what the card does at most"),
     Section("kernels", 110, "correctness:kernels", "kernels against the plain ones"),
+    Section("windows", 50, "correctness:windows", "attention with windows and rotary positions"),
     Section("goals", 150, "speed:goals", "pretraining, packed rows of 512, dropout 0.1"),
     Section("losses", 110, "correctness:losses", "the loss of 50 steps, compared with fp32"),
     Section("trainer", 130, "trainer:pretraining", "the same with transformers.Trainer"),

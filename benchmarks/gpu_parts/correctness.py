@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -31,25 +31,28 @@ CURVES = {"bf16": 0.02, "fp16": 0.02, "fp32": 2e-3}
 
 
 def kernels(context: Context) -> None:
-    """Every implementation of every operation in every precision, against the plain ones; then
-    those of attention in a ModernBERT, which has windows and rotary positions."""
-    for shape in ("bert", "modernbert"):
-        setup = _small(context, shape)
-        [batch] = setup.batches(1)
-        judge = _Judge(setup, batch, context)
-        for operation, each, precision in _forms(context):
-            names = {"encoder": shape, "operation": operation, "form": each.name}
-            names["precision"] = precision
-            if shape == "modernbert" and operation not in ("attention", "compile"):
-                continue
-            if reason := _unavailable(each, setup, precision, context):
-                context.add(**names, skipped=reason)
-                continue
-            context.measure(
-                lambda j=judge, o=operation, e=each, p=precision: j.compare(o, e.name, p),
-                needs=3,
-                **names,
-            )
+    """Every implementation of every operation in every precision, against the plain ones."""
+    _compare_all(context, _small(context), tuple(IMPLEMENTATIONS))
+
+
+def windows(context: Context) -> None:
+    """Those of attention in a ModernBERT, which has windows and rotary positions."""
+    _compare_all(context, _small(context, "modernbert"), ("attention", "compile"))
+
+
+def _compare_all(context: Context, setup: Setup, operations: Sequence[str]) -> None:
+    [batch] = setup.batches(1)
+    judge = _Judge(setup, batch, context)
+    for operation, each, precision in _forms(context):
+        names = {"operation": operation, "form": each.name, "precision": precision}
+        if operation not in operations:
+            continue
+        if reason := _unavailable(each, setup, precision, context):
+            context.add(**names, skipped=reason)
+            continue
+        context.measure(
+            lambda o=operation, e=each, p=precision: judge.compare(o, e.name, p), needs=3, **names
+        )
 
 
 def _forms(context: Context) -> Iterator[tuple[str, Implementation, str]]:

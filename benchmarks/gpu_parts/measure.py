@@ -9,7 +9,9 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Protocol
+from unittest.mock import patch
 
 import torch
 
@@ -39,6 +41,8 @@ def speed(loop: TrainingLoop, context: Context, seconds: float = 3.0) -> Row:
     done, one = warm_up(loop, device)
     warm = time.perf_counter() - began
     take_memory_use(device)
+    gc.collect()
+    gc.freeze()  # a run does not look through all objects either
     steps = LEAST_STEPS if context.toy else max(LEAST_STEPS, int(seconds / BLOCKS / one))
     waited = getattr(loop, "waited", None)
     rates, passed = [], 0.0
@@ -46,6 +50,7 @@ def speed(loop: TrainingLoop, context: Context, seconds: float = 3.0) -> Row:
         block = seconds_of(lambda first=done: run(loop, first, steps), device)
         rates.append(steps * tokens / block)
         done, passed = done + steps, passed + block
+    gc.unfreeze()
     found = rate_row(statistics.median(rates), flops / tokens, loop.setup.precision, context)
     found |= {"spread": round((max(rates) - min(rates)) / statistics.median(rates), 3)}
     found |= {"warm_up_s": round(warm, 1), "compiled": compile_count() - compiled}
@@ -83,6 +88,33 @@ def warm_up(loop: TrainingLoop, device: torch.device) -> tuple[int, float]:
 def run(loop: TrainingLoop, first: int, steps: int) -> None:
     for number in range(first, first + steps):
         loop.step(number)
+
+
+def host_time(loop: TrainingLoop, first: int, device: torch.device, steps: int = 4) -> Row:
+    """How long the host takes to hand a step to an idle device, in milliseconds: all of it, and in
+    the engine's calls of DeepSpeed. A step that takes no longer on the device waits for the
+    host."""
+    engine = getattr(getattr(loop, "engine", None), "_engine", None)
+    found: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        for name in ("forward", "backward", "step") if engine is not None else ():
+            timed = _timed(getattr(engine, name), found.setdefault(name, []))
+            stack.enter_context(patch.object(engine, name, timed))
+        for number in range(first, first + steps):
+            synchronize(device)
+            _timed(loop.step, found.setdefault("whole", []))(number)
+    synchronize(device)
+    return {f"host_{name}_ms": round(1e3 * statistics.median(x), 1) for name, x in found.items()}
+
+
+def _timed(function: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
+    def call(*arguments: Any, **named: Any) -> Any:
+        began = time.perf_counter()
+        result = function(*arguments, **named)
+        seconds.append(time.perf_counter() - began)
+        return result
+
+    return call
 
 
 def synchronizations(loop: TrainingLoop, first: int, device: torch.device, steps: int = 4) -> Row:

@@ -13,6 +13,7 @@ import torch
 from benchmarks.gpu_parts.context import Context, Row, seconds_of
 from benchmarks.gpu_parts.measure import (
     TrainingLoop,
+    host_time,
     profile,
     speed,
     synchronizations,
@@ -98,6 +99,7 @@ def _goal(make: MakeLoop, setup: Setup, context: Context) -> Row:
         found = speed(loop, context) | {"kernels": vars(loop.kernels).copy()}
         found["choice"] = setup.choice(context.device)[1]
         found |= synchronizations(loop, found["steps"], context.device)
+        found |= host_time(loop, found["steps"] + 8, context.device)
         goal, share = GOALS.get((setup.shape, setup.length)), found.get("share_of_peak")
         if goal and share is not None:
             found |= {"goal": goal, "met": share >= goal}

@@ -202,8 +202,13 @@ def _apex_unavailable(environment: Environment) -> str | None:
     return None
 
 
-def _slower_on_gpus(environment: Environment) -> str | None:
-    return None if environment.device.type == "cpu" else "slower than the GPU's own; on request"
+def _counter_not_preferred(environment: Environment) -> str | None:
+    """On GPUs its masks of attention weights are for the kernels of `triton`."""
+    if environment.device.type == "cpu" or not environment.config.attention_dropout:
+        return None
+    with_counter = replace(environment, dropout="counter")
+    reason = attention_choice.unavailable("triton", with_counter)
+    return f'attention: "triton" {reason}' if reason else None
 
 
 def _compile_unavailable(environment: Environment) -> str | None:
@@ -260,7 +265,10 @@ IMPLEMENTATIONS: dict[str, tuple[Implementation, ...]] = {
         Implementation("apex", _apex_unavailable),
         Implementation("torch"),
     ),
-    "dropout": (Implementation("counter", not_preferred=_slower_on_gpus), Implementation("plain")),
+    "dropout": (
+        Implementation("counter", not_preferred=_counter_not_preferred),
+        Implementation("plain"),
+    ),
     "compile": (
         Implementation("on", _compile_unavailable, _compile_not_preferred),
         Implementation("off"),

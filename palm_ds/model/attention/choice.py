@@ -167,9 +167,9 @@ def _installed(module: str) -> bool:
 
 
 FOR_GPUS: Mapping[str, Callable[[Environment], str | None]] = {
+    "triton": _triton,
     "varlen": _varlen,
     "efficient": _efficient,
-    "triton": _triton,
     "varlen_fa3": _flash_3,
     "varlen_fa4": _flash_4,
 }

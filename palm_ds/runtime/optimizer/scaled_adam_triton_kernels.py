@@ -93,7 +93,7 @@ def apply_kernel(
     update,
     starts,
     ends,
-    params,
+    owners,
     factors,
     found_inf,
     rate,
@@ -105,7 +105,7 @@ def apply_kernel(
     start, end = tl.load(starts + block), tl.load(ends + block)
     if GUARDED:
         end = tl.where(tl.load(found_inf) != 0, start, end)
-    scaled_rate = rate * tl.load(factors + tl.load(params + block))
+    scaled_rate = rate * tl.load(factors + tl.load(owners + block))
     for offset in range(0, VALUES, BLOCK):
         i = start + offset + tl.arange(0, BLOCK)
         inside = i < end
