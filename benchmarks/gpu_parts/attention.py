@@ -86,7 +86,7 @@ class _Case:
         )
 
     def measure(self, form: str, rate: float) -> Row:
-        own = form in ("varlen", "efficient", "sdpa")
+        own = form in ("varlen", "sdpa")
         keys = None if own or not rate else dropout_keys(self.batch, self.qkv.shape[1])
         plan = plan_attention(self.batch, form, keys=keys)
         forward = lambda: attend(self.qkv, plan, num_heads=self.heads, dropout=rate)  # noqa: E731
@@ -136,7 +136,7 @@ def _blocks(context: Context) -> None:
                     rows=rows, columns=columns, warps=warps, stages=stages
                 )
                 names = dict(head_size=case.size, length=512, rows="mixed", form="triton")
-                with patch.object(attention_triton, "_blocks", lambda parts, forward, b=blocks: b):
+                with patch.object(attention_triton, "_blocks", lambda *_, b=blocks, **__: b):
                     context.measure(
                         lambda c=case: c.measure("triton", 0.1),
                         needs=8,

@@ -1,8 +1,7 @@
 """Chooses an implementation for each operation: the fastest that can run, or the one requested.
 
     operation         implementations, fastest first
-    attention         tiles, varlen, efficient, triton, varlen_fa3, varlen_fa4, sdpa, plain
-                                                                      attention.py
+    attention         tiles, triton, varlen, varlen_fa3, varlen_fa4, sdpa, plain      attention.py
     masked_lm_loss    chunked, liger, linear_cross_entropy, plain     masked_lm_loss.py
     layer_norm        triton, apex, torch                             fused_norm.py
     dropout           counter, plain                                  dropout.py

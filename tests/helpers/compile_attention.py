@@ -30,7 +30,7 @@ def compiled(
 ) -> dict[str, object]:
     kernel = getattr(attention_triton_kernels, name)
     parts = torch.empty(512, 3, 12, size, dtype=dtype, device="meta")
-    blocks = attention_triton._blocks(parts, forward=name == "forward_kernel").options()
+    blocks = attention_triton._blocks(parts, dropout, forward=name == "forward_kernel").options()
     given = {**attention_triton._arguments(parts, 512, dropout, window), **blocks}
     kinds = {name: TYPES[dtype] for name in ("qkv", "out", "grad", "d_qkv")} | POINTERS | NUMBERS
     signature = {each: kinds.get(each, "constexpr") for each in kernel.arg_names}

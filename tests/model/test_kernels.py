@@ -149,11 +149,12 @@ def attention_on(
 @pytest.mark.parametrize(
     ("cards", "dtypes", "dropout", "chosen"),
     [
-        ((A100, H100), HALF, "plain", "varlen"),
-        ((A100, H100), FULL, "plain", "efficient"),
+        ((A100, H100), (*HALF, *FULL), "auto", "triton"),
         ((A100, H100), (*HALF, *FULL), "counter", "triton"),
-        ((V100, T4), (torch.float16, torch.float32), "plain", "efficient"),
-        ((V100, T4), (torch.bfloat16,), "plain", "sdpa"),
+        ((A100, H100), HALF, "plain", "varlen"),
+        ((A100, H100), FULL, "plain", "sdpa"),
+        ((V100, T4), (*HALF, *FULL), "auto", "sdpa"),
+        ((V100, T4), (*HALF, *FULL), "plain", "sdpa"),
         ((V100, T4), (*HALF, *FULL), "counter", "plain"),
     ],
 )
@@ -176,8 +177,8 @@ def test_attention_without_dropout_takes_any_dropout(monkeypatch: pytest.MonkeyP
     still = EncoderConfig(vocab_size=50, attention_dropout=0.0)
     for dropout in ("plain", "counter"):
         chosen = attention_on(monkeypatch, H100, torch.bfloat16, still, dropout=dropout)[0]
-        assert chosen == "varlen"
-        for kernel in ("triton", "efficient"):
+        assert chosen == "triton"
+        for kernel in ("triton", "varlen"):
             requested = {"attention": kernel, "dropout": dropout}
             assert attention_on(monkeypatch, H100, torch.bfloat16, still, **requested)[0] == kernel
 
@@ -224,9 +225,8 @@ def test_a_run_that_hides_tokens_gets_attention_that_can(
             requested, device="cuda", dtype=dtype, config=config, partial_tasks=tasks
         )
         chosen[tasks] = kernels.attention
-    assert list(chosen.values()) == ["varlen" if dtype != torch.float32 else "efficient", "triton"]
-    assert "hide" in lines[0]
-    for kernel in ("varlen", "efficient", "varlen_fa3", "varlen_fa4"):
+    assert list(chosen.values()) == ["triton" if not dropout else "sdpa", "triton"]
+    for kernel in ("varlen", "varlen_fa3", "varlen_fa4"):
         with pytest.raises(UserError) as caught:
             choose_kernels(
                 {**requested, "attention": kernel},
@@ -241,10 +241,9 @@ def test_a_run_that_hides_tokens_gets_attention_that_can(
 def test_attention_that_fails_its_trial_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here torch's operators for CUDA fail for real: the tensors of this card are on the CPU."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: H100)
-    for kernel in ("varlen", "efficient"):
-        reason = attention_trial.attention_failure(kernel, on_cpu(CONFIG, torch.bfloat16))
-        assert reason is not None and reason.startswith("does not run here (")
-        assert "\n" not in reason
+    reason = attention_trial.attention_failure("varlen", on_cpu(CONFIG, torch.bfloat16))
+    assert reason is not None and reason.startswith("does not run here (")
+    assert "\n" not in reason
 
 
 def on_cpu(config: EncoderConfig, dtype: torch.dtype, **others: Any) -> Environment:
@@ -281,4 +280,4 @@ def test_a_trial_compares_with_the_plain_attention(
 def test_a_gpu_gets_kernels_for_gpus(dtype: torch.dtype, dropout: str) -> None:
     kernels, lines = choose("cuda", dtype, dropout=dropout)
     dense = torch.cuda.get_device_capability() < A100
-    assert dense or kernels.attention in ("varlen", "efficient", "triton"), lines
+    assert dense or kernels.attention in ("varlen", "triton", "sdpa"), lines

@@ -1,9 +1,8 @@
 """Attention within the sequences of packed rows: one definition, and faster forms of it.
 
+    triton       our own kernel, with the masks of `dropout: counter`
     varlen       torch's FlashAttention 2: half precision, compute capability 8.0 and above
     varlen_fa3, varlen_fa4   FlashAttention 3 and 4, where they are installed
-    efficient    torch's memory-efficient kernels: fp32, and fp16 on older cards
-    triton       our own kernel, with the masks of `dropout: counter`
     tiles        CPU: neighbouring sequences joined up to 128 tokens, one tile at a time; replaced
                  by sdpa where no gradients are needed and a row is at most 128 tokens long
     sdpa         torch's scaled_dot_product_attention with a mask
@@ -20,7 +19,7 @@ that are read from left to right, not those with queries, which stand far from w
 Relative positions that add to the scores (palm_ds/model/encoder/positions.py) go through `sdpa` and
 `plain` alone.
 
-A `window` is how many tokens a token attends to on each side. `efficient` has none.
+A `window` is how many tokens a token attends to on each side.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.attention.dense import plain_attention, sdpa
 from palm_ds.model.attention.plan import AttentionPlan
 from palm_ds.model.attention.tiles import TILE, plan_tiles
-from palm_ds.model.attention.varlen import plan_varlen, varlen_attention
+from palm_ds.model.attention.varlen import plan_varlen
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.inputs.visibility import visible
 from palm_ds.model.ops.dropout import DropoutKeys
@@ -90,8 +89,4 @@ def _plan(batch: Batch, kernel: str, *, compiled: bool) -> AttentionPlan:
             mask &= visible(batch.visibility)
         return AttentionPlan(kernel=kernel, compute=_DENSE[kernel], mask=mask[:, None])
     assert batch.visibility is None, "choose_kernels says so"
-    if kernel == "efficient":
-        from palm_ds.model.attention.varlen import efficient_attention
-
-        return plan_varlen(batch, kernel, efficient_attention, compiled=compiled)
-    return plan_varlen(batch, kernel, varlen_attention, compiled=compiled)
+    return plan_varlen(batch, kernel, compiled=compiled)

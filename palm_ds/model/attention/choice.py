@@ -1,9 +1,10 @@
 """Conditions under which each implementation of attention can run, for `choose_kernels`.
 
-The order on GPUs has not been measured. It prefers what many others run: torch's FlashAttention,
-then its memory-efficient kernels, then our own. `dropout: counter` leaves only our own, as the
-others draw their own masks. FlashAttention 3 and 4 are beta versions, so they run on request. A
-dense mask comes last: it costs memory and time in proportion to the square of a row.
+On GPUs our own kernels come first: in a whole model on an H200 they were faster than torch's
+FlashAttention 2 (docs/speed.md), and they compute the same bits in every run. `dropout: counter`
+leaves only our own, as the others draw their own masks. FlashAttention 3 and 4 are beta versions,
+so they run on request. A dense mask comes last: it costs memory and time in proportion to the
+square of a row.
 
 The trial runs an attention implementation once before a run relies on it: on this card, in this
 dtype, for this head size, forward and backward, against the plain one in fp32.
@@ -119,16 +120,6 @@ def _from_registry(environment: Environment, name: str, package: str) -> str | N
     )
 
 
-def _efficient(environment: Environment) -> str | None:
-    if reason := _hides_nothing(environment):
-        return reason
-    if environment.windows:
-        return "has no windows"
-    if environment.dtype == torch.bfloat16 and (reason := _needs_capability(environment, (8, 0))):
-        return f"{reason} for bf16"
-    return draws_own_masks(environment)
-
-
 def _triton(environment: Environment) -> str | None:
     if not _installed("triton"):
         return "triton is not installed"
@@ -169,7 +160,6 @@ def _installed(module: str) -> bool:
 FOR_GPUS: Mapping[str, Callable[[Environment], str | None]] = {
     "triton": _triton,
     "varlen": _varlen,
-    "efficient": _efficient,
     "varlen_fa3": _flash_3,
     "varlen_fa4": _flash_4,
 }

@@ -67,12 +67,14 @@ class AttentionPlan:
     keys: DropoutKeys | None = None
     """What dropout masks are computed from; None: torch draws them."""
 
-    def for_layer(self, number: int) -> AttentionPlan:
-        """The same with the dropout keys of a layer."""
+    def for_layers(self, count: int) -> list[AttentionPlan]:
+        """The same with the dropout keys of each layer, the first of which is number 1."""
         if self.keys is None:
-            return self
-        table = self.distance_keys and self.distance_keys.site(number)
-        return replace(self, keys=self.keys.site(number), distance_keys=table)
+            return [self] * count
+        numbers = range(1, count + 1)
+        tables = self.distance_keys.sites(numbers) if self.distance_keys else [None] * count
+        pairs = zip(self.keys.sites(numbers), tables, strict=True)
+        return [replace(self, keys=keys, distance_keys=table) for keys, table in pairs]
 
 
 def split_heads(qkv: torch.Tensor, num_heads: int) -> tuple[torch.Tensor, ...]:

@@ -85,7 +85,7 @@ def packed_forward(
     and log2 of the sums of its softmax, (heads, tokens) fp32."""
     parts = parts.contiguous()
     out, sums = _outputs(parts)
-    blocks = _blocks(parts, forward=True)
+    blocks = _blocks(parts, dropout, forward=True)
     with torch.cuda.device_of(parts):
         _kernels().forward_kernel[_grid(parts, blocks)](
             *(parts, bounds, visibility, hashes, columns, out, sums),
@@ -123,7 +123,7 @@ def packed_backward(
     """The gradient of `parts`."""
     parts = parts.contiguous()
     products, d_parts = torch.empty_like(sums), torch.empty_like(parts)
-    blocks = _blocks(parts, forward=False)
+    blocks = _blocks(parts, dropout, forward=False)
     arguments = {**_arguments(parts, length, dropout, window), **blocks.options()}
     ahead, grid = (parts, bounds, visibility, hashes, columns), _grid(parts, blocks)
     behind, kernels = (sums, grad, products, d_parts), _kernels()
@@ -140,8 +140,8 @@ def _(grad, parts, *others):  # noqa: ANN001, ANN002, ANN202
 
 @dataclass(frozen=True, kw_only=True)
 class _Blocks:
-    """Block sizes of a kernel: fixed for a head size and dtype, since other blocks add up in
-    another order."""
+    """Block sizes of a kernel: fixed for a head size, a dtype, and whether there is dropout, since
+    other blocks add up in another order."""
 
     rows: int
     columns: int
@@ -153,15 +153,21 @@ class _Blocks:
         return {**options, "num_warps": self.warps, "num_stages": self.stages}
 
 
-def _blocks(parts: torch.Tensor, *, forward: bool) -> _Blocks:
-    """Chosen to fit the registers and the 99 KiB of shared memory of the smallest cards from
-    compute capability 8.0 on."""
-    wide = parts.shape[-1] > 64
+def _blocks(parts: torch.Tensor, dropout: float, *, forward: bool) -> _Blocks:
+    """The fastest of sixteen on an H200 for heads of 64 (docs/speed.md) among those that fit the
+    registers and the 99 KiB of shared memory of the smallest cards from compute capability 8.0
+    on."""
     if parts.dtype == torch.float32:
-        return _Blocks(rows=32, columns=32, warps=8 if wide else 4, stages=1)
+        return _Blocks(rows=32, columns=32, warps=8 if parts.shape[-1] > 64 else 4, stages=1)
+    if parts.shape[-1] > 64:
+        if forward:
+            return _Blocks(rows=128, columns=64, warps=8, stages=2)
+        return _Blocks(rows=64, columns=64, warps=8, stages=1)
     if forward:
-        return _Blocks(rows=128, columns=64, warps=8 if wide else 4, stages=2)
-    return _Blocks(rows=64, columns=64, warps=8 if wide else 4, stages=1 if wide else 2)
+        return _Blocks(rows=128 if dropout else 64, columns=64, warps=4, stages=3)
+    if dropout:
+        return _Blocks(rows=64, columns=32, warps=4, stages=3)
+    return _Blocks(rows=64, columns=64, warps=4, stages=2)
 
 
 def _kernels() -> ModuleType:

@@ -294,12 +294,13 @@ class TransformerEncoder(Encoder):
         plan = self._with_distances(self._with_rotations(plan, batch), batch, keys)
         rows = at if at is None or not compiled else padded_positions(at, batch.input_ids.numel())
         layers = self.computed_layers
-        for number, layer in enumerate(layers, 1):
+        plans = plan.for_layers(len(layers))
+        for number, (layer, own) in enumerate(zip(layers, plans, strict=True), 1):
             arguments = () if rows is None or number < len(layers) else (rows,)
             if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(layer, x, plan.for_layer(number), *arguments, use_reentrant=False)
+                x = checkpoint(layer, x, own, *arguments, use_reentrant=False)
             else:
-                x = layer(x, plan.for_layer(number), *arguments)
+                x = layer(x, own, *arguments)
         if self.structure.final_norm:
             x = self.final_norm(x)
         return x if at is None or not compiled else x[: len(at)]

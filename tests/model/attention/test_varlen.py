@@ -10,17 +10,15 @@ import torch
 from torch.nn import attention as flash
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from palm_ds.common.errors import UserError
 from palm_ds.model.attention.attention import attend, plan_attention
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.layer import EncoderLayer
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.ops.dropout import dropout_keys
-from tests.helpers.sampling import only
 from tests.model.attention.test_attention import batch_of
 
-FORMS = ["varlen", "efficient", "triton"]
+FORMS = ["varlen", "triton"]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
 
@@ -69,41 +67,8 @@ def test_flash_attention_gets_the_window_the_dropout_and_the_row_length(window: 
         assert [options.get(f"window_size_{side}") for side in ("left", "right")] == [window] * 2
 
 
-def test_the_efficient_kernels_have_no_windows() -> None:
-    plan = plan_attention(batch_of([[3]], 3), "efficient")
-    with pytest.raises(UserError, match='"efficient" has no windows; use "varlen"'):
-        attend(torch.zeros(1, 3, 24), plan, num_heads=2, window=1)
-
-
-def test_the_efficient_kernels_get_the_dropout_and_the_row_length() -> None:
-    """In their forward pass, and in the backward pass that is called by hand: torch's shape
-    function for that one takes other arguments than the operator."""
-    from palm_ds.model.attention.varlen import efficient_backward, efficient_forward
-
-    parts = torch.empty(1, 27, 3, 4, 24, device="meta")
-    cu_seqlens = torch.empty(65, dtype=torch.int32, device="meta")
-    with Calls() as calls:
-        forward = efficient_forward._init_fn(parts, cu_seqlens, 9, 0.1)
-    assert calls.names == ["aten::_efficient_attention_forward"]
-    (options,) = calls.options
-    assert options["max_seqlen_q"] == options["max_seqlen_k"] == 9
-    assert options["dropout_p"] == 0.1 and options["compute_log_sumexp"] is True
-    promised = efficient_forward(parts, cu_seqlens, 9, 0.1)
-    assert [(x.shape, x.dtype) for x in forward] == [(x.shape, x.dtype) for x in promised]
-    schema = torch.ops.aten._efficient_attention_backward.default._schema
-    names = [each.name for each in schema.arguments]
-    assert names[:11] == [
-        "grad_out_", "query", "key", "value", "bias", "out", "cu_seqlens_q", "cu_seqlens_k",
-        "max_seqlen_q", "max_seqlen_k", "logsumexp",
-    ]  # fmt: skip
-    assert {"dropout_p", "philox_seed", "philox_offset", "custom_mask_type", "scale"} < set(names)
-    assert "bias_requires_grad" in names
-    d_parts = efficient_backward(forward[0], parts, cu_seqlens, *forward, 9, 0.1)
-    assert d_parts.shape == parts.shape
-
-
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo's
-@pytest.mark.parametrize("kernel", only(["varlen", "triton"], FORMS))
+@pytest.mark.parametrize("kernel", FORMS)
 def test_a_layer_is_compiled_once_as_one_graph_for_all_batches(kernel: str) -> None:
     from torch._dynamo.testing import CompileCounterWithBackend  # importing it takes seconds
 
@@ -115,7 +80,7 @@ def test_a_layer_is_compiled_once_as_one_graph_for_all_batches(kernel: str) -> N
     compiled = torch.compile(layer, backend=counter, fullgraph=True, dynamic=False)
     for batch in batches():
         keys = dropout_keys(batch, 96)
-        plan = plan_attention(batch, kernel, compiled=True, keys=keys).for_layer(1)
+        plan = plan_attention(batch, kernel, compiled=True, keys=keys).for_layers(1)[0]
         x = torch.empty(*batch.input_ids.shape, 96, device="meta", requires_grad=True)
         compiled(x, plan).sum().backward()
     assert counter.frame_count == 1

@@ -169,13 +169,15 @@ class ErnieDoc(TransformerEncoder):
         x = self._drop(self.norm(self.word(batch.input_ids)), keys)
         past = self._past(batch, x)
         plan, following = self._plan(batch, past, keys), []
-        for number, layer in enumerate(self.computed_layers, 1):
-            own = replace(plan.for_layer(number), memory=past[number - 1])
+        layers = self.computed_layers
+        plans = plan.for_layers(len(layers))
+        for layer, own_plan, memory in zip(layers, plans, past, strict=True):
+            own = replace(own_plan, memory=memory)
             if self.recompute and torch.is_grad_enabled():
                 x = checkpoint(layer, x, own, use_reentrant=False)
             else:
                 x = layer(x, own)
-            both = torch.cat([past[number - 1], x.detach()], 1)
+            both = torch.cat([memory, x.detach()], 1)
             following.append(both[:, -past.shape[2] :])
         batch.memory.following = torch.stack(following)
         return gather_positions(at, x)[0]

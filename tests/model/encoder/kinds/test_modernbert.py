@@ -14,7 +14,7 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import ClassHead
 from palm_ds.model.inputs.batch import Batch, PackedText
-from palm_ds.model.kernels import Kernels, choose_kernels
+from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.formats.huggingface.names import from_names
 from tests.helpers.modernbert import modernbert
@@ -125,17 +125,6 @@ def test_matrices_that_add_to_the_stream_start_smaller() -> None:
     layer = encoder_of(config=replace(CONFIG, hidden_size=192, num_layers=8)).layers[1]
     ratio = (layer.contract.weight.std() / layer.expand.weight.std()).item()
     assert ratio == pytest.approx(16**-0.5, rel=0.05)
-
-
-def test_attention_without_windows_is_left_out_and_the_log_says_why() -> None:
-    with pytest.raises(UserError, match='"efficient" cannot run here: needs CUDA'):
-        choose_kernels(
-            {"attention": "efficient"},
-            device="cpu",
-            dtype=torch.float32,
-            config=CONFIG,
-            windows=True,
-        )
 
 
 @pytest.mark.parametrize(
