@@ -63,7 +63,7 @@ def _ignore_signals(_worker: int) -> None:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _TensorPlace:
     """A tensor's place among the bytes of another."""
 
     inside: slice
@@ -81,7 +81,7 @@ class _OneTensor:
     data: torch.Tensor
     """(bytes,) uint8"""
     made: list[Batch]
-    """With a `_Place` for each tensor."""
+    """With a `_TensorPlace` for each tensor."""
 
     @classmethod
     def of(cls, batches: list[Batch]) -> _OneTensor:
@@ -94,7 +94,7 @@ class _OneTensor:
             inside = slice(end, end + len(part))
             end += -(-len(part) // _ALIGNED) * _ALIGNED
             parts.extend([part, part.new_empty(end - inside.stop)])
-            return _Place(inside, tensor.dtype, tensor.shape)
+            return _TensorPlace(inside, tensor.dtype, tensor.shape)
 
         made = [batch.map(place) for batch in batches]
         return cls(torch.cat(parts), made)

@@ -11,6 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 from palm_ds.model.ops import masked_lm_loss as module
 from palm_ds.model.ops.masked_lm_loss import (
     masked_lm_loss,
+    pad_vocabulary,
     smoothed_cross_entropy,
     smoothed_lm_loss,
 )
@@ -19,7 +20,7 @@ from tests.helpers.fake_gpu import fake_gpu
 TOLERANCE = {torch.float32: dict(atol=2e-5, rtol=1e-4), torch.bfloat16: dict(atol=5e-2, rtol=5e-2)}
 
 
-@pytest.mark.parametrize("kernel", ["chunked", "linear_cross_entropy"])
+@pytest.mark.parametrize("kernel", ["chunked", "chunked, padded", "linear_cross_entropy"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("n", "hidden", "vocab"), [(1, 1, 2), (5, 7, 3), (131, 16, 101), (300, 9, 64)]
@@ -32,8 +33,12 @@ def test_equals_plain(n: int, hidden: int, vocab: int, dtype: torch.dtype, kerne
     values = [torch.randn(*shape).to(dtype) for shape in ((n, hidden), (vocab, hidden), (vocab,))]
     results = []
     for which in ("plain", kernel):
-        leaves = [x.clone().requires_grad_() for x in values]
-        loss, correct = masked_lm_loss(*leaves, targets, which)
+        leaves = rows, *of_vocabulary = [x.clone().requires_grad_() for x in values]
+        name, _, padded = which.partition(", ")
+        if padded:  # as on GPUs
+            of_vocabulary = list(pad_vocabulary(*of_vocabulary))
+            assert len(of_vocabulary[0]) == -(-vocab // 64) * 64
+        loss, correct = masked_lm_loss(rows, *of_vocabulary, targets, name)
         assert loss.dtype == torch.float32 and loss.ndim == 0
         (loss * 0.01).backward()
         results.append((loss.detach() / n, correct, *(x.grad for x in leaves)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 from functools import partial
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -98,3 +100,20 @@ def test_gradients_are_divided_by_their_scale(kernels) -> None:
         optimizer.step()
     for p, q in zip(*(model.parameters() for model in models), strict=True):
         assert torch.equal(p, q)
+
+
+ROOT = Path(__file__).resolve().parents[3]
+LOCALS = {"params", "specialization", "options"}
+"""Of the function that Triton writes to launch a kernel."""
+
+
+def test_no_argument_of_a_kernel_is_hidden_by_triton_s_launcher() -> None:
+    """A kernel with an argument `params` fails on every GPU; neither the interpreter nor the
+    compiler uses the launcher."""
+    found = {}
+    for file in sorted(ROOT.glob("palm_ds/**/*_kernels.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel"):
+                found[file.stem, node.name] = {argument.arg for argument in node.args.args}
+    assert len(found) == 8
+    assert {key: names & LOCALS for key, names in found.items() if names & LOCALS} == {}
