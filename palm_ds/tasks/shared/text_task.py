@@ -311,6 +311,8 @@ def level(lengths: np.ndarray, most: int | np.ndarray) -> np.ndarray:
     array([[3, 8], [6, 5], [2, 2]])
     """
     most = np.broadcast_to(np.asarray(most, np.int64), len(lengths))
+    if (lengths.sum(1) <= most).all():  # as one text that somebody waits for usually does
+        return lengths.astype(np.int64)
     low, high = np.zeros(len(lengths), np.int64), lengths.max(1, initial=0)
     while (low < high).any():  # binary search for the largest cap with which the row fits
         middle = (low + high + 1) // 2
