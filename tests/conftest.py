@@ -54,6 +54,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 # assertions in each of its workers: 13 s of CPU time.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Until all tests are collected: what modules and tests are made of stays, and there are millions.
+gc.disable()
 # What tests write need not outlive a power failure; to wait for the disk takes minutes in all.
 os.fsync = lambda _: None
 # The same cases every time, so that a suite that passed passes; `PALM_FUZZ=1` draws new ones.
@@ -117,7 +119,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     collector: otherwise every collection, and tests request many, would traverse all of torch
     and transformers: 0.4 s each time."""
     if torch := sys.modules.get("torch"):
-        torch.manual_seed(zlib.crc32(item.nodeid.partition("::")[0].encode()))
+        # Without a GPU torch.manual_seed() would note for one who called it: a millisecond a test.
+        seeded = torch if torch.cuda.is_available() else torch.default_generator
+        seeded.manual_seed(zlib.crc32(item.nodeid.partition("::")[0].encode()))
     if len(sys.modules) > item.config.stash.get(_MODULES, 0) + 50:
         item.config.stash[_MODULES] = len(sys.modules)
         gc.collect()
@@ -125,6 +129,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 _MODULES = pytest.StashKey[int]()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def _turn(item: pytest.Item) -> tuple[bool, bool]:

@@ -147,7 +147,11 @@ def test_pyright_completes_and_checks_them(tmp_path: Path) -> None:
     """It reports the misspelled and mistyped keywords of a program, and nothing else."""
     pytest.importorskip("pyright")
     (tmp_path / "program.py").write_text(PROGRAM)
-    where = {"extraPaths": [str(Path(palm.__file__).parents[1])], "typeCheckingMode": "standard"}
+    where = {
+        "extraPaths": [str(Path(palm.__file__).parents[1])],
+        "typeCheckingMode": "standard",
+        "useLibraryCodeForTypes": False,
+    }
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(where))
     done = subprocess.run(
         [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson"],

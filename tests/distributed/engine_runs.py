@@ -88,10 +88,10 @@ def resize(folder: str, runs: dict[str, str], first: int, last: int) -> dict[str
     return results
 
 
-def rollback(folder: str) -> dict[int, list[list[float]]]:
+def rollback(folder: str, stages: list[int]) -> dict[int, list[list[float]]]:
     """Save, continue, load the checkpoint into the same engine, and repeat the same steps."""
     results = {}
-    for stage in (0, 1, 2, 3):
+    for stage in stages:
         place = Path(folder) / f"stage{stage}"
         engine = make_engine(stage, micro=8, dropout=0.1)
         train(engine, range(2))
@@ -114,12 +114,12 @@ def shipped(folder: str) -> dict[str, Any]:
         place = Path(folder) / Path(config.path).stem
         options: dict[str, Any] = {"ds_config": config, "optimizer": OPTIMIZER, "seed": 1}
         engine = Engine(make_model(), rows=ROWS, **options)
-        train(engine, range(2))
-        engine.save(place, {}, step=2)
-        whole = train(engine, range(2, 4))
+        train(engine, range(1))
+        engine.save(place, {}, step=1)
+        whole = train(engine, range(1, 3))
         engine = Engine(make_model(), rows=ROWS, **options)
         engine.load(place)
-        results[place.name] = [whole, train(engine, range(2, 4)), engine.skipped_steps]
+        results[place.name] = [whole, train(engine, range(1, 3)), engine.skipped_steps]
     return results
 
 

@@ -195,11 +195,12 @@ def test_two_processes_hold_the_states_that_a_plan_predicts(run_distributed, eve
             assert bytes_of["between"] == pytest.approx(kept, rel=0.03), name
 
 
-def test_rollback_in_a_running_engine(run_distributed, tmp_path) -> None:
+def test_rollback_in_a_running_engine(run_distributed, tmp_path, every) -> None:
     """Loading a checkpoint into an engine that has continued, and repeating the same steps."""
-    place = {"folder": tmp_path}
+    stages = (0, 1, 2, 3) if every else (2, 3)
+    place = {"folder": tmp_path, "stages": stages}
     result = run_distributed("engine_runs.rollback", place, launcher="fork").result
-    assert set(result) == {"0", "1", "2", "3"}
+    assert set(result) == {*map(str, stages)}
     for stage, (again, first) in result.items():
         assert again == first, stage
 

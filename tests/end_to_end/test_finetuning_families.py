@@ -18,6 +18,7 @@ from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.train.recipe.recipe import make_recipe
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.train import train
+from tests.helpers.sampling import only
 from tests.helpers.small_encoders import SIZES, TRANSFORMERS
 from tests.helpers.small_tables import WORDS, write_tables
 
@@ -81,12 +82,15 @@ def finetune(tables: Path, run: Path, kind: str, stage: int, **changes: Any) -> 
     return [x for each in lines if each["kind"] == "step" for x in each["loss"].values()]
 
 
+@pytest.mark.parametrize("stages", only([(3,)], [(3,), (1, 2)]))
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_zero_stage_has_the_same_curve(tables: Path, kind: str, tmp_path: Path) -> None:
+def test_any_zero_stage_has_the_same_curve(
+    tables: Path, kind: str, stages: tuple[int, ...], tmp_path: Path
+) -> None:
     """With dropout."""
     whole = finetune(tables, tmp_path / "0", kind, 0)
     assert len(whole) == 6 and np.isfinite(whole).all()
-    for stage in (1, 2, 3):
+    for stage in stages:
         found = finetune(tables, tmp_path / str(stage), kind, stage)
         assert found == pytest.approx(whole, abs=1e-6, rel=0), stage
 

@@ -177,7 +177,6 @@ ALBERT = HfFamily(
         {"embedding_size": 48, "num_hidden_groups": 2, "inner_group_num": 2},
     ),
     wide=({**BASE, "embedding_size": 128},),
-    own_graph=True,
     stem="encoder.albert_layer_groups.0.albert_layers.0",
     query="attention.query",
     contract="ffn_output",

@@ -357,6 +357,8 @@ def go(words: list[str]) -> None:
 
 def import_all() -> None:
     """All of palm_ds, and the modules that it and DeepSpeed import later."""
+    gc.disable()  # what is imported stays
+
     import palm_ds
     from palm_ds.runtime.deepspeed.deepspeed_import import import_deepspeed
 
@@ -379,6 +381,7 @@ def import_all() -> None:
     read_settings()
     gc.collect()
     gc.freeze()  # so that collecting garbage in a program copies no memory
+    gc.enable()
 
 
 def read_settings() -> None:

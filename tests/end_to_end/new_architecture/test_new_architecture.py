@@ -192,6 +192,7 @@ def test_predictions_and_vectors_are_also_served(trained: Any) -> None:
         torch.testing.assert_close(torch.tensor(said["embeddings"]), vectors, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.exhaustive  # tests/weights/convert/test_to_onnx.py has a custom encoder
 def test_it_becomes_an_onnx_graph(trained: Any, tmp_path: Path) -> None:
     """Compared with the encoder, on texts of several lengths and with padding."""
     done = convert_to_onnx(trained.folder / "weights", tmp_path / "onnx")

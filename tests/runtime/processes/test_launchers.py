@@ -92,13 +92,8 @@ def test_a_run_checks_the_command_line_of_its_launcher(
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize(
-    "target",
-    [
-        pytest.param(("launch/pretrain.py",), marks=pytest.mark.exhaustive),
-        ("--module", "palm_ds.cli.predict"),
-    ],
-)
+@pytest.mark.exhaustive  # tests/distributed/test_launchers.py has one that is found among parents
+@pytest.mark.parametrize("target", [("launch/pretrain.py",), ("--module", "palm_ds.cli.predict")])
 def test_under_the_real_launcher(target: tuple[str, ...], root: Path, tmp_path: Path) -> None:
     module = "palm_ds.cli.predict" in target
     arguments = ["run", "--input", "a", "--output", str(tmp_path / "o")] if module else ["x.yaml"]

@@ -9,7 +9,9 @@ import pickle
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -74,8 +76,18 @@ HUGGING_FACE = {
 }
 
 
+@cache
+def bert() -> dict[str, bytes]:
+    """The files of a folder that transformers wrote."""
+    with TemporaryDirectory() as folder:
+        saved = save_hf(make("bert", "ForMaskedLM"), Path(folder) / "bert")
+        return {file.name: file.read_bytes() for file in saved.iterdir()}
+
+
 def safetensors(folder: Path) -> Checkpoint:
-    save_hf(make("bert", "ForMaskedLM"), folder)
+    folder.mkdir()
+    for name, content in bert().items():
+        (folder / name).write_bytes(content)
     file = folder / "model.safetensors"
     write = lambda state: save_file(state, file)  # noqa: E731
     config = folder / "config.json"
