@@ -233,7 +233,7 @@ class Batch:
         """The number of tokens that are not padding, counted on the host.
 
         By numpy: torch would wake a thread for each core in each step, while the GPU waits."""
-        return int(np.count_nonzero(self.sequence_ids.numpy() >= 0))
+        return int(np.count_nonzero(self.sequence_ids.cpu().numpy() >= 0))
 
     def count(self, task: str) -> int:
         """The number of labels of a task; those of a group count as one."""
