@@ -61,8 +61,8 @@ pretrain: $(VENV)/ready
 	DS_ACCELERATOR=cpu $(BIN)/deepspeed --num_gpus 2 --master_port $(PORT) launch/pretrain.py \
 	  launch/recipes/embedded.yaml --deepspeed_config ds_configs/cpu_zero1.json --run_dir $(DEMO)/run
 
-# three at a time, on the two cores of the smallest machine it is meant for: tests also wait
-PARALLEL := -n 3 --dist worksteal
+# four at a time, on the two cores of the smallest machine it is meant for: tests also wait
+PARALLEL := -n 4 --dist worksteal
 
 test: $(VENV)/test-ready
 	@mkdir -p runs  # pytest makes the folder it is given, not the one above it

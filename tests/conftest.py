@@ -17,6 +17,8 @@ import tempfile
 import uuid
 import zlib
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +105,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         further = [item for item in items if item.get_closest_marker("exhaustive")]
         config.hook.pytest_deselected(items=further)
         items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
-    items.sort(key=_turn)
+    items[:] = _spread(items)
     wanting = [item for item in items if item.get_closest_marker("gpu")]
     if not wanting:
         return
@@ -136,10 +138,25 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def _turn(item: pytest.Item) -> tuple[bool, bool]:
-    """Long tests come first, so that no worker is left with one at the end."""
-    slow, distributed = (item.get_closest_marker(name) for name in ("slow", "distributed"))
-    return distributed is None, slow is None
+_END = 0.9  # of the run: no worker is left with a long test at the end
+
+
+def _spread(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Long tests, which also wait, evenly among those that only compute; tests of a module that
+    are alike stay together, as they share fixtures."""
+    placed: list[tuple[float, list[pytest.Item]]] = []
+    for long in (True, False):
+        ours = [item for item in items if _is_long(item) == long]
+        done = 0
+        for _, together in groupby(ours, key=lambda item: item.path):
+            module = list(together)
+            placed.append(((_END if long else 1.0) * done / len(ours), module))
+            done += len(module)
+    return [item for _, module in sorted(placed, key=itemgetter(0)) for item in module]
+
+
+def _is_long(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in ("slow", "distributed"))
 
 
 # No leftovers ----------------------------------------------------------------------------------

@@ -143,6 +143,7 @@ model.embed(["a"], normalise=True)  # 19
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive  # `make lint` checks the file of keywords
 def test_pyright_completes_and_checks_them(tmp_path: Path) -> None:
     """It reports the misspelled and mistyped keywords of a program, and nothing else."""
     pytest.importorskip("pyright")

@@ -107,6 +107,7 @@ def test_ruined_weights_that_were_saved_are_never_returned_to(recipe: Path, tmp_
     assert losses(run)[-1][MASKS] < losses(run)[0][MASKS]
 
 
+@pytest.mark.exhaustive  # a chosen step by default
 def test_runs_ruined_in_random_steps_never_end_as_if_they_were_good(
     tmp_path: Path, every: bool
 ) -> None:

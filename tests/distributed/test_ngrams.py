@@ -22,7 +22,7 @@ SIZES = {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "max_positions": 64
 
 
 LAYOUTS = [
-    pytest.param((), id="alone"),
+    pytest.param((), id="alone", marks=pytest.mark.exhaustive),  # others have two processes
     pytest.param(((2, 1, 2),), id="after a kill", marks=pytest.mark.exhaustive),
 ]
 

@@ -103,6 +103,7 @@ def write_longer_recipe(folder: Path, recipe: Path) -> Path:
     return path
 
 
+@pytest.mark.exhaustive  # test_engine.py extends a run by default
 def test_extended_by_a_task(small, tmp_path) -> None:
     tasks = {MASKS: {"source": "text"}, ORDER: {"source": "text"}}
     stages = [{MASKS: 4}, {f"{ORDER} + {MASKS}": 4}]

@@ -112,7 +112,14 @@ def carry_out(line: str, place: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(x, marks=pytest.mark.exhaustive if x.stem == "compress_a_model" else [])
+        for x in PAGES
+    ],
+    ids=lambda page: page.stem,
+)
 def test_a_page_can_be_followed(page: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("fastapi", "onnxruntime", "sentence_transformers"):
         pytest.importorskip(name)

@@ -103,6 +103,7 @@ def test_a_context_follows_two_separators(tmp_path: Path) -> None:
     assert mine["text"].strip() == context[start : end + 1].strip()
 
 
+@pytest.mark.exhaustive  # test_onnx_scores.py has texts and pairs by default
 def test_onnx_reads_the_same_pairs(tmp_path: Path) -> None:
     """The graph, given the ids of the written tokenizer, against palm_ds."""
     runtime: Any = pytest.importorskip("onnxruntime")

@@ -107,6 +107,7 @@ def test_a_corpus_that_cannot_be_written_to_is_counted_in_the_cache(corpus, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive  # one process counts by default
 def test_several_processes_count_the_same(corpus, monkeypatch):
     right = np.array(item_counts(task_of(), split_of(corpus), 64).of_blocks)
     (file,) = files(corpus)

@@ -131,6 +131,7 @@ return found;
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive  # the page on a wide screen is looked at by default
 def test_on_a_phone(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Wide tables scroll by themselves, curves have the width of the screen, and text is readable
     in the light and in the dark."""

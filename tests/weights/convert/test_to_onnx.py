@@ -390,7 +390,7 @@ def test_a_damaged_file_ends_in_a_line(converted: OnnxResult, tmp_path: Path) ->
 # ---- encoders that are not transformers ----
 
 
-@pytest.mark.parametrize("kind", only(["bilstm"], KINDS))
+@pytest.mark.parametrize("kind", only([], KINDS))
 def test_word_encoders_are_exported(kind: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"cnn": {"windows": [2, 3], "pool": 2}}.get(kind, {})
     numbers = word_config(kind, vocab_size=32, max_positions=20, embedding_size=6, **options)
