@@ -45,8 +45,8 @@ class DropoutKeys:
     def sites(self, numbers: range) -> list[DropoutKeys]:
         """`site` of each number, computed together: a few kernels instead of a few for each."""
         each = torch.arange(numbers.start, numbers.stop, device=self.tokens.device)
-        tokens = mix_bits(self.tokens + each.view(-1, *[1] * self.tokens.dim()))
-        return [replace(self, tokens=own) for own in tokens.unbind()]
+        keys = self.site(each.view(-1, *[1] * self.tokens.dim()))
+        return [replace(self, tokens=own) for own in keys.tokens.unbind()]
 
     def of_heads(self, heads: int) -> DropoutKeys:
         """Keys for each attention head: tokens (heads, rows * length)."""
