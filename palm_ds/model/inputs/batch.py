@@ -197,6 +197,10 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))
 
+    def pin_memory(self) -> Batch:
+        """The batch in pinned memory, from which a GPU copies without the host."""
+        return self.map(torch.Tensor.pin_memory)
+
     def with_dropout_key(self, key: int) -> Batch:
         return replace(self, dropout_key=key)
 

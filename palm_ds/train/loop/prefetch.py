@@ -1,16 +1,10 @@
-"""Builds micro-batches ahead of their step, in worker processes, and pins them for GPUs.
-
-The tensors of a step's micro-batches travel in one: a thread of the training process receives them,
-and would otherwise ask a worker for each of a dozen, while the step that is being launched waits
-for the interpreter.
-"""
+"""Builds micro-batches ahead of their step, in worker processes, and pins them for GPUs."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -18,8 +12,6 @@ from palm_ds.engine import Engine
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.train.setup.build import AnyStream
-
-_ALIGNED = 16  # bytes, which compiled kernels count on
 
 
 def prefetched(
@@ -33,11 +25,11 @@ def prefetched(
         sampler=steps,
         num_workers=workers,
         prefetch_factor=2 if workers else None,
-        collate_fn=_OneTensor.of,
+        collate_fn=_identity,
         pin_memory=engine.device.type == "cuda",
         worker_init_fn=_ignore_signals,
     )
-    return (each.batches() for each in loader)
+    return iter(loader)
 
 
 @dataclass
@@ -62,46 +54,5 @@ def _ignore_signals(_worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-@dataclass(frozen=True)
-class _TensorPlace:
-    """A tensor's place among the bytes of another."""
-
-    inside: slice
-    dtype: torch.dtype
-    shape: torch.Size
-
-    def tensor(self, data: torch.Tensor) -> torch.Tensor:
-        return data[self.inside].view(self.dtype).view(self.shape)
-
-
-@dataclass(frozen=True)
-class _OneTensor:
-    """Micro-batches whose tensors lie in one."""
-
-    data: torch.Tensor
-    """(bytes,) uint8"""
-    made: list[Batch]
-    """With a `_TensorPlace` for each tensor."""
-
-    @classmethod
-    def of(cls, batches: list[Batch]) -> _OneTensor:
-        parts: list[torch.Tensor] = []
-        end = 0
-
-        def place(tensor: torch.Tensor) -> Any:
-            nonlocal end
-            part = tensor.contiguous().view(-1).view(torch.uint8)
-            inside = slice(end, end + len(part))
-            end += -(-len(part) // _ALIGNED) * _ALIGNED
-            parts.extend([part, part.new_empty(end - inside.stop)])
-            return _TensorPlace(inside, tensor.dtype, tensor.shape)
-
-        made = [batch.map(place) for batch in batches]
-        return cls(torch.cat(parts), made)
-
-    def pin_memory(self) -> _OneTensor:
-        return replace(self, data=self.data.pin_memory())
-
-    def batches(self) -> list[Batch]:
-        place: Any = lambda each: each.tensor(self.data)  # noqa: E731
-        return [batch.map(place) for batch in self.made]
+def _identity(batches: list[Batch]) -> list[Batch]:
+    return batches

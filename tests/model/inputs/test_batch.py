@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 import numpy as np
+import pytest
 import torch
 
 from palm_ds.model.inputs.batch import Batch, PackedText
@@ -17,7 +18,7 @@ def tensors_of(value: object) -> list[torch.Tensor]:
     return [value] if isinstance(value, torch.Tensor) else []
 
 
-def test_every_tensor_is_moved_and_changed() -> None:
+def test_every_tensor_is_moved_and_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever fields a batch has."""
     text = PackedText(
         input_ids=np.arange(3), token_type_ids=np.zeros(3, np.int64), visibility=full(3)
@@ -29,10 +30,11 @@ def test_every_tensor_is_moved_and_changed() -> None:
     batch.first_row, batch.dropout_key = 7, 8
 
     meta = batch.to("meta")
-    changed = batch.map(lambda tensor: tensor + 100)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor + 100)
+    pinned = batch.pin_memory()
     count = 0
     for one in fields(batch):
-        before, moved, after = (getattr(b, one.name) for b in (batch, meta, changed))
+        before, moved, after = (getattr(b, one.name) for b in (batch, meta, pinned))
         tensors = tensors_of(before)
         assert [t.device.type for t in tensors_of(moved)] == ["meta"] * len(tensors)
         for old, new in zip(tensors, tensors_of(after), strict=True):
