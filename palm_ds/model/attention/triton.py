@@ -154,9 +154,9 @@ class _Blocks:
 
 
 def _blocks(parts: torch.Tensor, dropout: float, *, forward: bool) -> _Blocks:
-    """The fastest of sixteen on an H200 for heads of 64 (docs/speed.md) among those that fit the
-    registers and the 99 KiB of shared memory of the smallest cards from compute capability 8.0
-    on."""
+    """Heads of 64: the fastest of sixteen on an H200 for rows of 512 with several texts
+    (docs/speed.md). All fit the registers and the 99 KiB of shared memory of the smallest cards
+    from compute capability 8.0 on."""
     if parts.dtype == torch.float32:
         return _Blocks(rows=32, columns=32, warps=8 if parts.shape[-1] > 64 else 4, stages=1)
     if parts.shape[-1] > 64:
