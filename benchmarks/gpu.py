@@ -15,10 +15,12 @@ Without DeepSpeed, transformers, accelerate or a compiler, what needs them is na
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import logging
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -96,6 +98,7 @@ def child(name: str, results: Path, toy: bool) -> None:
         import_module("deepspeed")
     seconds = float(sys.stdin.readline() or 0)
     if seconds:
+        faulthandler.dump_traceback_later(max(seconds - 0.5, 0.1))  # says where it was stopped
         run_section(getattr(loaded, function), results, seconds, toy)
 
 
@@ -205,6 +208,13 @@ class Child:
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return f"failed with exit code {code}: {lines[-1][:300] if lines else 'no output'}"
 
+    def place(self) -> str:
+        """The innermost line of the main thread when its time was over."""
+        log = self.log.read_text(encoding="utf-8", errors="replace")
+        _, _, main = log.rpartition("\nThread 0x")
+        frame = re.search(r'File "(.*)", line (\d+)', main)
+        return f" at {frame[1]}:{frame[2]}" if frame else ""
+
     def end(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -252,7 +262,7 @@ def _follow(now: Child, section: Section, seconds: float, report: Report) -> Non
         if now.process.poll() is not None:
             status = now.status()
         elif passed > seconds:
-            status = f"stopped after {passed:.0f} s"
+            status = f"stopped after {passed:.0f} s{now.place()}"
         if status or len(rows) != seen:
             seen = len(rows)
             report.put(section.name, status or "running", passed, rows)

@@ -149,8 +149,8 @@ def _place() -> str:
 
 
 def profile(loop: TrainingLoop, first: int, device: torch.device, steps: int = 3) -> Row:
-    """What the time of a step goes to: the kernels that take most, and how long the device has
-    nothing to do."""
+    """What the time of a step goes to: the kernels that take most, how long the device has nothing
+    to do, and the calls of CUDA in which the host spends most of its time."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as torch_profile
 
@@ -171,8 +171,13 @@ def profile(loop: TrainingLoop, first: int, device: torch.device, steps: int = 3
         for each, own in top
         if own
     ]
-    idle = 1 - busy / 1e6 / passed
-    return {"step_ms": 1e3 * passed / steps, "idle_share": round(idle, 4), "kernels": lines}
+    calls = [event for event, _ in events if event.key.startswith("cu")]
+    host = {
+        each.key: round(each.self_cpu_time_total / 1e3 / steps, 3)
+        for each in sorted(calls, key=lambda event: -event.self_cpu_time_total)[:6]
+    }
+    idle = round(1 - busy / 1e6 / passed, 4)
+    return {"step_ms": 1e3 * passed / steps, "idle_share": idle, "host": host, "kernels": lines}
 
 
 def _own_time(event: Any, on_gpu: bool) -> float:

@@ -22,11 +22,11 @@ from palm_ds.runtime.device.memory import take_memory_use
 CASES = (
     ("base", 512, True, True),
     ("base", 128, True, True),
+    ("modernbert-base", 1024, True, True),
+    ("modernbert-base", 8192, True, True),
     ("base", 512, False, False),
     ("base", 128, False, False),
     ("large", 512, True, True),
-    ("modernbert-base", 1024, True, True),
-    ("modernbert-base", 8192, True, True),
     ("base", 512, True, False),
 )
 """(shape, length, rows without padding, torch.compile), the most important first."""

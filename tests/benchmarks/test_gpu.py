@@ -128,11 +128,13 @@ def test_a_failing_section_is_a_line_and_the_next_one_runs(run_fakes) -> None:
 
 def test_a_section_beyond_its_limit_is_stopped_and_keeps_its_rows(run_fakes) -> None:
     began = time.monotonic()
+    dump = "import faulthandler; faulthandler.dump_traceback_later(0.1)"
     found = run_fakes(
-        fake_section("long", "put(a=1); time.sleep(60)", limit=1.5),
+        fake_section("long", f"put(a=1); {dump}; time.sleep(60)", limit=1.5),
         fake_section("next", "put(b=2)"),
     )
-    assert found["long"]["status"] == "stopped after 2 s" and found["long"]["rows"] == [{"a": 1}]
+    assert found["long"]["status"] == "stopped after 2 s at <string>:5"
+    assert found["long"]["rows"] == [{"a": 1}]
     assert found["next"]["status"] == "done"
     assert time.monotonic() - began < 30
 
