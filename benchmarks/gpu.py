@@ -55,13 +55,13 @@ class Section:
 SECTIONS = (
     Section("ceilings", 20, "speed:ceilings", "what the card does at most"),
     Section("kernels", 110, "correctness:kernels", "kernels against the plain ones"),
-    Section("windows", 50, "correctness:windows", "attention with windows and rotary positions"),
+    Section("windows", 90, "correctness:windows", "attention with windows and rotary positions"),
     Section("goals", 150, "speed:goals", "pretraining, packed rows of 512, dropout 0.1"),
     Section("losses", 110, "correctness:losses", "the loss of 50 steps, compared with fp32"),
     Section("trainer", 130, "trainer:pretraining", "the same with transformers.Trainer"),
     Section("modern", 70, "speed:modern", "ModernBERT-base at 1,024 and 8,192"),
     Section("forms", 110, "speed:forms", "pretraining, form by form"),
-    Section("resume", 35, "correctness:resume", "a resumed run, bit for bit"),
+    Section("resume", 80, "correctness:resume", "a resumed run, bit for bit"),
     Section("checkpoints", 30, "checkpoints:checkpoints", "the time of a checkpoint"),
     Section("lengths", 80, "speed:lengths", "pretraining by length"),
     Section("finetuning", 60, "runs:finetuning", "fine-tuning and prediction"),
@@ -90,14 +90,15 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def child(name: str, results: Path, toy: bool) -> None:
-    """Import what the section needs, wait for its seconds on standard input, and run it."""
+    """Import what the section needs, wait for its deadline on standard input, and run it."""
     section = next(each for each in SECTIONS if each.name == name)
     module, function = section.function.split(":")
     loaded = import_module(f"benchmarks.gpu_parts.{module}")
     with suppress(ImportError):
         import_module("deepspeed")
-    seconds = float(sys.stdin.readline() or 0)
-    if seconds:
+    deadline = float(sys.stdin.readline() or 0)
+    if deadline:
+        seconds = deadline - time.monotonic()
         faulthandler.dump_traceback_later(max(seconds - 0.5, 0.1))  # says where it was stopped
         run_section(getattr(loaded, function), results, seconds, toy)
 
@@ -191,7 +192,7 @@ class Child:
     def begin(self, seconds: float) -> None:
         assert self.process.stdin is not None
         with suppress(OSError):  # it may have ended already: its log says why
-            self.process.stdin.write(f"{seconds}\n".encode())
+            self.process.stdin.write(f"{time.monotonic() + seconds}\n".encode())
             self.process.stdin.close()
 
     def rows(self) -> list[Any]:

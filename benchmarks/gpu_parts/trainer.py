@@ -73,6 +73,7 @@ def pretraining(context: Context) -> None:
 def _pretrained(setup: Setup, context: Context, *, filled: bool, compiled: bool) -> Row:
     from transformers import AutoModelForMaskedLM
 
+    torch.compiler.reset()  # another shape would be compiled for shapes that vary
     torch.manual_seed(1)
     config = (
         modernbert_config(setup)

@@ -10,6 +10,8 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from deepspeed.accelerator import get_accelerator
+
 from palm_ds.engine import Engine
 from palm_ds.runtime.step.gradient_accumulation import MicroSteps
 from tests.distributed.tiny import LR, OPTIMIZER, make_engine, share
@@ -34,7 +36,8 @@ def waits_of(
     train, waits = MicroSteps.run, Waits()
 
     def watched(*args: Any, **kwargs: Any) -> Any:
-        with waits, redirect_stdout(printed):
+        noted = mock.patch.object(get_accelerator(), "synchronize", waits.synchronize)
+        with waits, noted, redirect_stdout(printed):
             return train(*args, **kwargs)
 
     for step in range(3):  # the first ones allocate

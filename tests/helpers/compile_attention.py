@@ -18,9 +18,9 @@ from palm_ds.model.attention import triton as attention_triton
 from palm_ds.model.attention import triton_kernels as attention_triton_kernels
 
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
-POINTERS = {"bounds": "*i32", "visibility": "*i32", "hashes": "*i64", "columns": "*i32"}
+POINTERS = {"bounds": "*i32", "visibility": "*i32", "row_hashes": "*i32", "column_hashes": "*i32"}
 POINTERS |= {"sums": "*fp32", "products": "*fp32"}
-NUMBERS = {"tokens": "i32", "length": "i32", "scale": "fp32"}
+NUMBERS = {"tokens": "i32", "scale": "fp32"}
 CASES = ((90, torch.bfloat16, 64, 0.1, 64),)
 """(compute capability x 10, dtype, head size, dropout, window)"""
 
@@ -31,7 +31,7 @@ def compiled(
     kernel = getattr(attention_triton_kernels, name)
     parts = torch.empty(512, 3, 12, size, dtype=dtype, device="meta")
     blocks = attention_triton._blocks(parts, dropout, forward=name == "forward_kernel").options()
-    given = {**attention_triton._arguments(parts, 512, dropout, window), **blocks}
+    given = {**attention_triton._arguments(parts, dropout, window), **blocks}
     kinds = {name: TYPES[dtype] for name in ("qkv", "out", "grad", "d_qkv")} | POINTERS | NUMBERS
     signature = {each: kinds.get(each, "constexpr") for each in kernel.arg_names}
     constants = {each: given[each] for each, kind in signature.items() if kind == "constexpr"}

@@ -42,6 +42,10 @@ class Waits(TorchDispatchMode):
                 self.found.add(f"{where}: {name.removeprefix('aten.')}")
         return func(*args, **(kwargs or {}))
 
+    def synchronize(self, *_: Any) -> None:
+        """Stands for `get_accelerator().synchronize`, which does nothing on a CPU."""
+        self.found.add(f"{caller()}: synchronize")
+
 
 def caller() -> str:
     """The innermost function of palm_ds or DeepSpeed on the stack, as module.function."""

@@ -18,7 +18,7 @@ import torch
 
 from palm_ds.model.attention.plan import AttentionPlan
 from palm_ds.model.inputs.batch import Batch
-from palm_ds.model.ops.dropout import drop_threshold, keep_rate
+from palm_ds.model.ops.dropout import drop_threshold, keep_rate, odd_bits
 
 _Operator = TypeVar("_Operator")
 
@@ -46,12 +46,14 @@ def triton_attention(
 ) -> torch.Tensor:
     assert not dropout or plan.keys is not None, "choose_kernels says so"
     rows, length, tripled = qkv.shape
-    hashes = columns = None
+    row_hashes = column_hashes = None
     if dropout and plan.keys is not None:
-        hashes, columns = plan.keys.tokens.flatten(), plan.keys.columns
+        row_hashes = odd_bits(plan.keys.of_heads(num_heads).tokens)
+        column_hashes = plan.keys.columns[:length].repeat(rows)
     parts = qkv.reshape(rows * length, 3, num_heads, tripled // 3 // num_heads)
-    arrays = plan.bounds, plan.visibility, hashes, columns
-    out, _ = packed_forward(parts, *arrays, length, dropout, window)
+    arrays = plan.bounds, plan.visibility, row_hashes, column_hashes
+    window = None if window is None else min(window, length)
+    out, _ = packed_forward(parts, *arrays, dropout, window)
     return out.view(rows, length, tripled // 3)
 
 
@@ -61,7 +63,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -
 
 
 def _backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    return packed_backward(grad.contiguous(), *ctx.saved_tensors, *ctx.options), *[None] * 7
+    return packed_backward(grad.contiguous(), *ctx.saved_tensors, *ctx.options), *[None] * 6
 
 
 def _differentiable(operator: _Operator) -> _Operator:
@@ -75,9 +77,8 @@ def packed_forward(
     parts: torch.Tensor,
     bounds: torch.Tensor,
     visibility: torch.Tensor | None,
-    hashes: torch.Tensor | None,
-    columns: torch.Tensor | None,
-    length: int,
+    row_hashes: torch.Tensor | None,
+    column_hashes: torch.Tensor | None,
     dropout: float,
     window: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,8 +89,8 @@ def packed_forward(
     blocks = _blocks(parts, dropout, forward=True)
     with torch.cuda.device_of(parts):
         _kernels().forward_kernel[_grid(parts, blocks)](
-            *(parts, bounds, visibility, hashes, columns, out, sums),
-            **_arguments(parts, length, dropout, window),
+            *(parts, bounds, visibility, row_hashes, column_hashes, out, sums),
+            **_arguments(parts, dropout, window),
             **blocks.options(),
         )
     return out, sums
@@ -112,11 +113,10 @@ def packed_backward(
     parts: torch.Tensor,
     bounds: torch.Tensor,
     visibility: torch.Tensor | None,
-    hashes: torch.Tensor | None,
-    columns: torch.Tensor | None,
+    row_hashes: torch.Tensor | None,
+    column_hashes: torch.Tensor | None,
     out: torch.Tensor,
     sums: torch.Tensor,
-    length: int,
     dropout: float,
     window: int | None,
 ) -> torch.Tensor:
@@ -124,8 +124,8 @@ def packed_backward(
     parts = parts.contiguous()
     products, d_parts = torch.empty_like(sums), torch.empty_like(parts)
     blocks = _blocks(parts, dropout, forward=False)
-    arguments = {**_arguments(parts, length, dropout, window), **blocks.options()}
-    ahead, grid = (parts, bounds, visibility, hashes, columns), _grid(parts, blocks)
+    arguments = {**_arguments(parts, dropout, window), **blocks.options()}
+    ahead, grid = (parts, bounds, visibility, row_hashes, column_hashes), _grid(parts, blocks)
     behind, kernels = (sums, grad, products, d_parts), _kernels()
     with torch.cuda.device_of(parts):
         kernels.backward_query_kernel[grid](*ahead, out, *behind, **arguments)
@@ -179,7 +179,7 @@ def _grid(parts: torch.Tensor, blocks: _Blocks) -> tuple[int, int]:
 
 
 def _arguments(
-    parts: torch.Tensor, length: int, dropout: float, window: int | None
+    parts: torch.Tensor, dropout: float, window: int | None
 ) -> dict[str, int | float | str | None]:
     """Arguments that the kernels share. fp32 is multiplied in TF32 where torch does, else in three
     products of TF32, which lose about as little as fp32: without tensor cores the blocks spill
@@ -187,9 +187,9 @@ def _arguments(
     tokens, _, heads, size = parts.shape
     fast = torch.backends.cuda.matmul.fp32_precision == "tf32"
     return {
-        **{"tokens": tokens, "length": length, "scale": size**-0.5},
+        **{"tokens": tokens, "scale": size**-0.5},
         **{"HEADS": heads, "D": size, "BLOCK_D": max(16, 1 << (size - 1).bit_length())},
-        "WINDOW": None if window is None else min(window, length),
+        "WINDOW": window,
         "DROPPED": drop_threshold(dropout) if dropout else None,
         "INVERSE_KEEP": 1 / keep_rate(dropout),
         "PRECISION": "tf32" if fast else "tf32x3",

@@ -9,8 +9,9 @@ is added up by several programs: the numbers do not depend on their order.
 
 Layouts: qkv (tokens, 3, heads, head size); out (tokens, heads, head size); row sums (heads, tokens)
 fp32; bounds (2, tokens) int32, the start and end of each token's sequence; visibility None or
-(2, tokens) int32, the order and limit of each token. D is the head size, BLOCK_D the power of two
-that it is padded to.
+(2, tokens) int32, the order and limit of each token; row hashes (heads, tokens) and column hashes
+(tokens,) int32, or None without dropout. D is the head size, BLOCK_D the power of two that it is
+padded to.
 """
 
 from __future__ import annotations
@@ -20,8 +21,6 @@ import triton.language as tl
 
 from palm_ds.model.ops import dropout
 
-_FIRST = tl.constexpr(dropout.MIX_FIRST % 2**64)
-_SECOND = tl.constexpr(dropout.MIX_SECOND % 2**64)
 _GOLDEN_32 = tl.constexpr(dropout.GOLDEN_32)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -31,12 +30,11 @@ def forward_kernel(
     qkv,
     bounds,
     visibility,
-    hashes,
-    columns,
+    row_hashes,
+    column_hashes,
     out,
     sums,
     tokens,
-    length,
     scale,
     HEADS: tl.constexpr,
     D: tl.constexpr,
@@ -53,25 +51,26 @@ def forward_kernel(
     i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     first, last, begin, end = _range(bounds, i, tokens, WINDOW)
     query = _load(qkv, i, tokens, head, 3 * HEADS, D, BLOCK_D)
-    row_hash = _row_hash(hashes, i, tokens, head, DROPPED)
+    row_hash = _hash(row_hashes, head * tokens, i, tokens, DROPPED)
+    factor = scale * _LOG2_E
     highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for start in range(begin, end, BLOCK_N):
         j = start + tl.arange(0, BLOCK_N)
         key = _load(qkv, j, tokens, HEADS + head, 3 * HEADS, D, BLOCK_D)
-        scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * (scale * _LOG2_E)
+        scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
         inside = (j[None, :] >= first[:, None]) & (j[None, :] < last[:, None])
         if visibility is not None:
             inside &= _visible(visibility, i[:, None], j[None, :], tokens)
         scores = tl.where(inside, scores, float("-inf"))
         risen = tl.maximum(highest, tl.max(scores, 1))
-        base = tl.where(risen == float("-inf"), 0.0, risen)  # no key of this row so far
-        weights = tl.exp2(scores - base[:, None])
-        shrink = tl.exp2(highest - base)
+        base = tl.where(risen == float("-inf"), 0.0, risen * factor)  # no key of this row so far
+        weights = tl.exp2(scores * factor - base[:, None])
+        shrink = tl.exp2(highest * factor - base)
         total = total * shrink + tl.sum(weights, 1)
         if DROPPED is not None:
-            column_hash = _column_hash(columns, j, tokens, length)
+            column_hash = _hash(column_hashes, 0, j, tokens, DROPPED)
             weights = tl.where(
                 _kept(row_hash[:, None], column_hash[None, :], DROPPED), weights, 0.0
             )
@@ -81,7 +80,7 @@ def forward_kernel(
         highest = risen
     total = tl.where(i < tokens, total, 1.0)
     _store(out, acc * (INVERSE_KEEP / total)[:, None], i, tokens, head, HEADS, D, BLOCK_D)
-    tl.store(sums + head * tokens + i, highest + tl.log2(total), mask=i < tokens)
+    tl.store(sums + head * tokens + i, highest * factor + tl.log2(total), mask=i < tokens)
 
 
 @triton.jit
@@ -89,15 +88,14 @@ def backward_query_kernel(
     qkv,
     bounds,
     visibility,
-    hashes,
-    columns,
+    row_hashes,
+    column_hashes,
     out,
     sums,
     grad,
     products,
     d_qkv,
     tokens,
-    length,
     scale,
     HEADS: tl.constexpr,
     D: tl.constexpr,
@@ -117,7 +115,7 @@ def backward_query_kernel(
     query = _load(qkv, i, tokens, head, 3 * HEADS, D, BLOCK_D)
     grads = _load(grad, i, tokens, head, HEADS, D, BLOCK_D)
     outputs = _load(out, i, tokens, head, HEADS, D, BLOCK_D)
-    row_hash = _row_hash(hashes, i, tokens, head, DROPPED)
+    row_hash = _hash(row_hashes, head * tokens, i, tokens, DROPPED)
     product = tl.sum(outputs.to(tl.float32) * grads.to(tl.float32), 1)
     tl.store(products + head * tokens + i, product, mask=i < tokens)
     log_sum = tl.load(sums + head * tokens + i, mask=i < tokens, other=0.0)
@@ -126,17 +124,21 @@ def backward_query_kernel(
         j = start + tl.arange(0, BLOCK_N)
         key = _load(qkv, j, tokens, HEADS + head, 3 * HEADS, D, BLOCK_D)
         scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * (scale * _LOG2_E)
-        inside = (j[None, :] >= first[:, None]) & (j[None, :] < last[:, None])
+        inside = _inside(j[None, :], first[:, None], last[:, None])
         if visibility is not None:
             inside &= _visible(visibility, i[:, None], j[None, :], tokens)
         weights = tl.where(inside, tl.exp2(scores - log_sum[:, None]), 0.0)
         value = _load(qkv, j, tokens, 2 * HEADS + head, 3 * HEADS, D, BLOCK_D)
         d_weights = tl.dot(grads, tl.trans(value), input_precision=PRECISION)
         if DROPPED is not None:
-            column_hash = _column_hash(columns, j, tokens, length)
+            column_hash = _hash(column_hashes, 0, j, tokens, DROPPED)
             kept = _kept(row_hash[:, None], column_hash[None, :], DROPPED)
-            d_weights = tl.where(kept, d_weights * INVERSE_KEEP, 0.0)
-        d_scores = weights * (d_weights - product[:, None])
+            d_weights = tl.where(
+                kept, d_weights * INVERSE_KEEP - product[:, None], -product[:, None]
+            )
+        else:
+            d_weights -= product[:, None]
+        d_scores = weights * d_weights
         d_query = tl.dot(d_scores.to(key.dtype), key, d_query, input_precision=PRECISION)
     _store(d_qkv, d_query * scale, i, tokens, head, 3 * HEADS, D, BLOCK_D)
 
@@ -146,14 +148,13 @@ def backward_key_kernel(
     qkv,
     bounds,
     visibility,
-    hashes,
-    columns,
+    row_hashes,
+    column_hashes,
     sums,
     grad,
     products,
     d_qkv,
     tokens,
-    length,
     scale,
     HEADS: tl.constexpr,
     D: tl.constexpr,
@@ -172,6 +173,7 @@ def backward_key_kernel(
     first, last, begin, end = _range(bounds, j, tokens, WINDOW)
     key = _load(qkv, j, tokens, HEADS + head, 3 * HEADS, D, BLOCK_D)
     value = _load(qkv, j, tokens, 2 * HEADS + head, 3 * HEADS, D, BLOCK_D)
+    column_hash = _hash(column_hashes, 0, j, tokens, DROPPED)
     d_key = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     d_value = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for start in range(begin, end, BLOCK_N):
@@ -179,7 +181,7 @@ def backward_key_kernel(
         query = _load(qkv, i, tokens, head, 3 * HEADS, D, BLOCK_D)
         log_sum = tl.load(sums + head * tokens + i, mask=i < tokens, other=0.0)
         scores = tl.dot(key, tl.trans(query), input_precision=PRECISION) * (scale * _LOG2_E)
-        inside = (i[None, :] >= first[:, None]) & (i[None, :] < last[:, None])
+        inside = _inside(i[None, :], first[:, None], last[:, None])
         if visibility is not None:
             inside &= _visible(visibility, i[None, :], j[:, None], tokens)
         weights = tl.where(inside, tl.exp2(scores - log_sum[None, :]), 0.0)
@@ -188,16 +190,19 @@ def backward_key_kernel(
         d_weights = tl.dot(value, tl.trans(grads), input_precision=PRECISION)
         dropped = weights
         if DROPPED is not None:
-            column_hash = _column_hash(columns, j, tokens, length)
-            row_hash = _row_hash(hashes, i, tokens, head, DROPPED)
+            row_hash = _hash(row_hashes, head * tokens, i, tokens, DROPPED)
             kept = _kept(row_hash[None, :], column_hash[:, None], DROPPED)
-            dropped = tl.where(kept, weights * INVERSE_KEEP, 0.0)
-            d_weights = tl.where(kept, d_weights * INVERSE_KEEP, 0.0)
+            dropped = tl.where(kept, weights, 0.0)
+            d_weights = tl.where(
+                kept, d_weights * INVERSE_KEEP - product[None, :], -product[None, :]
+            )
+        else:
+            d_weights -= product[None, :]
         d_value = tl.dot(dropped.to(grads.dtype), grads, d_value, input_precision=PRECISION)
-        d_scores = weights * (d_weights - product[None, :])
+        d_scores = weights * d_weights
         d_key = tl.dot(d_scores.to(query.dtype), query, d_key, input_precision=PRECISION)
     _store(d_qkv, d_key * scale, j, tokens, HEADS + head, 3 * HEADS, D, BLOCK_D)
-    _store(d_qkv, d_value, j, tokens, 2 * HEADS + head, 3 * HEADS, D, BLOCK_D)
+    _store(d_qkv, d_value * INVERSE_KEEP, j, tokens, 2 * HEADS + head, 3 * HEADS, D, BLOCK_D)
 
 
 @triton.jit
@@ -211,6 +216,13 @@ def _range(bounds, i, tokens, WINDOW: tl.constexpr):
         last = tl.minimum(last, i + WINDOW + 1)
     begin = tl.min(tl.where(i < tokens, first, tokens), 0)
     return first, last, begin, tl.max(last, 0)
+
+
+@triton.jit
+def _inside(at, first, last):
+    """first <= at < last, in one comparison. Anything for rows beyond the last token, which are not
+    stored."""
+    return (at - first).to(tl.uint32) < (last - first).to(tl.uint32)
 
 
 @triton.jit
@@ -241,21 +253,11 @@ def _store(x, block, at, tokens, head, HEADS: tl.constexpr, D: tl.constexpr, BLO
 
 
 @triton.jit
-def _row_hash(hashes, at, tokens, head, DROPPED: tl.constexpr):
-    """The odd hash of each token for this head: `odd_bits(keys.of_heads(heads).tokens)`."""
+def _hash(hashes, first, at, tokens, DROPPED: tl.constexpr):
     hashed = at
     if DROPPED is not None:
-        mixed = (tl.load(hashes + at, mask=at < tokens, other=0) + head).to(tl.uint64)
-        mixed = (mixed ^ (mixed >> 30)) * _FIRST
-        mixed = (mixed ^ (mixed >> 27)) * _SECOND
-        hashed = (mixed ^ (mixed >> 31)).to(tl.int32) | 1
+        hashed = tl.load(hashes + first + at, mask=at < tokens, other=0)
     return hashed
-
-
-@triton.jit
-def _column_hash(columns, at, tokens, length):
-    """The hash of the position in its row of each token."""
-    return tl.load(columns + at % length, mask=at < tokens, other=0)
 
 
 @triton.jit

@@ -182,6 +182,8 @@ class DSConfig(PalmSection):
         if world == 1 and self.stage in (1, 2):
             # There is nothing to overlap with, and DeepSpeed would wait for the device.
             config.setdefault("zero_optimization", {})["overlap_comm"] = False
+        # DeepSpeed's own measure of throughput waits for the device twice a step.
+        config.setdefault("timers", {"throughput": {"enabled": False}})
         if self.precision == "bf16":
             config["bf16"] = {**config["bf16"], "check_grad_overflow": True}
         return config
