@@ -18,7 +18,8 @@ from palm_ds.model.attention import triton as attention_triton
 from palm_ds.model.attention import triton_kernels as attention_triton_kernels
 
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
-POINTERS = {"bounds": "*i32", "visibility": "*i32", "row_hashes": "*i32", "column_hashes": "*i32"}
+POINTERS = {"bounds": "*i32", "visibility": "*i32", "hashes": "*i64"}
+POINTERS |= {"row_hashes": "*i32", "column_hashes": "*i32"}
 POINTERS |= {"sums": "*fp32", "products": "*fp32"}
 NUMBERS = {"tokens": "i32", "scale": "fp32"}
 CASES = ((90, torch.bfloat16, 64, 0.1, 64),)

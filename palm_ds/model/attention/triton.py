@@ -18,7 +18,7 @@ import torch
 
 from palm_ds.model.attention.plan import AttentionPlan
 from palm_ds.model.inputs.batch import Batch
-from palm_ds.model.ops.dropout import drop_threshold, keep_rate, odd_bits
+from palm_ds.model.ops.dropout import drop_threshold, keep_rate
 
 _Operator = TypeVar("_Operator")
 
@@ -46,23 +46,24 @@ def triton_attention(
 ) -> torch.Tensor:
     assert not dropout or plan.keys is not None, "choose_kernels says so"
     rows, length, tripled = qkv.shape
-    row_hashes = column_hashes = None
+    hashes = column_hashes = None
     if dropout and plan.keys is not None:
-        row_hashes = odd_bits(plan.keys.of_heads(num_heads).tokens)
+        hashes = plan.keys.tokens.flatten()
         column_hashes = plan.keys.columns[:length].repeat(rows)
     parts = qkv.reshape(rows * length, 3, num_heads, tripled // 3 // num_heads)
-    arrays = plan.bounds, plan.visibility, row_hashes, column_hashes
+    arrays = plan.bounds, plan.visibility, hashes, column_hashes
     window = None if window is None else min(window, length)
-    out, _ = packed_forward(parts, *arrays, dropout, window)
+    out, *_ = packed_forward(parts, *arrays, dropout, window)
     return out.view(rows, length, tripled // 3)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:5], *output)
-    ctx.options = inputs[5:]
+    parts, bounds, visibility, _, column_hashes, *ctx.options = inputs
+    out, sums, row_hashes = output
+    ctx.save_for_backward(parts, bounds, visibility, row_hashes, column_hashes, out, sums)
 
 
-def _backward(ctx: Any, grad: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+def _backward(ctx: Any, grad: torch.Tensor, *_: None) -> tuple[torch.Tensor | None, ...]:
     return packed_backward(grad.contiguous(), *ctx.saved_tensors, *ctx.options), *[None] * 6
 
 
@@ -77,34 +78,38 @@ def packed_forward(
     parts: torch.Tensor,
     bounds: torch.Tensor,
     visibility: torch.Tensor | None,
-    row_hashes: torch.Tensor | None,
+    hashes: torch.Tensor | None,
     column_hashes: torch.Tensor | None,
     dropout: float,
     window: int | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Of query, key and value (tokens, 3, heads, head size): the output (tokens, heads, head size),
-    and log2 of the sums of its softmax, (heads, tokens) fp32."""
+    and for the backward pass the log2 of the sums of its softmax, (heads, tokens) fp32, and the
+    hashes of tokens for each head, (heads, tokens) int32, empty without dropout."""
     parts = parts.contiguous()
-    out, sums = _outputs(parts)
+    out, sums, row_hashes = _outputs(parts, dropout)
     blocks = _blocks(parts, dropout, forward=True)
     with torch.cuda.device_of(parts):
         _kernels().forward_kernel[_grid(parts, blocks)](
-            *(parts, bounds, visibility, row_hashes, column_hashes, out, sums),
+            *(parts, bounds, visibility, hashes, column_hashes, out, sums, row_hashes),
             **_arguments(parts, dropout, window),
             **blocks.options(),
         )
-    return out, sums
+    return out, sums, row_hashes
 
 
 @packed_forward.register_fake
-def _(parts, *others):  # noqa: ANN001, ANN002, ANN202
-    return _outputs(parts)
+def _(parts, bounds, visibility, hashes, column_hashes, dropout, window):  # noqa: ANN001, ANN202
+    return _outputs(parts, dropout)
 
 
-def _outputs(parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _outputs(
+    parts: torch.Tensor, dropout: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     tokens, _, heads, size = parts.shape
     sums = parts.new_empty(heads, tokens, dtype=torch.float32)
-    return parts.new_empty(tokens, heads, size), sums
+    hashes = parts.new_empty(heads, tokens if dropout else 0, dtype=torch.int32)
+    return parts.new_empty(tokens, heads, size), sums, hashes
 
 
 @torch.library.custom_op("palm_ds::packed_backward", mutates_args=())

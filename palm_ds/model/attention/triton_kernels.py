@@ -9,9 +9,9 @@ is added up by several programs: the numbers do not depend on their order.
 
 Layouts: qkv (tokens, 3, heads, head size); out (tokens, heads, head size); row sums (heads, tokens)
 fp32; bounds (2, tokens) int32, the start and end of each token's sequence; visibility None or
-(2, tokens) int32, the order and limit of each token; row hashes (heads, tokens) and column hashes
-(tokens,) int32, or None without dropout. D is the head size, BLOCK_D the power of two that it is
-padded to.
+(2, tokens) int32, the order and limit of each token; hashes (tokens,) int64, row hashes
+(heads, tokens) and column hashes (tokens,) int32, None without dropout. D is the head size, BLOCK_D
+the power of two that it is padded to.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import triton.language as tl
 
 from palm_ds.model.ops import dropout
 
+_FIRST = tl.constexpr(dropout.MIX_FIRST % 2**64)
+_SECOND = tl.constexpr(dropout.MIX_SECOND % 2**64)
 _GOLDEN_32 = tl.constexpr(dropout.GOLDEN_32)
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -30,10 +32,11 @@ def forward_kernel(
     qkv,
     bounds,
     visibility,
-    row_hashes,
+    hashes,
     column_hashes,
     out,
     sums,
+    row_hashes,
     tokens,
     scale,
     HEADS: tl.constexpr,
@@ -46,12 +49,16 @@ def forward_kernel(
     INVERSE_KEEP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """`sums` gets the log2 of the sum of each row's exponentials, for the backward pass."""
+    """For the backward pass, `sums` gets the log2 of the sum of each row's exponentials, and
+    `row_hashes` the hash of each token for this head."""
     head = tl.program_id(1)
     i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     first, last, begin, end = _range(bounds, i, tokens, WINDOW)
     query = _load(qkv, i, tokens, head, 3 * HEADS, D, BLOCK_D)
-    row_hash = _hash(row_hashes, head * tokens, i, tokens, DROPPED)
+    row_hash = i
+    if DROPPED is not None:
+        row_hash = _row_hash(hashes, i, tokens, head)
+        tl.store(row_hashes + head * tokens + i, row_hash, mask=i < tokens)
     factor = scale * _LOG2_E
     highest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -70,7 +77,7 @@ def forward_kernel(
         shrink = tl.exp2(highest * factor - base)
         total = total * shrink + tl.sum(weights, 1)
         if DROPPED is not None:
-            column_hash = _hash(column_hashes, 0, j, tokens, DROPPED)
+            column_hash = tl.load(column_hashes + j, mask=j < tokens, other=0)
             weights = tl.where(
                 _kept(row_hash[:, None], column_hash[None, :], DROPPED), weights, 0.0
             )
@@ -115,7 +122,7 @@ def backward_query_kernel(
     query = _load(qkv, i, tokens, head, 3 * HEADS, D, BLOCK_D)
     grads = _load(grad, i, tokens, head, HEADS, D, BLOCK_D)
     outputs = _load(out, i, tokens, head, HEADS, D, BLOCK_D)
-    row_hash = _hash(row_hashes, head * tokens, i, tokens, DROPPED)
+    row_hash = _hash(row_hashes + head * tokens, i, tokens, DROPPED)
     product = tl.sum(outputs.to(tl.float32) * grads.to(tl.float32), 1)
     tl.store(products + head * tokens + i, product, mask=i < tokens)
     log_sum = tl.load(sums + head * tokens + i, mask=i < tokens, other=0.0)
@@ -131,7 +138,7 @@ def backward_query_kernel(
         value = _load(qkv, j, tokens, 2 * HEADS + head, 3 * HEADS, D, BLOCK_D)
         d_weights = tl.dot(grads, tl.trans(value), input_precision=PRECISION)
         if DROPPED is not None:
-            column_hash = _hash(column_hashes, 0, j, tokens, DROPPED)
+            column_hash = _hash(column_hashes, j, tokens, DROPPED)
             kept = _kept(row_hash[:, None], column_hash[None, :], DROPPED)
             d_weights = tl.where(
                 kept, d_weights * INVERSE_KEEP - product[:, None], -product[:, None]
@@ -173,7 +180,7 @@ def backward_key_kernel(
     first, last, begin, end = _range(bounds, j, tokens, WINDOW)
     key = _load(qkv, j, tokens, HEADS + head, 3 * HEADS, D, BLOCK_D)
     value = _load(qkv, j, tokens, 2 * HEADS + head, 3 * HEADS, D, BLOCK_D)
-    column_hash = _hash(column_hashes, 0, j, tokens, DROPPED)
+    column_hash = _hash(column_hashes, j, tokens, DROPPED)
     d_key = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     d_value = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for start in range(begin, end, BLOCK_N):
@@ -190,7 +197,7 @@ def backward_key_kernel(
         d_weights = tl.dot(value, tl.trans(grads), input_precision=PRECISION)
         dropped = weights
         if DROPPED is not None:
-            row_hash = _hash(row_hashes, head * tokens, i, tokens, DROPPED)
+            row_hash = _hash(row_hashes + head * tokens, i, tokens, DROPPED)
             kept = _kept(row_hash[None, :], column_hash[:, None], DROPPED)
             dropped = tl.where(kept, weights, 0.0)
             d_weights = tl.where(
@@ -253,10 +260,19 @@ def _store(x, block, at, tokens, head, HEADS: tl.constexpr, D: tl.constexpr, BLO
 
 
 @triton.jit
-def _hash(hashes, first, at, tokens, DROPPED: tl.constexpr):
+def _row_hash(hashes, at, tokens, head):
+    """The odd hash of each token for this head: `odd_bits(keys.of_heads(heads).tokens)`."""
+    mixed = (tl.load(hashes + at, mask=at < tokens, other=0) + head).to(tl.uint64)
+    mixed = (mixed ^ (mixed >> 30)) * _FIRST
+    mixed = (mixed ^ (mixed >> 27)) * _SECOND
+    return (mixed ^ (mixed >> 31)).to(tl.int32) | 1
+
+
+@triton.jit
+def _hash(hashes, at, tokens, DROPPED: tl.constexpr):
     hashed = at
     if DROPPED is not None:
-        hashed = tl.load(hashes + first + at, mask=at < tokens, other=0)
+        hashed = tl.load(hashes + at, mask=at < tokens, other=0)
     return hashed
 
 

@@ -204,7 +204,8 @@ def stop() -> None:
     """Leave the run cleanly; `start` can join again. Without it, DeepSpeed's stage 3 sometimes
     aborts at exit."""
     if dist.is_initialized():
-        dist.barrier()
+        device = [accelerator().current_device()] if dist.get_backend() == "nccl" else None
+        dist.barrier(device_ids=device)  # NCCL warns if it has to guess the device
         liveness.end(errors.FINISHED)
         _forget()
 

@@ -135,11 +135,11 @@ def test_a_layer_of_the_kernels_is_one_graph() -> None:
 def test_the_operators_have_the_shapes_that_they_promise() -> None:
     batch = batch_of([[3, 2], [4]], 5)
     parts, visibility = torch.randn(10, 3, 2, 4), torch.zeros(2, 10, dtype=torch.int32)
-    hashes = torch.ones(2, 10, dtype=torch.int32), torch.ones(10, dtype=torch.int32)
-    ahead, options = (sequence_bounds(batch), visibility, *hashes), (0.1, 2)
-    torch.library.opcheck(packed_forward, (parts, *ahead, *options))
-    out, sums = packed_forward(parts, *ahead, *options)
-    back = (torch.randn_like(out), parts, *ahead, out, sums, *options)
+    hashes, columns = dropout_keys(batch, 5).tokens.flatten(), torch.ones(10, dtype=torch.int32)
+    ahead, options = (parts, sequence_bounds(batch), visibility), (0.1, 2)
+    torch.library.opcheck(packed_forward, (*ahead, hashes, columns, *options))
+    out, sums, row_hashes = packed_forward(*ahead, hashes, columns, *options)
+    back = (torch.randn_like(out), *ahead, row_hashes, columns, out, sums, *options)
     torch.library.opcheck(packed_backward, back)
 
 

@@ -176,6 +176,7 @@ def test_who_decides_on_the_device() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("kind", ["adamw", "lamb", "stable_adamw"])
 def test_a_step_on_a_gpu_equals_one_on_a_cpu_and_never_waits(kind: str) -> None:
     config = OptimizerConfig(kind=kind, lr=0.1, clip=0.5, ema=0.75, weight_decay=0.1)
