@@ -17,8 +17,10 @@ Each arm and seed has a folder OUT/BODY/ARM/seed_N with its recipe, the run, and
     pairs      accuracy on minimal pairs, the mean over paradigms (--pairs)
     SET        scores of fine-tuning (--suite, a suite file of `palm-ds suite` with one seed)
 
-Runs go one after the other. Called again, the study continues; what is finished is not repeated.
---table writes the table of all that is there into a page, between its two marks.
+Runs go one after the other. Called again, the study continues; what is finished is not repeated,
+and a measure that was not asked for before is added. Called several times at once, on a GPU that
+one small model does not fill, the processes share the runs. --table writes the table of all that
+is there into a page, between its two marks.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.cpu import compute_on_cpu  # noqa: E402
+from palm_ds.common.atomic import write_file_atomically  # noqa: E402
 from palm_ds.common.errors import UserError  # noqa: E402
+from palm_ds.common.files import try_lock  # noqa: E402
 
 RECIPES = ROOT / "launch/recipes/study"
 REFERENCE = "masked_15"
@@ -162,7 +166,6 @@ def budget_of(out: Path, args: argparse.Namespace) -> float:
 def train(run: Run, values: Mapping[str, Any], args: argparse.Namespace) -> None:
     import yaml
 
-    run.folder.mkdir(parents=True, exist_ok=True)
     recipe = run.folder / "recipe.yaml"
     recipe.write_text(yaml.safe_dump(dict(values), sort_keys=False), encoding="utf-8")
     command = ["pretrain", recipe, "--deepspeed_config", args.deepspeed_config]
@@ -177,23 +180,34 @@ def call(*words: object, output: int | None = subprocess.PIPE) -> str:
     return done.stdout or ""
 
 
-def measure(run: Run, values: Mapping[str, Any], args: argparse.Namespace) -> dict[str, float]:
+Part = Callable[[], Mapping[str, float]]
+
+
+def measures_of(run: Run, values: Mapping[str, Any], args: argparse.Namespace) -> dict[str, Part]:
+    """{part: what measures it}, {name: value} each."""
+    parts: dict[str, Part] = {"tasks": lambda: dict(stage_scores(run.folder / "run"))}
+    if args.pairs:
+        parts["pairs"] = lambda: minimal_pairs(run, args)
+    if args.suite:
+        parts["suite"] = lambda: finetuned(run, args)
+    if "replaced_token_detection" not in values["tasks"]:  # its encoder predicts no words
+        parts["masked"] = lambda: masked_words(run, values["held_out"], args)
+    return parts
+
+
+def minimal_pairs(run: Run, args: argparse.Namespace) -> dict[str, float]:
+    options = ("--model", run.folder / "run", "--json")
+    return {"pairs": json.loads(call("evaluate", "--pairs", *args.pairs, *options))["mean"]}
+
+
+def masked_words(run: Run, held_out: float, args: argparse.Namespace) -> dict[str, float]:
     from palm_ds.corpus.store import open_corpus
     from palm_ds.inference.held_out_loss import masked_lm_loss
     from palm_ds.inference.trained_model import TrainedModel
 
-    folder = run.folder / "run"
-    measures = dict(stage_scores(folder))
-    if args.pairs:
-        scores = json.loads(call("evaluate", "--pairs", *args.pairs, "--model", folder, "--json"))
-        measures["pairs"] = scores["mean"]
-    if args.suite:
-        measures |= finetuned(run, args)
-    if "replaced_token_detection" not in values["tasks"]:  # its encoder predicts no words
-        corpus = open_corpus(args.corpus)
-        loss = masked_lm_loss(TrainedModel.open(folder), corpus, held_out=values["held_out"])
-        measures |= {"masked": loss.nats, "masked accuracy": loss.accuracy}
-    return measures
+    model = TrainedModel.open(run.folder / "run")
+    loss = masked_lm_loss(model, open_corpus(args.corpus), held_out=held_out)
+    return {"masked": loss.nats, "masked accuracy": loss.accuracy}
 
 
 def stage_scores(folder: Path) -> Iterator[tuple[str, float]]:
@@ -213,7 +227,7 @@ def finetuned(run: Run, args: argparse.Namespace) -> dict[str, float]:
     """{set: the first metric of its task}"""
     out = run.folder / "suite"
     options = ("--deepspeed_config", args.deepspeed_config, "--out", out)
-    call("suite", args.suite, f"init_from={run.folder / 'run'}", f"seed={run.seed}", *options)
+    call("suite", args.suite, f"init_from={run.folder / 'run'}", *options)
     scores = json.loads((out / "suite.json").read_text())["sets"]
     return {
         name: next(iter(metrics.values()))["median"]
@@ -226,20 +240,30 @@ def run_all(runs: Sequence[Run], args: argparse.Namespace) -> None:
     budget = budget_of(runs[0].out, args)
     for number, run in enumerate(runs, 1):
         title = f"{run.body}, {run.arm}, seed {run.seed} ({number} of {len(runs)})"
-        if run.measures.is_file():
-            print(f"== {title}: done", flush=True)
-            continue
-        values = run.values(args.corpus, args.set)
+        run.folder.mkdir(parents=True, exist_ok=True)
+        with (run.folder / "lock").open("ab") as lock:
+            if try_lock(lock.fileno()):
+                print(f"== {title}: {budget:.3g} FLOPs", flush=True)
+                run_one(run, budget, args)
+            else:
+                print(f"== {title}: another process has it", flush=True)
+
+
+def run_one(run: Run, budget: float, args: argparse.Namespace) -> None:
+    values = run.values(args.corpus, args.set)
+    record: dict[str, Any] = {"flops": budget, "seconds": 0.0, "parts": []}
+    if run.measures.is_file():
+        record = json.loads(run.measures.read_text(encoding="utf-8"))
+    start = time.monotonic() - record["seconds"]
+    if not record["parts"]:
         factor = budget / flops_of(values)
         values["stages"] = scaled(values["stages"], values["tasks"], factor)
-        print(f"== {title}: {budget:.3g} FLOPs", flush=True)
-        start = time.monotonic()
         train(run, values, args)
-        measures = measure(run, values, args)
-        record = {"flops": budget, "seconds": time.monotonic() - start, **measures}
-        part = run.measures.with_suffix(".part")
-        part.write_text(json.dumps(record, indent=1), encoding="utf-8")
-        part.replace(run.measures)
+    for name, part in measures_of(run, values, args).items():
+        if name not in record["parts"]:
+            record |= part()
+            record |= {"seconds": time.monotonic() - start, "parts": [*record["parts"], name]}
+            write_file_atomically(run.measures, json.dumps(record, indent=1))
 
 
 # ---- the table ----
@@ -247,26 +271,43 @@ def run_all(runs: Sequence[Run], args: argparse.Namespace) -> None:
 
 def table(runs: Sequence[Run]) -> str:
     """Markdown: a line for each arm and body, a column for each measure: the mean over the seeds,
-    and the standard deviation."""
-    known: dict[tuple[str, str], list[dict[str, float]]] = {}
+    and the standard deviation; bold where the arm differs from the reference arm."""
+    known: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
     for run in runs:
         if run.measures.is_file():
-            known.setdefault((run.body, run.arm), []).append(json.loads(run.measures.read_text()))
-    hidden = ("flops", "seconds")
-    names = dict.fromkeys(
-        name
-        for records in known.values()
-        for name in records[0]
-        if name not in hidden and not name.startswith("tasks: ")
-    )
+            record = json.loads(run.measures.read_text(encoding="utf-8"))
+            known.setdefault((run.body, run.arm), {})[run.seed] = record
+    records = [record for seeds in known.values() for record in seeds.values()]
+    hidden = {"flops", "seconds", "parts"}
+    names = [n for n in dict.fromkeys(n for r in records for n in r) if n not in hidden]
+    names = [name for name in names if not name.startswith("tasks: ")]
     lines = [["body", "arm", "seeds", *names]]
     lines.append(["---"] * len(lines[0]))
-    for (body, arm), records in known.items():
-        cells = [shown([r[name] for r in records if name in r]) for name in names]
-        lines.append([body, arm, str(len(records)), *cells])
-    hours = sum(r["seconds"] for records in known.values() for r in records) / 3600
+    for (body, arm), seeds in known.items():
+        reference = known.get((body, REFERENCE), {})
+        cells = [cell(name, seeds, reference) for name in names]
+        lines.append([body, arm, str(len(seeds)), *cells])
+    hours = sum(record["seconds"] for record in records) / 3600
     rows = [f"| {' | '.join(line)} |" for line in lines]
     return "\n".join([*rows, "", f"All runs together took {hours:.1f} hours."])
+
+
+Seeds = Mapping[int, Mapping[str, float]]
+
+
+def cell(name: str, seeds: Seeds, reference: Seeds) -> str:
+    text = shown([record[name] for record in seeds.values() if name in record])
+    pairs = [(seeds[s], reference[s]) for s in seeds if s in reference]
+    differences = [ours[name] - its[name] for ours, its in pairs if name in ours and name in its]
+    return f"**{text}**" if is_difference(differences) else text
+
+
+def is_difference(differences: Sequence[float]) -> bool:
+    """Whether the mean is more than twice its standard error away from 0; never for one seed."""
+    if len(differences) < 2:
+        return False
+    error = statistics.stdev(differences) / len(differences) ** 0.5
+    return abs(statistics.fmean(differences)) > 2 * error
 
 
 def shown(values: Sequence[float]) -> str:

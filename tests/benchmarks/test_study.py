@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from benchmarks import study
+from palm_ds.common.files import locked
 from tests.helpers.small_corpus import write_small_corpus
 
 TINY = ["backbone={preset: tiny, hidden_size: 32, max_positions: 64}", "length=64"]
@@ -49,3 +51,38 @@ def test_a_page_gets_the_table(tmp_path: Path) -> None:
     page.write_text("no marks")
     with pytest.raises(SystemExit, match="no lines"):
         study.write_table(page, "")
+
+
+def test_a_measure_that_is_asked_for_later_is_added(tmp_path: Path, monkeypatch) -> None:
+    trained, counted = [], iter(range(100))
+    monkeypatch.setattr(study, "flops_of", lambda values: 1.0)
+    monkeypatch.setattr(study, "train", lambda run, values, args: trained.append(run))
+    names = {"first": ["tasks"], "second": ["tasks", "pairs"]}
+    for call, parts in names.items():
+        made = {name: lambda n=name: {n: next(counted)} for name in parts}
+        monkeypatch.setattr(study, "measures_of", lambda run, values, args, m=made: m)
+        args = study.parse(["--corpus", "c", "--out", str(tmp_path)])
+        run = study.Run(arm="masked_15", body="bert", seed=1, out=tmp_path)
+        study.run_all([run], args)
+        assert json.loads(run.measures.read_text())["parts"] == parts, call
+    record = json.loads(run.measures.read_text())
+    assert len(trained) == 1 and (record["tasks"], record["pairs"]) == (0, 1)
+
+
+def test_processes_share_the_runs(tmp_path: Path, monkeypatch) -> None:
+    begun = []
+    monkeypatch.setattr(study, "budget_of", lambda out, args: 1.0)
+    monkeypatch.setattr(study, "run_one", lambda run, budget, args: begun.append(run.arm))
+    runs = [study.Run(arm=arm, body="bert", seed=1, out=tmp_path) for arm in ("joint", "phrases")]
+    runs[0].folder.mkdir(parents=True)
+    with locked(runs[0].folder / "lock"):  # by another process
+        study.run_all(runs, study.parse(["--corpus", "c", "--out", str(tmp_path)]))
+    assert begun == ["phrases"]
+
+
+def test_a_difference_is_more_than_twice_its_standard_error() -> None:
+    seeds = {s: {"loss": value} for s, value in enumerate((3.0, 3.1, 3.2))}
+    reference = {s: {"loss": value} for s, value in enumerate((2.9, 2.98, 3.11))}
+    assert study.cell("loss", seeds, reference) == "**3.100 ± 0.100**"
+    assert study.cell("loss", reference, reference) == "2.997 ± 0.106"
+    assert study.cell("loss", {0: seeds[0]}, reference) == "3.000"

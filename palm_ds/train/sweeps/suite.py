@@ -100,6 +100,8 @@ class Suite:
     recipes: replaces the leading `data/` of their tables."""
     epochs: float = 3
     """With a template: passes over the training rows."""
+    steps: int = 0
+    """With a template: steps on every data set, instead of `epochs`."""
     tokenizer: str = ""
     """With a template: the vocabulary that tokenizes the texts; empty: that of its `init_from`."""
     sets: dict[str, DataSet] = field(default_factory=dict)
@@ -201,7 +203,8 @@ def _folders(suite: Suite) -> dict[str, Path]:
     if not top.is_dir():
         raise UserError(f"data: {top} is not a folder")
     folders = {folder.name: folder for folder in sorted(top.iterdir()) if folder.is_dir()}
-    folders = {name: folder for name, folder in folders.items() if any(folder.glob("train*.*"))}
+    named = {name for name, own in suite.sets.items() if own.train}
+    folders = {n: f for n, f in folders.items() if n in named or any(f.glob("train*.*"))}
     if not folders:
         raise UserError(f"data: no folder in {top} has a file train.*")
     return folders
@@ -284,7 +287,7 @@ def _filled(
         **values,
         "sources": {name: {key: value for key, value in source.items() if value}},
         "tasks": {name: task},
-        "stages": [{name: f"{suite.epochs:g} epochs"}],
+        "stages": [{name: suite.steps or f"{suite.epochs:g} epochs"}],
         "evaluate": evaluate,
     }
 

@@ -137,6 +137,22 @@ def test_folders_as_glue_and_clue_have_them(tmp_path):
     assert vocabulary.is_file()
 
 
+def test_a_set_whose_files_have_other_names_and_the_same_steps_for_all(tmp_path):
+    write_layout(tmp_path)
+    folder = tmp_path / "data/odd"
+    folder.mkdir()
+    for name in ("in_domain.tsv", "probe.tsv"):
+        (folder / name).write_text("text_a\tlabel\na\tb\n")
+    sets = {"odd": {"train": "in_*.tsv", "dev": "probe.tsv"}}
+    path = from_template(tmp_path, sets=sets, only=["odd", "CoLA"], steps=40)
+    found = {m.name: m.values for m in suite_runs(read_suite(path), tmp_path / "out")}
+    assert found["odd"]["sources"]["odd"]["table"] == str(folder / "in_domain.tsv")
+    assert {name: v["stages"] for name, v in found.items()} == {
+        "odd": [{"odd": 40}],
+        "CoLA": [{"CoLA": 40}],
+    }
+
+
 def test_recipe_files_with_their_data_elsewhere(tmp_path):
     recipes = [str(ROOT / f"launch/recipes/finetune/{name}.yaml") for name in ("rte", "sst2")]
     change = ["init_from=''", "backbone={preset: tiny, max_positions: 512}"]
