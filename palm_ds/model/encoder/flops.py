@@ -18,7 +18,8 @@ def training_flops(
     attention within sequences, and the vocabulary product for each label of `vocab_tasks` (other
     heads are negligible). Tokens that do not see one another count as pairs: attention
     computes them. Recomputed activations and padding do not count. The last layer counts in
-    full, although most of it may be computed at the labels only.
+    full, although most of it may be computed at the labels only. A batch with placeholders of
+    `vocab_tasks` is read once more before, forward only, to fill them in.
 
     A scalar on the batch's device: nothing waits for it."""
     tokens, squares = sequence_sums(batch)
@@ -27,7 +28,22 @@ def training_flops(
     layers = flops.token * tokens
     for window, pair in flops.pairs.items():
         layers = layers + pair * (squares if window is None else pairs_within(batch, window))
-    return layers + head_flops(config) * labels
+    filled = filled_tokens(batch, vocab_tasks)
+    return layers * first_pass(filled > 0) + head_flops(config) * (labels + filled * FORWARD)
+
+
+FORWARD = 1 / 3
+"""The forward pass's share."""
+
+
+def filled_tokens(batch: Batch, vocab_tasks: Sequence[str]) -> int:
+    """The placeholders that a first pass fills in."""
+    return sum(len(batch.placeholders[t][0]) for t in vocab_tasks if t in batch.placeholders)
+
+
+def first_pass(share: float) -> float:
+    """The factor of the work of layers where this share of the rows is read once before."""
+    return 1 + share * FORWARD
 
 
 def sequence_sums(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:

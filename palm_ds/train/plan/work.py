@@ -7,7 +7,14 @@ from dataclasses import dataclass, field, replace
 
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import encoder_class
-from palm_ds.model.encoder.flops import head_flops, pairs_within, sequence_sums
+from palm_ds.model.encoder.flops import (
+    FORWARD,
+    filled_tokens,
+    first_pass,
+    head_flops,
+    pairs_within,
+    sequence_sums,
+)
 from palm_ds.model.heads.heads import predicts_tokens
 from palm_ds.model.heads.replaced_tokens import generator_name
 from palm_ds.model.inputs.batch import Batch
@@ -64,12 +71,16 @@ class StepWork:
     """Tokens that go through the masked-LM head."""
     generated: float = 0.0
     """Those that go through the generator's."""
+    filled: float = 0.0
+    """Placeholders that a first pass over the rows fills in."""
+    read_before: float = 0.0
+    """The share of the rows that it reads."""
 
     def of_model(self, model: ModelSize) -> float:
         """`flops` of the encoder and of a generator."""
         if model.generator is None:
             return self.flops(model.config)
-        made = replace(self, labels=self.generated)
+        made = replace(self, labels=self.generated, filled=0.0, read_before=0.0)
         return self.flops(model.config) + made.flops(model.generator)
 
     def of_rows(self, rows: int) -> StepWork:
@@ -83,6 +94,7 @@ class StepWork:
             near={window: pairs * scale for window, pairs in self.near.items()},
             labels=self.labels * scale,
             generated=self.generated * scale,
+            filled=self.filled * scale,
         )
 
     def flops(self, config: EncoderConfig) -> float:
@@ -92,7 +104,8 @@ class StepWork:
         for window, pair in flops.pairs.items():
             pairs = self.squares if window is None else self.near.get(window, self.squares)
             layers += pair * pairs
-        return layers + head_flops(config) * self.labels
+        labels = self.labels + self.filled * FORWARD
+        return layers * first_pass(self.read_before) + head_flops(config) * labels
 
 
 def size_of(model: Model) -> ModelSize:
@@ -129,7 +142,7 @@ def encoder_passes(model: Model) -> list[tuple[EncoderConfig, list[str]]]:
 
 def work_of(model: Model, batches: Iterable[Batch], rows: int) -> StepWork:
     """The work of a step from (some of) its batches, as if all its `rows` were like them."""
-    tokens = squares = labels = generated = 0.0
+    tokens = squares = labels = generated = filled = read_before = 0.0
     tasks, length, seen = vocab_tasks(model), 0, 0
     pairs = model.backbone.flops(model.backbone.config).pairs
     near = {window: 0.0 for window in pairs if window is not None}
@@ -138,6 +151,9 @@ def work_of(model: Model, batches: Iterable[Batch], rows: int) -> StepWork:
         tokens, squares = tokens + float(sums[0]), squares + float(sums[1])
         labels += sum(batch.count(task) for task in tasks if task in batch.labels)
         generated += sum(map(batch.count, generated_labels(model)))
+        placeholders = filled_tokens(batch, tasks)
+        filled += placeholders
+        read_before += len(batch.input_ids) * (placeholders > 0)
         seen, length = seen + len(batch.input_ids), batch.input_ids.shape[1]
         for window in near:
             near[window] += float(pairs_within(batch, window))
@@ -149,5 +165,7 @@ def work_of(model: Model, batches: Iterable[Batch], rows: int) -> StepWork:
         near=near,
         labels=labels,
         generated=generated,
+        filled=filled,
+        read_before=read_before / max(seen, 1),
     )
     return work.of_rows(rows)

@@ -9,8 +9,10 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.encoder.flops import sequence_sums, training_flops
 from palm_ds.model.heads.heads import MaskedLMHead
+from palm_ds.model.heads.pseudo_tokens import with_pseudo_tokens
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.multi_task_model import Model
+from palm_ds.train.plan.work import work_of
 
 CONFIG = EncoderConfig(
     vocab_size=64, hidden_size=32, num_layers=2, num_heads=2, max_positions=16, dropout=0.0,
@@ -55,3 +57,21 @@ def test_it_counts_what_torch_counts() -> None:
         backbone(batch).sum().backward()
     layers = float(training_flops(CONFIG, batch, []))
     assert counter.get_total_flops() == pytest.approx(layers, rel=1e-9)
+
+
+def test_a_first_pass_that_fills_placeholders_counts() -> None:
+    batch = replace(packed(16), visibility=torch.zeros(2, 1, 16, dtype=torch.int32))
+    backbone = build_encoder(CONFIG)
+    model = Model(backbone, {"words": MaskedLMHead(backbone)}, {"words": "words"}, {"words": 1.0})
+    at = torch.arange(8, 15)
+    filled = replace(batch, placeholders={"words": (at, torch.zeros(7, dtype=torch.int64))})
+    more = float(training_flops(CONFIG, filled, ["words"]))
+    more -= float(training_flops(CONFIG, batch, ["words"]))
+    with FlopCounterMode(display=False) as counter:
+        with_pseudo_tokens(backbone, model.labelled, {"words": 1.0}, filled)
+    # The last layer is computed at the placeholders.
+    assert 0.7 * more < counter.get_total_flops() < more
+    step = work_of(model, [filled, batch], rows=2)
+    both = sum(float(training_flops(CONFIG, each, ["words"])) for each in (filled, batch))
+    assert step.flops(CONFIG) == pytest.approx(both)
+    assert step.of_rows(6).flops(CONFIG) == pytest.approx(3 * both)
