@@ -38,7 +38,7 @@ PARTS = {
         ("generation", "heads"),
         ("distillation",),
         ("multi_task_model",),
-        ("lora", "packed_linear"),
+        ("lora", "prepare_to_predict"),
     ),
     "runtime": (
         ("deepspeed", "optimizer", "schedulers"),

@@ -22,7 +22,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.settings import Settings, one_of
-from palm_ds.data.stream.packing import even_parts, pack, row_capacity
+from palm_ds.data.stream.packing import even_parts, padded_length, rows_to_predict
 from palm_ds.data.tasks.example import build_input
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.encoder.states import WantedStates, recorded
@@ -192,15 +192,13 @@ class Embedder:
             lengths = np.array([len(text.input_ids) for text in texts[first : first + CHUNK]])
             order = np.argsort(-lengths, kind="stable")
             for part in even_parts(lengths[order], self.batch_tokens):
-                own = lengths[order[part]]
-                capacity = row_capacity(self.encoder.kernels.attention, int(own.max()))
-                rows = pack(own, capacity) if capacity else [list(range(len(own)))]
+                rows = rows_to_predict(lengths[order[part]], self.encoder.kernels.attention)
                 yield self._batch([first + order[part][row] for row in rows], texts)
 
     def _batch(self, rows: Sequence[np.ndarray], texts: Sequence[PackedText]) -> _TextBatch:
         packed = [[texts[text] for text in row] for row in rows]
         filled = np.array([sum(len(each.input_ids) for each in row) for row in packed])
-        length = -(-int(filled.max()) // 8) * 8
+        length = padded_length(int(filled.max()), self.device)
         # a row that is not full ends in one sequence of padding
         sequences = np.array([len(row) for row in rows]) + (filled < length)
         before = np.concatenate([[0], np.cumsum(sequences)[:-1]])

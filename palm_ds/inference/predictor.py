@@ -31,7 +31,7 @@ from palm_ds.common.rng import keyed_generator
 from palm_ds.data.reader import Table, TableSettings
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.stream.decode import Decoded, decoded, gathered
-from palm_ds.data.stream.packing import even_parts, pack, row_capacity
+from palm_ds.data.stream.packing import even_parts, padded_length, rows_to_predict
 from palm_ds.data.stream.task_group_dataset import (
     BuiltExample,
     BuiltRow,
@@ -54,7 +54,6 @@ from palm_ds.train.recipe.recipe import Recipe
 T = TypeVar("T")
 
 CHUNK = 1024  # rows tokenized and packed together
-_ROUND = 8  # on a GPU, batches are padded to a multiple of this
 _GENERATION_FACTOR = 4  # times as many tokens of sources in a batch as of other texts
 _MIN_THREAD_ROWS = 8  # rows for which it is worth starting a thread
 
@@ -213,11 +212,13 @@ class Predictor:
             layouts = dataset.layouts(numbers)
             every = refs(0, numbers, layouts)
             cut = each.input_task.cut_rows(source, dataset.max_length)
-            parts = even_parts(layouts["length"], self.batch_tokens)
+            lengths, attention = layouts["length"], self.model.backbone.kernels.attention
+            order = np.argsort(-lengths, kind="stable")
+            parts = even_parts(lengths[order], self.batch_tokens)
             for number, part in enumerate(parts):
                 built = [
-                    [_example(dataset, each.tasks, every[n]) for n in part[row]]
-                    for row in self._rows(layouts["length"][part])
+                    [_example(dataset, each.tasks, every[n]) for n in order[part][row]]
+                    for row in rows_to_predict(lengths[order[part]], attention)
                 ]
                 yield _Work(
                     source=source,
@@ -255,16 +256,9 @@ class Predictor:
             segments=self.recipe.backbone_config.token_types,
         )
 
-    def _rows(self, lengths: np.ndarray) -> list[Any]:
-        """The examples of each row."""
-        capacity = row_capacity(self.model.backbone.kernels.attention, int(lengths.max()))
-        return pack(lengths, capacity) if capacity else [slice(None)]
-
     def _collated(self, dataset: TaskGroupDataset, built: Sequence[BuiltRow]) -> Batch:
         longest = max(sum(len(each.example) for each in row) for row in built)
-        unit = 1 if self.device.type == "cpu" else _ROUND
-        length = -(-longest // unit) * unit
-        return collate_built([dataset], built, length, self._pad)
+        return collate_built([dataset], built, padded_length(longest, self.device), self._pad)
 
     @cached_property
     def _pad(self) -> int:

@@ -38,7 +38,7 @@ from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.heads.outputs import Reading
 from palm_ds.model.kernels import Kernels, choose_kernels
 from palm_ds.model.multi_task_model import Model
-from palm_ds.model.packed_linear import prepare_to_predict
+from palm_ds.model.prepare_to_predict import prepare_to_predict
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.train.export import text_tokenizer

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from palm_ds.data.stream.packing import pack, row_capacity
+from palm_ds.data.stream.packing import padded_length, rows_to_predict
 from palm_ds.data.tasks.example import Example, collate
 from palm_ds.model.heads.heads import Head
 from palm_ds.model.multi_task_model import Model
@@ -23,8 +23,6 @@ from palm_ds.model.pooling import OF_ALL_TOKENS, pool
 
 Scores = Mapping[str, np.ndarray]
 """{head's task: (labels, any) float32} of one example; one row if the task pools."""
-
-_ROUND = 8  # batches are padded to a multiple of this
 
 
 class VectorHead(Head):
@@ -72,10 +70,8 @@ def scores_of(
 ) -> list[Scores]:
     """The scores of each (example, row of the task embedding), in order."""
     lengths = np.array([len(example) for example, _ in examples])
-    capacity = row_capacity(model.backbone.kernels.attention, int(lengths.max()))
-    rows = pack(lengths, capacity) if capacity else [list(range(len(lengths)))]
-    longest = max(int(lengths[row].sum()) for row in rows)
-    length = -(-longest // _ROUND) * _ROUND
+    rows = rows_to_predict(lengths, model.backbone.kernels.attention)
+    length = padded_length(max(int(lengths[row].sum()) for row in rows), device)
     batch = collate([[examples[n] for n in row] for row in rows], length=length, pad=pad)
     with torch.inference_mode():
         results = model.scores(batch.to(device), list(batch.labels))

@@ -26,8 +26,8 @@ from palm_ds.inference.predictor import EncoderPass, Predictor
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.multi_task_model import Model
-from palm_ds.model.packed_linear import prepare_to_predict
 from palm_ds.model.pooling import POOLINGS
+from palm_ds.model.prepare_to_predict import prepare_to_predict
 from palm_ds.serve.forward import with_vector_heads
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.weights.formats.contents import CheckpointContents

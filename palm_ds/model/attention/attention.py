@@ -3,8 +3,9 @@
     triton       our own kernel, with the masks of `dropout: counter`
     varlen       torch's FlashAttention 2: half precision, compute capability 8.0 and above
     varlen_fa3, varlen_fa4   FlashAttention 3 and 4, where they are installed
-    tiles        CPU: neighbouring sequences joined up to 128 tokens, one tile at a time; replaced
-                 by sdpa where no gradients are needed and a row is at most 128 tokens long
+    tiles        CPU: neighbouring sequences joined up to 128 tokens, one tile at a time; where no
+                 gradients are needed, equally long neighbours together; if there are few of them
+                 and a row is at most 128 tokens long, replaced by sdpa
     sdpa         torch's scaled_dot_product_attention with a mask
     plain        the definition: softmax(Q K^T / sqrt(head size), within the sequence) V
 
@@ -31,7 +32,7 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.model.attention.dense import plain_attention, sdpa
 from palm_ds.model.attention.plan import AttentionPlan
-from palm_ds.model.attention.tiles import TILE, plan_tiles
+from palm_ds.model.attention.tiles import TILE, plan_equal_lengths, plan_tiles
 from palm_ds.model.attention.varlen import plan_varlen
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.inputs.visibility import visible
@@ -46,10 +47,11 @@ def plan_attention(
 ) -> AttentionPlan:
     """Padding counts as a sequence that attends to itself, so that no row of a softmax is empty.
     `compiled` means that the layers go through torch.compile."""
-    short = batch.input_ids.shape[1] <= TILE
-    if kernel == "tiles" and short and keys is None and not torch.is_grad_enabled():
-        kernel = "sdpa"  # faster there
-    plan = _plan(batch, kernel, compiled=compiled)
+    plan = None
+    if kernel == "tiles" and keys is None and not torch.is_grad_enabled():
+        plan = plan_equal_lengths(batch, compiled=compiled)
+        kernel = "sdpa" if batch.input_ids.shape[1] <= TILE else kernel  # faster there
+    plan = plan or _plan(batch, kernel, compiled=compiled)
     return replace(plan, keys=keys, displaced=batch.displaced)
 
 

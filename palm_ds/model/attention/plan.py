@@ -23,6 +23,8 @@ class Tile:
     """Tokens in front of it that it attends to as well."""
     after: int = 0
     """Tokens behind it that it attends to as well."""
+    texts: int = 1
+    """How many such tiles follow one another, each a text."""
 
 
 @dataclass(frozen=True, kw_only=True)

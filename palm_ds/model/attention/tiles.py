@@ -1,13 +1,18 @@
 """Attention on CPUs: neighbouring sequences joined up to 128 tokens, one tile at a time. In layers
-with a window a longer sequence is several tiles, so that it costs what its windows cost."""
+with a window a longer sequence is several tiles, so that it costs what its windows cost.
+
+Predictions, whose texts are sorted by length, need no joined sequences, masks or padding: those of
+one length go through torch's scaled_dot_product_attention together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from itertools import groupby
 from typing import Any, TypeAlias, cast
 
 import torch
+from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.model.attention.plan import AttentionPlan, Tile, distant, softmax
 from palm_ds.model.inputs.batch import Batch
@@ -15,12 +20,27 @@ from palm_ds.model.inputs.visibility import visible
 from palm_ds.model.ops.dropout import DropoutKeys, keep_mask, keep_rate, odd_bits
 
 TILE = 128  # tokens per tile of joined sequences; the fastest of 64 to 192 on CPUs
+_LEAST_SHARED = 16  # tokens of a call of SDPA, on average: below, joined sequences cost less
 
 
 def plan_tiles(batch: Batch, *, compiled: bool) -> AttentionPlan:
     visibility = None if batch.visibility is None else batch.visibility.flatten(1)
     tiles = _tiles([length for length in batch.cu_seqlens.diff().tolist() if length], visibility)
-    compute = _uncompiled_tiles() if compiled else _tiled_attention
+    compute = _uncompiled(_tiled_attention) if compiled else _tiled_attention
+    return AttentionPlan(kernel="tiles", compute=compute, tiles=tiles)
+
+
+def plan_equal_lengths(batch: Batch, *, compiled: bool) -> AttentionPlan | None:
+    """The plan without gradients and dropout for neighbouring texts that are often equally long;
+    None if they are not, or hide tokens."""
+    if batch.visibility is not None:
+        return None
+    lengths = [length for length in batch.cu_seqlens.diff().tolist() if length]
+    runs = [(length, sum(1 for _ in run)) for length, run in groupby(lengths)]
+    if batch.input_ids.numel() < _LEAST_SHARED * len(runs):
+        return None
+    compute = _uncompiled(_attention_of_runs) if compiled else _attention_of_runs
+    tiles = tuple(Tile(length, None, texts=texts) for length, texts in runs)
     return AttentionPlan(kernel="tiles", compute=compute, tiles=tiles)
 
 
@@ -70,9 +90,9 @@ def _parts_of(
     if tile.tokens <= TILE + 2 * window:
         bias = torch.zeros(1, tile.tokens, tile.tokens) if tile.bias is None else tile.bias
         far = distant(tile.tokens, window, bias.device)
-        yield Tile(tile.tokens, bias.masked_fill(far, -torch.inf))
+        yield Tile(tile.tokens, bias.masked_fill(far, -torch.inf), texts=tile.texts)
         return
-    for start in range(0, tile.tokens, TILE):  # it is one sequence
+    for start in list(range(0, tile.tokens, TILE)) * tile.texts:  # each is one sequence
         tokens = min(TILE, tile.tokens - start)
         before, after = min(start, window), min(tile.tokens - start - tokens, window)
         shape = (before, tokens, after)
@@ -87,10 +107,31 @@ def _parts_of(
 
 
 @cache
-def _uncompiled_tiles() -> Callable[..., torch.Tensor]:
+def _uncompiled(compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Keeps tiles out of torch.compile, since they differ from batch to batch. Made on demand:
     importing torch's compiler takes two seconds."""
-    return cast("Callable[..., torch.Tensor]", torch.compiler.disable(_tiled_attention))
+    return cast("Callable[..., torch.Tensor]", torch.compiler.disable(compute))
+
+
+def _attention_of_runs(
+    qkv: torch.Tensor, plan: AttentionPlan, num_heads: int, dropout: float, window: int | None
+) -> torch.Tensor:
+    """One call for each run of equally long texts, or part of a long one."""
+    rows, length, tripled = qkv.shape
+    parts = qkv.reshape(rows * length, 3, num_heads, -1)
+    tiles = plan.tiles if window is None else _windowed(plan, window)
+    outs = []
+    for tile, _, keys in _places(tiles):
+        of_texts = parts[keys].unflatten(
+            0, (tile.texts, -1)
+        )  # (texts, tokens, 3, heads, head size)
+        query, key, value = of_texts.permute(2, 0, 3, 1, 4).unbind()
+        query = query[:, :, tile.before : tile.before + tile.tokens]
+        bias = None if tile.bias is None else tile.bias.to(query.dtype)[None]
+        out = F.scaled_dot_product_attention(query, key, value, bias, dropout)
+        outs.append(out.transpose(1, 2).flatten(2).flatten(0, 1))
+    whole = outs[0] if len(outs) == 1 else torch.cat(outs)
+    return whole.view(rows, length, tripled // 3)
 
 
 def _tiled_attention(
@@ -178,7 +219,7 @@ def _places(tiles: Iterable[Tile]) -> Iterator[tuple[Tile, slice, slice]]:
     """Each tile with the flat tokens that attend and those that are attended to."""
     start = 0
     for tile in tiles:
-        end = start + tile.tokens
+        end = start + tile.tokens * tile.texts
         yield tile, slice(start, end), slice(start - tile.before, end + tile.after)
         start = end
 

@@ -23,6 +23,7 @@ from palm_ds.model.kernels import Kernels, layer_norm
 from palm_ds.model.ops.compiled import CompiledRegion
 from palm_ds.model.ops.dropout import DropoutKeys, add_dropout, dropout
 from palm_ds.model.ops.fused_norm import Drop, FusedLayerNorm
+from palm_ds.model.ops.packed_linear import PackedLinear
 
 
 @dataclass(frozen=True)
@@ -279,20 +280,25 @@ class EncoderLayer(nn.Module):
 
     def feed_forward(self, x: torch.Tensor) -> torch.Tensor:
         """The feed-forward network, (..., hidden) -> (..., hidden)."""
-        inner = self.expand(x)  # (..., intermediate), or twice as many
         if not self.spec.gated:
-            return self.contract(self.activation(inner))
-        activated, multiplier = inner.chunk(2, -1)
+            return self.contract(self.activation(self.expand(x)))
+        if isinstance(self.expand, PackedLinear):
+            activated, multiplier = self.expand.parts(x)
+            return self.contract(self.activation(activated).mul_(multiplier))
+        activated, multiplier = self.expand(x).chunk(2, -1)  # (..., intermediate) each
         return self.contract(self.activation(activated) * multiplier)
 
     def residual_dropout(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """x + dropout(y), (rows, length, hidden) or (n, hidden) at the positions `at`. Every call
         in a forward pass has its own masks."""
-        keys = self._next_keys(y)
-        return add_dropout(x, y, self.dropout_rate if self.training else 0.0, keys)
+        if not self.training:
+            return x + y
+        return add_dropout(x, y, self.dropout_rate, self._next_keys(y))
 
     def _next_keys(self, y: torch.Tensor) -> DropoutKeys | None:
         """The keys of the next dropout in this layer, for the rows of y."""
+        if self._keys is None:
+            return None
         self._dropouts += 1  # 0 is the attention
         return self.keys_at(self._dropouts, y)
 
@@ -316,5 +322,6 @@ def _begin_layer(layer: EncoderLayer, positional: tuple[Any, ...], named: dict[s
     linear maps, read it too: nothing could be passed to them as an argument."""
     arguments = dict(zip(("x", "plan", "at"), positional, strict=False)) | named
     plan = arguments.get("plan")
-    layer._keys = plan.keys if isinstance(plan, AttentionPlan) else None
-    layer._at, layer._dropouts = arguments.get("at"), 0
+    keys = plan.keys if isinstance(plan, AttentionPlan) else None
+    if keys is not None or layer._keys is not None:  # setting attributes of modules is slow
+        layer._keys, layer._at, layer._dropouts = keys, arguments.get("at"), 0

@@ -19,6 +19,7 @@ pairs of positions instead.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
@@ -52,6 +53,7 @@ class Rotary(nn.Module):
         super().__init__()
         self.base, self.neighbours, self.factor = base, neighbours, factor
         self.heads = num_heads, kv_heads or num_heads
+        self._tables: tuple[tuple[float, ...], Rotation] | None = None
 
     @property
     def frequencies(self) -> tuple[float, float]:
@@ -60,17 +62,40 @@ class Rotary(nn.Module):
 
     def rotation(self, positions: torch.Tensor, head_size: int) -> Rotation:
         """The cosines and sines of the angles at `positions` (rows, length), (rows, length, 1,
-        head_size / 2) each, in fp32 whatever the model's type."""
+        head_size / 2) each, in fp32 whatever the model's type. On a CPU that only predicts, of
+        tables that are kept, and for both halves of a head: (rows, length, 1, head_size)."""
+        on_cpu = positions.device.type == "cpu"
+        if self.neighbours or not on_cpu or not torch.is_inference_mode_enabled():
+            cos, sin = self._angles(positions, head_size)
+        else:
+            cos, sin = (F.embedding(positions, table) for table in self._kept(positions, head_size))
+        return cos[:, :, None], sin[:, :, None]
+
+    def _angles(self, positions: torch.Tensor, head_size: int) -> Rotation:
+        """(..., head_size / 2) for positions (...)."""
         half = head_size // 2
         steps = torch.arange(half, dtype=torch.float32, device=positions.device)
         angles = positions[..., None].float() * (self.base ** (-steps / half) / self.factor)
-        return torch.cos(angles)[:, :, None], torch.sin(angles)[:, :, None]
+        return torch.cos(angles), torch.sin(angles)
+
+    def _kept(self, positions: torch.Tensor, head_size: int) -> Rotation:
+        """Tables (longest, head_size) for all positions up to the largest that was met."""
+        made_with, largest = (*self.frequencies, head_size), int(positions.max())
+        if not self._tables or self._tables[0] != made_with or len(self._tables[1][0]) <= largest:
+            every = torch.arange(2 << largest.bit_length(), device=positions.device)
+            cos, sin = self._angles(every, head_size)
+            self._tables = made_with, (torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1))
+        return self._tables[1]
 
     def forward(self, qkv: torch.Tensor, rotation: Rotation) -> torch.Tensor:
         """(rows, length, all heads) with the queries and keys turned by `rotation`."""
         queries, keys = self.heads
         parts = qkv.unflatten(-1, (queries + 2 * keys, -1))  # (rows, length, heads, head size)
-        turned = self._turned(parts[:, :, : queries + keys], rotation)
+        turning = parts[:, :, : queries + keys]
+        if rotation[0].shape[-1] == parts.shape[-1]:
+            _turn(turning, rotation)
+            return qkv
+        turned = self._turned(turning, rotation)
         return torch.cat([turned, parts[:, :, queries + keys :]], 2).flatten(2)
 
     def _turned(self, x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
@@ -82,11 +107,17 @@ class Rotary(nn.Module):
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
+def _turn(x: torch.Tensor, rotation: Rotation) -> None:
+    """Turn x (rows, length, heads, head size) itself, in few passes over it."""
+    cos, sin = (values.to(x.dtype) for values in rotation)
+    other = x.roll(x.shape[-1] // 2, -1)
+    x.mul_(cos).addcmul_(other, sin)
+
+
 def rotations(
-    layers: nn.Module, positions: torch.Tensor, head_size: int
+    turning: Iterable[Rotary], positions: torch.Tensor, head_size: int
 ) -> dict[tuple[float, float], Rotation]:
-    """{frequencies: rotation at `positions` (rows, length)}, one for all layers that turn alike."""
-    turning = (module for module in layers.modules() if isinstance(module, Rotary))
+    """{frequencies: rotation at `positions` (rows, length)}, one for all that turn alike."""
     distinct = {rotary.frequencies: rotary for rotary in turning}
     return {key: rotary.rotation(positions, head_size) for key, rotary in distinct.items()}
 

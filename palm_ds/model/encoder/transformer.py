@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -313,8 +314,14 @@ class TransformerEncoder(Encoder):
 
     def _with_rotations(self, plan: AttentionPlan, batch: Batch) -> AttentionPlan:
         """The plan with what turns queries and keys, if a layer does."""
+        if not self._rotary:
+            return plan
         size = self.config.hidden_size // self.config.num_heads
-        return replace(plan, rotations=rotations(self.layers, batch.position_ids, size))
+        return replace(plan, rotations=rotations(self._rotary, batch.position_ids, size))
+
+    @cached_property
+    def _rotary(self) -> list[Rotary]:
+        return [module for module in self.layers.modules() if isinstance(module, Rotary)]
 
     def _with_distances(
         self, plan: AttentionPlan, batch: Batch, keys: DropoutKeys | None

@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palm_ds.data.stream.packing import pack
+from palm_ds.data.stream.packing import pack, padded_length, rows_to_predict
 
 
 @given(st.lists(st.integers(1, 50), max_size=200))
@@ -42,3 +43,12 @@ def test_packing_is_best_fit():
 def test_too_long_examples_are_refused():
     with pytest.raises(ValueError, match="do not fit"):
         pack(np.array([11]), 10)
+
+
+def test_rows_of_predictions():
+    lengths = np.array([3, 9, 3, 60, 9])
+    assert [row.tolist() for row in rows_to_predict(lengths, "tiles")] == [[3, 1, 4, 0, 2]]
+    rows = [row.tolist() for row in rows_to_predict(lengths, "sdpa")]
+    assert sorted(sum(rows, [])) == [0, 1, 2, 3, 4] and len(rows) == 2
+    assert padded_length(83, torch.device("cpu")) == 83
+    assert padded_length(83, torch.device("cuda")) == 88

@@ -102,7 +102,6 @@ def test_attention_without_gradients(
     dropped = attend(qkv.requires_grad_(), dropping, num_heads=heads, dropout=0.3)
     with torch.no_grad():
         plan = plan_attention(batch, "tiles")
-        assert plan.kernel == ("sdpa" if length <= TILE else "tiles")
         close = dict(atol=2e-5, rtol=1e-4)
         torch.testing.assert_close(attend(qkv, plan, num_heads=heads), learning, **close)
         assert torch.equal(attend(qkv, dropping, num_heads=heads, dropout=0.3), dropped)

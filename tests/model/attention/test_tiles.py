@@ -60,3 +60,27 @@ def test_a_long_text_computes_the_scores_of_its_windows() -> None:
     scores = sum(tile.tokens * (tile.before + tile.tokens + tile.after) for tile in parts)
     assert sum(tile.tokens for tile in parts) == 4096
     assert scores < 4096 * (128 + 2 * 64) < 4096**2 / 15
+
+
+@pytest.mark.parametrize("window", [None, 1, 20, 64, 400])
+@pytest.mark.parametrize(
+    "rows", [([30] * 5 + [17] * 3,), ([300, 300, 40],), ([60, 60], [60, 59]), ([700],)]
+)
+def test_predictions_attend_to_the_same(rows: tuple[list[int], ...], window: int | None) -> None:
+    texts = batch(*rows)
+    qkv = torch.randn(*texts.input_ids.shape, 3 * SIZE, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        plan, masked = plan_attention(texts, "tiles"), plan_attention(texts, "plain")
+        found = attend(qkv, plan, num_heads=HEADS, window=window)
+        expected = attend(qkv, masked, num_heads=HEADS, window=window)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    runs = sum(len(list(run)) for row in rows for run in [dict.fromkeys(row)])
+    assert len(plan.tiles) <= runs + len(rows)  # equal neighbours are one tile
+
+
+def test_many_short_texts_of_all_lengths_are_joined() -> None:
+    lengths = list(range(1, 20)) * 2
+    with torch.no_grad():
+        assert all(tile.texts == 1 for tile in plan_attention(batch(lengths), "tiles").tiles)
+        assert plan_attention(batch(lengths[:10]), "tiles").kernel == "sdpa"
+        assert [tile.texts for tile in plan_attention(batch([20] * 9), "tiles").tiles] == [9]

@@ -241,6 +241,17 @@ def test_the_two_layouts_turn_the_same_pairs() -> None:
     torch.testing.assert_close(halves, expected)
 
 
+def test_predictions_turn_by_kept_tables() -> None:
+    rotary = Rotary(100.0, 2, 1, factor=3.0)  # heads of 8: two of queries, one of keys and values
+    for last in (3, 40, 9):
+        qkv, positions = torch.randn(2, last, 32), torch.arange(last).flip(0).expand(2, last)
+        expected = rotary(qkv, rotary.rotation(positions, 8))
+        with torch.inference_mode():
+            found = rotary(qkv.clone(), rotary.rotation(positions, 8))
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+        rotary.base *= 1.5
+
+
 def test_it_drops_by_place_as_any_layer() -> None:
     config = replace(CONFIG, dropout=0.2, attention_dropout=0.2)
     torch.manual_seed(0)

@@ -89,11 +89,11 @@ class EuroBert(TransformerEncoder):
 
     @property
     def averages_texts(self) -> bool:
-        return self.options_of(self.config).text_pooling != "cls"
+        return self.options.text_pooling != "cls"
 
     @property
     def pools_each_token(self) -> bool:
-        return self.options_of(self.config).text_pooling == "late"
+        return self.options.text_pooling == "late"
 
     def build_pooler(self) -> nn.Module:
         return TextTransform(self.hidden_size)

@@ -96,7 +96,7 @@ class ModernBert(TransformerEncoder):
 
     @property
     def averages_texts(self) -> bool:
-        return self.options_of(self.config).text_pooling == "mean"
+        return self.options.text_pooling == "mean"
 
     def build_pooler(self) -> nn.Module:
         return PredictionHead(self.config, self.kernels)
