@@ -28,7 +28,7 @@ def test_freezing_a_step_equals_removing_the_gradients(kind: str) -> None:
     frozen = {1: "heads.*", 2: "backbone.dense.*"}
     freezing = StepFreezing(frozen.values(), names)
     optimizer = build_optimizer(
-        model, config, zero_stage=0, checked=True, freezable=freezing.patterns
+        model, config, zero_stage=0, checked=True, freezable=freezing.selections
     )
     by_hand = build_optimizer(reference, config, zero_stage=0, checked=True)
     freezing.watch(model)
