@@ -45,7 +45,7 @@ from palm_ds.runtime.optimizer.param_groups import (
     freeze,
     param_lr_scales,
 )
-from palm_ds.runtime.optimizer.step_settings import StepSettings
+from palm_ds.runtime.optimizer.step_settings import StepHyperparameters
 from palm_ds.runtime.optimizer.wrappers import StepFreezing
 from palm_ds.runtime.processes.processes import Processes, check_precision, start, stop
 from palm_ds.runtime.processes.watchdog import Watchdog
@@ -104,7 +104,9 @@ class Engine:
         frozen = sharded_state.frozen_shards(model, self.rank, self.world)
         parts = model, self._optimizer, self.config, ds_config, self.processes
         self._engine, self._swap = _initialize(*parts)
-        self._settings = StepSettings(self._optimizer, self._engine.optimizer, optimizer)
+        self._hyperparameters = StepHyperparameters(
+            self._optimizer, self._engine.optimizer, optimizer
+        )
         memories = SlotMemories(_memory_shape(model), self.device)
         self._state = EngineState(
             memories=memories,
@@ -151,7 +153,7 @@ class Engine:
         flags = (stop, self._state.writer.written)
         agreed = _agree(self.processes, self._over_tokens, batches, step, flags)
         set_accumulation(self._engine, len(batches) * (2 if self._micro_steps.attack else 1))
-        self._settings.apply(lr, decay_scale, own)
+        self._hyperparameters.apply(lr, decay_scale, own)
         self._step_freezing.prepare(self._optimizer.param_groups, frozen)
         with names_micro_batch(self.micro_rows):
             sums = self._micro_steps.run(batches, step, agreed.counts, weights or {})
@@ -312,7 +314,7 @@ class Engine:
         self._state.release()
         self._watchdog.close()
         self._engine.destroy()
-        del self._engine, self._optimizer, self._settings, self._micro_steps
+        del self._engine, self._optimizer, self._hyperparameters, self._micro_steps
         self._swap.remove()
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig
 from palm_ds.runtime.optimizer.param_groups import AllBut, is_selected
-from palm_ds.runtime.optimizer.step_settings import TaskOptimizer
+from palm_ds.runtime.optimizer.step_settings import TaskOptimizerSettings
 from tests.distributed.tiny import REPORTS, SEED, WORDS
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/turns.md"
@@ -47,7 +47,7 @@ class Part:
     """A task: what it trains, and how."""
 
     trains: tuple[str, ...]
-    own: TaskOptimizer
+    own: TaskOptimizerSettings
 
     @property
     def frozen(self) -> AllBut:
@@ -58,13 +58,15 @@ EXAMPLES = {
     "gan": {
         "judge": Part(
             ("heads.judge.D.*",),
-            TaskOptimizer(lr=8e-3, betas=(0.5, 0.999), clip=0.05),
+            TaskOptimizerSettings(lr=8e-3, betas=(0.5, 0.999), clip=0.05),
         ),
-        "fool": Part(("heads.judge.G.*",), TaskOptimizer(betas=(0.0, 0.9), clip=0.0)),
+        "fool": Part(("heads.judge.G.*",), TaskOptimizerSettings(betas=(0.0, 0.9), clip=0.0)),
     },
     "ranking": {
-        "words": Part(("backbone.word.*",), TaskOptimizer(lr=4e-3, weight_decay=0.3, eps=1e-4)),
-        "rest": Part(("backbone.layers.*", "backbone.*norm.*"), TaskOptimizer()),
+        "words": Part(
+            ("backbone.word.*",), TaskOptimizerSettings(lr=4e-3, weight_decay=0.3, eps=1e-4)
+        ),
+        "rest": Part(("backbone.layers.*", "backbone.*norm.*"), TaskOptimizerSettings()),
     },
 }
 

@@ -38,7 +38,7 @@ from palm_ds.data.tasks.documents import ReadsDocuments, SourceT
 from palm_ds.data.tasks.example import Example, build_input, layouts
 from palm_ds.data.tasks.interfaces import Exports, PredictionFiles, Serves
 from palm_ds.data.tasks.task_with_data import TaskWithData
-from palm_ds.runtime.optimizer.step_settings import TaskOptimizer
+from palm_ds.runtime.optimizer.step_settings import TaskOptimizerSettings
 
 if TYPE_CHECKING:
     from palm_ds.model.encoder.encoder import Encoder
@@ -86,7 +86,7 @@ class Task(Settings, Exports, ReadsDocuments[SourceT], ABC, Generic[SourceT]):
     trains: Several[str] = ()
     """Patterns of the only parameters that this task's steps update (`heads.judge.*`); empty: all.
     Its stages need `mix: step` or `turns`."""
-    optimizer: TaskOptimizer = TaskOptimizer()
+    optimizer: TaskOptimizerSettings = TaskOptimizerSettings()
     """Settings that the optimizer has in this task's steps, as in `{lr: 4.0e-4, betas: [0.5,
     0.999]}`; its stages need `mix: step` or `turns`."""
     new_head: bool = False

@@ -23,7 +23,7 @@ from palm_ds.runtime.optimizer.wrappers import ClipAndSkipNonFinite
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskOptimizer(Settings):
+class TaskOptimizerSettings(Settings):
     """What the optimizer has in the steps of a task; what is left out is the recipe's."""
 
     lr: PositiveFloat | None = None
@@ -40,13 +40,13 @@ class TaskOptimizer(Settings):
 
     @property
     def of_step(self) -> dict[str, Any]:
-        """The settings of `StepSettings.apply` that it has."""
+        """The settings of `StepHyperparameters.apply` that it has."""
         values = {"betas": self.betas, "eps": self.eps, "clip": self.clip}
         return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True)
-class StepSettings:
+class StepHyperparameters:
     """Sets what a step's update depends on, in every step anew."""
 
     optimizer: torch.optim.Optimizer

@@ -17,7 +17,7 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import encoder_class, has_windows
 from palm_ds.model.lora import LoraSettings, check_targets
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig
-from palm_ds.runtime.optimizer.step_settings import TaskOptimizer
+from palm_ds.runtime.optimizer.step_settings import TaskOptimizerSettings
 from palm_ds.train.recipe.sections import BatchSize, EvaluateSettings, SaveSettings, SourceSettings
 from palm_ds.train.recipe.stage_settings import StageSettings
 
@@ -122,9 +122,11 @@ class TaskChecks:
         for name, task in self.tasks.items():
             groups = {b: mix for b, mix in self.spec.mix_of.items() if name in tasks_of(b)}
             given = [
-                key for key in _OF_STEPS if getattr(task, key) not in ((), [], TaskOptimizer())
+                key
+                for key in _OF_STEPS
+                if getattr(task, key) not in ((), [], TaskOptimizerSettings())
             ]
-            if given and ("batch" in groups.values() or not groups):
+            if given and "batch" in groups.values():
                 raise UserError(f"tasks.{name}.{given[0]}: its stages need `mix: step` or `turns`")
             for other in (other for b in groups for other in tasks_of(b)):
                 self._check_agreed(name, other)
@@ -191,7 +193,9 @@ class TaskChecks:
             )
 
 
-def _check_task_optimizer(where: str, own: TaskOptimizer, optimizer: OptimizerConfig) -> None:
+def _check_task_optimizer(
+    where: str, own: TaskOptimizerSettings, optimizer: OptimizerConfig
+) -> None:
     """The recipe's optimizer has what a task sets."""
     if own.weight_decay is not None and not optimizer.weight_decay:
         raise UserError(f"{where}.weight_decay: optimizer.weight_decay is 0; give it a value")

@@ -30,7 +30,7 @@ from palm_ds.model.encoder.encoder import encoder_class, memory_shape
 from palm_ds.model.lora import LoraSettings
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig
 from palm_ds.runtime.optimizer.param_groups import AllBut, Selection
-from palm_ds.runtime.optimizer.step_settings import TaskOptimizer
+from palm_ds.runtime.optimizer.step_settings import TaskOptimizerSettings
 from palm_ds.train.recipe.checks import (
     TaskChecks,
     assign_task_ids,
@@ -232,9 +232,11 @@ class Recipe(Settings):
         given = [part.weight_decay for part in parts if part.weight_decay is not None]
         return given[0] / self.optimizer.weight_decay if given else 1.0
 
-    def optimizer_in(self, at: StepInfo) -> TaskOptimizer:
+    def optimizer_in(self, at: StepInfo) -> TaskOptimizerSettings:
         """What the optimizer has of its own in a step of one task group: that of its first task."""
-        return self._alone_in(at)[0].optimizer if len(at.task_groups) == 1 else TaskOptimizer()
+        return (
+            self._alone_in(at)[0].optimizer if len(at.task_groups) == 1 else TaskOptimizerSettings()
+        )
 
     def frozen_in(self, at: StepInfo) -> tuple[Selection, ...]:
         """What the stage of a step freezes, and its tasks, if it trains one task group."""
