@@ -97,7 +97,8 @@ class Engine:
         self.global_batch = _global_batch_losses(model, optimizer.fgm)
         attack = _fgm(model, optimizer.fgm, self.config) if optimizer.fgm else None
         self.layout = _layout(ds_config, self.world)
-        self._step_freezing = StepFreezing(freezable, [*dict(model.named_parameters())])
+        freeze(model, optimizer.freeze)
+        self._step_freezing = StepFreezing(freezable, model)
         self._optimizer: Any = _optimizer(
             model, optimizer, ds_config, self._step_freezing, update_counts, lr_scales
         )
@@ -331,8 +332,7 @@ def _optimizer(
     update_counts: Mapping[str, int] | None,
     lr_scales: Mapping[str, float] | None,
 ) -> Any:
-    """The optimizer of a model, some of whose parameters are frozen first."""
-    freeze(model, config.freeze)
+    """The optimizer of a model, some of whose parameters are frozen."""
     names = [name for name, _ in model.named_parameters()]
     encoder = _encoder_names(model)
     return build_optimizer(

@@ -395,7 +395,7 @@ def _end_dry_run(parts: _Parts, plan_for: Sequence[Cluster]) -> None:
     stream, model = parts.stream, parts.model
     batches, rows = stream.largest_step()
     freeze(model, parts.recipe.optimizer.freeze)
-    StepFreezing(parts.freezable, [name for name, _ in model.named_parameters()])
+    StepFreezing(parts.freezable, model)
     check_swap_room(parts.run.ds_config, model, parts.processes)
     if parts.best.named_task:
         best = parts.recipe.evaluate.best

@@ -170,7 +170,7 @@ def train_step(engine: Engine, example: str, step: int) -> float:
 
 
 def run(
-    example: str, stage: int, first: int, last: int, source: int, folder: Path, kill: int
+    example: str, stage: int, first: int, last: int, source: int, *, folder: Path, kill: int
 ) -> dict[str, Any]:
     engine = build(example, stage)
     if first:
@@ -194,7 +194,10 @@ def curves(
     """`runs`: (example, stage, first step, last step, stage of the checkpoint). `compared`: with
     the losses of plain torch."""
     last = len(runs) - 1
-    found = [run(*each, Path(folder), kill if n == last else -1) for n, each in enumerate(runs)]
+    found = [
+        run(*each, folder=Path(folder), kill=kill if n == last else -1)
+        for n, each in enumerate(runs)
+    ]
     hand = {example: plain_loop(example) for example in EXAMPLES if compared and REPORTS}
     return {"runs": found, "by hand": hand}
 

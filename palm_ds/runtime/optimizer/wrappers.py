@@ -9,7 +9,7 @@ the weights, and freezing in some steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -33,15 +33,20 @@ class StepFreezing:
     """Freezes parameters in some steps: they keep their weights, moments and update counts, and do
     not count in the gradient norm that is clipped."""
 
-    def __init__(self, selections: Iterable[Selection], names: Sequence[str]):
-        """`selections`: what a step may freeze of the parameters of these names."""
+    def __init__(self, selections: Iterable[Selection], model: nn.Module):
+        """`selections`: what a step may freeze. Raises UserError if one names no parameter, or none
+        that trains."""
         self.selections = tuple(dict.fromkeys(selections))
         self.frozen: frozenset[str] = frozenset()
+        parameters = dict(model.named_parameters())
+        trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
         for each in self.selections:
             if isinstance(each, AllBut):
-                match_patterns(each.patterns, names, "parameters to train")
+                match_patterns(
+                    each.patterns, trained, "parameters to train, `optimizer.freeze` left out"
+                )
             else:
-                match_patterns([each], names, "parameters to freeze")
+                match_patterns([each], [*parameters], "parameters to freeze")
 
     def watch(self, model: nn.Module) -> None:
         """Set the gradients of frozen parameters to 0 before they are accumulated or measured."""
