@@ -86,7 +86,7 @@ def slowly(stream: ExampleStream) -> list[Counter[tuple[str, int]]]:
     steps: list[Counter[tuple[str, int]]] = []
     for number, stage in enumerate(stream.curriculum.stages):
         task_groups = [task_group for task_group, _ in stage.steps_of]
-        if stage.mix == "step":
+        if stage.mix != "batch":
             order = [task_groups[i] for i in order_of(stage, number, stream.seed)]
             piles = [[task_group] * stream.examples[task_group] for task_group in order]
         else:
@@ -119,7 +119,8 @@ shapes = st.fixed_dictionaries(
     {
         "stages": st.lists(
             st.fixed_dictionaries(
-                {name: st.integers(0, 5) for name in SIZES}, optional={"mix": st.just("step")}
+                {name: st.integers(0, 5) for name in SIZES},
+                optional={"mix": st.sampled_from(["step", "turns"])},
             ).filter(lambda stage: any(stage[name] for name in SIZES)),
             min_size=1,
             max_size=3,
