@@ -151,11 +151,13 @@ def build(example: str, stage: int) -> Engine:
     )
 
 
-def train_step(engine: Engine, example: str, step: int) -> float:
-    """The loss; what the step does not train is the same after it, bit for bit."""
+State = dict[str, torch.Tensor]
+
+
+def train_step(engine: Engine, example: str, step: int, before: State) -> tuple[float, State]:
+    """The loss and the weights; what the step does not train is the same bit for bit."""
     task = task_of(example, step)
     part = EXAMPLES[example][task]
-    before = engine.full_state_dict()
     lr = part.own.lr or USUAL.lr
     decay = 1.0 if part.own.weight_decay is None else part.own.weight_decay / USUAL.weight_decay
     batches = share(example, step, engine.rank, engine.world, engine.micro_rows)
@@ -166,7 +168,7 @@ def train_step(engine: Engine, example: str, step: int) -> float:
     for name, value in before.items():
         same = torch.equal(value, after[name])
         assert same == is_selected(name, part.frozen), (example, step, name)
-    return sums[task] / result.counts[task]
+    return sums[task] / result.counts[task], after
 
 
 def run(
@@ -176,11 +178,12 @@ def run(
     if first:
         loaded = engine.load(folder / f"{example} {source}", at_most=first)
         assert loaded == {"step": first}
-    losses = []
+    losses, state = [], engine.full_state_dict()
     for step in range(first, last):
         if step == kill:
             os.kill(os.getpid(), signal.SIGKILL)
-        losses.append(train_step(engine, example, step))
+        loss, state = train_step(engine, example, step, state)
+        losses.append(loss)
         if not first and step + 1 == STEPS // 2:
             engine.save(folder / f"{example} {stage}", {"step": step + 1}, step=step + 1)
     counts = engine._state.local().update_counts()
