@@ -37,6 +37,7 @@ from palm_ds.model.lora import LoraSettings  # noqa: E402
 from palm_ds.pretrain.shared.spans import SpanSettings  # noqa: E402
 from palm_ds.runtime.deepspeed.ds_config import Comms, PalmSection  # noqa: E402
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig  # noqa: E402
+from palm_ds.runtime.optimizer.step_settings import TaskOptimizerSettings  # noqa: E402
 from palm_ds.train.recipe.lr_schedule import LRSchedule  # noqa: E402
 from palm_ds.train.recipe.recipe import Recipe  # noqa: E402
 from palm_ds.train.recipe.sections import (  # noqa: E402
@@ -69,6 +70,7 @@ SECTIONS = {
     "track.mlflow": MlflowSettings,
     "track.trackio": TrackioSettings,
     "loss_spike": SpikeSettings,
+    "tasks.NAME.optimizer": TaskOptimizerSettings,
     "tasks.NAME.generator": GeneratorSettings,
     "tasks.NAME.spans": SpanSettings,
 }

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -40,10 +41,11 @@ from palm_ds.runtime.optimizer.optimizer import OptimizerConfig, build_optimizer
 from palm_ds.runtime.optimizer.param_groups import (
     USUAL_NAMES,
     EncoderNames,
+    Selection,
     freeze,
     param_lr_scales,
-    set_rates,
 )
+from palm_ds.runtime.optimizer.step_settings import StepHyperparameters
 from palm_ds.runtime.optimizer.wrappers import StepFreezing
 from palm_ds.runtime.processes.processes import Processes, check_precision, start, stop
 from palm_ds.runtime.processes.watchdog import Watchdog
@@ -77,31 +79,35 @@ class Engine:
         seed: int,
         update_counts: Mapping[str, int] | None = None,
         lr_scales: Mapping[str, float] | None = None,
-        freezable: Iterable[str] = (),
+        freezable: Iterable[Selection] = (),
         teacher: Callable[[Batch, int], Batch] | None = None,
     ):
         """`rows`: packed rows of a step, over all processes; steps may have others.
         `update_counts`: updates that each parameter has had, as in the checkpoint that is restored
         next. Parameters with different counts get optimizer groups of their own.
         `lr_scales`: {parameter pattern: multiplier of the learning rate}.
-        `freezable`: the parameter patterns that `step` may freeze.
+        `freezable`: the parameters that `step` may freeze.
         `teacher`: adds teacher outputs to a micro-batch of a step (train/teachers/teachers.py)."""
         self.processes = processes = start(ds_config)
         self.rank, self.world, self.device = processes.rank, processes.world, processes.device
-        self.ds_config, self.seed, self._weight_decay = ds_config, seed, optimizer.weight_decay
+        self.ds_config, self.seed = ds_config, seed
         self.micro_rows, _ = ds_config.micro_batching(rows, self.world)
         self.config = ds_config.deepspeed_config(rows=rows, world=self.world, clip=optimizer.clip)
         self._over_tokens = model.losses
         self.global_batch = _global_batch_losses(model, optimizer.fgm)
         attack = _fgm(model, optimizer.fgm, self.config) if optimizer.fgm else None
         self.layout = _layout(ds_config, self.world)
-        self._step_freezing = StepFreezing(freezable, [*dict(model.named_parameters())])
+        freeze(model, optimizer.freeze)
+        self._step_freezing = StepFreezing(freezable, model)
         self._optimizer: Any = _optimizer(
             model, optimizer, ds_config, self._step_freezing, update_counts, lr_scales
         )
         frozen = sharded_state.frozen_shards(model, self.rank, self.world)
         parts = model, self._optimizer, self.config, ds_config, self.processes
         self._engine, self._swap = _initialize(*parts)
+        self._hyperparameters = StepHyperparameters(
+            self._optimizer, self._engine.optimizer, optimizer
+        )
         memories = SlotMemories(_memory_shape(model), self.device)
         self._state = EngineState(
             memories=memories,
@@ -134,19 +140,21 @@ class Engine:
         step: int,
         weights: Mapping[str, float] | None = None,
         stop: bool = False,
-        frozen: Iterable[str] = (),
+        frozen: Iterable[Selection] = (),
         decay_scale: float = 1.0,
+        own: Mapping[str, Any] = MappingProxyType({}),
     ) -> StepResult:
         """Train one step on this process's micro-batches, as many on all processes. One with
         non-finite gradients changes nothing; `skipped_steps` counts it.
 
         `weights`: of each task's loss. `frozen`: some of `freezable`: weights, moments and update
-        counts stay, and clipping leaves them out. `decay_scale`: factor of the weight decay."""
+        counts stay, and clipping leaves them out. `decay_scale`: factor of the weight decay.
+        `own`: `betas`, `eps` and `clip` of this step, instead of the optimizer's."""
         assert not self._state.swapped, "the model holds the averaged weights"
         flags = (stop, self._state.writer.written)
         agreed = _agree(self.processes, self._over_tokens, batches, step, flags)
         set_accumulation(self._engine, len(batches) * (2 if self._micro_steps.attack else 1))
-        set_rates(self._optimizer.param_groups, lr, self._weight_decay * decay_scale)
+        self._hyperparameters.apply(lr, decay_scale, own)
         self._step_freezing.prepare(self._optimizer.param_groups, frozen)
         with names_micro_batch(self.micro_rows):
             sums = self._micro_steps.run(batches, step, agreed.counts, weights or {})
@@ -307,7 +315,7 @@ class Engine:
         self._state.release()
         self._watchdog.close()
         self._engine.destroy()
-        del self._engine, self._optimizer, self._micro_steps
+        del self._engine, self._optimizer, self._hyperparameters, self._micro_steps
         self._swap.remove()
 
     def close(self) -> None:
@@ -324,8 +332,7 @@ def _optimizer(
     update_counts: Mapping[str, int] | None,
     lr_scales: Mapping[str, float] | None,
 ) -> Any:
-    """The optimizer of a model, some of whose parameters are frozen first."""
-    freeze(model, config.freeze)
+    """The optimizer of a model, some of whose parameters are frozen."""
     names = [name for name, _ in model.named_parameters()]
     encoder = _encoder_names(model)
     return build_optimizer(
@@ -335,7 +342,7 @@ def _optimizer(
         checked=ds_config.checks_itself,
         update_counts=update_counts,
         lr_scales=param_lr_scales(names, config.layer_decay, lr_scales, above=encoder.above),
-        freezable=freezing.patterns,
+        freezable=freezing.selections,
         names=encoder,
     )
 

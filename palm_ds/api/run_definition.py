@@ -36,7 +36,8 @@ class TaskMixture:
     reference: str = ""
     """The task whose epochs are counted; empty: the first."""
     mix: str = ""
-    """With several groups: what a step trains, one task (`step`) or all of them (`batch`)."""
+    """With several groups: what a step trains, one task (`step`, `turns`) or all of them
+    (`batch`)."""
 
     @property
     def tasks(self) -> list[TaskWithData]:

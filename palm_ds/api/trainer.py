@@ -130,7 +130,7 @@ class MultiHeadTrainer(BaseTrainer):
         backbone: Backbone | str | Path | None = None,
         mix_ratio: Mapping[str, float] | Sequence[float] | None = None,
         reference: str | TaskWithData | Trainer = "",
-        mix: Literal["step", "batch"] = "step",
+        mix: Literal["step", "turns", "batch"] = "step",
         callbacks: Sequence[object] = (),
         metrics: Mapping[str, Metric | Sequence[Metric]] | None = None,
         **settings: Unpack[TrainKeywords],
@@ -138,7 +138,8 @@ class MultiHeadTrainer(BaseTrainer):
         """As in PaddlePALM, a task gets int(epochs * mix_ratio * N) steps, where N is the steps of
         an epoch of the `reference` task (default: the first).
 
-        mix: each step trains one task; with "batch", all tasks in proportion.
+        mix: each step trains one task, in a seeded order, or as written ("turns"); with "batch",
+            all tasks in proportion.
         callbacks: objects with methods to call during training (palm.Callback).
         metrics: {task: functions of your own}, as for palm.Trainer."""
         members = [_members(task) for task in tasks]

@@ -22,7 +22,7 @@ from palm_ds.model.lora import add_lora
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.device.memory import host_memory
 from palm_ds.runtime.optimizer.optimizer import optimizer_class
-from palm_ds.runtime.optimizer.param_groups import freeze
+from palm_ds.runtime.optimizer.param_groups import Selection, freeze
 from palm_ds.runtime.optimizer.wrappers import StepFreezing
 from palm_ds.runtime.processes.processes import Processes
 from palm_ds.runtime.processes.run_lock import RunLock, lock_run_folder
@@ -249,8 +249,8 @@ class _Parts:
         return signature_of(self.run, self.model, self.data)
 
     @property
-    def freezable(self) -> list[str]:
-        """Patterns of parameters that some steps freeze."""
+    def freezable(self) -> list[Selection]:
+        """What some steps freeze."""
         return self.recipe.freezable
 
 
@@ -395,7 +395,7 @@ def _end_dry_run(parts: _Parts, plan_for: Sequence[Cluster]) -> None:
     stream, model = parts.stream, parts.model
     batches, rows = stream.largest_step()
     freeze(model, parts.recipe.optimizer.freeze)
-    StepFreezing(parts.freezable, [name for name, _ in model.named_parameters()])
+    StepFreezing(parts.freezable, model)
     check_swap_room(parts.run.ds_config, model, parts.processes)
     if parts.best.named_task:
         best = parts.recipe.evaluate.best

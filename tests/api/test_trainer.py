@@ -28,6 +28,7 @@ from palm_ds.train.recipe.recipe import make_recipe
 from palm_ds.train.report.metrics_file import read_metrics
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.train import train
+from tests.distributed.turns import gan
 from tests.helpers.own_encoder import PreNorm
 from tests.helpers.own_optimizer import Lion
 from tests.helpers.own_task import Counting, HowMany
@@ -369,6 +370,32 @@ def test_many_heads_in_paddlepalms_proportions(tables):
     assert isinstance(predictions["own"][0]["value"], float)
     alone_ = made.predict([{"text_a": "w1 w2"}], task="own")
     assert alone_ == {"own": predictions["own"]}
+
+
+def test_parts_that_train_in_turns(tables, monkeypatch):
+    """The GAN of docs/turns.md: its two modules change in their own steps alone, the encoder never,
+    bit for bit."""
+    monkeypatch.setitem(sys.modules, "gan", gan())
+    rows = [{"text_a": f"w{n} w{n + 1}"} for n in range(20)]
+    parts = {"judge": "heads.judge.D.", "fool": "heads.judge.G."}
+    judge = gan().Judge(trains=[parts["judge"] + "*"], optimizer={"betas": (0.5, 0.9)})
+    fool = gan().Fool(share="judge", trains=[parts["fool"] + "*"], optimizer={"lr": 1e-2})
+    made = palm.MultiHeadTrainer(
+        [judge.on(train=rows, name="judge"), fool.on(train=rows, name="fool")],
+        mix="turns",
+        backbone=backbone(tables),
+        **QUIET,
+    )
+    before: dict[str, torch.Tensor] = {}
+    for task in ("judge", "fool", "judge", "fool"):
+        assert made.train_one_step().keys() == {task}
+        opened = made.session.opened
+        assert opened
+        after = opened.loop.engine.full_state_dict()
+        moved = {name for name in before if not torch.equal(before[name], after[name])}
+        assert moved == {name for name in before if name.startswith(parts[task])}
+        before = after
+    made.close()
 
 
 def test_tasks_that_share_a_text(tables):

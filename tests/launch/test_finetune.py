@@ -143,7 +143,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
 TOGETHER: dict[str, tuple[dict[str, Any], str]] = {
     "a rest in steps of many tasks": (
         {"tasks.a.freeze": ["backbone.*"], "stages": [{"a": 3, "b": 3}]},
-        "tasks.a.freeze: its stages need `mix: step`",
+        "tasks.a.freeze: its stages need `mix: step` or `turns`",
     ),
     "a batch of rows and one of examples": (
         {"batch": "4 rows", "tasks.a.batch": 3},

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.stream.budgets import (
@@ -34,7 +34,7 @@ from palm_ds.data.stream.stages import (
     tasks_of,
 )
 
-_MAX_STEPS = 10**9  # a byte of memory for each in stages of `mix: step`
+_MAX_STEPS = 10**9  # a byte of memory for each where a step belongs to one task group
 _KEYS = (*CURRICULUM_KINDS, "explicit", "steps", "sampler", "mix", "always", "settings")
 
 
@@ -182,7 +182,8 @@ def parse_stages(values: object, tasks: Sequence[str]) -> CurriculumSpec:
         {mix_ratio: {group: r, ...}, reference: group, epochs: E}
                                           as in PaddlePALM, replaces `steps`: E * r * the steps of
                                           an epoch of the reference (default: the first)
-    mix: batch | step                     a step has all task groups, or one; also per stage
+    mix: batch | step | turns             a step has all task groups, or one: in a seeded order, or
+                                          in turns, as written; also per stage
     always: task [+ task ...]             tasks added to every task group that lacks them
     settings: [{lr: 1.0e-4, ...}, ...]    what each stage has instead of `optimizer.lr`, `schedule`
                                           and the like (STAGE_SETTINGS); an explicit stage has them
@@ -237,9 +238,10 @@ def _normalizer(tasks: Sequence[str], always: object) -> Callable[[str], str]:
 
 
 def _mix(value: object, where: str) -> Mix:
-    if value not in ("batch", "step"):
-        raise UserError(f"{where}: {value!r} is neither batch nor step")
-    return value
+    for mix in get_args(Mix):
+        if value == mix:
+            return mix
+    raise UserError(f"{where}: {value!r} is none of {', '.join(get_args(Mix))}")
 
 
 def _explicit(

@@ -4,11 +4,11 @@ step), like the rows of palm_ds/data/stream/packed_stream.py.
     step ──> examples of each task group of the step ──pack──> as few rows as possible
          ──> split evenly, in order, over processes and micro-batches
 
-A task group's n-th step takes its examples n * batch to (n + 1) * batch. With `mix: step` a step
-belongs to one task group. With `mix: batch` the examples of the whole stage, as many per task group
-as its steps would have, are interleaved evenly and then cut into steps: every step has the same
-number of examples, none is empty, and each task group stays within one example of its share. Only
-`batches` depends on the processes.
+A task group's n-th step takes its examples n * batch to (n + 1) * batch. With `mix: step` or
+`turns` a step belongs to one task group. With `mix: batch` the examples of the whole stage, as many
+per task group as its steps would have, are interleaved evenly and then cut into steps: every step
+has the same number of examples, none is empty, and each task group stays within one example of its
+share. Only `batches` depends on the processes.
 
 The number of rows varies from step to step. `most_rows` finds the maximum, so that every step has
 the same number of micro-batches; some have fewer rows than others, or a single empty row.
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from palm_ds.data.stream.packing import pack
-from palm_ds.data.stream.stages import Curriculum, MaskRates, order_of
+from palm_ds.data.stream.stages import Curriculum, MaskRates, order_of, spread
 from palm_ds.data.stream.task_group_dataset import (
     PackedRow,
     TaskGroupDataset,
@@ -78,11 +78,11 @@ class ExampleStream:
         return self.batches(0, 0, 1, self.rows), self.rows
 
     def sampled_steps(self, number: int) -> Iterator[tuple[Batch, int]]:
-        """A step of a stage in one batch, and how many of its steps are like it: all, or with `mix:
-        step` those of each task group."""
+        """A step of a stage in one batch, and how many of its steps are like it: all, or those of
+        each task group where a step belongs to one."""
         stage = self.curriculum.stages[number]
         places, counts = [0], [stage.steps]
-        if stage.mix == "step":
+        if stage.one_by_one:
             order = self._orders[number]
             places = [int((order == i).argmax()) for i in range(len(stage.steps_of))]
             counts = [steps for _, steps in stage.steps_of]
@@ -118,7 +118,7 @@ class ExampleStream:
     def _within(self, number: int, steps: int) -> dict[str, int]:
         """Examples of each task group in the first `steps` steps of a stage."""
         stage, order = self.curriculum.stages[number], self._orders[number]
-        one = stage.mix == "step"
+        one = stage.one_by_one
         done = order[:steps] if one else order[: len(order) * steps // stage.steps]
         counts = np.bincount(done, minlength=len(stage.steps_of))
         return {
@@ -128,11 +128,10 @@ class ExampleStream:
 
     @cached_property
     def _orders(self) -> list[np.ndarray]:
-        """Per stage, the task group of each step (`mix: step`) or of each example (`mix:
-        batch`)."""
+        """Per stage, the task group of each step, or with `mix: batch` of each example."""
         return [
             order_of(stage, number, self.seed)
-            if stage.mix == "step"
+            if stage.one_by_one
             else spread([steps * self.examples[task_group] for task_group, steps in stage.steps_of])
             for number, stage in enumerate(self.curriculum.stages)
         ]
@@ -211,15 +210,3 @@ class ExampleStream:
             if task_group in dict(stage.steps_of) and step > stage.first:
                 done += self._within(number, min(step - stage.first, stage.steps))[task_group]
         return done
-
-
-def spread(counts: Sequence[int]) -> np.ndarray:
-    """(sum of counts,) uint8: counts[i] times the number i, each number spread evenly: its k-th of
-    n occurrences is placed at (k + 1/2) / n (Webster's method). Ties go to the smaller number.
-
-    >>> spread([4, 2])
-    array([0, 1, 0, 0, 1, 0], dtype=uint8)
-    """
-    places = np.concatenate([(2 * np.arange(n) + 1) / (2 * n) for n in counts if n])
-    numbers = np.repeat(np.arange(len(counts), dtype=np.uint8), counts)
-    return numbers[np.argsort(places, kind="stable")]

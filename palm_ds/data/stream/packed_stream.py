@@ -5,7 +5,7 @@
              of the mixture's datasets, in proportion, and shuffles the rows
     stream   step -> rows -> micro-batches of a process
 
-A stage with `mix: batch` has one mixture, a stage with `mix: step` one mixture per task group. The
+A stage with `mix: batch` has one mixture, any other one mixture per task group. The
 last window of a mixture takes exactly as many examples as its last rows hold, so that a stage
 consumes a contiguous range of every dataset and the next stage continues where it stopped.
 
@@ -237,11 +237,11 @@ class PackedStream:
 
     def sampled_steps(self, number: int, rows: int) -> Iterator[tuple[Batch, int]]:
         """A step of a stage, of at most `rows` rows, and how many of its steps are like it: all, or
-        with `mix: step` those of each task group. As if the run began with that stage; no other
-        rows are packed."""
+        those of each task group where a step belongs to one. As if the run began with that stage;
+        no other rows are packed."""
         stage = self.curriculum.stages[number]
         rate = self.mask_rates.at(stage.first + stage.steps // 2)
-        parts = [stage.steps_of] if stage.mix == "batch" else [(x,) for x in stage.steps_of]
+        parts = [(x,) for x in stage.steps_of] if stage.one_by_one else [stage.steps_of]
         for part in parts:
             alone = self._alone(number, part, rate, min(rows, self.sizes[number].rows))
             yield alone.build(0, alone.step_rows(0)), sum(steps for _, steps in part)
@@ -339,9 +339,8 @@ class PackedStream:
 
     def _open(self, number: int, consumed_first: np.ndarray) -> OpenStage:
         stage = self.curriculum.stages[number]
-        if stage.mix == "batch":
-            groups, order = [stage.steps_of], None
-        else:
+        groups, order = [stage.steps_of], None
+        if stage.one_by_one:
             groups = [(task_group,) for task_group in stage.steps_of]
             order = order_of(stage, number, self.seed)
         size = self.sizes[number]

@@ -24,7 +24,7 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_generator
 
-Mix = Literal["batch", "step"]
+Mix = Literal["batch", "step", "turns"]
 STAGE_SETTINGS = (
     "length",
     "batch",
@@ -37,6 +37,7 @@ STAGE_SETTINGS = (
     "weight_decay",
     "rate",
     "freeze",
+    "trains",
     "evaluate_every",
 )
 """Settings of the recipe that a stage may have of its own (train/recipe/stage_settings.py)."""
@@ -45,7 +46,7 @@ STAGE_SETTINGS = (
 @dataclass(frozen=True)
 class Stage:
     """Steps of each task group. `batch` mixes the task groups within every step, in proportion;
-    with `step` each step belongs to one task group."""
+    with `step` and `turns` each step belongs to one task group."""
 
     steps_of: tuple[tuple[str, int], ...]
     mix: Mix
@@ -57,6 +58,11 @@ class Stage:
     @property
     def steps(self) -> int:
         return sum(steps for _, steps in self.steps_of)
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether each step belongs to one task group."""
+        return self.mix != "batch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +78,7 @@ class StepInfo:
     stage_steps: int
     """Steps of the stage."""
     task_groups: tuple[str, ...]
-    """What the step trains on: one with `mix: step`, all of the stage with `mix: batch`."""
+    """What the step trains on: all of the stage with `mix: batch`, else one of them."""
 
     @property
     def starts_stage(self) -> bool:
@@ -109,7 +115,7 @@ class Curriculum:
         number = self.stage_at(step)
         stage = self.stages[number]
         task_groups = [task_group for task_group, _ in stage.steps_of]
-        if stage.mix == "step":
+        if stage.one_by_one:
             task_groups = [task_groups[self._order(number, seed)[step - stage.first]]]
         return StepInfo(
             step=step,
@@ -158,7 +164,7 @@ class Curriculum:
             ]
         if any(warmups):
             rows.append(["warm-up", *warmups])
-        if any(stage.mix == "step" for stage in self.stages):
+        if any(stage.one_by_one for stage in self.stages):
             rows.append(["mix", *(stage.mix for stage in self.stages)])
         for name in STAGE_SETTINGS:
             if any(name in stage.settings for stage in self.stages):
@@ -243,10 +249,25 @@ CURRICULUM_KINDS: dict[str, Callable[[Mapping[str, int]], list[dict[str, int]]]]
 
 
 def order_of(stage: Stage, number: int, seed: int) -> np.ndarray:
-    """(steps,) the task group of each step of a `mix: step` stage: exact counts, shuffled."""
+    """(steps,) the task group of each step of a stage that trains one in each: exact counts, spread
+    evenly (`mix: turns`) or shuffled (`mix: step`)."""
     counts = [steps for _, steps in stage.steps_of]
+    if stage.mix == "turns":
+        return spread(counts)
     task_groups = np.repeat(np.arange(len(counts), dtype=np.uint8), counts)
     return keyed_generator(derive_key(seed, "order"), number).permutation(task_groups)
+
+
+def spread(counts: Sequence[int]) -> np.ndarray:
+    """(sum of counts,) uint8: counts[i] times the number i, each number spread evenly: its k-th of
+    n occurrences is placed at (k + 1/2) / n (Webster's method). Ties go to the smaller number.
+
+    >>> spread([4, 2])
+    array([0, 1, 0, 0, 1, 0], dtype=uint8)
+    """
+    places = np.concatenate([(2 * np.arange(n) + 1) / (2 * n) for n in counts if n])
+    numbers = np.repeat(np.arange(len(counts), dtype=np.uint8), counts)
+    return numbers[np.argsort(places, kind="stable")]
 
 
 @dataclass(frozen=True)

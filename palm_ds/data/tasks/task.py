@@ -38,6 +38,7 @@ from palm_ds.data.tasks.documents import ReadsDocuments, SourceT
 from palm_ds.data.tasks.example import Example, build_input, layouts
 from palm_ds.data.tasks.interfaces import Exports, PredictionFiles, Serves
 from palm_ds.data.tasks.task_with_data import TaskWithData
+from palm_ds.runtime.optimizer.step_settings import TaskOptimizerSettings
 
 if TYPE_CHECKING:
     from palm_ds.model.encoder.encoder import Encoder
@@ -52,7 +53,7 @@ _PARENT_KEYS = ("name", "source")
 """Fields that a recipe has in other places than the task's keys."""
 _NOT_INPUT = (
     *("name", "source", "weight", "share", "task_id", "head_lr", "freeze"),
-    *("new_head", "batch", "auxiliary"),
+    *("trains", "optimizer", "new_head", "batch", "auxiliary"),
 )
 """Settings that never affect which examples a task makes of a row."""
 
@@ -81,7 +82,13 @@ class Task(Settings, Exports, ReadsDocuments[SourceT], ABC, Generic[SourceT]):
     """Peak learning rate of its head; 0: the optimizer's `lr`."""
     freeze: Several[str] = ()
     """Patterns of parameters that this task's steps do not update (`backbone.layers.0.*`); its
-    stages need `mix: step`."""
+    stages need `mix: step` or `turns`."""
+    trains: Several[str] = ()
+    """Patterns of the only parameters that this task's steps update (`heads.judge.*`); empty: all.
+    Its stages need `mix: step` or `turns`."""
+    optimizer: TaskOptimizerSettings = TaskOptimizerSettings()
+    """Settings that the optimizer has in this task's steps, as in `{lr: 4.0e-4, betas: [0.5,
+    0.999]}`; its stages need `mix: step` or `turns`."""
     new_head: bool = False
     """Initialise its head newly even if `init_from` has one with its name."""
     batch: Annotated[int, Field(ge=0, le=MOST_EXAMPLES)] = 0

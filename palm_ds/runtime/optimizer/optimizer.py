@@ -22,6 +22,7 @@ from palm_ds.runtime.optimizer.muon import Muon, MuonOptions
 from palm_ds.runtime.optimizer.param_groups import (
     USUAL_NAMES,
     EncoderNames,
+    Selection,
     is_hidden_matrix,
     param_groups,
 )
@@ -85,6 +86,11 @@ class OptimizerConfig(Settings):
         super().__post_init__()
         self._check_kind()
 
+    @property
+    def takes_betas(self) -> bool:
+        """Whether `betas` and `eps` are its own; a custom class has its `options`."""
+        return self.kind in _KINDS
+
     def _check_kind(self) -> None:
         if self.kind == "muon":
             muon_options(self.options)
@@ -114,7 +120,7 @@ def build_optimizer(
     checked: bool,
     update_counts: Mapping[str, int] | None = None,
     lr_scales: Mapping[str, float] | None = None,
-    freezable: Iterable[str] = (),
+    freezable: Iterable[Selection] = (),
     names: EncoderNames = USUAL_NAMES,
 ) -> torch.optim.Optimizer:
     """The optimizer of a model. `checked`: it clips gradients itself and skips steps with

@@ -1,7 +1,7 @@
 """Parameter groups: which parameters train, at what learning rate, and which decay.
 
 Parameters are selected by patterns over their names, in which * matches anything, dots included:
-"backbone.layers.0.*", "backbone.word.weight", "heads.*".
+"backbone.layers.0.*", "backbone.word.weight", "heads.*". AllBut(patterns) selects the others.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from torch import nn
 
@@ -41,9 +42,30 @@ def _near(pattern: str, names: Sequence[str]) -> str:
     return suggest(pattern, near or {m for m in modules if m.count(".") <= 2})
 
 
-def patterns_of(name: str, patterns: Iterable[str]) -> tuple[str, ...]:
-    """The patterns that match a parameter's name, sorted."""
-    return tuple(sorted({pattern for pattern in patterns if fnmatchcase(name, pattern)}))
+@dataclass(frozen=True)
+class AllBut:
+    """All parameters but those that match one of the patterns."""
+
+    patterns: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"all but {', '.join(self.patterns)}"
+
+
+Selection: TypeAlias = str | AllBut
+"""Some parameters: those that match a pattern, or those that match none of several."""
+
+
+def is_selected(name: str, selection: Selection) -> bool:
+    """Whether a selection contains the parameter of this name."""
+    if isinstance(selection, AllBut):
+        return not any(fnmatchcase(name, pattern) for pattern in selection.patterns)
+    return fnmatchcase(name, selection)
+
+
+def selections_of(name: str, selections: Iterable[Selection]) -> tuple[str, ...]:
+    """The selections, as text, that contain the parameter of this name; sorted."""
+    return tuple(sorted({str(each) for each in selections if is_selected(name, each)}))
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
@@ -110,7 +132,7 @@ class _GroupKey(NamedTuple):
     negative_update_count: int
     undecayed: bool
     negative_lr_scale: float
-    patterns: tuple[str, ...]
+    freezable: tuple[str, ...]
     hidden: bool
 
 
@@ -125,7 +147,7 @@ def param_groups(
     update_counts: Mapping[str, int] | None = None,
     *,
     lr_scales: Mapping[str, float] | None = None,
-    freezable: Iterable[str] = (),
+    freezable: Iterable[Selection] = (),
     split_hidden: bool = False,
 ) -> list[dict[str, Any]]:
     """Two groups: parameters with weight decay (matrices and embeddings of the backbone and of
@@ -137,8 +159,8 @@ def param_groups(
     `update_counts`: updates that each parameter has had (0 by default). Parameters with different
     counts get groups of their own, since ZeRO keeps one step count per group.
     `lr_scales`: multipliers of the learning rate by name (1 by default); each gets its own groups.
-    `freezable`: patterns of parameters that some steps freeze; a group lists those that match its
-    parameters in "patterns".
+    `freezable`: the parameters that some steps freeze; a group lists, as text, the selections that
+    contain its own in "freezable".
     `split_hidden`: matrices of the encoder's layers get groups of their own, with a true "hidden".
     """
     groups: dict[_GroupKey, list[nn.Parameter]] = {}
@@ -148,7 +170,7 @@ def param_groups(
         decays = parameter.ndim >= 2 and (not name.startswith("heads.") or _GENERATOR in name)
         count, scale = (update_counts or {}).get(name, 0), (lr_scales or {}).get(name, 1.0)
         hidden = split_hidden and is_hidden_matrix(name, parameter)
-        key = _GroupKey(-count, not decays, -scale, patterns_of(name, freezable), hidden)
+        key = _GroupKey(-count, not decays, -scale, selections_of(name, freezable), hidden)
         groups.setdefault(key, []).append(parameter)
     return [
         {
@@ -156,7 +178,7 @@ def param_groups(
             "weight_decay": 0.0 if key.undecayed else weight_decay,
             "decays": not key.undecayed,
             "lr_scale": -key.negative_lr_scale,
-            "patterns": key.patterns,
+            "freezable": key.freezable,
             "hidden": key.hidden,
         }
         for key in sorted(groups)

@@ -9,14 +9,19 @@ the weights, and freezing in some steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from palm_ds.runtime.optimizer.param_groups import match_patterns, patterns_of
+from palm_ds.runtime.optimizer.param_groups import (
+    AllBut,
+    Selection,
+    match_patterns,
+    selections_of,
+)
 from palm_ds.runtime.optimizer.state import ADAM, MOMENTUM, OptimizerStateSpec, total_norm
 
 _TINY, _FLUSH_EVERY = 1e-33, 64
@@ -28,29 +33,38 @@ class StepFreezing:
     """Freezes parameters in some steps: they keep their weights, moments and update counts, and do
     not count in the gradient norm that is clipped."""
 
-    def __init__(self, patterns: Iterable[str], names: Sequence[str]):
-        """`patterns` select, by name, the parameters that a step may freeze."""
-        self.patterns = tuple(dict.fromkeys(patterns))
+    def __init__(self, selections: Iterable[Selection], model: nn.Module):
+        """`selections`: what a step may freeze. Raises UserError if one names no parameter, or none
+        that trains."""
+        self.selections = tuple(dict.fromkeys(selections))
         self.frozen: frozenset[str] = frozenset()
-        match_patterns(self.patterns, names, "parameters to freeze")
+        parameters = dict(model.named_parameters())
+        trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
+        for each in self.selections:
+            if isinstance(each, AllBut):
+                match_patterns(
+                    each.patterns, trained, "parameters to train, `optimizer.freeze` left out"
+                )
+            else:
+                match_patterns([each], [*parameters], "parameters to freeze")
 
     def watch(self, model: nn.Module) -> None:
         """Set the gradients of frozen parameters to 0 before they are accumulated or measured."""
         for name, parameter in model.named_parameters():
-            patterns = patterns_of(name, self.patterns)
-            if patterns and parameter.requires_grad:
-                parameter.register_hook(partial(self._gradient, patterns))
+            inside = selections_of(name, self.selections)
+            if inside and parameter.requires_grad:
+                parameter.register_hook(partial(self._gradient, inside))
 
-    def _gradient(self, patterns: tuple[str, ...], gradient: torch.Tensor) -> torch.Tensor:
-        return gradient if self.frozen.isdisjoint(patterns) else torch.zeros_like(gradient)
+    def _gradient(self, inside: tuple[str, ...], gradient: torch.Tensor) -> torch.Tensor:
+        return gradient if self.frozen.isdisjoint(inside) else torch.zeros_like(gradient)
 
-    def prepare(self, groups: list[dict[str, Any]], frozen: Iterable[str]) -> None:
-        """Freeze the parameters that match the patterns `frozen` for the next step."""
-        self.frozen = frozenset(frozen)
-        unknown = self.frozen - set(self.patterns)
-        assert not unknown, f"{set(unknown)} are not among {self.patterns}"
+    def prepare(self, groups: list[dict[str, Any]], frozen: Iterable[Selection]) -> None:
+        """Freeze the parameters of these selections for the next step."""
+        self.frozen = frozenset(map(str, frozen))
+        unknown = self.frozen - {*map(str, self.selections)}
+        assert not unknown, f"{set(unknown)} are not among {self.selections}"
         for group in groups:
-            group["frozen"] = not self.frozen.isdisjoint(group["patterns"])
+            group["frozen"] = not self.frozen.isdisjoint(group["freezable"])
 
 
 class EMA(torch.optim.Optimizer):

@@ -129,7 +129,8 @@ class Loop:
         self.on_event("next", {"step": step})
         lr = self.recipe.optimizer.lr * self.recipe.lr_scale(at)
         frozen, decay = self.recipe.frozen_in(at), self.recipe.decay_scale(at)
-        result = self.engine.step(batches, lr, step, self.task_weights, stop, frozen, decay)
+        own = self.recipe.optimizer_in(at).of_step
+        result = self.engine.step(batches, lr, step, self.task_weights, stop, frozen, decay, own)
         self._meter.add(result, self._flops(batches), waited)
         for task in self._label_watch.add(at, result.counts):
             text = self._label_watch.describe(task)

@@ -16,8 +16,13 @@ from palm_ds.data.tasks.task import Task
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import encoder_class, has_windows
 from palm_ds.model.lora import LoraSettings, check_targets
+from palm_ds.runtime.optimizer.optimizer import OptimizerConfig
+from palm_ds.runtime.optimizer.step_settings import TaskOptimizerSettings
 from palm_ds.train.recipe.sections import BatchSize, EvaluateSettings, SaveSettings, SourceSettings
 from palm_ds.train.recipe.stage_settings import StageSettings
+
+_OF_STEPS = ("freeze", "trains", "optimizer")
+"""Settings of a task for the steps that train it alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +46,6 @@ class TaskChecks:
         self._check_references(name, task)
         if task.batch and self.batch.unit != "examples":
             raise UserError(f"tasks.{name}.batch: needs the recipe's `batch` in examples as well")
-        mixes = {mix for b, mix in self.spec.mix_of.items() if name in tasks_of(b)}
-        if task.freeze and mixes != {"step"}:
-            raise UserError(f"tasks.{name}.freeze: its stages need `mix: step`")
         if task.displaces and has_windows(self.encoder):
             raise UserError(
                 f"tasks.{name}: {self.encoder.kind} has windows of attention, and this task's "
@@ -114,6 +116,31 @@ class TaskChecks:
         self._check_rope_bases("rope_base", [own.rope_base for own in settings])
         self._check_rope_bases("local_rope_base", [own.local_rope_base for own in settings])
 
+    def check_turns(self, optimizer: OptimizerConfig) -> None:
+        """Steps with settings of a task belong to that task, or to tasks that agree, and the
+        recipe's optimizer has such settings."""
+        for name, task in self.tasks.items():
+            groups = {b: mix for b, mix in self.spec.mix_of.items() if name in tasks_of(b)}
+            given = [
+                key
+                for key in _OF_STEPS
+                if getattr(task, key) not in ((), [], TaskOptimizerSettings())
+            ]
+            if given and "batch" in groups.values():
+                raise UserError(f"tasks.{name}.{given[0]}: its stages need `mix: step` or `turns`")
+            for other in (other for b in groups for other in tasks_of(b)):
+                self._check_agreed(name, other)
+            _check_task_optimizer(f"tasks.{name}.optimizer", task.optimizer, optimizer)
+
+    def _check_agreed(self, name: str, other: str) -> None:
+        """Two tasks of a group train the same parameters alike."""
+        for key in ("trains", "optimizer"):
+            if getattr(self.tasks[name], key) != getattr(self.tasks[other], key):
+                raise UserError(
+                    f"tasks.{name}.{key}: differs from that of tasks.{other}, which trains in the "
+                    "same steps; make them equal, or give each a task group of its own"
+                )
+
     def _check_mixture(self, mixture: Mapping[str, Mapping[str, float]], where: str) -> None:
         """The weights are of corpora that the sources have."""
         for name, weights in mixture.items():
@@ -164,6 +191,17 @@ class TaskChecks:
                 f"stages: {task_group!r} would train nothing: the `weight` of its tasks is 0; "
                 "raise it, or remove the task group"
             )
+
+
+def _check_task_optimizer(
+    where: str, own: TaskOptimizerSettings, optimizer: OptimizerConfig
+) -> None:
+    """The recipe's optimizer has what a task sets."""
+    if own.weight_decay is not None and not optimizer.weight_decay:
+        raise UserError(f"{where}.weight_decay: optimizer.weight_decay is 0; give it a value")
+    for key in ("betas", "eps"):
+        if getattr(own, key) is not None and not optimizer.takes_betas:
+            raise UserError(f"{where}.{key}: not used by {optimizer.kind}")
 
 
 def idle_tasks(

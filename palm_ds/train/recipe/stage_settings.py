@@ -87,6 +87,8 @@ class StageSettings(Settings):
     over the stage."""
     freeze: tuple[str, ...] = ()
     """Parameters that this stage does not update, as patterns: [backbone.word.*]."""
+    trains: tuple[str, ...] = ()
+    """The only parameters that this stage updates, as patterns. Empty: all."""
     evaluate_every: NonNegativeInt | None = None
     """Instead of `evaluate.every`: after the steps that it divides, counted over the run."""
 
@@ -130,17 +132,12 @@ class StageSettings(Settings):
             return ()
         return tuple(self.rate) if isinstance(self.rate, list) else (self.rate,)
 
-    def decay_scale(self, weight_decay: float) -> float:
-        """The multiplier of the recipe's weight decay."""
-        return 1.0 if self.weight_decay is None else self.weight_decay / weight_decay
-
     @cached_property
     def _restarted(self) -> LRSchedule | None:
         """The stage's own schedule, over its steps."""
         return self.schedule and replace(self.schedule, restart="stage")
 
-    def scale(self, at: StepInfo, *, schedule: LRSchedule, lr: float, steps: int) -> float:
-        """The multiplier of the recipe's `lr` at a step of a run of `steps`; `schedule`: the
+    def schedule_scale(self, at: StepInfo, *, schedule: LRSchedule, steps: int) -> float:
+        """The multiplier of the peak learning rate at a step of a run of `steps`; `schedule`: the
         recipe's."""
-        factor = (self._restarted or schedule).scale(at, steps)
-        return factor if self.lr is None else factor * self.lr / lr
+        return (self._restarted or schedule).scale(at, steps)

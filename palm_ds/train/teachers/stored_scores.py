@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _STREAM = ("seed", "length", "batch", "sources", "held_out", "stages")
-_IGNORED_KEYS = ("weight", "head_lr", "freeze", "new_head", "dropout", "smoothing", "auxiliary")
+_IGNORED_KEYS = (
+    *("weight", "head_lr", "freeze", "trains", "optimizer"),
+    *("new_head", "dropout", "smoothing", "auxiliary"),
+)
 """Settings of tasks that do not change which rows a step has."""
 EXTENDED = "an extended run reads on where the other one stopped, which scores of steps do not know"
 

@@ -8,7 +8,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.corpus import split_corpus
 from palm_ds.data.stream.curriculum_spec import read_stages
-from palm_ds.data.stream.example_stream import ExampleStream, spread
+from palm_ds.data.stream.example_stream import ExampleStream
 from palm_ds.data.stream.stages import order_of
 from palm_ds.data.stream.task_group_dataset import make_datasets
 from palm_ds.data.tasks.task import build
@@ -87,7 +86,7 @@ def slowly(stream: ExampleStream) -> list[Counter[tuple[str, int]]]:
     steps: list[Counter[tuple[str, int]]] = []
     for number, stage in enumerate(stream.curriculum.stages):
         task_groups = [task_group for task_group, _ in stage.steps_of]
-        if stage.mix == "step":
+        if stage.mix != "batch":
             order = [task_groups[i] for i in order_of(stage, number, stream.seed)]
             piles = [[task_group] * stream.examples[task_group] for task_group in order]
         else:
@@ -120,7 +119,8 @@ shapes = st.fixed_dictionaries(
     {
         "stages": st.lists(
             st.fixed_dictionaries(
-                {name: st.integers(0, 5) for name in SIZES}, optional={"mix": st.just("step")}
+                {name: st.integers(0, 5) for name in SIZES},
+                optional={"mix": st.sampled_from(["step", "turns"])},
             ).filter(lambda stage: any(stage[name] for name in SIZES)),
             min_size=1,
             max_size=3,
@@ -149,20 +149,6 @@ def test_every_step_has_exactly_its_examples(sources, shape) -> None:
             upto[task_group]
             == stream.curriculum.total_of(task_group) * shape["examples"][task_group]
         )
-
-
-@few
-@given(counts=st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any))
-def test_spreading_is_exact_and_even(counts) -> None:
-    order = spread(counts)
-    assert np.bincount(order, minlength=len(counts)).tolist() == counts
-    for n in range(len(order) + 1):
-        shares = [n * count / len(order) for count in counts]
-        done = np.bincount(order[:n], minlength=len(counts))
-        assert (abs(done - shares) < max(1, len(counts) / 2)).all()
-    for number, count in enumerate(counts):
-        gaps = np.diff(np.flatnonzero(order == number))
-        assert count < 2 or gaps.max() <= len(order) / count + len(counts)
 
 
 def test_with_mix_batch_every_step_has_the_recipes_number_of_examples(sources) -> None:

@@ -81,6 +81,7 @@ plans = st.sampled_from(
     [
         {"continual": BLENDS, "steps": 12},
         {"continual": BLENDS, "steps": 12, "mix": "step"},
+        [{BLENDS[0]: 3, BLENDS[2]: 9, "mix": "turns"}],
         {"joint": BLENDS, "steps": 9},
         {"sequential": BLENDS[:2], "steps": 7},
         [{BLENDS[0]: 3, BLENDS[2]: 17}, {BLENDS[1]: 5, "mix": "step"}, {BLENDS[0]: 4}],

@@ -2,13 +2,13 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.stream.budgets import DatasetSize
 from palm_ds.data.stream.curriculum_spec import parse_stages, read_stages
-from palm_ds.data.stream.stages import Curriculum, Stage, order_of
+from palm_ds.data.stream.stages import Curriculum, Stage, order_of, spread
 
 TASKS = ["a", "b", "c", "d"]
 
@@ -234,6 +234,33 @@ def test_the_table_shows_steps_tokens_warm_ups_and_mixes():
     assert once.splitlines()[-1].split() == ["warm-up", "400", "-"]
 
 
+@settings(max_examples=12, deadline=None)
+@given(counts=st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(any))
+def test_spreading_is_exact_and_even(counts) -> None:
+    order = spread(counts)
+    assert np.bincount(order, minlength=len(counts)).tolist() == counts
+    for n in range(len(order) + 1):
+        shares = [n * count / len(order) for count in counts]
+        done = np.bincount(order[:n], minlength=len(counts))
+        assert (abs(done - shares) < max(1, len(counts) / 2)).all()
+    for number, count in enumerate(counts):
+        gaps = np.diff(np.flatnonzero(order == number))
+        assert count < 2 or gaps.max() <= len(order) / count + len(counts)
+
+
+def test_turns_are_spread_evenly_as_written():
+    def turns(**counts: int) -> str:
+        order = order_of(Stage(tuple(counts.items()), "turns", 0), 0, seed=1)
+        return "".join([*counts][number] for number in order)
+
+    assert turns(b=3, a=3) == "bababa"
+    assert turns(a=6, b=2) == "aabaaaba"
+    whole = read_stages([{"a": 4, "b + d": 2, "mix": "turns"}, {"c": 1}], TASKS)
+    groups = [whole.at(step, seed=7).task_groups for step in range(7)]
+    assert groups == [("a",), ("b + d",), ("a",), ("a",), ("b + d",), ("a",), ("c",)]
+    assert read_stages(whole.explicit(), TASKS) == whole
+
+
 def test_the_order_of_mixed_steps_has_exact_counts_and_depends_on_the_seed():
     stage = Stage((("a", 10), ("b", 30)), "step", 0)
     order = order_of(stage, 0, seed=1)
@@ -259,7 +286,7 @@ def test_the_order_of_mixed_steps_has_exact_counts_and_depends_on_the_seed():
         ({"joint": ["a"], "steps": -1}, "expected a whole number"),
         ({"joint": ["a"], "steps": 2.5}, "got 2.5"),
         ({"joint": ["a"], "steps": 0}, "no task group has any steps"),
-        ({"joint": ["a"], "steps": 3, "mix": "row"}, "neither batch nor step"),
+        ({"joint": ["a"], "steps": 3, "mix": "row"}, "none of batch, step, turns"),
         ([{"a + a": 3}], "names a task twice"),
         ([{"a": "many"}], "stages.0.a"),
         (["a"], "expected `task group: steps`"),

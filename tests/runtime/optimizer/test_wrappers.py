@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from palm_ds.common.errors import UserError
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig, build_optimizer
-from palm_ds.runtime.optimizer.param_groups import param_groups, set_rates
+from palm_ds.runtime.optimizer.param_groups import AllBut, param_groups, set_rates
 from palm_ds.runtime.optimizer.wrappers import (
     ClipAndSkipNonFinite,
     StepFreezing,
@@ -24,11 +25,10 @@ def test_freezing_a_step_equals_removing_the_gradients(kind: str) -> None:
     """The reference sets the gradients of frozen parameters to None by hand."""
     model, reference = TiedModel(), TiedModel()
     config = OptimizerConfig(kind=kind, lr=0.1, clip=0.5)  # type: ignore[arg-type]
-    names = [name for name, _ in model.named_parameters()]
     frozen = {1: "heads.*", 2: "backbone.dense.*"}
-    freezing = StepFreezing(frozen.values(), names)
+    freezing = StepFreezing(frozen.values(), model)
     optimizer = build_optimizer(
-        model, config, zero_stage=0, checked=True, freezable=freezing.patterns
+        model, config, zero_stage=0, checked=True, freezable=freezing.selections
     )
     by_hand = build_optimizer(reference, config, zero_stage=0, checked=True)
     freezing.watch(model)
@@ -48,6 +48,21 @@ def test_freezing_a_step_equals_removing_the_gradients(kind: str) -> None:
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
             states = optimizer.state[a], by_hand.state[b]
             assert int(states[0]["step"]) == int(states[1]["step"])
+
+
+def test_what_a_step_trains_or_freezes_is_there() -> None:
+    model = TiedModel()
+    model.heads.requires_grad_(False)
+    assert StepFreezing(["heads.*", AllBut(("backbone.dense.*",))], model)
+    for each, error in {
+        "head.*": "parameters to freeze: no parameter matches 'head.*'; did you mean \"heads.*\"?",
+        AllBut(
+            ("heads.*",)
+        ): "parameters to train, `optimizer.freeze` left out: no parameter matches 'heads",
+    }.items():
+        with pytest.raises(UserError) as caught:
+            StepFreezing([each], model)
+        assert str(caught.value).startswith(error)
 
 
 def test_averages_start_as_the_weights_and_ignore_skipped_steps() -> None:

@@ -33,7 +33,7 @@ def test_a_stage_has_one_of_its_own() -> None:
     own = StageSettings.read({"schedule": STAIRS}, "stages[0]", length=8, batch="8 rows")
     curriculum = read_stages([{"a": 4}, {"b": 8}], ["a", "b"])
     found = [
-        own.scale(curriculum.at(step, seed=1), schedule=LRSchedule(), lr=1.0, steps=12)
+        own.schedule_scale(curriculum.at(step, seed=1), schedule=LRSchedule(), steps=12)
         for step in range(4, 12)
     ]
     assert found == [1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25]

@@ -14,6 +14,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example
 from palm_ds.pretrain.sentence_order import SentenceOrder
+from palm_ds.runtime.optimizer.param_groups import AllBut
 from palm_ds.train.recipe.checks import idle_tasks
 from palm_ds.train.recipe.recipe import make_recipe, read_recipe, read_values
 
@@ -106,6 +107,30 @@ def test_display_settings_are_not_part_of_the_fingerprint(tmp_path):
     plain = read_recipe(path)
     assert read_recipe(path, ["log.every=3", "save.every=5"]).fingerprint == plain.fingerprint
     assert read_recipe(path, ["seed=2"]).fingerprint != plain.fingerprint
+
+
+def test_tasks_that_take_turns_have_settings_of_their_own():
+    own = {"lr": 4e-3, "betas": [0.5, 0.9], "weight_decay": 0.2, "clip": 0}
+    order = {"source": "text", "trains": ["heads.*"], "freeze": ["heads.a.*"], "optimizer": own}
+    masks, orders = "knowledge_masking", "sentence_order"
+    stages = [
+        {masks: 2, orders: 2, "mix": "turns", "lr": 2e-3},
+        {masks: 1, "trains": ["backbone.*"], "weight_decay": 0.3},
+    ]
+    values = {"tasks": {masks: {"source": "text"}, orders: order}, "stages": stages}
+    optimizer = {"lr": 1e-3, "weight_decay": 0.1, "clip": 1.0}
+    schedule = {"kind": "constant", "warmup": 0}
+    made = make_recipe({**GOOD, **values, "optimizer": optimizer, "schedule": schedule})
+    heads, encoder = AllBut(("heads.*",)), AllBut(("backbone.*",))
+    wanted = [(2e-3, 0.1, (), {})] * 2 + [(1e-3, 0.3, (encoder,), {})]
+    turn = (4e-3, 0.2, ("heads.a.*", heads), {"betas": (0.5, 0.9), "clip": 0})
+    for step, each in enumerate([wanted[0], turn, wanted[1], turn, wanted[2]]):
+        at = made.curriculum.at(step, made.seed)
+        assert 1e-3 * made.lr_scale(at) == pytest.approx(each[0])
+        assert 0.1 * made.decay_scale(at) == pytest.approx(each[1])
+        assert (made.frozen_in(at), made.optimizer_in(at).of_step) == each[2:]
+    assert {*made.freezable} == {"heads.a.*", heads, encoder}
+    assert make_recipe(made.resolved()).fingerprint == made.fingerprint
 
 
 def test_numbers_that_yaml_reads_as_text(tmp_path):
@@ -362,6 +387,27 @@ WRONG = {
     "a weight below 0": (
         changed("tasks", "knowledge_masking", "weight", to=-1),
         "weight: expected 0 or more, got -1",
+    ),
+    "an optimizer of its own in steps of many tasks": (
+        changed("tasks", "knowledge_masking", "optimizer", to={"lr": 1e-3}),
+        "tasks.knowledge_masking.optimizer: its stages need `mix: step` or `turns`",
+    ),
+    "tasks of a group that train other parameters": (
+        changed("tasks", "knowledge_masking", "trains", to=["heads.*"])
+        | {"stages": [{"sentence_reordering + knowledge_masking": 3, "mix": "turns"}]},
+        "tasks.knowledge_masking.trains: differs from that of tasks.sentence_reordering, which "
+        "trains in the same steps; make them equal",
+    ),
+    "betas of an optimizer of one's own": (
+        changed("tasks", "knowledge_masking", "optimizer", to={"betas": [0.5, 0.9]})
+        | {"stages": [{"knowledge_masking": 3, "mix": "step"}]}
+        | {"optimizer": {"kind": "torch.optim.SGD", "weight_decay": 0.1}},
+        "tasks.knowledge_masking.optimizer.betas: not used by torch.optim.SGD",
+    ),
+    "decay where there is none": (
+        changed("tasks", "knowledge_masking", "optimizer", to={"weight_decay": 0.1})
+        | {"stages": [{"knowledge_masking": 3, "mix": "step"}], "optimizer": {"weight_decay": 0}},
+        "tasks.knowledge_masking.optimizer.weight_decay: optimizer.weight_decay is 0",
     ),
     "a length of yes": (changed("length", to=True), "length: expected a whole number, got true"),
     "three betas": (
