@@ -18,7 +18,7 @@ Each arm and seed has a folder OUT/BODY/ARM/seed_N with its recipe, the run, and
     SET        scores of fine-tuning (--suite, a suite file of `palm-ds suite` with one seed)
 
 Runs go one after the other. Called again, the study continues; what is finished is not repeated,
-and a measure that was not asked for before is added. Called several times at once, on a GPU that
+and a measure that was not asked for before is added. Called in several terminals, on a GPU that
 one small model does not fill, the processes share the runs. --table writes the table of all that
 is there into a page, between its two marks.
 """

@@ -105,9 +105,8 @@ class Engine:
         frozen = sharded_state.frozen_shards(model, self.rank, self.world)
         parts = model, self._optimizer, self.config, ds_config, self.processes
         self._engine, self._swap = _initialize(*parts)
-        self._hyperparameters = StepHyperparameters(
-            self._optimizer, self._engine.optimizer, optimizer
-        )
+        optimizers = self._optimizer, self._engine.optimizer
+        self._hyperparameters = StepHyperparameters(*optimizers, optimizer)
         memories = SlotMemories(_memory_shape(model), self.device)
         self._state = EngineState(
             memories=memories,
@@ -130,8 +129,6 @@ class Engine:
         )
         self._step_freezing.watch(self._engine.module)
         self._watchdog = Watchdog(ds_config.watchdog_seconds)
-
-    # -- training --
 
     def step(
         self,
@@ -193,8 +190,6 @@ class Engine:
         """The loss scale of fp16; 1 in other precisions."""
         return float(self._engine.optimizer.loss_scale) if self.ds_config.fp16 else 1.0
 
-    # -- reading --
-
     def nonfinite_weights(self) -> list[str]:
         """The parameters with values that are not finite. Collective; waits for the device."""
         self._watchdog.beat()
@@ -233,8 +228,6 @@ class Engine:
         """A context in which the model holds the averaged weights (`optimizer.ema`; its own weights
         without it). Its own return bit for bit. All processes take part; no step or save inside."""
         return self._state.ema_weights()
-
-    # -- checkpoints --
 
     def save(
         self,

@@ -46,6 +46,7 @@ from palm_ds.train.plan.cluster import Cluster
 from palm_ds.train.plan.stages import stage_work
 from palm_ds.train.plan.work import size_of, work_of
 from palm_ds.train.recipe.recipe import Recipe
+from palm_ds.train.recipe.step_settings import freezable
 from palm_ds.train.report.html_report import write_report
 from palm_ds.train.report.run_log import RunLog
 from palm_ds.train.setup.build import (
@@ -251,7 +252,7 @@ class _Parts:
     @property
     def freezable(self) -> list[Selection]:
         """What some steps freeze."""
-        return self.recipe.freezable
+        return freezable(self.recipe)
 
 
 def setup_run(

@@ -84,11 +84,9 @@ class Task(Settings, Exports, ReadsDocuments[SourceT], ABC, Generic[SourceT]):
     """Patterns of parameters that this task's steps do not update (`backbone.layers.0.*`); its
     stages need `mix: step` or `turns`."""
     trains: Several[str] = ()
-    """Patterns of the only parameters that this task's steps update (`heads.judge.*`); empty: all.
-    Its stages need `mix: step` or `turns`."""
+    """Patterns of the only parameters that these steps update (`heads.judge.*`); empty: all."""
     optimizer: TaskOptimizerSettings = TaskOptimizerSettings()
-    """Settings that the optimizer has in this task's steps, as in `{lr: 4.0e-4, betas: [0.5,
-    0.999]}`; its stages need `mix: step` or `turns`."""
+    """The optimizer's settings in these steps: `{lr: 4.0e-4, betas: [0.5, 0.999]}`."""
     new_head: bool = False
     """Initialise its head newly even if `init_from` has one with its name."""
     batch: Annotated[int, Field(ge=0, le=MOST_EXAMPLES)] = 0

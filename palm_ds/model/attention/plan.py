@@ -24,7 +24,7 @@ class Tile:
     after: int = 0
     """Tokens behind it that it attends to as well."""
     texts: int = 1
-    """How many such tiles follow one another, each a text."""
+    """The number of such tiles in a row, each a text."""
 
 
 @dataclass(frozen=True, kw_only=True)

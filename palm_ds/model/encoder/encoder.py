@@ -14,7 +14,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -137,11 +136,6 @@ class Encoder(nn.Module, ABC):
         assert config.vocab_size is not None, "vocab_size must be filled in from the tokenizer"
         self.config, self.kernels, self.recompute = config, kernels, recompute
         self.adapter_columns = 0  # of the widest input whose dropout is not the encoder's own
-
-    @cached_property
-    def options(self) -> Any:
-        """`options_of` its configuration."""
-        return self.options_of(self.config)
 
     @property
     def hidden_size(self) -> int:

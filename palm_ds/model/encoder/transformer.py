@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal
 
 import torch
@@ -201,12 +200,9 @@ def _relative_bias(spec: TransformerSpec, table: nn.Embedding, batch: Batch) -> 
 
 
 class TransformerEncoder(Encoder):
-    """An architecture is a subclass with its own `spec`.
-
-    A subclass may also override `layer`, or `forward` under the same contract. Without an
-    `options_type` its constructor may take more keywords, which a recipe sets in
-    `backbone.options`.
-    """
+    """An architecture is a subclass with its own `spec`; it may also override `layer`, or `forward`
+    under the same contract. Without an `options_type` its constructor may take more keywords, which
+    a recipe sets in `backbone.options`."""
 
     takes_layers = True
     above_layers = ("pooler", "final_norm")
@@ -234,6 +230,7 @@ class TransformerEncoder(Encoder):
             norm = spec.distance_norm
             self.distance_norm = self._norm(config.hidden_size) if norm else nn.Identity()
         self.layers = nn.ModuleList(self.layer(number) for number in range(len(spec.own_layers)))
+        self._rotary = [module for module in self.layers.modules() if isinstance(module, Rotary)]
         if spec.final_norm:
             self.final_norm = self._norm(config.hidden_size)
         self.pooler = self.build_pooler()
@@ -314,14 +311,9 @@ class TransformerEncoder(Encoder):
 
     def _with_rotations(self, plan: AttentionPlan, batch: Batch) -> AttentionPlan:
         """The plan with what turns queries and keys, if a layer does."""
-        if not self._rotary:
-            return plan
         size = self.config.hidden_size // self.config.num_heads
-        return replace(plan, rotations=rotations(self._rotary, batch.position_ids, size))
-
-    @cached_property
-    def _rotary(self) -> list[Rotary]:
-        return [module for module in self.layers.modules() if isinstance(module, Rotary)]
+        turned = rotations(self._rotary, batch.position_ids, size) if self._rotary else {}
+        return replace(plan, rotations=turned)
 
     def _with_distances(
         self, plan: AttentionPlan, batch: Batch, keys: DropoutKeys | None

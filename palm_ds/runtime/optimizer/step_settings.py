@@ -24,7 +24,7 @@ from palm_ds.runtime.optimizer.wrappers import ClipAndSkipNonFinite
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptimizerSettings(Settings):
-    """What the optimizer has in the steps of a task; what is left out is the recipe's."""
+    """The optimizer's settings in the steps of a task; those left out are the recipe's."""
 
     lr: PositiveFloat | None = None
     """Instead of `optimizer.lr` and that of a stage; the schedule scales it, and other rates that
@@ -47,7 +47,7 @@ class TaskOptimizerSettings(Settings):
 
 @dataclass(frozen=True)
 class StepHyperparameters:
-    """Sets what a step's update depends on, in every step anew."""
+    """Sets what the update of each step depends on."""
 
     optimizer: torch.optim.Optimizer
     """The one that computes the update."""

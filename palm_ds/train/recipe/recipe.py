@@ -29,8 +29,6 @@ from palm_ds.model.distillation.settings import TeacherSettings
 from palm_ds.model.encoder.encoder import encoder_class, memory_shape
 from palm_ds.model.lora import LoraSettings
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig
-from palm_ds.runtime.optimizer.param_groups import AllBut, Selection
-from palm_ds.runtime.optimizer.step_settings import TaskOptimizerSettings
 from palm_ds.train.recipe.checks import (
     TaskChecks,
     assign_task_ids,
@@ -52,7 +50,7 @@ from palm_ds.train.recipe.sections import (
     SpikeSettings,
 )
 from palm_ds.train.recipe.stage_plan import StagePlan
-from palm_ds.train.recipe.stage_settings import StageSettings
+from palm_ds.train.recipe.step_settings import optimizer_in
 from palm_ds.train.report.tracker_clients import TrackSettings
 from palm_ds.weights.formats.foreign_config import read_encoder_config
 from palm_ds.weights.model_folder import encoder_config
@@ -223,36 +221,14 @@ class Recipe(Settings):
         """The multiplier of `optimizer.lr` at a step."""
         stage, steps = self.stage_plan.settings[at.stage], self.curriculum.steps
         factor = stage.schedule_scale(at, schedule=self.schedule_in_steps, steps=steps)
-        own = self.optimizer_in(at).lr or stage.lr
+        own = optimizer_in(self, at).lr or stage.lr
         return factor if own is None else factor * own / self.optimizer.lr
 
     def decay_scale(self, at: StepInfo) -> float:
         """The multiplier of `optimizer.weight_decay` at a step."""
-        parts = (self.optimizer_in(at), self.stage_plan.settings[at.stage])
+        parts = (optimizer_in(self, at), self.stage_plan.settings[at.stage])
         given = [part.weight_decay for part in parts if part.weight_decay is not None]
         return given[0] / self.optimizer.weight_decay if given else 1.0
-
-    def optimizer_in(self, at: StepInfo) -> TaskOptimizerSettings:
-        """What the optimizer has of its own in a step of one task group: that of its first task."""
-        return (
-            self._alone_in(at)[0].optimizer if len(at.task_groups) == 1 else TaskOptimizerSettings()
-        )
-
-    def frozen_in(self, at: StepInfo) -> tuple[Selection, ...]:
-        """What the stage of a step freezes, and its tasks, if it trains one task group."""
-        parts = (self.stage_plan.settings[at.stage], *self._alone_in(at))
-        return tuple(dict.fromkeys(each for part in parts for each in _frozen_by(part)))
-
-    @property
-    def freezable(self) -> list[Selection]:
-        """What some steps freeze."""
-        parts = (*self.stage_plan.settings, *self.built_tasks.values())
-        return [each for part in parts for each in _frozen_by(part)]
-
-    def _alone_in(self, at: StepInfo) -> list[Task]:
-        """The tasks of a step that trains one task group; else none."""
-        names = tasks_of(at.task_groups[0]) if len(at.task_groups) == 1 else ()
-        return [self.built_tasks[name] for name in names]
 
     @cached_property
     def stage_plan(self) -> StagePlan:
@@ -328,12 +304,6 @@ class Recipe(Settings):
     @property
     def fingerprint(self) -> str:
         return fingerprint(self.learned())
-
-
-def _frozen_by(part: StageSettings | Task) -> tuple[Selection, ...]:
-    """What a stage or a task does not update."""
-    others = (AllBut(tuple(part.trains)),) if part.trains else ()
-    return (*part.freeze, *others)
 
 
 def _check_amounts(recipe: Recipe) -> None:

@@ -17,6 +17,7 @@ from palm_ds.pretrain.sentence_order import SentenceOrder
 from palm_ds.runtime.optimizer.param_groups import AllBut
 from palm_ds.train.recipe.checks import idle_tasks
 from palm_ds.train.recipe.recipe import make_recipe, read_recipe, read_values
+from palm_ds.train.recipe.step_settings import freezable, frozen_in, optimizer_in
 
 GOOD = {
     "backbone": {"preset": "tiny", "max_positions": 128},
@@ -128,8 +129,8 @@ def test_tasks_that_take_turns_have_settings_of_their_own():
         at = made.curriculum.at(step, made.seed)
         assert 1e-3 * made.lr_scale(at) == pytest.approx(each[0])
         assert 0.1 * made.decay_scale(at) == pytest.approx(each[1])
-        assert (made.frozen_in(at), made.optimizer_in(at).of_step) == each[2:]
-    assert {*made.freezable} == {"heads.a.*", heads, encoder}
+        assert (frozen_in(made, at), optimizer_in(made, at).of_step) == each[2:]
+    assert {*freezable(made)} == {"heads.a.*", heads, encoder}
     assert make_recipe(made.resolved()).fingerprint == made.fingerprint
 
 

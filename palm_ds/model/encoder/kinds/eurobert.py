@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -87,13 +88,17 @@ class EuroBert(TransformerEncoder):
             tied_output=False,
         )
 
+    @cached_property
+    def _text_pooling(self) -> str:
+        return self.options_of(self.config).text_pooling
+
     @property
     def averages_texts(self) -> bool:
-        return self.options.text_pooling != "cls"
+        return self._text_pooling != "cls"
 
     @property
     def pools_each_token(self) -> bool:
-        return self.options.text_pooling == "late"
+        return self._text_pooling == "late"
 
     def build_pooler(self) -> nn.Module:
         return TextTransform(self.hidden_size)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -94,9 +95,9 @@ class ModernBert(TransformerEncoder):
             scaled_output_init=True,
         )
 
-    @property
+    @cached_property
     def averages_texts(self) -> bool:
-        return self.options.text_pooling == "mean"
+        return self.options_of(self.config).text_pooling == "mean"
 
     def build_pooler(self) -> nn.Module:
         return PredictionHead(self.config, self.kernels)
