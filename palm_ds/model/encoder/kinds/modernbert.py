@@ -96,8 +96,12 @@ class ModernBert(TransformerEncoder):
         )
 
     @cached_property
+    def _text_pooling(self) -> str:
+        return self.options_of(self.config).text_pooling
+
+    @property
     def averages_texts(self) -> bool:
-        return self.options_of(self.config).text_pooling == "mean"
+        return self._text_pooling == "mean"
 
     def build_pooler(self) -> nn.Module:
         return PredictionHead(self.config, self.kernels)
