@@ -46,7 +46,6 @@ from palm_ds.train.plan.cluster import Cluster
 from palm_ds.train.plan.stages import stage_work
 from palm_ds.train.plan.work import size_of, work_of
 from palm_ds.train.recipe.recipe import Recipe
-from palm_ds.train.recipe.step_settings import freezable
 from palm_ds.train.report.html_report import write_report
 from palm_ds.train.report.run_log import RunLog
 from palm_ds.train.setup.build import (
@@ -252,7 +251,7 @@ class _Parts:
     @property
     def freezable(self) -> list[Selection]:
         """What some steps freeze."""
-        return freezable(self.recipe)
+        return self.recipe.step_settings.freezable
 
 
 def setup_run(

@@ -31,7 +31,6 @@ from palm_ds.train.loop.recovery import Recovery
 from palm_ds.train.loop.saving import Saver
 from palm_ds.train.plan.work import encoder_passes
 from palm_ds.train.recipe.recipe import Recipe
-from palm_ds.train.recipe.step_settings import frozen_in, optimizer_in
 from palm_ds.train.report.run_log import RunLog
 from palm_ds.train.setup.build import AnyStream
 from palm_ds.train.setup.corpus_check import CorpusCheck
@@ -129,8 +128,8 @@ class Loop:
             set_rope_base(self.model.encoders, self.recipe, step)
         self.on_event("next", {"step": step})
         lr = self.recipe.optimizer.lr * self.recipe.lr_scale(at)
-        frozen, decay = frozen_in(self.recipe, at), self.recipe.decay_scale(at)
-        own = optimizer_in(self.recipe, at).of_step
+        frozen, decay = self.recipe.step_settings.frozen(at), self.recipe.decay_scale(at)
+        own = self.recipe.step_settings.optimizer(at).of_step
         result = self.engine.step(batches, lr, step, self.task_weights, stop, frozen, decay, own)
         self._meter.add(result, self._flops(batches), waited)
         for task in self._label_watch.add(at, result.counts):

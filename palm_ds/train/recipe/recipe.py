@@ -50,7 +50,7 @@ from palm_ds.train.recipe.sections import (
     SpikeSettings,
 )
 from palm_ds.train.recipe.stage_plan import StagePlan
-from palm_ds.train.recipe.step_settings import optimizer_in
+from palm_ds.train.recipe.step_settings import StepSettings
 from palm_ds.train.report.tracker_clients import TrackSettings
 from palm_ds.weights.formats.foreign_config import read_encoder_config
 from palm_ds.weights.model_folder import encoder_config
@@ -221,14 +221,18 @@ class Recipe(Settings):
         """The multiplier of `optimizer.lr` at a step."""
         stage, steps = self.stage_plan.settings[at.stage], self.curriculum.steps
         factor = stage.schedule_scale(at, schedule=self.schedule_in_steps, steps=steps)
-        own = optimizer_in(self, at).lr or stage.lr
+        own = self.step_settings.optimizer(at).lr or stage.lr
         return factor if own is None else factor * own / self.optimizer.lr
 
     def decay_scale(self, at: StepInfo) -> float:
         """The multiplier of `optimizer.weight_decay` at a step."""
-        parts = (optimizer_in(self, at), self.stage_plan.settings[at.stage])
+        parts = (self.step_settings.optimizer(at), self.stage_plan.settings[at.stage])
         given = [part.weight_decay for part in parts if part.weight_decay is not None]
         return given[0] / self.optimizer.weight_decay if given else 1.0
+
+    @cached_property
+    def step_settings(self) -> StepSettings:
+        return StepSettings(self.stage_plan.settings, self.built_tasks)
 
     @cached_property
     def stage_plan(self) -> StagePlan:

@@ -17,7 +17,6 @@ from palm_ds.pretrain.sentence_order import SentenceOrder
 from palm_ds.runtime.optimizer.param_groups import AllBut
 from palm_ds.train.recipe.checks import idle_tasks
 from palm_ds.train.recipe.recipe import make_recipe, read_recipe, read_values
-from palm_ds.train.recipe.step_settings import freezable, frozen_in, optimizer_in
 
 GOOD = {
     "backbone": {"preset": "tiny", "max_positions": 128},
@@ -129,8 +128,8 @@ def test_tasks_that_take_turns_have_settings_of_their_own():
         at = made.curriculum.at(step, made.seed)
         assert 1e-3 * made.lr_scale(at) == pytest.approx(each[0])
         assert 0.1 * made.decay_scale(at) == pytest.approx(each[1])
-        assert (frozen_in(made, at), optimizer_in(made, at).of_step) == each[2:]
-    assert {*freezable(made)} == {"heads.a.*", heads, encoder}
+        assert (made.step_settings.frozen(at), made.step_settings.optimizer(at).of_step) == each[2:]
+    assert {*made.step_settings.freezable} == {"heads.a.*", heads, encoder}
     assert make_recipe(made.resolved()).fingerprint == made.fingerprint
 
 

@@ -13,7 +13,6 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.stream.stages import STAGE_SETTINGS, tasks_of
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.train.recipe.stage_settings import StageSettings
-from palm_ds.train.recipe.step_settings import freezable, frozen_in
 from palm_ds.train.setup.build import build_stream
 from palm_ds.train.setup.resolve import resolve
 from palm_ds.train.setup.sources import open_data
@@ -65,8 +64,8 @@ def test_every_step_has_the_rates_of_its_stage() -> None:
             wanted = 1e-3 * (0.2 + 0.8 * (1 + math.cos(math.pi * k / 10)) / 2), 0.1, None
         rate = made.stage_plan.mask_rates.at(step)
         assert (lr, decay, rate) == pytest.approx(wanted, abs=1e-12), step
-        assert frozen_in(made, at) == (("backbone.word.*",) if step >= 20 else ())
-    assert freezable(made) == ["backbone.word.*"]
+        assert made.step_settings.frozen(at) == (("backbone.word.*",) if step >= 20 else ())
+    assert made.step_settings.freezable == ["backbone.word.*"]
 
 
 def test_the_masks_follow_the_rate(tmp_path: Path) -> None:
