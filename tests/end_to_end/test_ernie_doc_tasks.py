@@ -22,14 +22,14 @@ ANSWERS, CANDIDATES = "answers", "candidates"
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-def write_long_tables(folder: Path) -> dict[str, Any]:
+def write_long_tables(folder: Path, *, training: int = 40) -> dict[str, Any]:
     """Keys of a recipe for contexts of several windows: the answer is what stands behind the word
     that is asked for, and candidates that have this word are relevant."""
     folder.mkdir(parents=True, exist_ok=True)
     words = [*SPECIALS, "?", *(f"w{n}" for n in range(30))]
     (folder / "vocab.txt").write_text("\n".join(words) + "\n")
     rng = random.Random(1)
-    for name, many in (("train", 40), ("dev", 15)):
+    for name, many in (("train", training), ("dev", 15)):
         rows = [_row(rng, number) for number in range(many)]
         for task in (ANSWERS, CANDIDATES):
             lines = [json.dumps(row[task]) + "\n" for row in rows]
@@ -143,3 +143,23 @@ def test_it_is_not_served_and_makes_no_vectors(run: Path) -> None:
         open_served(run, "mine", ModelOptions(devices=[torch.device("cpu")]))
     with pytest.raises(UserError, match="embed, serve and fill-mask read packed texts"):
         TrainedModel.open(run).embedder()
+
+
+@pytest.mark.exhaustive  # 30 s; the rest of this file trains a few steps
+def test_answers_in_contexts_of_several_windows_are_learned(tmp_path: Path) -> None:
+    keys = write_long_tables(tmp_path, training=4000)
+    keys["tasks"][ANSWERS]["dropout"] = 0.0
+    recipe = {
+        **{kind: {ANSWERS: keys[kind][ANSWERS]} for kind in ("sources", "tasks")},
+        "backbone": {**ERNIE_DOC, "hidden_size": 64, "intermediate_size": 256, "init_range": 0.05},
+        "length": 32,
+        "batch": "32 rows",
+        "documents": {"stride": 12},
+        "optimizer": {"lr": 2e-3, "clip": 1.0},
+        "stages": [{ANSWERS: 240}],
+        "export_onnx": [],
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    words = ["finetune", str(tmp_path / "recipe.yaml"), "--deepspeed_config", "cpu.json"]
+    assert main([*words, "--run_dir", str(tmp_path / "run")]) == 0
+    assert evaluated(tmp_path / "run")[ANSWERS]["metrics"]["f1"] > 0.9
