@@ -26,6 +26,7 @@ from palm_ds.model.heads.replaced_tokens import ReplacedTokenHead
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.kernels import Kernels
 from palm_ds.weights.formats.contents import NEXT_SENTENCE_CLASSES, CheckpointContents
+from palm_ds.weights.formats.expected_shapes import POOLERS
 
 _MASKED_AT = 24
 Outputs = dict[str, torch.Tensor]
@@ -149,7 +150,9 @@ def load_encoder(contents: CheckpointContents, kernels: Kernels = PLAIN) -> Enco
         for name in contents.entries
         if name.startswith("backbone.")
     }
-    backbone.load_state_dict(state, strict=has_pooler(contents), assign=True)
+    missing, unexpected = backbone.load_state_dict(state, strict=False, assign=True)
+    lost = [name for name in missing if not f"backbone.{name}".startswith(POOLERS)]
+    assert not lost and not unexpected, f"{contents.path}: {lost or unexpected}"
     return backbone.eval()
 
 

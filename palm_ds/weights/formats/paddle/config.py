@@ -190,7 +190,7 @@ def numbers(
     kind = about.kind or "ernie"
     known = {key: x for key, x in values.items() if key in FOREIGN_KEYS - _SEEN}
     own_kind, more = _relative_positions(values, entries, about, scheme)
-    own_kind |= _unimo(values, about, scheme)
+    own_kind |= _unimo(values, about, scheme) | _regions(entries, about)
     document = _document(values, entries, about, scheme)
     base = read_encoder_config({**known, "model_type": _SHAPES.get(kind, kind)}, str(about.path))
     sizes = {
@@ -224,6 +224,20 @@ def _unimo(values: Mapping[str, Any], about: PaddleConfig, scheme: NamingScheme)
     pad = values.get("pad_token_id")
     pad = pad if pad is not None else 0 if scheme is PADDLENLP else 1
     return {"kind": UNIMO, "pad": pad, "position_offset": 0 if scheme is PADDLENLP else pad + 1}
+
+
+def _regions(entries: Mapping[str, TensorEntry], about: PaddleConfig) -> dict[str, Any]:
+    """The options of an encoder that reads images, by the tensors: ERNIE's configs of UNIMO have
+    the size of features with those of texts alone too."""
+    feature = entries.get("backbone.region.feature.weight")
+    if feature is None:
+        return {}
+    stated, features = about.values.get("image_embedding_size"), feature.shape[-1]
+    if stated not in (None, features):
+        raise UserError(
+            f"{about.path}: image_embedding_size is {stated!r}, but the tensors have {features}"
+        )
+    return {"options": {"region_size": features}}
 
 
 def _document(
