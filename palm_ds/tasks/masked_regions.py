@@ -78,10 +78,10 @@ class MaskedRegions(ImageTextTask):
         if example.regions is None or example.image != example.item:
             return
         found, first = self.regions_of(example.image, source), int(self.whole_image)
-        number = np.arange(len(found)) - first  # each region is a unit, but not the whole image
-        where = np.flatnonzero(choose_units(number, self.rate, rng)) if len(found) > first else []
-        if not len(where):
+        if len(found) == first:
             return
+        number = np.arange(len(found)) - first  # each region is a unit, but not the whole image
+        where = np.flatnonzero(choose_units(number, self.rate, rng))
         masked = where[rng.random(len(where)) < self.mask_rate]
         example.regions = replace(
             example.regions, features=self._shown(found.features, found.locations, masked)

@@ -158,8 +158,7 @@ class _ImageLine(NamedTuple):
     path: str
     start: int
     """The first byte of its line."""
-    count: int
-    """Its regions."""
+    regions: int
 
 
 @dataclass(frozen=True)
@@ -175,7 +174,7 @@ class RegionFiles:
     def count(self, name: str, folder: Path) -> int:
         """How many regions an image has, without reading their features."""
         if name in self._index:
-            return self._index[name].count
+            return self._index[name].regions
         return len(self.regions(name, folder))
 
     def _read(self, name: str, folder: Path) -> ImageRegions:
