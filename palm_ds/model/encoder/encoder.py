@@ -385,12 +385,12 @@ class Encoder(nn.Module, ABC):
 
 class Pooler(nn.Module):
     """The input of heads that read whole texts: a linear map and tanh, or another activation, (n,
-    hidden) -> same."""
+    hidden) -> the same, or (n, outputs)."""
 
-    def __init__(self, hidden_size: int, activation: str = "tanh"):
+    def __init__(self, hidden_size: int, activation: str = "tanh", outputs: int | None = None):
         super().__init__()
         self.activation = torch.tanh if activation == "tanh" else ACTIVATIONS[activation]
-        self.dense = nn.Linear(hidden_size, hidden_size)
+        self.dense = nn.Linear(hidden_size, outputs or hidden_size)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return self.activation(self.dense(rows))

@@ -86,6 +86,7 @@ class _InPalmDs:
         states_of = {} if states.embeddings is None else {"embeddings": states.embeddings}
         states_of |= {f"layer {number}": value for number, value in states.hidden.items()}
         outputs = {name: value.flatten(0, 1)[real] for name, value in states_of.items()}
+        last = self.backbone.of_texts(last)
         pooled = self.backbone.pooled_texts(last, texts.real) if self.pooler else None
         if pooled is not None:
             outputs["pooled"] = pooled

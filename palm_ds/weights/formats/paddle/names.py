@@ -22,11 +22,13 @@ from palm_ds.weights.formats.huggingface.architecture import CLASSIFIER, MASKED_
 
 _LINEAR = {
     *("dense", "query", "key", "value", "project", "expand", "contract", "out"),
-    *("distance_map", "type_map", "feature", "location"),
+    *("distance_map", "type_map", "feature", "location", "co_query", "co_key", "co_value"),
 }
 _VECTORS = ("content_bias", "distance_bias", "type_bias")
 """Parameters that are no module's weight or bias."""
-_LAYER = re.compile(r"(encoder_layer_|encoder_stack\.block\.|encoder\.layers\.)(\d+)(?=[._])")
+_LAYER = re.compile(
+    r"(encoder_(?:v|co)?layer_|encoder_stack\.block\.|encoder\.layers\.)(\d+)(?=[._])"
+)
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,27 @@ _STATIC_DOC = {
     "encoder_layer_{}_multi_head_att_r_r": "layers.{}.distance_bias",
     "encoder_layer_{}_multi_head_att_r_t": "layers.{}.type_bias",
 }
+_STATIC_STREAM = {
+    "encoder_vlayer_{}" + their.removeprefix("encoder_layer_{}"): f"image_{our}"
+    for their, our in _STATIC.items()
+    if our.startswith("layers.")
+}
+_STATIC_CO = {
+    f"encoder_colayer_{{}}{stream}_{their}": f"co_layers.{{}}.{part}.{our}"
+    for stream, part in (("", "text"), ("_vl", "image"))
+    for their, our in {
+        "multi_head_att_query_fc": "co_query",
+        "multi_head_att_key_fc": "co_key",
+        "multi_head_att_value_fc": "co_value",
+        "multi_head_att_output_fc": "project",
+        "post_att_layer_norm": "attention_norm",
+        "ffn_fc_0": "expand",
+        "ffn_fc_1": "contract",
+        "post_ffn_layer_norm": "output_norm",
+    }.items()
+}
+_STATIC_VIL = {"vl_pre_encoder_layer_norm": "region.norm", **_STATIC_STREAM, **_STATIC_CO}
+"""Of ERNIE-ViL: its stream of regions, and co-attention."""
 _STATIC_WORDS = re.compile(r"(?:(.+)\.)?mask_lm_(trans_fc|trans_layer_norm|out_fc)")
 _STATIC_CLASSES = re.compile(r"(?:(.+)[._])?cls_(\w+_)?out_(?:\d+_)?([wb])")
 _STATIC_PARTS = {"trans_fc": "dense", "trans_layer_norm": "norm"}
@@ -146,7 +169,7 @@ def _static_head(module: str, end: str, name: str) -> TensorRole | None:
 STATIC = NamingScheme(
     title="ERNIE",
     word="word_embedding",
-    modules=_STATIC | _STATIC_DOC,
+    modules=_STATIC | _STATIC_DOC | _STATIC_VIL,
     split=_split_static,
     head=_static_head,
 )
@@ -165,7 +188,9 @@ _STATIC_WORDS_OF = {
 def static_names(ours: Iterable[str], words: str) -> dict[str, tuple[str, ...]]:
     """{palm_ds name: names in the static graph of an encoder of images} of those that it has, of
     its masked-LM head `words` too. The parts of a qkv matrix have a name each."""
-    modules = {y: x for x, y in reversed(_STATIC.items()) if x not in _OTHERS}
+    ours = list(ours)
+    every = _STATIC | (_STATIC_VIL if any("co_layers." in name for name in ours) else {})
+    modules = {y: x for x, y in every.items() if x not in _OTHERS}
     found: dict[str, tuple[str, ...]] = {}
     for name in ours:
         module, _, end = name.removeprefix("backbone.").rpartition(".")

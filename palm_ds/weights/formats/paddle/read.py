@@ -42,6 +42,7 @@ from palm_ds.weights.formats.paddle.config import (
     ERNIE_M,
     GRAM,
     UNIMO,
+    VIL,
     PaddleConfig,
     find_vocabulary,
     numbers,
@@ -132,6 +133,8 @@ def _model_type(sorted_out: _ClassifiedTensors, about: PaddleConfig) -> str:
     modules = {role.name.split(".")[1] for role in sorted_out.roles.values()}
     if "position_norm" in modules:
         return DOC
+    if "co_layers" in modules:
+        return VIL
     if sorted_out.scheme is not STATIC or modules & {"segment", "role", "relative_bias"}:
         return ""
     named = about.path.name.startswith(UNIMO) or any(
@@ -469,5 +472,6 @@ def _title(sorted_out: _ClassifiedTensors, about: PaddleConfig, config: EncoderC
         return f"PaddleNLP {about.model}"
     unimo = "UNIMO, texts and images" if config.options.get("region_size") else "UNIMO's text side"
     named = {DOC: "ERNIE-Doc", GRAM: "ERNIE-Gram", ERNIE_M: "ERNIE-M", UNIMO: unimo}
+    named |= {VIL: "ERNIE-ViL, texts and images"}
     which = named.get(config.kind) or named.get(about.kind)
     return ", ".join(filter(None, [sorted_out.scheme.title, which]))
