@@ -99,7 +99,30 @@ def test_unimo_computes_as_ernies_program_on_images(kind: str, shared: Path) -> 
     check(encoder, cases, arrays, f"{kind}_", "out_vl_match_mul" if kind == "vl" else "")
 
 
-@pytest.mark.parametrize("name", ["unimo"])
+def vil_case(arrays: Arrays, row: int) -> Case:
+    text, seen = arrays["in_input_mask"][row] > 0, arrays["in_image_mask"][row] > 0
+    regions = np.zeros(int(seen.sum()), np.int64)
+    features, locations = arrays["in_image_embeddings"][row], arrays["in_image_loc"][row]
+    return Case(
+        PackedText(
+            input_ids=np.append(arrays["in_src_ids"][row][text], regions),
+            token_type_ids=np.append(arrays["in_sent_ids"][row][text], regions),
+            position_ids=np.append(np.arange(text.sum()), regions),
+            regions=PackedRegions(features=features[seen], locations=locations[seen]),
+        ),
+        tokens=arrays["out_text_output"][row][text],
+        regions=arrays["out_image_output"][row][seen],
+    )
+
+
+def test_ernie_vil_computes_as_ernies_program(shared: Path) -> None:
+    arrays = arrays_of("ernie_vil", shared)
+    encoder = load_encoder(open_checkpoint(shared / "oracle/ernie_vil"))
+    cases = [vil_case(arrays, row) for row in range(2)]
+    check(encoder, cases, arrays, "", "out_match_mul")
+
+
+@pytest.mark.parametrize("name", ["unimo", "ernie_vil"])
 def test_there_and_back_the_files_are_the_same(
     name: str, shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,7 @@ import base64
 from typing import Any
 
 import numpy as np
+import pytest
 
 FEATURES, LETTERS, BOXES = 12, "abcdef", 3
 COLUMNS = {"image": "pic", "scene_graph": "graph", "object_tags": "tags"}
@@ -17,6 +18,22 @@ UNIMO: dict[str, Any] = {
     "layer_norm_eps": 1e-5,
     "options": {"region_size": FEATURES},
 }
+VIL: dict[str, Any] = {
+    "kind": "ernie_vil",
+    "hidden_size": 32,
+    "layer_norm_eps": 1e-5,
+    "options": {
+        "region_size": FEATURES,
+        "image_hidden_size": 24,
+        "image_heads": 2,
+        "image_intermediate_size": 24,
+        "co_hidden_size": 16,
+        "co_heads": 2,
+    },
+}
+BOTH = pytest.mark.parametrize(
+    "encoder", [UNIMO, pytest.param(VIL, marks=pytest.mark.exhaustive)], ids=["unimo", "ernie_vil"]
+)
 _TABLE = np.random.default_rng(0).normal(size=(len(LETTERS), FEATURES))
 
 

@@ -12,7 +12,7 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.tasks.image_text_matching import ImageTextMatching
-from tests.helpers.small_images import BOXES, COLUMNS, UNIMO, image_rows
+from tests.helpers.small_images import BOTH, BOXES, COLUMNS, UNIMO, image_rows
 from tests.helpers.text_tables import (
     built_of,
     dataset_of,
@@ -82,11 +82,12 @@ def test_the_head_reads_the_product_of_both_poolers(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_learned(tmp_path: Path) -> None:
+@BOTH
+def test_it_is_learned(encoder: dict[str, Any], tmp_path: Path) -> None:
     """Held-out accuracy beats chance by five standard errors."""
     train = source_of(tmp_path, image_rows(240), columns=COLUMNS)
     task = task_of(train)
-    model = learned(train, task, steps=50, lr=4e-3, **UNIMO)
+    model = learned(train, task, steps=50, lr=4e-3, **encoder)
     held = source_of(tmp_path, image_rows(200, seed=2), columns=COLUMNS)
     _, batch = built_of(dataset_of(held, task))
     with torch.no_grad():

@@ -13,7 +13,7 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.tasks.masked_regions import MaskedRegions
 from palm_ds.tasks.masked_words import MaskedWords
-from tests.helpers.small_images import BOXES, COLUMNS, UNIMO, image_rows
+from tests.helpers.small_images import BOTH, BOXES, COLUMNS, UNIMO, image_rows
 from tests.helpers.text_tables import built_of, dataset_of, make_task, model_of, source_of
 
 CLASSES = "regions (classes)"
@@ -104,12 +104,15 @@ def test_settings_and_rows_that_do_not_go_together(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_regions_and_words_are_learned_from_each_other(tmp_path: Path) -> None:
+@BOTH
+def test_regions_and_words_are_learned_from_each_other(
+    encoder: dict[str, Any], tmp_path: Path
+) -> None:
     """Held-out losses beat those of the means, or of frequencies, by five standard errors."""
     train = source_of(tmp_path, image_rows(200), columns=COLUMNS)
     task = task_of(train)
     words = make_task(MaskedWords, "words", texts=["text_a"])
-    model = model_of(task, words, **UNIMO).train()
+    model = model_of(task, words, **encoder).train()
     _, batch = built_of(dataset_of(train, task, words, max_length=48))
     optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
     for _ in range(90):

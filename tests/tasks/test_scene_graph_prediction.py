@@ -12,7 +12,7 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.tasks.scene_graph_prediction import SceneGraphPrediction
-from tests.helpers.small_images import COLUMNS, UNIMO, image_rows
+from tests.helpers.small_images import BOTH, COLUMNS, image_rows
 from tests.helpers.text_tables import (
     built_of,
     dataset_of,
@@ -77,12 +77,13 @@ def test_mistakes_name_the_row(tmp_path: Path, graph: Any, message: str) -> None
 
 
 @pytest.mark.slow
-def test_objects_are_read_off_the_image(tmp_path: Path) -> None:
+@BOTH
+def test_objects_are_read_off_the_image(encoder: dict[str, Any], tmp_path: Path) -> None:
     """Held-out losses beat the frequencies of words by five standard errors, and a guess among the
     letters that the text does not name."""
     train = source_of(tmp_path, image_rows(200), columns=COLUMNS)
     task = task_of(train)
-    model = learned(train, task, steps=50, lr=4e-3, **UNIMO)
+    model = learned(train, task, steps=90, lr=4e-3, **encoder)
     held = source_of(tmp_path, image_rows(200, seed=2), columns=COLUMNS)
     _, batch = built_of(dataset_of(held, task))
     with torch.no_grad():

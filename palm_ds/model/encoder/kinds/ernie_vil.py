@@ -145,7 +145,7 @@ class ErnieVil(TransformerEncoder):
 
     options_type: ClassVar[type | None] = ErnieVilOptions
     takes_layers = False
-    above_layers = ("pooler", "region_pooler")
+    above_layers = ("pooler", "region_pooler", "image_layers", "co_layers")
     defaults: ClassVar[Mapping[str, Any]] = {"task_types": 0, "layer_norm_eps": 1e-5}
 
     def __init__(self, config: EncoderConfig, kernels: Kernels = PLAIN, *, recompute: bool = False):
