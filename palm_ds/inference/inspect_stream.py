@@ -266,6 +266,9 @@ def describe(view: View, task: Task, example: Example) -> str:
         taught = soft_name(task.name) in example.labels
         return "no labels but the teacher's" if taught else "no labels"
     where, targets = _labels(example, task)
+    if _are_vectors(example, task):
+        places = ", ".join(map(str, where[:_TOKENS]))
+        return f"{_many(len(where), 'vector')} at {places}{', ...' * (len(where) > _TOKENS)}"
     if task.name in view.token_tasks:
         names = [text for text, _ in view.texts(targets)]
         return f"{_many(len(where), 'token')}: {', '.join(names)}"
@@ -320,6 +323,12 @@ def _labels(example: Example, task: Task) -> tuple[np.ndarray, np.ndarray]:
     return where, targets[:, 0] if targets.ndim > 1 else targets
 
 
+def _are_vectors(example: Example, task: Task) -> bool:
+    """Whether its targets are numbers of several parts, as features of regions are."""
+    targets = example.labels[_shown(example, task.name)][1]
+    return targets.ndim > 1 and targets.dtype.kind == "f"
+
+
 def _shown(example: Example, task: str) -> str:
     """The labels of a task that are shown: those of its generator, if it has one."""
     made = generator_name(task)
@@ -328,6 +337,8 @@ def _shown(example: Example, task: str) -> str:
 
 def _label_records(view: View, task: Task, example: Example) -> list[dict[str, Any]]:
     where, targets = _labels(example, task)
+    if _are_vectors(example, task):
+        return [{"position": int(at)} for at in where]
     if task.name in view.token_tasks:
         names = view.tokens(targets)
     else:
@@ -406,7 +417,7 @@ def _shown_as(view: View, name: str, examples: Sequence[Example]) -> str:
 def _classes(task: Task, examples: Sequence[Example]) -> str:
     counts: Counter[str] = Counter()
     for example in examples:
-        if task.name in example.labels:
+        if task.name in example.labels and not _are_vectors(example, task):
             labels, many = np.unique(_labels(example, task)[1], return_counts=True)
             counts.update(
                 {task.class_name(int(k)): int(n) for k, n in zip(labels, many, strict=True)}

@@ -93,11 +93,10 @@ def parse_image(value: object) -> ImageRegions | str | None:
     )
 
 
-def _named(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values by our names. Raises BadRecordError for a missing one."""
+def _named(values: Mapping[str, Any], keys: Sequence[str] = tuple(_KEYS)) -> dict[str, Any]:
+    """The values of `keys` by our names. Raises BadRecordError for a missing one."""
     found = {
-        key: next((values[name] for name in names if name in values), None)
-        for key, names in _KEYS.items()
+        key: next((values[name] for name in _KEYS[key] if name in values), None) for key in keys
     }
     for key, value in found.items():
         if value is None and key != "classes":
@@ -175,6 +174,8 @@ class RegionFiles:
         """How many regions an image has, without reading their features."""
         if name in self._index:
             return self._index[name].regions
+        if name.endswith(".npz"):
+            return _array(_stored(folder / name, ("boxes",))["boxes"], "boxes").size // 4
         return len(self.regions(name, folder))
 
     def _read(self, name: str, folder: Path) -> ImageRegions:
@@ -246,11 +247,17 @@ def _head(line: bytes, place: str) -> tuple[str, int]:
 
 
 def _npz(path: Path) -> ImageRegions:
-    """Raises BadRecordError; pickled arrays are never opened."""
+    """Raises BadRecordError."""
+    return regions_of(**_stored(path, tuple(_KEYS)))
+
+
+def _stored(path: Path, keys: Sequence[str]) -> dict[str, Any]:
+    """Some values of an archive, others are None; pickled arrays are never opened. Raises
+    BadRecordError."""
     try:
         with np.load(path, allow_pickle=False) as stored:
-            every = {name for names in _KEYS.values() for name in names}
-            values = {name: stored[name] for name in every & set(stored.files)}
+            names = {name for key in keys for name in _KEYS[key]} & set(stored.files)
+            values = {name: stored[name] for name in names}
     except _BROKEN as error:
         raise BadRecordError(f"image: {path}: cannot be read: {error}") from None
-    return regions_of(**_named(values))
+    return _named(values, keys)

@@ -34,8 +34,9 @@ from palm_ds.weights.formats.paddle.names import (
 from palm_ds.weights.formats.tensor_files import read_json
 
 CONFIGS = ("ernie_config.json", "bert_config.json", "config.json", "model_config.json")
-_NAMED_CONFIGS = ("ernie*config.json", "unimo*.json")
-"""Of PaddleHub, ernie_tiny_config.json; of ERNIE's UNIMO, unimo_base_en.json."""
+_NAMED_CONFIGS = ("ernie*config.json", "unimo*.json", "ernie_vil*.json")
+"""Of PaddleHub, ernie_tiny_config.json; of ERNIE's UNIMO, unimo_base_en.json; of ERNIE-ViL,
+ernie_vil.base.json."""
 _VOCABULARIES = ("vocab.txt", "vocab.json", "tokenizer.json")
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "hidden_act")
 # Keys that are ignored: the tensors or the origin of the checkpoint are more reliable.
@@ -133,7 +134,7 @@ def _find_config(folder: Path) -> Path:
         if path.is_file():
             return path
     for place in places:
-        files = sorted(file for pattern in _NAMED_CONFIGS for file in place.glob(pattern))
+        files = sorted({file for pattern in _NAMED_CONFIGS for file in place.glob(pattern)})
         if len(files) > 1:
             names = ", ".join(path.name for path in files)
             raise UserError(f"{place}: several configs ({names}); give config=")
