@@ -36,6 +36,7 @@ def test_half_of_the_texts_have_another_image(tmp_path: Path) -> None:
         assert place == len(example) - BOXES - 1
         assert label == (example.image == example.item)
         features = source.regions(example.image).features
+        assert example.regions is not None
         assert np.array_equal(example.regions.features[1:], features)
         same += label
     assert 40 < same < 80 and batch.count("match") == 120
@@ -46,7 +47,7 @@ def test_half_of_the_texts_have_another_image(tmp_path: Path) -> None:
 def test_rows_that_name_the_same_image_are_a_match(tmp_path: Path) -> None:
     rows = [{"text_a": "so good", "pic": f"{number // 2}.npz"} for number in range(6)]
     for number, image in enumerate(image_rows(3)):
-        arrays = {key: np.array(value) for key, value in image["pic"].items()}
+        arrays: dict[str, Any] = {key: np.array(value) for key, value in image["pic"].items()}
         np.savez(tmp_path / f"{number}.npz", **arrays)
     source = source_of(tmp_path, rows, columns={"image": "pic"})
     task = task_of(source, mismatched=1.0)

@@ -32,8 +32,10 @@ def test_what_is_shown_and_predicted(tmp_path: Path) -> None:
     kinds = set()
     for example in (part.example for row in built for part in row):
         (places, targets), shown = example.labels["regions"], example.regions
+        assert shown is not None
         region = int(places[0]) - (len(example) - BOXES - 1)
         image = source.regions(example.item)
+        assert image.classes is not None
         assert len(places) == 1 and np.array_equal(targets[0], image.features[region - 1])
         assert np.array_equal(example.labels[CLASSES][1][0], image.classes[region - 1])
         hidden = (shown.features[1:] == 0).all(1)
@@ -118,7 +120,7 @@ def test_regions_and_words_are_learned_from_each_other(
     for _ in range(90):
         outputs = model(batch)
         optimizer.zero_grad()
-        sum(outputs[x].loss_sum / batch.count(x) for x in outputs).backward()
+        torch.stack([outputs[x].loss_sum / batch.count(x) for x in outputs]).sum().backward()
         optimizer.step()
     held = source_of(tmp_path, image_rows(200, seed=2), columns=COLUMNS)
     _, batch = built_of(dataset_of(held, task, words, max_length=48))

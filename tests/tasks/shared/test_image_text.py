@@ -68,7 +68,7 @@ def test_a_batch_without_images_gives_gradients_of_zero(tmp_path: Path) -> None:
     model = model_of(task, **UNIMO)
     _, batch = built_of(dataset_of(source, task))
     outputs = model.train()(batch.padding_row())
-    sum(output.loss_sum for output in outputs.values()).backward()
+    torch.stack([output.loss_sum for output in outputs.values()]).sum().backward()
     lost = [name for name, x in model.named_parameters() if x.grad is None]
     assert lost == []
     assert all((x.grad == 0).all() for x in model.parameters() if x.grad is not None)
