@@ -74,11 +74,15 @@ class MaskedRegions(ImageTextTask):
         return replace(task, classes=self.classes or first.shape[1])
 
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
-        """No labels for the image of another row."""
-        if example.regions is None or example.image != example.item:
-            return
-        found, first = self.regions_of(example.image, source), int(self.whole_image)
-        if len(found) == first:
+        """No labels for the image of another row. Raises UserError for an input without one."""
+        found = None if example.regions is None else self.regions_of(example.image, source)
+        if example.regions is None or found is None or len(example.regions) != len(found):
+            raise UserError(
+                f"{self.where}: the first task of its group builds inputs without images, or with "
+                "another max_regions or whole_image; name it first, or make them equal"
+            )
+        first = int(self.whole_image)
+        if example.image != example.item or len(found) == first:
             return
         number = np.arange(len(found)) - first  # each region is a unit, but not the whole image
         where = np.flatnonzero(choose_units(number, self.rate, rng))

@@ -103,6 +103,9 @@ def test_settings_and_rows_that_do_not_go_together(tmp_path: Path) -> None:
     task_of(source, predict=["features"]).check(source, labelled=True)
     with pytest.raises(UserError, match="name features, classes or both"):
         task_of(source, predict=[])
+    words = make_task(MaskedWords, "words", texts=["text_a"])
+    with pytest.raises(UserError, match="the first task of its group builds inputs without images"):
+        built_of(dataset_of(source, words, task_of(source, predict=["features"])))
 
 
 @pytest.mark.slow

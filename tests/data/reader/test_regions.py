@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 
@@ -64,6 +65,9 @@ def test_the_layouts_are_the_same_regions(tmp_path: Path) -> None:
     (tmp_path / "r.jsonl").write_text(json.dumps({"text_a": "x", "pic": "7.npz"}) + "\n")
     table = open_table(str(tmp_path / "r.jsonl"), TableSettings(columns={"image": "pic"}))
     assert same(table.regions(0), expected)  # beside the table
+    datasets.Dataset.from_list([{"text_a": "x", "pic": IMAGE}]).save_to_disk(tmp_path / "d")
+    table = open_table(str(tmp_path / "d"), TableSettings(columns={"image": "pic"}))
+    assert same(table.regions(0), expected)
 
 
 def test_a_column_of_that_name_is_no_image_unless_said_so() -> None:
