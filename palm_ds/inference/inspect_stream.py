@@ -22,8 +22,9 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.stream.task_group_dataset import PackedRow, TaskGroupDataset
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.task import Task
+from palm_ds.model.config.meta import on_meta
 from palm_ds.model.distillation.soft_labels import soft_name
-from palm_ds.model.encoder.encoder import build_encoder
+from palm_ds.model.encoder.encoder import build_encoder, encoder_class
 from palm_ds.model.heads.heads import predicts_tokens
 from palm_ds.model.heads.replaced_tokens import generator_name
 from palm_ds.runtime.checkpoint import checkpoint
@@ -171,9 +172,12 @@ def token_prediction_tasks(recipe: Recipe, vocabulary: SpecialTokens) -> frozens
     """The tasks whose head, or its generator, predicts tokens, found by building every head on a
     tiny encoder."""
     config = full_config(recipe.backbone_config, vocabulary)
-    backbone = build_encoder(
-        replace(config, hidden_size=8, num_layers=1, num_heads=1, intermediate_size=8)
-    )
+    if encoder_class(config).region_size(config):  # its options have sizes too
+        with on_meta():
+            backbone = build_encoder(config)
+    else:
+        small = replace(config, hidden_size=8, num_layers=1, num_heads=1, intermediate_size=8)
+        backbone = build_encoder(small)
     owners = {name: task.share or name for name, task in recipe.built_tasks.items()}
     predicting = {}
     for owner in dict.fromkeys(owners.values()):

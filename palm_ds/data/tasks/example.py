@@ -123,9 +123,11 @@ def build_input(
     )
 
 
-def with_image(example: Example, tags: np.ndarray, regions: PackedRegions, token: int) -> Example:
+def with_image(
+    example: Example, image: int, tags: np.ndarray, regions: PackedRegions, token: int
+) -> Example:
     """A text without labels, then the tokens of object tags, whose positions begin again, then the
-    places of regions, which hold `token`."""
+    places of regions of the row `image`, which hold `token`."""
     text, more = len(example), len(tags) + len(regions)
     places = np.full(len(regions), token)
     return Example(
@@ -141,7 +143,7 @@ def with_image(example: Example, tags: np.ndarray, regions: PackedRegions, token
             [np.arange(text), np.arange(len(tags)), np.zeros(len(regions), np.int64)]
         ),
         regions=regions,
-        image=example.item,
+        image=image,
     )
 
 

@@ -18,7 +18,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from palm_ds.common.errors import UserError
 from palm_ds.data.reader.regions import ImageRegions
 from palm_ds.data.sources.table import TableSource
-from palm_ds.data.tasks.example import Example, build_input, layouts, with_image
+from palm_ds.data.tasks.example import Example, layouts, with_image
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.inputs.regions import LOCATION_SIZE, PackedRegions
 from palm_ds.tasks.shared.text_task import TextTask, level
@@ -85,40 +85,29 @@ class ImageTextTask(TextTask):
         item = items[:, 0]
         image = self.images(item, uniform, source)
         regions = np.minimum(source.region_counts()[image] + self.whole_image, self.max_regions)
-        tags = (
-            np.minimum(source.encoded(TAGS).lengths[image], self.max_tags)
-            if (self._has_tags(source))
-            else np.zeros_like(image)
-        )
+        tags = self._tag_lengths(image, source)
         lengths = [source.encoded(column).lengths[item] for column in self.columns_of(source)]
-        special = source.vocabulary.around(len(lengths))
-        room = self.input_length(max_length) - special - regions - tags
-        if (room < 1).any():
-            row = int((room < 1).argmax())
+        added = source.vocabulary.around(len(lengths)) + regions + tags
+        room = self.input_length(max_length) - added
+        if len(full := np.flatnonzero(room < 1)):
+            row = full[0]
             raise UserError(
                 f"{source.where(image[row])}: {regions[row]} regions and {tags[row]} tokens of "
                 f"tags leave no room for a text in {self.input_length(max_length)} tokens; raise "
                 f"`length`, or lower {self.where}.max_regions or max_tags"
             )
         kept = level(np.stack(lengths, 1), room)
-        length = kept.sum(1) + special + regions + tags
+        length = kept.sum(1) + added
         return layouts(length, item=item, tokens=kept, image=image, regions=regions, tags=tags)
 
     def example(self, layout: np.void, source: TableSource, rng: np.random.Generator) -> Example:
-        item, image = int(layout["item"]), int(layout["image"])
-        pieces = [
-            source.encoded(column).read(item, 0, many)
-            for column, many in zip(self.columns_of(source), layout["tokens"].tolist(), strict=True)
-        ]
-        example, tags = build_input(pieces, source.vocabulary), np.zeros(0, np.int64)
-        example.item = item
+        text = super().example(layout, source, rng)
+        image, tags = int(layout["image"]), np.zeros(0, np.int64)
         if layout["tags"]:
             tags = source.encoded(TAGS).read(image, 0, int(layout["tags"])).ids
         found = self.regions_of(image, source)
-        packed = PackedRegions(features=found.features, locations=found.locations)
-        example = with_image(example, tags, packed, source.vocabulary.unk)
-        example.image = image
-        return example
+        regions = PackedRegions(features=found.features, locations=found.locations)
+        return with_image(text, image, tags, regions, source.vocabulary.unk)
 
     def regions_of(self, image: int, source: TableSource) -> ImageRegions:
         """The regions of a row's image as examples have them. Raises UserError."""
@@ -136,8 +125,11 @@ class ImageTextTask(TextTask):
             classes=None if classes is None else classes[:most],
         )
 
-    def _has_tags(self, source: TableSource) -> bool:
-        return self.max_tags > 0 and TAGS in source.columns
+    def _tag_lengths(self, image: np.ndarray, source: TableSource) -> np.ndarray:
+        """(n,) tokens of the tags of these images (n,)."""
+        if not self.max_tags or TAGS not in source.columns:
+            return np.zeros_like(image)
+        return np.minimum(source.encoded(TAGS).lengths[image], self.max_tags)
 
 
 def with_whole_image(regions: ImageRegions) -> ImageRegions:
