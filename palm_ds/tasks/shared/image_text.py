@@ -90,9 +90,9 @@ class ImageTextTask(TextTask):
         added = source.vocabulary.around(len(lengths)) + regions + tags
         room = self.input_length(max_length) - added
         if len(full := np.flatnonzero(room < 1)):
-            row = full[0]
+            row, rows = full[0], image.tolist()
             raise UserError(
-                f"{source.where(image[row])}: {regions[row]} regions and {tags[row]} tokens of "
+                f"{source.where(rows[row])}: {regions[row]} regions and {tags[row]} tokens of "
                 f"tags leave no room for a text in {self.input_length(max_length)} tokens; raise "
                 f"`length`, or lower {self.where}.max_regions or max_tags"
             )
