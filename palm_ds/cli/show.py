@@ -84,6 +84,7 @@ def _show(contents: CheckpointContents) -> None:
     mapping_report.show(mapping_report.of_contents(contents).rows(), console)
     count = sum(math.prod(entry.shape) for entry in contents.entries.values())
     heads = [f"{name} ({_describe(head)})" for name, head in contents.heads.items()]
+    heads += [f"{name} ({what})" for name, what in _further_heads(contents).items()]
     numbers = {k: v for k, v in asdict(contents.config).items() if v not in ("", {})}
     lines = [
         f"{contents.format}: {len(contents.entries)} tensors, {count / 1e6:,.1f} M parameters",
@@ -104,6 +105,21 @@ def _describe(head: HeadInfo) -> str:
     if head.kind == "replaced_tokens":
         return "replaced tokens"
     return f"{head.classes} classes of {'whole texts' if head.pooled else 'tokens'}"
+
+
+_PARTS = {"transform.weight": "regions of images", "match.weight": "images that match texts"}
+"""{part of a head: what such a head is about}"""
+
+
+def _further_heads(contents: CheckpointContents) -> Mapping[str, str]:
+    """{head of pretraining that nothing but palm_ds knows: what it is about}"""
+    found: dict[str, str] = {}
+    for entry in contents.entries:
+        first, _, rest = entry.partition(".")
+        name, _, part = rest.partition(".")
+        if first == "heads" and name not in contents.heads and part in _PARTS:
+            found[name] = _PARTS[part]
+    return found
 
 
 COMMAND = Command(

@@ -218,13 +218,15 @@ class Embedder:
             vectors = pool(tokens, batch.sequence_lengths, how).index_select(0, wanted)
             return self.encoder.pooler(vectors) if averaged and not early else vectors
         at = batch.cu_seqlens[:-1].long()[wanted]
-        first = self.encoder(batch, at)  # most of the last layer is computed for [CLS] alone
+        first = self.encoder.of_texts(
+            self.encoder(batch, at)
+        )  # most of the last layer is computed for [CLS] alone
         return self.encoder.pooler(first) if pooling == "pooler" else first
 
     def _layers(self, batch: Batch) -> torch.Tensor:
         """The outputs (rows * length, hidden) of the chosen layers, averaged."""
         if self.settings.layers == (-1,):
-            return self.encoder(batch).flatten(0, 1)
+            return self.encoder.of_texts(self.encoder(batch)).flatten(0, 1)
         numbers = [
             number % (len(self.encoder.computed_layers) + 1) for number in self.settings.layers
         ]

@@ -22,8 +22,9 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.stream.task_group_dataset import PackedRow, TaskGroupDataset
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.task import Task
+from palm_ds.model.config.meta import on_meta
 from palm_ds.model.distillation.soft_labels import soft_name
-from palm_ds.model.encoder.encoder import build_encoder
+from palm_ds.model.encoder.encoder import build_encoder, encoder_class
 from palm_ds.model.heads.heads import predicts_tokens
 from palm_ds.model.heads.replaced_tokens import generator_name
 from palm_ds.runtime.checkpoint import checkpoint
@@ -171,9 +172,12 @@ def token_prediction_tasks(recipe: Recipe, vocabulary: SpecialTokens) -> frozens
     """The tasks whose head, or its generator, predicts tokens, found by building every head on a
     tiny encoder."""
     config = full_config(recipe.backbone_config, vocabulary)
-    backbone = build_encoder(
-        replace(config, hidden_size=8, num_layers=1, num_heads=1, intermediate_size=8)
-    )
+    if encoder_class(config).region_size(config):  # its options have sizes too
+        with on_meta():
+            backbone = build_encoder(config)
+    else:
+        small = replace(config, hidden_size=8, num_layers=1, num_heads=1, intermediate_size=8)
+        backbone = build_encoder(small)
     owners = {name: task.share or name for name, task in recipe.built_tasks.items()}
     predicting = {}
     for owner in dict.fromkeys(owners.values()):
@@ -266,6 +270,9 @@ def describe(view: View, task: Task, example: Example) -> str:
         taught = soft_name(task.name) in example.labels
         return "no labels but the teacher's" if taught else "no labels"
     where, targets = _labels(example, task)
+    if _are_vectors(example, task):
+        places = ", ".join(map(str, where[:_TOKENS]))
+        return f"{_many(len(where), 'vector')} at {places}{', ...' * (len(where) > _TOKENS)}"
     if task.name in view.token_tasks:
         names = [text for text, _ in view.texts(targets)]
         return f"{_many(len(where), 'token')}: {', '.join(names)}"
@@ -320,6 +327,12 @@ def _labels(example: Example, task: Task) -> tuple[np.ndarray, np.ndarray]:
     return where, targets[:, 0] if targets.ndim > 1 else targets
 
 
+def _are_vectors(example: Example, task: Task) -> bool:
+    """Whether its targets are numbers of several parts, as features of regions are."""
+    targets = example.labels[_shown(example, task.name)][1]
+    return targets.ndim > 1 and targets.dtype.kind == "f"
+
+
 def _shown(example: Example, task: str) -> str:
     """The labels of a task that are shown: those of its generator, if it has one."""
     made = generator_name(task)
@@ -328,6 +341,8 @@ def _shown(example: Example, task: str) -> str:
 
 def _label_records(view: View, task: Task, example: Example) -> list[dict[str, Any]]:
     where, targets = _labels(example, task)
+    if _are_vectors(example, task):
+        return [{"position": int(at)} for at in where]
     if task.name in view.token_tasks:
         names = view.tokens(targets)
     else:
@@ -406,7 +421,7 @@ def _shown_as(view: View, name: str, examples: Sequence[Example]) -> str:
 def _classes(task: Task, examples: Sequence[Example]) -> str:
     counts: Counter[str] = Counter()
     for example in examples:
-        if task.name in example.labels:
+        if task.name in example.labels and not _are_vectors(example, task):
             labels, many = np.unique(_labels(example, task)[1], return_counts=True)
             counts.update(
                 {task.class_name(int(k)): int(n) for k, n in zip(labels, many, strict=True)}

@@ -23,7 +23,7 @@ from palm_ds.inference.predict_files import PredictionJob, open_inputs, predict_
 from palm_ds.inference.predictor import Predictor
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.config.meta import on_meta
-from palm_ds.model.encoder.encoder import build_encoder
+from palm_ds.model.encoder.encoder import build_encoder, encoder_class
 from palm_ds.model.heads.crf import CRFHead, tag_log_probs
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.inputs.batch import Batch
@@ -129,7 +129,9 @@ def _allowed_transitions(opened: TrainedModel) -> dict[str, torch.Tensor]:
         return {}
     with on_meta():
         config = recipe.backbone_config
-        sizes = replace(config, vocab_size=config.pad + 1, kind="bert", options={})
+        sizes = replace(config, vocab_size=config.pad + 1)
+        if not encoder_class(config).region_size(config):  # tasks of images need such an encoder
+            sizes = replace(sizes, kind="bert", options={})
         backbone = build_encoder(sizes)
         heads = {name: task.head(backbone) for name, task in recipe.built_tasks.items()}
     return {

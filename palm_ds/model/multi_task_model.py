@@ -74,7 +74,8 @@ class Model(nn.Module):
         self.teacher_weights: dict[str, float] = {}
         self._task_of: dict[str, str] = {}
         self.recorded_states = WantedStates()
-        self.pooled = any(backbone.pools(self._head(task)) for task in head_of)
+        self.matched = any(_matches(self._head(task)) for task in head_of)
+        self.pooled = self.matched or any(backbone.pools(self._head(task)) for task in head_of)
         self._sites = {task: derive_key("head", task) >> 1 for task in head_of}
 
     def learn_from_teacher(
@@ -150,8 +151,7 @@ class Model(nn.Module):
             logits = logits if label.real else None
             tallies = {} if self.training else _tallies(head, rows, label)
             outputs[task] = TaskOutput(loss * label.real, correct * label.real, logits, tallies)
-        if not self.pooled:
-            self._touch_pooler(pieces[0], outputs)
+        self._touch_idle_poolers(pieces[0], outputs)
         return outputs | generated | self._learned_inside(states, batch)
 
     def _soft_output(
@@ -279,7 +279,13 @@ class Model(nn.Module):
 
     def _pool(self, task: str, rows: torch.Tensor, labels: TaskLabels) -> torch.Tensor:
         """Input of the task's head, of the rows that `_read` returns."""
-        if not self.backbone.pools(self._head(task)):
+        head = self._head(task)
+        if _matches(head):
+            return self.backbone.match(rows)
+        if getattr(head, "reads_regions", False):
+            return self.backbone.of_regions(rows)
+        rows = self.backbone.of_texts(rows)
+        if not self.backbone.pools(head):
             return rows
         rows = rows.to(_dtype(self.backbone.pooler)) if self._averaged(task) else rows
         pooled = labels.real and self._pools_each_token(task)
@@ -295,12 +301,21 @@ class Model(nn.Module):
         keys = dropout_keys(batch, rows.shape[1]).site(self._sites[self._task_of.get(task, task)])
         return dropout(rows, rate, keys.select(positions))
 
-    def _touch_pooler(self, encoded: torch.Tensor, outputs: dict[str, TaskOutput]) -> None:
+    def _touch_idle_poolers(self, encoded: torch.Tensor, outputs: dict[str, TaskOutput]) -> None:
         """Gives a pooler that no head uses a gradient of 0, so that it is treated alike under every
         ZeRO stage."""
-        first = next(iter(outputs))
-        zero = self.backbone.pooler(encoded[:1].to(_dtype(self.backbone.pooler)) * 0).sum() * 0
-        outputs[first] = outputs[first]._replace(loss_sum=outputs[first].loss_sum + zero)
+        encoder, first = self.backbone, next(iter(outputs))
+        idle = [] if self.pooled else [(encoder.pooler, encoder.of_texts)]
+        if not self.matched and encoder.region_size(encoder.config):
+            idle.append((encoder.image_pooler, encoder.of_regions))
+        for pooler, part in idle:
+            zero = pooler(part(encoded[:1]).to(_dtype(pooler)) * 0).sum() * 0
+            outputs[first] = outputs[first]._replace(loss_sum=outputs[first].loss_sum + zero)
+
+
+def _matches(head: Any) -> bool:
+    """Whether a head compares images with texts."""
+    return getattr(head, "matches_images", False)
 
 
 def _dtype(module: nn.Module) -> torch.dtype:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # for editors
     from palm_ds.tasks.classification import Classification as Classification
     from palm_ds.tasks.generation import Generation as Generation
+    from palm_ds.tasks.image_text_matching import ImageTextMatching as ImageTextMatching
+    from palm_ds.tasks.masked_regions import MaskedRegions as MaskedRegions
     from palm_ds.tasks.masked_words import MaskedWords as MaskedWords
     from palm_ds.tasks.matching import Matching as Matching
     from palm_ds.tasks.multi_label import MultiLabel as MultiLabel
@@ -18,6 +20,7 @@ if TYPE_CHECKING:  # for editors
     from palm_ds.tasks.reading import Reading as Reading
     from palm_ds.tasks.regression import Regression as Regression
     from palm_ds.tasks.retrieval import Retrieval as Retrieval
+    from palm_ds.tasks.scene_graph_prediction import SceneGraphPrediction as SceneGraphPrediction
     from palm_ds.tasks.similarity import Similarity as Similarity
     from palm_ds.tasks.tagging import Tagging as Tagging
 else:

@@ -8,6 +8,7 @@ from typing import Any
 
 from palm_ds.common.rows.lines import BadRecordError, check_text, type_name
 from palm_ds.data.reader.options import TableSettings
+from palm_ds.data.reader.regions import parse_image
 from palm_ds.text.chinese import simplify_in_place
 
 _GENERATION = ("source", "source_b", "source_c", "target")
@@ -174,6 +175,10 @@ def _flag(value: object, role: str, settings: TableSettings) -> bool:
     return known[text]
 
 
+def _image(value: object, role: str, settings: TableSettings) -> Any:
+    return parse_image(value)
+
+
 def _as_found(value: object, role: str, settings: TableSettings) -> Any:
     return value
 
@@ -194,6 +199,9 @@ _PARSERS: Mapping[str, Callable[[Any, str, TableSettings], Any]] = {
     "impossible": _flag,
     "spans": _as_found,  # checked against the text
     "answers": _as_found,  # checked against the context
+    "object_tags": _text,
+    "image": _image,
+    "scene_graph": _as_found,  # checked against the text by its task
 }
 
 

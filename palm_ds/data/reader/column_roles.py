@@ -9,7 +9,7 @@ from typing import Any
 from palm_ds.common.errors import UserError
 from palm_ds.common.rows.lines import BadRecordError
 from palm_ds.data.reader.find_files import File
-from palm_ds.data.reader.options import ROLES, TableSettings
+from palm_ds.data.reader.options import ONLY_NAMED, ROLES, TableSettings
 
 TEXTS = (
     ("sentence",),
@@ -60,7 +60,7 @@ def pick(
         if not settings.columns:
             picked = {"tokens": 0, "tags": names[-1]} if len(names) > 1 else {"tokens": 0}
     else:
-        taken = settings.columns.keys()
+        taken = settings.columns.keys() | set(ONLY_NAMED)
         taken = taken | _something_else({*map(str, free), *taken})
         picked |= {role: role for role in ROLES if role in free and role not in taken}
         picked |= _by_alias(free, picked.keys() | taken, file.path)

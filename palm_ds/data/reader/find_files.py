@@ -129,6 +129,8 @@ def contents_hash(files: Sequence[File], settings: TableSettings) -> str:
     values = dataclasses.asdict(settings)
     if settings.missing_labels == "stop":  # the hash of runs from before there was this setting
         del values["missing_labels"]
+    if not settings.images:  # likewise
+        del values["images"]
     written = json.dumps(values, sort_keys=True)
     digest = hashlib.blake2b(written.encode(), digest_size=16)
     for file in files:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from palm_ds.common.config import Several
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.settings import Settings, one_of
 
@@ -33,14 +34,19 @@ ROLES = {
     "turns": "a list of texts: the turns of a dialogue, of which the target is the next",
     "target": "the text to write",
     "impossible": "true: the context does not answer the question",
+    "image": "the regions of an image (docs/images.md)",
+    "object_tags": "a text: what a detector sees in the image",
+    "scene_graph": "the objects, attributes and relations that text_a names (docs/images.md)",
 }
+ONLY_NAMED = ("image", "object_tags", "scene_graph")
+"""Roles that a column of the same name has only if `columns` says so."""
 FORMATS = ("auto", "tsv", "csv", "jsonl", "json", "text", "conll", "smart", "parquet", "arrow")
 FURTHER_LABEL = "label_"
 """Prefix of roles for further labels, of other tasks on the same texts."""
 TAG_DELIMITER = "\x02"
 _JOINED = (
     *("choices", "text_a", "text_b", "text_b_neg", "negatives", "teacher_scores"),
-    *("source", "source_b", "source_c"),
+    *("source", "source_b", "source_c", "image"),
 )
 _SCALARS = (
     *("label", "id", "qid", "text_a", "text_b", "text_b_neg", "question", "context"),
@@ -57,7 +63,11 @@ class TableSettings(Settings):
     smart, parquet or arrow."""
     columns: Mapping[str, str | int | list[str | int]] = field(default_factory=dict)
     """{role: column}: the column's name (`a.b`: b inside a), its number from 0, or empty for none;
-    a list of columns for choices, negatives and their scores, or for texts to be joined."""
+    a list of columns for choices, negatives and their scores, an image, or for texts to be
+    joined."""
+    images: Several[str] = ()
+    """Files of image regions, or patterns of files, in which the values of `image` are names
+    (docs/images.md)."""
     header: bool = True
     """The first line of tsv and csv has the column names."""
     delimiter: str = ""

@@ -8,7 +8,9 @@ import copy
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ from palm_ds.data.reader.formats import (
     read_tsv,
 )
 from palm_ds.data.reader.options import TAG_DELIMITER, TableSettings, WholeRows
+from palm_ds.data.reader.regions import ImageRegions, RegionFiles
 
 MEMORY = "memory"
 
@@ -72,7 +75,10 @@ def plain(value: object) -> Any:
 
 def rows_hash(file: MemoryRows, settings: TableSettings) -> str:
     """A hash of the rows and the settings."""
-    text = json.dumps([asdict(settings), plain(file.rows)], sort_keys=True)
+    values = asdict(settings)
+    if not settings.images:  # the hash of runs from before there was this setting
+        del values["images"]
+    text = json.dumps([values, plain(file.rows)], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -104,6 +110,7 @@ class Table:
         unused: Sequence[str],
         notes: Sequence[str],
         fingerprint: str,
+        images: Sequence[str] = (),
     ) -> None:
         self.files, self._columns = tuple(files), columns
         self._file = np.array([file for file, _ in places], np.int32)
@@ -114,6 +121,7 @@ class Table:
         """What was skipped or is odd, each with its number of rows and the first of them."""
         self.fingerprint = fingerprint
         """A hash of the files' contents and the settings."""
+        self._images = RegionFiles(tuple(images))
 
     def __len__(self) -> int:
         return len(self._at)
@@ -151,6 +159,38 @@ class Table:
                 f"{', '.join(self.names)}: no column has the role {role}; the roles are {has}"
             )
         return self._columns[role]
+
+    def regions(self, i: int) -> ImageRegions:
+        """The regions of a row's image. Raises UserError."""
+        image = self.column("image")[i]
+        if isinstance(image, ImageRegions):
+            return image
+        with self._in_row(i):
+            return self._images.regions(self._image_name(image), self._folder(i))
+
+    def region_count(self, i: int) -> int:
+        """How many regions a row's image has. Raises UserError."""
+        image = self.column("image")[i]
+        if isinstance(image, ImageRegions):
+            return len(image)
+        with self._in_row(i):
+            return self._images.count(self._image_name(image), self._folder(i))
+
+    def _image_name(self, image: str | None) -> str:
+        if not image:
+            raise BadRecordError("image is empty")
+        return image
+
+    def _folder(self, i: int) -> Path:
+        path = Path(self.files[int(self._file[i])].path)
+        return path if path.is_dir() else path.parent
+
+    @contextmanager
+    def _in_row(self, i: int) -> Iterator[None]:
+        try:
+            yield
+        except BadRecordError as bad:
+            raise UserError(f"{self.where(i)}: {bad}") from None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -260,6 +300,7 @@ def _read(files: Sequence[File], settings: TableSettings, fingerprint: str) -> T
         unused=unused,
         notes=notes.lines(),
         fingerprint=fingerprint,
+        images=settings.images,
     )
 
 

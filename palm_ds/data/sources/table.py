@@ -20,6 +20,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.reader import Table
+from palm_ds.data.reader.regions import ImageRegions
 from palm_ds.data.sources.source import CachesResults, train_heldout_split
 from palm_ds.text.tokenizer import CHINESE, Tokenizer
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
@@ -124,6 +125,16 @@ class TableSource(CachesResults):
         """The values of a column; None for rows without one."""
         return self.cached(
             f"column {name}", lambda: [self.row(i).get(name) for i in range(len(self))]
+        )
+
+    def regions(self, item: int) -> ImageRegions:
+        """The regions of a row's image. Raises UserError."""
+        return self.table.regions(int(self.numbers[item]))
+
+    def region_counts(self) -> np.ndarray:
+        """(rows,) int64: the regions of each row's image. Raises UserError."""
+        return self.cached(
+            "regions", lambda: np.array([self.table.region_count(int(i)) for i in self.numbers])
         )
 
     def encoded(self, column: str) -> TokenizedColumn:

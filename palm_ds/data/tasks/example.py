@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 from palm_ds.model.inputs.batch import Batch, PackedText
+from palm_ds.model.inputs.regions import PackedRegions
 from palm_ds.model.inputs.visibility import Visibility
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
 
@@ -70,6 +71,10 @@ class Example:
     """None: from 0 in each text."""
     visibility: Visibility | None = None
     """Which of its tokens attend to one another; None: all of a text."""
+    regions: PackedRegions | None = None
+    """The regions of an image, in its last places."""
+    image: int = -1
+    """The row in the table whose image it has; -1: none."""
     unmasked_ids: np.ndarray = field(init=False)  # before any task masked some
 
     def __post_init__(self) -> None:
@@ -87,6 +92,7 @@ class Example:
             sub_lengths=self.sub_lengths,
             position_ids=self.position_ids,
             visibility=self.visibility,
+            regions=self.regions,
         )
 
 
@@ -114,6 +120,30 @@ def build_input(
         at = after
     return Example(
         input_ids=ids, token_type_ids=segment_of, source_offsets=origin, annotations=annotations
+    )
+
+
+def with_image(
+    example: Example, image: int, tags: np.ndarray, regions: PackedRegions, token: int
+) -> Example:
+    """A text without labels, then the tokens of object tags, whose positions begin again, then the
+    places of regions of the row `image`, which hold `token`."""
+    text, more = len(example), len(tags) + len(regions)
+    places = np.full(len(regions), token)
+    return Example(
+        input_ids=np.concatenate([example.input_ids, tags, places]).astype(np.int64),
+        token_type_ids=np.append(example.token_type_ids, np.zeros(more, np.int64)),
+        source_offsets=np.append(example.source_offsets, np.full(more, -1)),
+        annotations={
+            name: np.append(values, np.zeros(more, values.dtype))
+            for name, values in example.annotations.items()
+        },
+        item=example.item,
+        position_ids=np.concatenate(
+            [np.arange(text), np.arange(len(tags)), np.zeros(len(regions), np.int64)]
+        ),
+        regions=regions,
+        image=image,
     )
 
 

@@ -67,8 +67,8 @@ class EncoderConfig(Settings):
     kind: str = "bert"
     """The architecture: `bert` (also ERNIE and RoBERTa), `modernbert` (also Ettin and mmBERT),
     `nomic_bert`, `electra`, `distilbert`, `albert`, `mpnet`, `deberta_v2`, `eurobert`, `neobert`,
-    `gte`, `jina_embeddings_v3`, `ernie_gram`, `ernie_doc`, `unimo`, `bag_of_words`, `cnn`,
-    `bilstm`, or a custom one as `module.Class` (docs/model.md)."""
+    `gte`, `jina_embeddings_v3`, `ernie_gram`, `ernie_doc`, `unimo`, `ernie_vil`, `bag_of_words`,
+    `cnn`, `bilstm`, or a custom one as `module.Class` (docs/model.md)."""
     options: dict[str, Any] = field(default_factory=dict)
     """The values of an architecture that others do not have."""
 

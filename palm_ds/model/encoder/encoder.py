@@ -208,6 +208,49 @@ class Encoder(nn.Module, ABC):
         """Whether the output embeddings of masked-LM heads can be the token embeddings."""
         return True
 
+    # ---- images ----
+
+    @classmethod
+    def region_size(cls, config: EncoderConfig) -> int:
+        """Features of a region of an image; 0: it reads texts alone."""
+        return 0
+
+    @classmethod
+    def paddle_json(cls, config: EncoderConfig) -> dict[str, Any]:
+        """What ERNIE's configuration of an encoder that reads images has besides the usual keys."""
+        return {}
+
+    def of_texts(self, rows: torch.Tensor) -> torch.Tensor:
+        """What heads read of the rows (n, any) that `forward` returned of tokens."""
+        return rows
+
+    def of_regions(self, rows: torch.Tensor) -> torch.Tensor:
+        """What heads read of those of regions: (n, `region_width`)."""
+        return rows
+
+    @property
+    def region_width(self) -> int:
+        """Width of the vectors of regions."""
+        return self.hidden_size
+
+    @property
+    def match_width(self) -> int:
+        """Width of what `match` returns."""
+        return self.hidden_size
+
+    @property
+    def image_pooler(self) -> nn.Module:
+        """The pooler of images, of an encoder that reads them."""
+        raise NotImplementedError(f"{type(self).__name__} reads no images")
+
+    def match(self, rows: torch.Tensor) -> torch.Tensor:
+        """The input (n, match_width) of heads that compare an image with a text: the product of
+        what the poolers make of the first region and of the first token. `rows` (2 n, any): those
+        of all first regions, then those of the first tokens of their texts."""
+        regions, tokens = rows.chunk(2)
+        images = self.image_pooler(self.of_regions(regions))
+        return images * self.pooler(self.of_texts(tokens))
+
     # ---- what it costs ----
 
     @classmethod
@@ -342,12 +385,12 @@ class Encoder(nn.Module, ABC):
 
 class Pooler(nn.Module):
     """The input of heads that read whole texts: a linear map and tanh, or another activation, (n,
-    hidden) -> same."""
+    hidden) -> the same, or (n, outputs)."""
 
-    def __init__(self, hidden_size: int, activation: str = "tanh"):
+    def __init__(self, hidden_size: int, activation: str = "tanh", outputs: int | None = None):
         super().__init__()
         self.activation = torch.tanh if activation == "tanh" else ACTIVATIONS[activation]
-        self.dense = nn.Linear(hidden_size, hidden_size)
+        self.dense = nn.Linear(hidden_size, outputs or hidden_size)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         return self.activation(self.dense(rows))

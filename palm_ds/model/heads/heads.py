@@ -8,6 +8,7 @@
     PairHead         a better and a worse text: hinge on their difference   reads pooled rows
     ChoiceHead       one of an example's texts: softmax over them           reads pooled rows
     EmbeddingHead    vectors of texts: palm_ds/model/heads/embedding.py
+    regions of images, and whether an image fits a text: palm_ds/model/heads/regions.py
 
 A head gets only the rows that carry a label, after dropout. `forward` returns the sum of their
 losses (the engine divides by the count over the whole step) and the number of correct predictions;
@@ -79,6 +80,11 @@ class Head(nn.Module):
     reads_first = False
     """Whether it gets two rows for each label: first those of all labelled tokens, then those of
     the first tokens of their texts."""
+    reads_regions = False
+    """Whether its labels are at regions of images."""
+    matches_images = False
+    """Whether it reads what `Encoder.match` makes of images and their texts; with `reads_first`,
+    and labels at the first regions."""
     grouped = False
     """Whether the labels of an example count as one. Such a head gets `groups`, (n,) int64,
     ascending from 0: the example that each row belongs to."""

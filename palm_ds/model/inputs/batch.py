@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from palm_ds.model.inputs.regions import BatchRegions, PackedRegions, batch_regions
 from palm_ds.model.inputs.visibility import Visibility
 
 
@@ -73,6 +74,8 @@ class PackedText:
     """(tokens,) int64; None: from 0 in each sequence."""
     visibility: Visibility | None = None
     """Which tokens of a sequence attend to one another; None: all."""
+    regions: PackedRegions | None = None
+    """The regions of an image, in its last places."""
 
     def positions(self, parts: Sequence[int]) -> np.ndarray:
         """(tokens,) its position ids, given the lengths of its sequences."""
@@ -128,6 +131,8 @@ class Batch:
     with texts."""
     memory: SegmentMemory | None = None
     """What its rows remember of earlier windows (palm_ds/model/inputs/memory.py)."""
+    regions: BatchRegions | None = None
+    """The regions of images beside its texts; None: there are none."""
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[PackedText]], *, length: int, pad: int) -> Batch:
@@ -140,6 +145,7 @@ class Batch:
         visibility = np.zeros((2, *shape), np.int32) if partial else None
         displaced = False
         lengths: list[int] = []
+        placed: list[tuple[int, PackedRegions]] = []
         for r, row in enumerate(rows):
             start = sequences = 0
             for text in row:
@@ -155,6 +161,8 @@ class Batch:
                 if visibility is not None and text.visibility is not None:
                     visibility[:, r, inside] = text.visibility.order, text.visibility.limit
                     displaced |= text.position_ids is not None
+                if text.regions is not None:
+                    placed.append((r * length + inside.stop - len(text.regions), text.regions))
                 lengths += parts
                 sequences += len(parts)
                 start = inside.stop
@@ -169,6 +177,7 @@ class Batch:
             cu_seqlens=torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)),
             visibility=None if visibility is None else torch.from_numpy(visibility),
             displaced=displaced,
+            regions=batch_regions(placed),
         )
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
@@ -192,6 +201,7 @@ class Batch:
             teacher=self.teacher,
             documents=self.documents,  # the host reads it
             memory=self.memory,
+            regions=self.regions and self.regions.map(change),
         )
 
     def to(self, device: torch.device | str) -> Batch:

@@ -124,7 +124,7 @@ class TextTask(TableTask):
         items = self.items(source, max_length)
         if len(items) != len(source):
             return 0
-        no_draws = np.empty((len(items), self.num_uniforms))
+        no_draws = np.zeros((len(items), self.num_uniforms))
         kept = self.layout(items, no_draws, source, max_length)["length"]
         whole = replace(self, max_length=0).layout(items, no_draws, source, _NO_LIMIT)
         return int((whole["length"] > kept).sum())

@@ -246,11 +246,12 @@ def check_target(source: Path, target: Path) -> None:
 def _check_encoder(contents: CheckpointContents, to: str) -> None:
     config = contents.config
     encoder = encoder_class(config)
-    held = encoder.hf or (encoder.paddle and to == "paddle")
+    paddle = encoder.paddle or encoder.region_size(config)
+    held = encoder.hf or (paddle and to == "paddle")
     if not held and to != "palm_ds":
         raise UserError(
             f"{contents.path}: {to} cannot hold its encoder, {config.kind}; palm_ds can, with its "
-            f"heads and tokenizer{', and paddle' if encoder.paddle else ''}"
+            f"heads and tokenizer{', and paddle' if paddle else ''}"
         )
 
 

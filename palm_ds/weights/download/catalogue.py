@@ -97,7 +97,6 @@ FORMER_NAMES = {
     "ernie-unimo-large-en": "unimo-large-en",
 }
 
-_VIL = "ERNIE-ViL reads images as well as texts"
 _OWN_LAYOUT = "its archive has a layout of Wenxin's own, which nobody has described"
 ERNIE: dict[str, Published] = {
     # The names that ERNIE's `develop` branch loads, and the archives of `repro`.
@@ -114,13 +113,11 @@ ERNIE: dict[str, Published] = {
     "ernie-doc-base-en": Archive(_GITHUB + "ernie-doc-base-en.tar.gz"),
     "ernie-doc-base-zh": Archive(_GITHUB + "ernie-doc-base-zh.tar.gz"),
     "ernie-doc-large-en": Archive(_GITHUB + "ernie-doc-large-en.tar.gz"),
-    "ernie-vil-base-en": Archive(_GITHUB + "ernie-vil-base-en.1.tar.gz", not_yet=_VIL),
-    "ernie-vil-large-en": Archive(_GITHUB + "ernie-vil-large-en.1.tar.gz", not_yet=_VIL),
-    "ernie-vil-base-vcr-task-pre-en": Archive(
-        _GITHUB + "ernie-vil-base-VCR-task-pre-en.1.tar.gz", not_yet=_VIL
-    ),
+    "ernie-vil-base-en": Archive(_GITHUB + "ernie-vil-base-en.1.tar.gz"),
+    "ernie-vil-large-en": Archive(_GITHUB + "ernie-vil-large-en.1.tar.gz"),
+    "ernie-vil-base-vcr-task-pre-en": Archive(_GITHUB + "ernie-vil-base-VCR-task-pre-en.1.tar.gz"),
     "ernie-vil-large-vcr-task-pre-en": Archive(
-        _GITHUB + "ernie-vil-large-VCR-task-pre-en.1.tar.gz", not_yet=_VIL
+        _GITHUB + "ernie-vil-large-VCR-task-pre-en.1.tar.gz"
     ),
     **{
         f"unimo-{kind}{size}-en": Archive(

@@ -89,7 +89,11 @@ def checked(
     return contents
 
 
+POOLERS = ("backbone.pooler.", "backbone.region_pooler.")
+"""Of texts, and of images."""
+
+
 def _may_lack(name: str, contents: CheckpointContents) -> bool:
-    """Whether the checkpoint may lack this parameter: only the pooler, and only all of it."""
-    pooler = "backbone.pooler."
-    return name.startswith(pooler) and not any(n.startswith(pooler) for n in contents.entries)
+    """Whether the checkpoint may lack this parameter: only a pooler, and only all of it."""
+    pooler = next((prefix for prefix in POOLERS if name.startswith(prefix)), None)
+    return pooler is not None and not any(n.startswith(pooler) for n in contents.entries)

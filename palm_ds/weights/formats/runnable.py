@@ -26,6 +26,7 @@ from palm_ds.model.heads.replaced_tokens import ReplacedTokenHead
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.kernels import Kernels
 from palm_ds.weights.formats.contents import NEXT_SENTENCE_CLASSES, CheckpointContents
+from palm_ds.weights.formats.expected_shapes import POOLERS
 
 _MASKED_AT = 24
 Outputs = dict[str, torch.Tensor]
@@ -85,6 +86,7 @@ class _InPalmDs:
         states_of = {} if states.embeddings is None else {"embeddings": states.embeddings}
         states_of |= {f"layer {number}": value for number, value in states.hidden.items()}
         outputs = {name: value.flatten(0, 1)[real] for name, value in states_of.items()}
+        last = self.backbone.of_texts(last)
         pooled = self.backbone.pooled_texts(last, texts.real) if self.pooler else None
         if pooled is not None:
             outputs["pooled"] = pooled
@@ -149,7 +151,9 @@ def load_encoder(contents: CheckpointContents, kernels: Kernels = PLAIN) -> Enco
         for name in contents.entries
         if name.startswith("backbone.")
     }
-    backbone.load_state_dict(state, strict=has_pooler(contents), assign=True)
+    missing, unexpected = backbone.load_state_dict(state, strict=False, assign=True)
+    lost = [name for name in missing if not f"backbone.{name}".startswith(POOLERS)]
+    assert not lost and not unexpected, f"{contents.path}: {lost or unexpected}"
     return backbone.eval()
 
 

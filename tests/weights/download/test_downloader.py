@@ -257,7 +257,6 @@ def test_an_archive_without_a_configuration_gets_the_known_one(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("ernie-vil-base-en", "images"),
         ("XLNet-cased-base", "two streams"),
         ("ernie-3.0-tiny-mini-v2-en", "the size of RoBERTa's"),
     ],

@@ -1,25 +1,50 @@
-"""UNIMO's text side (Li et al. 2021, arXiv 2012.15409): BERT's layers, and ReLU instead of tanh in
-front of heads that read whole texts.
+"""UNIMO (Li et al. 2021, arXiv 2012.15409): BERT's layers over texts, or over a text and the
+regions of an image in one stream, and ReLU instead of tanh in front of heads of whole texts.
 
-The English models read images and texts in one stream; here they read texts, as in ERNIE's code for
-tasks without images: RoBERTa's positions and no token types (`token_types: 1`, without a table).
-The Chinese UNIMO-text, which only PaddleNLP has, adds token types and counts positions from 0.
+    [CLS] a b [SEP] tag tag r0 r1 r2      each attends to all; tags have positions from the first on
+
+A region's vector is the LayerNorm of a linear map of its features plus one of its location, without
+a position. UNIMO puts regions before the text, which is the same to attention; here a text begins
+with its [CLS] whether it has an image or not. English models have RoBERTa's positions and no token
+types (`token_types: 1`, without a table). The Chinese UNIMO-text, which only PaddleNLP has, reads
+no images, adds token types and counts positions from 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
+from pydantic import NonNegativeInt
+from torch import nn
+
+from palm_ds.common.settings import Settings
 from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import PLAIN, Pooler, init_weights
 from palm_ds.model.encoder.layer import LayerSpec
+from palm_ds.model.encoder.regions import RegionEmbedding
 from palm_ds.model.encoder.transformer import TransformerEncoder, TransformerSpec
+from palm_ds.model.inputs.batch import Batch
+from palm_ds.model.kernels import Kernels
+from palm_ds.model.ops.dropout import DropoutKeys, dropout
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnimoOptions(Settings):
+    """`backbone.options` of this encoder."""
+
+    region_size: NonNegativeInt = 0
+    """Features of a region of an image (2,048 in UNIMO); 0: it reads texts alone."""
 
 
 class Unimo(TransformerEncoder):
     """The encoder of UNIMO and UNIMO-text."""
 
     paddle = "unimo"
+    options_type: ClassVar[type | None] = UnimoOptions
+    above_layers = ("pooler", "region_pooler")
     defaults: ClassVar[Mapping[str, Any]] = {
         "max_positions": 514,
         "position_offset": 2,
@@ -29,6 +54,15 @@ class Unimo(TransformerEncoder):
         "layer_norm_eps": 1e-5,
     }
 
+    def __init__(self, config: EncoderConfig, kernels: Kernels = PLAIN, *, recompute: bool = False):
+        super().__init__(config, kernels, recompute=recompute)
+        if features := self.region_size(config):
+            size = config.hidden_size
+            self.region = RegionEmbedding(features, size, self._norm(size))
+            self.region_pooler = Pooler(size, "relu")
+            for part in (self.region, self.region_pooler):
+                init_weights(part, config.init_range)
+
     @classmethod
     def spec(cls, config: EncoderConfig) -> TransformerSpec:
         return TransformerSpec(
@@ -36,3 +70,23 @@ class Unimo(TransformerEncoder):
             token_types=config.token_types > 1,
             pooler_activation="relu",
         )
+
+    @classmethod
+    def region_size(cls, config: EncoderConfig) -> int:
+        options: UnimoOptions = cls.options_of(config)
+        return options.region_size
+
+    @property
+    def image_pooler(self) -> nn.Module:
+        return self.region_pooler
+
+    def _embed(self, batch: Batch, keys: DropoutKeys | None) -> torch.Tensor:
+        x = super()._embed(batch, keys)
+        if not self.region_size(self.config):
+            return x
+        rate = self.config.dropout if self.training else 0.0
+
+        def drop(vectors: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            return dropout(vectors, rate, keys and keys.select(positions))
+
+        return self.region.placed(batch, x, drop)

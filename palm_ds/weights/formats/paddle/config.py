@@ -7,6 +7,7 @@ list everything that is not read directly from the config file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,8 +34,9 @@ from palm_ds.weights.formats.paddle.names import (
 from palm_ds.weights.formats.tensor_files import read_json
 
 CONFIGS = ("ernie_config.json", "bert_config.json", "config.json", "model_config.json")
-_NAMED_CONFIGS = ("ernie*config.json", "unimo*.json")
-"""Of PaddleHub, ernie_tiny_config.json; of ERNIE's UNIMO, unimo_base_en.json."""
+_NAMED_CONFIGS = ("ernie*config.json", "unimo*.json", "ernie_vil*.json")
+"""Of PaddleHub, ernie_tiny_config.json; of ERNIE's UNIMO, unimo_base_en.json; of ERNIE-ViL,
+ernie_vil.base.json."""
 _VOCABULARIES = ("vocab.txt", "vocab.json", "tokenizer.json")
 _REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "hidden_act")
 # Keys that are ignored: the tensors or the origin of the checkpoint are more reliable.
@@ -60,13 +62,15 @@ _ERNIE_GEN = {  # of ERNIE-GEN's static graph; the values of this architecture
     "emb_mapping_in": (False, 0),
 }
 GRAM, ERNIE_M, UNIMO, DOC = "ernie_gram", "ernie_m", "unimo", "ernie_doc"
-_SHAPES = {GRAM: "ernie", ERNIE_M: "xlm-roberta", UNIMO: "bert", DOC: "bert"}
+VIL = "ernie_vil"
+_SHAPES = {GRAM: "ernie", ERNIE_M: "xlm-roberta", UNIMO: "bert", DOC: "bert", VIL: "bert"}
 """{model type: the one whose configuration says the same}"""
 _ACTIVATIONS = {"gelu.precise": "gelu", "gelu.approximate": "gelu_new"}
 """The activations of ERNIE-GEN's static graph that have other names here."""
 
 
 _ERNIES_EPS = 1e-5
+_QKV = re.compile(r"backbone\.layers\.\d+\.qkv\.weight")
 _NONE = TensorEntry(source_names=(), shape=(), read=lambda: torch.empty(0))
 
 
@@ -130,7 +134,7 @@ def _find_config(folder: Path) -> Path:
         if path.is_file():
             return path
     for place in places:
-        files = sorted(file for pattern in _NAMED_CONFIGS for file in place.glob(pattern))
+        files = sorted({file for pattern in _NAMED_CONFIGS for file in place.glob(pattern)})
         if len(files) > 1:
             names = ", ".join(path.name for path in files)
             raise UserError(f"{place}: several configs ({names}); give config=")
@@ -190,7 +194,8 @@ def numbers(
     kind = about.kind or "ernie"
     known = {key: x for key, x in values.items() if key in FOREIGN_KEYS - _SEEN}
     own_kind, more = _relative_positions(values, entries, about, scheme)
-    own_kind |= _unimo(values, about, scheme)
+    own_kind |= _unimo(values, about, scheme) | _regions(entries, about)
+    own_kind |= {"kind": VIL} if about.kind == VIL else {}
     document = _document(values, entries, about, scheme)
     base = read_encoder_config({**known, "model_type": _SHAPES.get(kind, kind)}, str(about.path))
     sizes = {
@@ -224,6 +229,41 @@ def _unimo(values: Mapping[str, Any], about: PaddleConfig, scheme: NamingScheme)
     pad = values.get("pad_token_id")
     pad = pad if pad is not None else 0 if scheme is PADDLENLP else 1
     return {"kind": UNIMO, "pad": pad, "position_offset": 0 if scheme is PADDLENLP else pad + 1}
+
+
+def _regions(entries: Mapping[str, TensorEntry], about: PaddleConfig) -> dict[str, Any]:
+    """The options of an encoder that reads images, by the tensors: ERNIE's configs of UNIMO have
+    the size of features with those of texts alone too."""
+    feature = entries.get("backbone.region.feature.weight")
+    if feature is None:
+        return {}
+    stated, features = about.values.get("image_embedding_size"), feature.shape[-1]
+    if stated not in (None, features):
+        raise UserError(
+            f"{about.path}: image_embedding_size is {stated!r}, but the tensors have {features}"
+        )
+    return {"options": {"region_size": features, **_streams(about)}}
+
+
+_STREAMS = {
+    "v_hidden_size": "image_hidden_size",
+    "v_num_attention_heads": "image_heads",
+    "v_intermediate_size": "image_intermediate_size",
+    "co_hidden_size": "co_hidden_size",
+    "co_num_attention_heads": "co_heads",
+    "t_biattention_id": "text_layers_before",
+    "v_biattention_id": "image_layers_before",
+}
+"""ERNIE-ViL's keys, as our options are called."""
+
+
+def _streams(about: PaddleConfig) -> dict[str, Any]:
+    """The further options of an ERNIE-ViL; empty for any other."""
+    if about.kind != VIL:
+        return {}
+    if missing := [key for key in _STREAMS if key not in about.values]:
+        raise UserError(f"{about.path}: has no {missing[0]}")
+    return {ours: about.values[its] for its, ours in _STREAMS.items()}
 
 
 def _document(
@@ -313,7 +353,7 @@ def _check_sizes(
     found = {
         "vocab_size": sizes["vocab_size"],
         "max_position_embeddings": sizes["max_positions"],
-        "num_hidden_layers": len([name for name in entries if name.endswith("qkv.weight")]),
+        "num_hidden_layers": len([name for name in entries if _QKV.fullmatch(name)]),
     }
     for key, size in found.items():
         if key in values and values[key] != size:

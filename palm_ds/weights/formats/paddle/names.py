@@ -11,7 +11,7 @@ and `pooled`: whether a classification head reads whole texts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -22,11 +22,13 @@ from palm_ds.weights.formats.huggingface.architecture import CLASSIFIER, MASKED_
 
 _LINEAR = {
     *("dense", "query", "key", "value", "project", "expand", "contract", "out"),
-    *("distance_map", "type_map"),
+    *("distance_map", "type_map", "feature", "location", "co_query", "co_key", "co_value"),
 }
 _VECTORS = ("content_bias", "distance_bias", "type_bias")
 """Parameters that are no module's weight or bias."""
-_LAYER = re.compile(r"(encoder_layer_|encoder_stack\.block\.|encoder\.layers\.)(\d+)(?=[._])")
+_LAYER = re.compile(
+    r"(encoder_(?:v|co)?layer_|encoder_stack\.block\.|encoder\.layers\.)(\d+)(?=[._])"
+)
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,11 @@ _STATIC = {
     "pre_encoder_r_pos_layer_norm": "position_norm",
     "pre_encoder_r_task_layer_norm": "segment_norm",
     "pooled_fc": "pooler.dense",
-    "pooled_fc_text": "pooler.dense",  # UNIMO
+    "pooled_fc_text": "pooler.dense",  # UNIMO and ERNIE-ViL, as all of images
+    "pooled_fc_image": "region_pooler.dense",
+    "image_emb": "region.feature",
+    "image_loc": "region.location",
+    "v_pre_encoder_layer_norm": "region.norm",
     "encoder_layer_{}_multi_head_att_query_fc": "layers.{}.query",
     "encoder_layer_{}_multi_head_att_key_fc": "layers.{}.key",
     "encoder_layer_{}_multi_head_att_value_fc": "layers.{}.value",
@@ -107,6 +113,27 @@ _STATIC_DOC = {
     "encoder_layer_{}_multi_head_att_r_r": "layers.{}.distance_bias",
     "encoder_layer_{}_multi_head_att_r_t": "layers.{}.type_bias",
 }
+_STATIC_STREAM = {
+    "encoder_vlayer_{}" + their.removeprefix("encoder_layer_{}"): f"image_{our}"
+    for their, our in _STATIC.items()
+    if our.startswith("layers.")
+}
+_STATIC_CO = {
+    f"encoder_colayer_{{}}{stream}_{their}": f"co_layers.{{}}.{part}.{our}"
+    for stream, part in (("", "text"), ("_vl", "image"))
+    for their, our in {
+        "multi_head_att_query_fc": "co_query",
+        "multi_head_att_key_fc": "co_key",
+        "multi_head_att_value_fc": "co_value",
+        "multi_head_att_output_fc": "project",
+        "post_att_layer_norm": "attention_norm",
+        "ffn_fc_0": "expand",
+        "ffn_fc_1": "contract",
+        "post_ffn_layer_norm": "output_norm",
+    }.items()
+}
+_STATIC_VIL = {"vl_pre_encoder_layer_norm": "region.norm", **_STATIC_STREAM, **_STATIC_CO}
+"""Of ERNIE-ViL: its stream of regions, and co-attention."""
 _STATIC_WORDS = re.compile(r"(?:(.+)\.)?mask_lm_(trans_fc|trans_layer_norm|out_fc)")
 _STATIC_CLASSES = re.compile(r"(?:(.+)[._])?cls_(\w+_)?out_(?:\d+_)?([wb])")
 _STATIC_PARTS = {"trans_fc": "dense", "trans_layer_norm": "norm"}
@@ -142,10 +169,50 @@ def _static_head(module: str, end: str, name: str) -> TensorRole | None:
 STATIC = NamingScheme(
     title="ERNIE",
     word="word_embedding",
-    modules=_STATIC | _STATIC_DOC,
+    modules=_STATIC | _STATIC_DOC | _STATIC_VIL,
     split=_split_static,
     head=_static_head,
 )
+
+_OTHERS = ("pooled_fc", "pre_encoder_emb_layer_norm")
+"""Names of other encoders for what those of images have, too."""
+_STATIC_WORDS_OF = {
+    "dense.weight": "mask_lm_trans_fc.w_0",
+    "dense.bias": "mask_lm_trans_fc.b_0",
+    "norm.weight": "mask_lm_trans_layer_norm_scale",
+    "norm.bias": "mask_lm_trans_layer_norm_bias",
+    "bias": "mask_lm_out_fc.b_0",
+}
+
+
+def static_names(ours: Iterable[str], words: str) -> dict[str, tuple[str, ...]]:
+    """{palm_ds name: names in the static graph of an encoder of images} of those that it has, of
+    its masked-LM head `words` too. The parts of a qkv matrix have a name each."""
+    ours = list(ours)
+    every = _STATIC | (_STATIC_VIL if any("co_layers." in name for name in ours) else {})
+    modules = {y: x for x, y in every.items() if x not in _OTHERS}
+    found: dict[str, tuple[str, ...]] = {}
+    for name in ours:
+        module, _, end = name.removeprefix("backbone.").rpartition(".")
+        number = re.search(r"\.(\d+)\.", f".{module}.")
+        general = re.sub(r"(?<=\.)\d+(?=\.)", "{}", module)
+        stems = [general.replace("qkv", part) for part in ("query", "key", "value")]
+        theirs = [modules.get(stem, "") for stem in dict.fromkeys(stems)]
+        if name.startswith("backbone.") and all(theirs):
+            number = number[1] if number else ""
+            found[name] = tuple(_static_end(x.format(number), end) for x in theirs)
+        elif words and (part := _STATIC_WORDS_OF.get(name.removeprefix(f"heads.{words}."))):
+            found[name] = (part,)
+    return found
+
+
+def _static_end(module: str, end: str) -> str:
+    if module.endswith("_embedding"):
+        return module
+    if module.endswith("norm"):
+        return f"{module}_scale" if end == "weight" else f"{module}_bias"
+    return f"{module}.w_0" if end == "weight" else f"{module}.b_0"
+
 
 # ---- ERNIE's dygraph ----
 

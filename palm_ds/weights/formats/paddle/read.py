@@ -42,6 +42,7 @@ from palm_ds.weights.formats.paddle.config import (
     ERNIE_M,
     GRAM,
     UNIMO,
+    VIL,
     PaddleConfig,
     find_vocabulary,
     numbers,
@@ -63,8 +64,6 @@ _QKV = ("query", "key", "value")
 _WORDS_PARTS = ("dense.weight", "dense.bias", "norm.weight", "norm.bias", "bias")
 _CLASSES_PARTS = ("out.weight", "out.bias")
 _UNTIED = "its head has untied output embeddings"
-OF_IMAGES = "a part for images: UNIMO's encoder reads texts here"
-_OF_IMAGES = re.compile(r"image_|v_pre_encoder_layer_norm|pooled_fc_image")
 _OF_OPTIMIZER = re.compile(
     r".+_(moment[12]?|velocity|beta[12]_pow_acc|mean_square|mean_grad|momentum)_\d+(\.master)?"
     r"|learning_rate_\d+|@LR_DECAY_COUNTER@|loss_scaling_\d+|num_(good|bad)_steps_\d+"
@@ -134,6 +133,8 @@ def _model_type(sorted_out: _ClassifiedTensors, about: PaddleConfig) -> str:
     modules = {role.name.split(".")[1] for role in sorted_out.roles.values()}
     if "position_norm" in modules:
         return DOC
+    if "co_layers" in modules:
+        return VIL
     if sorted_out.scheme is not STATIC or modules & {"segment", "role", "relative_bias"}:
         return ""
     named = about.path.name.startswith(UNIMO) or any(
@@ -174,8 +175,9 @@ class _ClassifiedTensors:
     @property
     def with_images(self) -> bool:
         """Whether the encoder reads images too."""
-        return any(why == OF_IMAGES for why in self.skipped.values()) or any(
-            name.startswith("pooled_fc_text") for name in self.roles
+        return any(
+            role.name.startswith("backbone.region") or name.startswith("pooled_fc_text")
+            for name, role in self.roles.items()
         )
 
 
@@ -193,8 +195,6 @@ def _sort(
             skipped[name] = f"{COPY}{name}.master in half precision"
         elif role := scheme.role(_bare(bare, prefix)):
             roles[name] = role
-        elif scheme is STATIC and _OF_IMAGES.match(_bare(bare, prefix)):
-            skipped[name] = OF_IMAGES
         else:
             skipped[name] = "no place in this encoder and its heads"
     palm = source.layout == "archive" or any(
@@ -470,6 +470,8 @@ def _title(sorted_out: _ClassifiedTensors, about: PaddleConfig, config: EncoderC
         return "PALM"
     if sorted_out.scheme in NLP_SCHEMES and about.model:
         return f"PaddleNLP {about.model}"
-    named = {DOC: "ERNIE-Doc", GRAM: "ERNIE-Gram", ERNIE_M: "ERNIE-M", UNIMO: "UNIMO's text side"}
+    unimo = "UNIMO, texts and images" if config.options.get("region_size") else "UNIMO's text side"
+    named = {DOC: "ERNIE-Doc", GRAM: "ERNIE-Gram", ERNIE_M: "ERNIE-M", UNIMO: unimo}
+    named |= {VIL: "ERNIE-ViL, texts and images"}
     which = named.get(config.kind) or named.get(about.kind)
     return ", ".join(filter(None, [sorted_out.scheme.title, which]))

@@ -1,4 +1,4 @@
-"""Reads Paddle's binary tensor files: one variable per file, or several back to back.
+"""Reads and writes Paddle's binary tensor files: one variable per file, or several back to back.
 
     u32 0 | u64 levels | levels x (u64 size, size bytes)         sequence offsets; weights have none
     u32 0 | i32 size | TensorDesc: 08 type, 10 dimension, 10 ... | the values, row-major
@@ -195,6 +195,25 @@ def _length(file: BinaryIO) -> int:
     length = file.seek(0, 2)
     file.seek(0)
     return length
+
+
+def write_variable(path: Path, tensor: torch.Tensor) -> None:
+    """Write a file with one variable."""
+    kinds = {dtype: kind for kind, dtype in TYPES.items()}
+    description = b"\x08" + _as_varint(kinds[tensor.dtype])
+    description += b"".join(b"\x10" + _as_varint(size) for size in tensor.shape)
+    values = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    with path.open("wb") as file:
+        file.write(_BEGINNING + struct.pack("<i", len(description)) + description)
+        file.write(values.data)
+
+
+def _as_varint(value: int) -> bytes:
+    parts = []
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*parts, value])
 
 
 # ---- one record ----

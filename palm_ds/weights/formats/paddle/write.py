@@ -42,6 +42,7 @@ from palm_ds.weights.formats.huggingface.plan import ExportPlan
 from palm_ds.weights.formats.huggingface.plan import plan as hf_plan
 from palm_ds.weights.formats.huggingface.sentence_transformers import modules_of
 from palm_ds.weights.formats.huggingface.target import ExportOptions
+from palm_ds.weights.formats.paddle import static
 from palm_ds.weights.formats.paddle.config import ERNIE_M
 from palm_ds.weights.formats.paddle.pdparams import NAME_TABLE
 from palm_ds.weights.formats.paddle.read import open_contents, recognises
@@ -352,6 +353,8 @@ def _bytes(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> memoryview:
 
 
 def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
+    if static.reads_images(contents.config) and not target.family:
+        return _export_static(contents, target)
     planned = plan(contents.entries, contents.config, contents.heads, target)
     stated = modules_of(contents)
     usual = stated.is_usual(contents.config.max_length)
@@ -365,6 +368,15 @@ def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
 
     def fill(folder: Path, tokenizer: SavesFiles | None) -> None:
         write(planned, folder, tokenizer=tokenizer)
+
+    return Export(write=fill, plan=planned)
+
+
+def _export_static(contents: CheckpointContents, target: ExportOptions) -> Export:
+    planned = static.plan(contents.entries, contents.config, contents.heads, target)
+
+    def fill(folder: Path, tokenizer: SavesFiles | None) -> None:
+        static.write(planned, folder, tokenizer)
 
     return Export(write=fill, plan=planned)
 

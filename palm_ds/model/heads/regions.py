@@ -1,0 +1,90 @@
+"""Heads over the regions of images, and over images beside texts.
+
+RegionFeatureHead    the features of a masked region: squared error
+RegionClassHead      the detector's distribution over its classes: Kullback-Leibler divergence
+ImageMatchHead       whether an image and a text belong together
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from palm_ds.model.config.config import ACTIVATIONS
+from palm_ds.model.encoder.encoder import Encoder, init_weights
+from palm_ds.model.heads.heads import Head, HeadOutput, class_loss
+from palm_ds.model.kernels import layer_norm
+
+CLASSES = "classes"
+"""What the further loss of a RegionFeatureHead is about."""
+
+
+class RegionHead(Head):
+    """`outputs` numbers of a region's vector: linear map, activation, LayerNorm, linear map."""
+
+    reads_regions = True
+
+    def __init__(self, backbone: Encoder, outputs: int):
+        super().__init__()
+        width, config = backbone.region_width, backbone.config
+        self.activation = ACTIVATIONS[config.activation]
+        self.transform = nn.Linear(width, width)
+        self.norm = layer_norm(width, config.layer_norm_eps, backbone.kernels.layer_norm)
+        self.out = nn.Linear(width, outputs)
+        init_weights(self, config.init_range)
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.out(self.norm(self.activation(self.transform(rows))))  # (n, outputs)
+
+    def dummy_target(self, device: torch.device) -> torch.Tensor:
+        return torch.zeros(1, self.out.out_features, device=device)
+
+
+class RegionFeatureHead(RegionHead):
+    """The features of a region: the squared error, averaged over them. With `classes` its further
+    loss is that of the detector's distribution."""
+
+    def __init__(self, backbone: Encoder, features: int, *, classes: int = 0):
+        super().__init__(backbone, features)
+        if classes:
+            self.region_classes = RegionClassHead(backbone, classes)
+            self.further: Mapping[str, Head] = {CLASSES: self.region_classes}
+
+    def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
+        """`targets` (n, features); `correct` is NaN."""
+        error = F.mse_loss(self.logits(rows).float(), targets.float(), reduction="none")
+        loss = error.mean(-1).sum()
+        return HeadOutput(loss, torch.full_like(loss.detach(), math.nan))
+
+
+class RegionClassHead(RegionHead):
+    """The distribution of a detector: a region counts as correct if the likeliest class is."""
+
+    def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
+        """`targets` (n, classes), which add up to 1."""
+        scores, targets = self.logits(rows).float(), targets.float()
+        loss = F.kl_div(scores.log_softmax(-1), targets, reduction="sum")
+        return HeadOutput(loss, (scores.detach().argmax(-1) == targets.argmax(-1)).sum())
+
+
+class ImageMatchHead(Head):
+    """Two classes, of which the second one is a match."""
+
+    matches_images = True
+    reads_first = True
+
+    def __init__(self, backbone: Encoder):
+        super().__init__()
+        self.match = nn.Linear(backbone.match_width, 2)
+        init_weights(self, backbone.config.init_range)
+
+    def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
+        """`rows` (n, match_width), `targets` (n,) int64"""
+        return class_loss(self.logits(rows), targets)
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.match(rows)

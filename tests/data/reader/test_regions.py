@@ -1,0 +1,115 @@
+"""The layouts of image regions are the same regions, and mistakes in them are one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+
+from palm_ds.common.errors import UserError
+from palm_ds.data.reader import Table, TableSettings, open_table
+from palm_ds.data.reader.regions import ImageRegions
+from tests.helpers.small_images import BOXES, FEATURES, encoded, image_rows
+
+IMAGE = image_rows(1)[0]["pic"]
+ARRAYS = {key: np.array(IMAGE[key], np.float32) for key in ("boxes", "features", "classes")}
+SIZE = {"width": IMAGE["width"], "height": IMAGE["height"]}
+
+
+def same(one: ImageRegions, other: ImageRegions) -> bool:
+    assert one.classes is not None and other.classes is not None
+    return (
+        np.array_equal(one.features, other.features)
+        and np.array_equal(one.locations, other.locations)
+        and np.array_equal(one.classes, other.classes)
+    )
+
+
+def read(value: Any, **settings: Any) -> ImageRegions:
+    rows = [{"text_a": "x", "pic": value}]
+    table = Table.from_rows(rows, TableSettings(columns={"image": "pic"}, **settings))
+    assert table.region_count(0) == BOXES
+    return table.regions(0)
+
+
+def line(name: str, values: dict[str, np.ndarray] = ARRAYS, count: int = BOXES) -> str:
+    cells = [name, SIZE["width"], SIZE["height"], count, *map(encoded, values.values())]
+    return "\t".join(map(str, cells)) + "\n"
+
+
+def test_the_layouts_are_the_same_regions(tmp_path: Path) -> None:
+    expected = read(IMAGE)
+    boxes = ARRAYS["boxes"] / np.array([100, 90, 100, 90], np.float32)
+    area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+    assert np.allclose(expected.locations, np.column_stack([boxes, area]), atol=1e-7)
+    assert np.array_equal(expected.features, ARRAYS["features"])
+    assert same(read({**SIZE, **{key: encoded(x) for key, x in ARRAYS.items()}}), expected)
+
+    names = {"image_w": 100, "image_h": 90, "bbox": ARRAYS["boxes"], "x": ARRAYS["features"]}
+    np.savez(tmp_path / "7.npz", **names, probs=ARRAYS["classes"], num_bbox=3)
+    assert same(read(str(tmp_path / "7.npz")), expected)
+    (tmp_path / "features.tsv").write_text(line("6") + "\n" + line("a 7"))
+    files = {"images": [str(tmp_path / "feat*.tsv")]}
+    assert same(read("a 7", **files), expected) and same(read(6, **files), expected)
+
+    cells = {"w": 100, "h": 90, **{key: encoded(x) for key, x in ARRAYS.items()}}
+    (tmp_path / "t.tsv").write_text(
+        "\t".join(["text_a", *cells]) + "\n" + "\t".join(["x", *map(str, cells.values())]) + "\n"
+    )
+    table = open_table(str(tmp_path / "t.tsv"), TableSettings(columns={"image": list(cells)}))
+    assert same(table.regions(0), expected)
+    (tmp_path / "r.jsonl").write_text(json.dumps({"text_a": "x", "pic": "7.npz"}) + "\n")
+    table = open_table(str(tmp_path / "r.jsonl"), TableSettings(columns={"image": "pic"}))
+    assert same(table.regions(0), expected)  # beside the table
+    datasets.Dataset.from_list([{"text_a": "x", "pic": IMAGE}]).save_to_disk(tmp_path / "d")
+    table = open_table(str(tmp_path / "d"), TableSettings(columns={"image": "pic"}))
+    assert same(table.regions(0), expected)
+
+
+def test_a_column_of_that_name_is_no_image_unless_said_so() -> None:
+    rows = [{"text_a": "x", "image": {"bytes": "..."}}]
+    assert Table.from_rows(rows).columns == ("text_a",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"width": 0}, "width: '0' is no number of pixels"),
+        ({"boxes": [[1, 2, 3]]}, "boxes: 3 numbers; each box has 4"),
+        ({"boxes": [[5, 5, 1, 9]], "features": [[1]]}, "box 1 ends before it begins"),
+        ({"features": [[1.0, 2.0]] * 2}, "features: 4 numbers for 3 boxes"),
+        ({"features": "???"}, "features: neither lists of numbers nor base64"),
+        ({"features": [[float("nan")]] * 3}, "features: has a NaN"),
+        ({"classes": [[-1.0, 2.0]] * 3}, "classes: no distribution"),
+        ({"boxes": None}, "no boxes or bbox; it has"),
+    ],
+)
+def test_mistakes_name_the_row(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=r"^rows\[0\]: ") as error:
+        read({**IMAGE, **changes})
+    assert message in str(error.value)
+
+
+def test_mistakes_in_files_name_their_line(tmp_path: Path) -> None:
+    file = tmp_path / "f.tsv"
+    files = {"images": [str(file)]}
+    for text, message in (
+        ("a\tb\n", "f.tsv:1: 2 cells"),
+        (line("a") * 2, "f.tsv:2: another image is called 'a'"),
+        (line("a").replace("\t3\t", "\tx\t"), "f.tsv:1: 'x' is no number of boxes"),
+        (line("ab"), "no 'a'"),
+    ):
+        file.write_text(text)
+        with pytest.raises(UserError, match=message):
+            read("a", **files)
+    for value, message in ((None, "image is empty"), ("7", "in nothing: give the files as `im")):
+        with pytest.raises(UserError, match=message):
+            read(value)
+    (tmp_path / "x.npz").write_bytes(b"no archive")
+    with pytest.raises(UserError, match=r"x\.npz: cannot be read"):
+        read(str(tmp_path / "x.npz"))
+    assert read(IMAGE).features.shape[1] == FEATURES
