@@ -140,9 +140,9 @@ class _Judge:
         model = self._model(setup, requested, precision)
         plain = self._model(setup, {}, precision)
         ours = list(self._draws(model, range(DRAWS)))
-        again, theirs = next(self._draws(model, range(1))), list(self._draws(plain, range(DRAWS)))
-        spread = math.hypot(statistics.stdev(ours), statistics.stdev(theirs)) / math.sqrt(DRAWS)
-        shift = (statistics.fmean(ours) - statistics.fmean(theirs)) / max(spread, 1e-9)
+        again, others = next(self._draws(model, range(1))), list(self._draws(plain, range(DRAWS)))
+        spread = math.hypot(statistics.stdev(ours), statistics.stdev(others)) / math.sqrt(DRAWS)
+        shift = (statistics.fmean(ours) - statistics.fmean(others)) / max(spread, 1e-9)
         return {
             "repeats": again == ours[0],
             "differs": len(set(ours)) > DRAWS // 2,

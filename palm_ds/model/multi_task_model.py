@@ -151,7 +151,7 @@ class Model(nn.Module):
             logits = logits if label.real else None
             tallies = {} if self.training else _tallies(head, rows, label)
             outputs[task] = TaskOutput(loss * label.real, correct * label.real, logits, tallies)
-        self._touch_idle_poolers(pieces[0], outputs)
+        _touch_idle_poolers(self, pieces[0], outputs)
         return outputs | generated | self._learned_inside(states, batch)
 
     def _soft_output(
@@ -301,19 +301,22 @@ class Model(nn.Module):
         keys = dropout_keys(batch, rows.shape[1]).site(self._sites[self._task_of.get(task, task)])
         return dropout(rows, rate, keys.select(positions))
 
-    def _touch_idle_poolers(self, encoded: torch.Tensor, outputs: dict[str, TaskOutput]) -> None:
-        """Gives a pooler that no head uses a gradient of 0, so that it is treated alike under every
-        ZeRO stage."""
-        encoder, first = self.backbone, next(iter(outputs))
-        idle = [] if self.pooled else [(encoder.pooler, encoder.of_texts)]
-        if not self.matched and encoder.region_size(encoder.config):
-            idle.append((encoder.image_pooler, encoder.of_regions))
-        for pooler, part in idle:
-            zero = pooler(part(encoded[:1]).to(_dtype(pooler)) * 0).sum() * 0
-            outputs[first] = outputs[first]._replace(loss_sum=outputs[first].loss_sum + zero)
+
+def _touch_idle_poolers(
+    model: Model, encoded: torch.Tensor, outputs: dict[str, TaskOutput]
+) -> None:
+    """Gives a pooler that no head uses a gradient of 0, so that it is treated alike under every
+    ZeRO stage."""
+    encoder, first = model.backbone, next(iter(outputs))
+    idle = [] if model.pooled else [(encoder.pooler, encoder.of_texts)]
+    if not model.matched and encoder.region_size(encoder.config):
+        idle.append((encoder.image_pooler, encoder.of_regions))
+    for pooler, part in idle:
+        zero = pooler(part(encoded[:1]).to(_dtype(pooler)) * 0).sum() * 0
+        outputs[first] = outputs[first]._replace(loss_sum=outputs[first].loss_sum + zero)
 
 
-def _matches(head: Any) -> bool:
+def _matches(head: nn.Module) -> bool:
     """Whether a head compares images with texts."""
     return getattr(head, "matches_images", False)
 

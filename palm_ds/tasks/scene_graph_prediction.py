@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import starmap
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -153,7 +153,7 @@ class SceneGraphPrediction(ImageTextTask):
         return unigram_baseline(targets, share)
 
 
-def _graph(value: Any, text: str, where: str) -> SceneGraph:
+def _graph(value: object, text: str, where: str) -> SceneGraph:
     """A checked graph. Raises UserError, starting with `where`."""
     if not isinstance(value, Mapping) or not value.keys() <= KINDS.keys():
         raise UserError(

@@ -250,7 +250,7 @@ class _Parts:
 
     @property
     def freezable(self) -> list[Selection]:
-        """What some steps freeze."""
+        """Parameters that some steps freeze."""
         return self.recipe.step_settings.freezable
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -96,4 +97,4 @@ def test_a_table_without_any_class_is_an_error(tmp_path: Path) -> None:
     source = source_of(tmp_path, [{"text_a": "x", "label": []}])
     with pytest.raises(UserError, match="tasks.topics: .* has no label in column 'label'"):
         task_of().resolved(source)
-    assert json.loads(json.dumps(vars(task_of())))["threshold"] == 0.5
+    assert json.loads(json.dumps(asdict(task_of())))["threshold"] == 0.5

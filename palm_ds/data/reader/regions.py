@@ -58,7 +58,7 @@ class ImageRegions:
 
 
 def regions_of(
-    width: Any, height: Any, boxes: Any, features: Any, classes: Any = None
+    width: object, height: object, boxes: object, features: object, classes: object = None
 ) -> ImageRegions:
     """Regions from the values of a row. Raises BadRecordError."""
     size = np.array([_size(width, "width"), _size(height, "height")], np.float32)
@@ -115,7 +115,7 @@ def _size(value: Any, name: str) -> float:
     return number
 
 
-def _array(value: Any, name: str) -> np.ndarray:
+def _array(value: object, name: str) -> np.ndarray:
     """float32 numbers of nested lists, an array, or base64."""
     try:
         if isinstance(value, str | bytes):
@@ -131,7 +131,7 @@ def _array(value: Any, name: str) -> np.ndarray:
     return array
 
 
-def _rows(value: Any, name: str, regions: int) -> np.ndarray:
+def _rows(value: object, name: str, regions: int) -> np.ndarray:
     """(regions, any)"""
     array = _array(value, name).reshape(-1)
     if not len(array) or len(array) % regions:
@@ -139,7 +139,7 @@ def _rows(value: Any, name: str, regions: int) -> np.ndarray:
     return array.reshape(regions, -1)
 
 
-def _distribution(value: Any, regions: int) -> np.ndarray:
+def _distribution(value: object, regions: int) -> np.ndarray:
     """Rows that add up to 1, which those of a detector that leaves the background out do not."""
     array = _rows(value, "classes", regions)
     total = array.sum(1, keepdims=True)
@@ -171,7 +171,7 @@ class RegionFiles:
         return self._kept.get(name, lambda: self._read(name, folder))
 
     def count(self, name: str, folder: Path) -> int:
-        """How many regions an image has, without reading their features."""
+        """The number of regions of an image, without reading their features."""
         if name in self._index:
             return self._index[name].regions
         if name.endswith(".npz"):

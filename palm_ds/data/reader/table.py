@@ -169,7 +169,7 @@ class Table:
             return self._images.regions(self._image_name(image), self._folder(i))
 
     def region_count(self, i: int) -> int:
-        """How many regions a row's image has. Raises UserError."""
+        """The number of regions of a row's image. Raises UserError."""
         image = self.column("image")[i]
         if isinstance(image, ImageRegions):
             return len(image)

@@ -25,6 +25,7 @@ from palm_ds.common.plugins import check_options
 from palm_ds.model.attention.attention import AttentionPlan
 from palm_ds.model.config.config import ACTIVATIONS, PRESETS, EncoderConfig
 from palm_ds.model.config.encoder_kinds import class_of_kind
+from palm_ds.model.encoder.regions import ReadsImages
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels, layer_norm
 from palm_ds.model.ops.dropout import DropoutKeys, dropout_keys
@@ -88,7 +89,7 @@ class Activations:
     """Values of the layer's inner tensors and their gradients that exist at the same time."""
 
 
-class Encoder(nn.Module, ABC):
+class Encoder(ReadsImages, ABC):
     """Maps packed rows of tokens to one vector per token.
 
     `recompute` keeps only each layer's input for the backward pass and computes the rest again:
@@ -207,49 +208,6 @@ class Encoder(nn.Module, ABC):
     def ties_words(cls, config: EncoderConfig) -> bool:
         """Whether the output embeddings of masked-LM heads can be the token embeddings."""
         return True
-
-    # ---- images ----
-
-    @classmethod
-    def region_size(cls, config: EncoderConfig) -> int:
-        """Features of a region of an image; 0: it reads texts alone."""
-        return 0
-
-    @classmethod
-    def paddle_json(cls, config: EncoderConfig) -> dict[str, Any]:
-        """What ERNIE's configuration of an encoder that reads images has besides the usual keys."""
-        return {}
-
-    def of_texts(self, rows: torch.Tensor) -> torch.Tensor:
-        """What heads read of the rows (n, any) that `forward` returned of tokens."""
-        return rows
-
-    def of_regions(self, rows: torch.Tensor) -> torch.Tensor:
-        """What heads read of those of regions: (n, `region_width`)."""
-        return rows
-
-    @property
-    def region_width(self) -> int:
-        """Width of the vectors of regions."""
-        return self.hidden_size
-
-    @property
-    def match_width(self) -> int:
-        """Width of what `match` returns."""
-        return self.hidden_size
-
-    @property
-    def image_pooler(self) -> nn.Module:
-        """The pooler of images, of an encoder that reads them."""
-        raise NotImplementedError(f"{type(self).__name__} reads no images")
-
-    def match(self, rows: torch.Tensor) -> torch.Tensor:
-        """The input (n, match_width) of heads that compare an image with a text: the product of
-        what the poolers make of the first region and of the first token. `rows` (2 n, any): those
-        of all first regions, then those of the first tokens of their texts."""
-        regions, tokens = rows.chunk(2)
-        images = self.image_pooler(self.of_regions(regions))
-        return images * self.pooler(self.of_texts(tokens))
 
     # ---- what it costs ----
 

@@ -47,8 +47,8 @@ def retrieval_metrics(
     )
     metrics = evaluator.evaluate(_ranked(queries, texts, left_out or {}))
     return {
-        name: float(np.mean([metrics[str(q)][theirs] for q in range(len(queries))]))
-        for theirs, name in names.items()
+        name: float(np.mean([metrics[str(q)][measure] for q in range(len(queries))]))
+        for measure, name in names.items()
     }
 
 

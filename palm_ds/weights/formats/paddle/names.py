@@ -197,10 +197,10 @@ def static_names(ours: Iterable[str], words: str) -> dict[str, tuple[str, ...]]:
         number = re.search(r"\.(\d+)\.", f".{module}.")
         general = re.sub(r"(?<=\.)\d+(?=\.)", "{}", module)
         stems = [general.replace("qkv", part) for part in ("query", "key", "value")]
-        theirs = [modules.get(stem, "") for stem in dict.fromkeys(stems)]
-        if name.startswith("backbone.") and all(theirs):
+        others = [modules.get(stem, "") for stem in dict.fromkeys(stems)]
+        if name.startswith("backbone.") and all(others):
             number = number[1] if number else ""
-            found[name] = tuple(_static_end(x.format(number), end) for x in theirs)
+            found[name] = tuple(_static_end(x.format(number), end) for x in others)
         elif words and (part := _STATIC_WORDS_OF.get(name.removeprefix(f"heads.{words}."))):
             found[name] = (part,)
     return found
