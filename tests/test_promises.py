@@ -7,7 +7,6 @@ are known by name; a part of a recipe opens within a whole one; names and keywor
 
 from __future__ import annotations
 
-import argparse
 import ast
 import importlib
 import inspect
@@ -21,8 +20,8 @@ from typing import Any
 import pytest
 import yaml
 
-from palm_ds.cli import shipped
 from palm_ds.cli.main import find
+from palm_ds.cli.shipped import find_ds_config, find_recipe, recipes
 from palm_ds.common.errors import UserError
 from tests.helpers.pages import LAUNCHERS, completed, words_of
 
@@ -75,7 +74,7 @@ def check_row(cells: Sequence[str]) -> None:
     for code in codes:
         check_code(code)
     for code in re.findall(r"`(?:launch/recipes/)?([\w/]+\.yaml)`", remarks):
-        assert code in OWN_RECIPES or code in shipped.recipes(), code
+        assert code in OWN_RECIPES or code in recipes(), code
 
 
 def check_code(code: str) -> None:
@@ -90,6 +89,8 @@ def check_code(code: str) -> None:
         assert set(extras) <= project["optional-dependencies"].keys(), code
     elif line.startswith("cmake -S "):
         assert (ROOT / line.split()[2] / "CMakeLists.txt").exists(), code
+    elif re.fullmatch(r"[\w/]+\.yaml( \S+=\S+)*", line):
+        open_named(*line.split())
     elif re.match(r"\w+: ", line):
         open_recipe(yaml.safe_load(line), line)
     else:
@@ -113,21 +114,18 @@ def check_command(line: str) -> None:
     if command.wraps:
         check_command(" ".join(args.command))
     if getattr(args, "deepspeed_config", None):
-        shipped.find_ds_config(args.deepspeed_config)
-    if getattr(args, "recipe", None) and isinstance(args.recipe, str):
-        open_named(args)
+        find_ds_config(args.deepspeed_config)
+    if isinstance(recipe := getattr(args, "recipe", None), str):
+        start = [f"init_from={args.init_from}"] if getattr(args, "init_from", None) else []
+        open_named(recipe, *args.overrides, *start)
 
 
-def open_named(args: argparse.Namespace) -> None:
-    """Open the recipe of a command with its overrides."""
+def open_named(name: str, *overrides: str) -> None:
+    """Open a shipped recipe with overrides; of a reader's own, the part that these are."""
     from palm_ds.train.recipe.recipe import read_values
 
-    if args.recipe in OWN_RECIPES:
-        open_recipe(override(args.overrides), args.recipe)
-        return
-    values = read_values(shipped.find_recipe(args.recipe), args.overrides)
-    start = getattr(args, "init_from", None)
-    open_recipe({**values, "init_from": start} if start else values, args.recipe)
+    own = name in OWN_RECIPES
+    open_recipe(override(overrides) if own else read_values(find_recipe(name), overrides), name)
 
 
 def override(pairs: Sequence[str]) -> dict[str, Any]:

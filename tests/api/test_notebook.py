@@ -1,5 +1,5 @@
-"""What a notebook shows: short displays of all objects, progress below the cell; and a notebook of
-the documentation runs."""
+"""What a notebook shows: short displays of all objects, progress below the cell; the notebooks of
+the documentation run."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import re
 import signal
 import time
 from html.parser import HTMLParser
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import ErnieConfig, ErnieForPreTraining
 
 import palm_ds as palm
 from palm_ds.api.notebook import Report, TaskPredictions, in_notebook
 from palm_ds.common.errors import UserError
 from tests.helpers.small_tables import TINY, write_tables
-from tests.helpers.warm_python import Program
+from tests.helpers.warm_python import Program, free_port, python
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "docs/notebooks"
 
@@ -93,23 +95,80 @@ def warm_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jupyter_client.provisioning.local_provisioner.launch_kernel", Kernel)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("warm_kernel")
-@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::pytest.PytestWarning")
-def test_a_notebook_of_the_documentation_runs(path: Path, tmp_path: Path) -> None:
-    """Its training shows a bar, a curve and scores, and prints nothing."""
+def executed(name: str, place: Path, **instead: str) -> list[Any]:
+    """The code cells of a notebook of the documentation after a run in a folder, with some of its
+    text replaced."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    notebook = nbformat.read(path, as_version=4)
+    notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "kept without outputs"
-    where = {"metadata": {"path": str(tmp_path)}}
+    for cell, (old, new) in product(notebook.cells, instead.items()):
+        cell.source = cell.source.replace(old, new)
+    where = {"metadata": {"path": str(place)}}
     nbclient.NotebookClient(notebook, timeout=500, resources=where).execute()
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    outputs: list[Any] = [each for cell in cells for each in cell.outputs]
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def check_training(cells: list[Any]) -> None:
+    """It shows a bar, a curve and scores, and nothing is printed but by commands."""
+    outputs: list[Any] = [each for x in cells if x.source[0] != "!" for each in x.outputs]
     assert [each.text for each in outputs if each.output_type == "stream"] == []
     training = next(cell for cell in cells if ".train()" in cell.source)
     progress = training.outputs[0].data["text/html"]
     done = re.search(r'<progress value="(\d+)" max="(\d+)"', check_html(progress))
     assert done and done[1] == done[2] and "<polyline" in progress and "accuracy" in progress
     assert float(training.outputs[-1].data["text/plain"]) == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm_kernel")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::pytest.PytestWarning")
+def test_the_notebook_of_fine_tuning_runs(tmp_path: Path) -> None:
+    cells = executed("fine_tuning", tmp_path)
+    check_training(cells)
     assert "<iframe" in cells[-1].outputs[0].data["text/html"]
+
+
+def write_chinese_encoder(folder: Path) -> None:
+    """A small ERNIE with new weights, as the hub has the large one."""
+    characters = sorted(set("房间早餐电脑屏幕这本书包装很好不错满意差糟糕失望。"))
+    tokens = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *characters]
+    config = ErnieConfig(
+        vocab_size=len(tokens),
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        type_vocab_size=4,
+        task_type_vocab_size=3,
+        use_task_id=True,
+    )
+    ErnieForPreTraining(config).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(tokens), encoding="utf-8")
+
+
+@pytest.fixture
+def warm_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`palm-ds` of notebooks starts as fast as their kernel."""
+    command = tmp_path / "bin/palm-ds"
+    command.parent.mkdir()
+    program = f'{python()} -m palm_ds "$@"'
+    command.write_text(f"#!/bin/sh\n[ -t 1 ] || exec {program}\n{program} 2>&1 | cat\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(command.parent), prepend=os.pathsep)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm_kernel", "warm_commands")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::pytest.PytestWarning")
+def test_the_notebook_of_a_chinese_classifier_runs(tmp_path: Path) -> None:
+    """On a small encoder in the folder that the notebook would download to."""
+    for name in ("fastapi", "onnxruntime", "onnx"):
+        pytest.importorskip(name)
+    write_chinese_encoder(tmp_path / "models/pretrain/ernie-3.0-base-zh")
+    port = str(free_port())
+    cells = executed("chinese_classifier", tmp_path, **{"lr=5e-5": "lr=4e-3", "8080": port})
+    check_training(cells)
+    shown = [x.outputs[-1].data["text/plain"] for x in cells if x.outputs and x.source[0] != "!"]
+    assert "'好评'" in shown and "['好评', '差评']" in shown, shown
+    assert "'label': '好评'" in shown[-2] and shown[-1] == "0", shown

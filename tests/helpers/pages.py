@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -64,33 +65,55 @@ def unknown_options(words: list[str]) -> list[str]:
     return [word for word in rest if word.startswith("--") and word not in known]
 
 
-FILLED_IN = {"finetuning.md": ("classification", {"table": "rows.tsv"})}
-"""What parts of recipes on a page are completed with: the kind of tasks, and their source."""
+KINDS = {"finetuning.md": "classification"}
+"""The kind of tasks that parts of recipes on a page only name, if not masked words of a corpus."""
 
 
 def completed(values: Mapping[str, object], page: str) -> dict[str, object]:
     """A part of a recipe as a whole one. Its encoder is a preset instead of that of `init_from`."""
-    from palm_ds.data.stream.curriculum_spec import parse_stages
-    from palm_ds.data.stream.stages import STAGE_SETTINGS, tasks_of
-    from palm_ds.data.tasks.task import known_kinds
-
-    kind, source = FILLED_IN.get(page, ("knowledge_masking", {"corpus": "corpus"}))
     whole = {"length": 128, "batch": "32 examples", **values}
     if not {"lora", "init_layers"} & whole.keys():
         whole.pop("init_from", None)
     whole.setdefault("backbone", {"preset": "tiny"})
-    if "tasks" not in whole:
-        names = {"any"}
-        if "stages" in whole:
-            words = re.findall(r"\w+", yaml.safe_dump(whole["stages"]))
-            given = [word for word in words if word not in STAGE_SETTINGS]
-            with_tasks = parse_stages(whole["stages"], given)
-            names = {task for task_group in with_tasks.task_groups for task in tasks_of(task_group)}
-        whole["tasks"] = {
-            name: {"kind": name if name in known_kinds() else kind, "source": "filled"}
-            for name in names
-        }
-    named = {task["source"] for task in whole["tasks"].values()}
-    whole["sources"] = {name: source for name in named} | dict(whole.get("sources", {}))
+    given = whole.get("tasks") or dict.fromkeys(_names_in(whole.get("stages")), {})
+    whole["tasks"] = {name: _with_source(name, task, page) for name, task in given.items()}
+    whole["sources"] = _sources(whole["tasks"]) | dict(whole.get("sources", {}))
     whole.setdefault("stages", {"joint": list(whole["tasks"]), "steps": 10})
     return whole
+
+
+def _names_in(stages: object) -> set[str]:
+    """The tasks that `stages` names."""
+    from palm_ds.data.stream.curriculum_spec import parse_stages
+    from palm_ds.data.stream.stages import STAGE_SETTINGS, tasks_of
+
+    if stages is None:
+        return {"any"}
+    words = re.findall(r"\w+", yaml.safe_dump(stages))
+    parsed = parse_stages(stages, [word for word in words if word not in STAGE_SETTINGS])
+    return {task for task_group in parsed.task_groups for task in tasks_of(task_group)}
+
+
+def _with_source(name: str, task: Mapping[str, Any], page: str) -> Mapping[str, Any]:
+    from palm_ds.data.tasks.task import known_kinds
+
+    if "source" in task:
+        return task
+    kind = name if name in known_kinds() else KINDS.get(page, "knowledge_masking")
+    source = "rows" if _reads_tables(kind) else "text"
+    return {"kind": kind, "source": source, **task}
+
+
+def _sources(tasks: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """A table or a corpus for each source that tasks name."""
+    kinds = {task["source"]: task.get("kind", name) for name, task in tasks.items()}
+    return {
+        name: {"table": "rows.tsv"} if _reads_tables(kind) else {"corpus": "corpus"}
+        for name, kind in kinds.items()
+    }
+
+
+def _reads_tables(kind: str) -> bool:
+    from palm_ds.data.tasks.task import fine_tuning_kinds
+
+    return kind in fine_tuning_kinds()
