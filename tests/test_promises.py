@@ -23,6 +23,7 @@ import yaml
 from palm_ds.cli.main import find
 from palm_ds.cli.shipped import find_ds_config, find_recipe, recipes
 from palm_ds.common.errors import UserError
+from palm_ds.train.plan.cluster import parse_clusters
 from tests.helpers.pages import LAUNCHERS, completed, words_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,7 +92,7 @@ def check_code(code: str) -> None:
         assert (ROOT / line.split()[2] / "CMakeLists.txt").exists(), code
     elif re.fullmatch(r"[\w/]+\.yaml( \S+=\S+)*", line):
         open_named(*line.split())
-    elif re.match(r"\w+: ", line):
+    elif re.match(r"\{?\w+: ", line):
         open_recipe(yaml.safe_load(line), line)
     else:
         check_python(code)
@@ -113,6 +114,8 @@ def check_command(line: str) -> None:
             check_published(name)
     if command.wraps:
         check_command(" ".join(args.command))
+    if getattr(args, "plan", None):
+        parse_clusters(args.plan)
     if getattr(args, "deepspeed_config", None):
         find_ds_config(args.deepspeed_config)
     if isinstance(recipe := getattr(args, "recipe", None), str):
@@ -173,7 +176,10 @@ def check_python(code: str) -> None:
         elif isinstance(node, ast.Call) and (called := named(node.func)) is not None:
             known = inspect.signature(called).parameters
             given = {keyword.arg for keyword in node.keywords}
-            assert given <= known.keys(), f"{code}: {given - known.keys()}"
+            any_more = any(x.kind is inspect.Parameter.VAR_KEYWORD for x in known.values())
+            assert any_more or given <= known.keys(), f"{code}: {given - known.keys()}"
+            if called.__name__ == "from_pretrained":
+                check_published(ast.literal_eval(node.args[0]))
             for keyword in node.keywords:
                 if keyword.arg == "recipe":
                     open_recipe(ast.literal_eval(keyword.value), code)

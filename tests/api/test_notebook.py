@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Mapping
 from html.parser import HTMLParser
 from itertools import product
 from pathlib import Path
@@ -17,6 +18,7 @@ from transformers import ErnieConfig, ErnieForPreTraining
 
 import palm_ds as palm
 from palm_ds.api.notebook import Report, TaskPredictions, in_notebook
+from palm_ds.cli.main import main
 from palm_ds.common.errors import UserError
 from tests.helpers.small_tables import TINY, write_tables
 from tests.helpers.warm_python import Program, free_port, python
@@ -95,37 +97,49 @@ def warm_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jupyter_client.provisioning.local_provisioner.launch_kernel", Kernel)
 
 
-def executed(name: str, place: Path, **instead: str) -> list[Any]:
+CONVERT = "!palm-ds convert "
+
+
+def executed(name: str, place: Path, instead: Mapping[str, str]) -> list[Any]:
     """The code cells of a notebook of the documentation after a run in a folder, with some of its
-    text replaced."""
+    text replaced. Conversions are made by this process, where their imports may be there."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "kept without outputs"
-    for cell, (old, new) in product(notebook.cells, instead.items()):
+    for cell, (old, new) in product(notebook.cells, {CONVERT: f"# {CONVERT}", **instead}.items()):
         cell.source = cell.source.replace(old, new)
+
+    def convert(cell: Any, cell_index: int) -> None:
+        if cell.source.startswith(f"# {CONVERT}"):
+            words = cell.source.removeprefix("# !").split()[1:]
+            paths = [str(place / word) if n in (1, 2) else word for n, word in enumerate(words)]
+            assert main(paths) == 0
+
     where = {"metadata": {"path": str(place)}}
-    nbclient.NotebookClient(notebook, timeout=500, resources=where).execute()
+    options = {"timeout": 500, "resources": where, "on_cell_start": convert}
+    nbclient.NotebookClient(notebook, **options).execute()
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def check_training(cells: list[Any]) -> None:
-    """It shows a bar, a curve and scores, and nothing is printed but by commands."""
-    outputs: list[Any] = [each for x in cells if x.source[0] != "!" for each in x.outputs]
+    """It shows a bar, a curve, scores and a report, and prints nothing."""
+    outputs: list[Any] = [each for cell in cells for each in cell.outputs]
     assert [each.text for each in outputs if each.output_type == "stream"] == []
     training = next(cell for cell in cells if ".train()" in cell.source)
     progress = training.outputs[0].data["text/html"]
     done = re.search(r'<progress value="(\d+)" max="(\d+)"', check_html(progress))
     assert done and done[1] == done[2] and "<polyline" in progress and "accuracy" in progress
     assert float(training.outputs[-1].data["text/plain"]) == 1.0
+    report = next(cell for cell in cells if ".report()" in cell.source)
+    assert "<iframe" in report.outputs[0].data["text/html"]
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("warm_kernel")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::pytest.PytestWarning")
 def test_the_notebook_of_fine_tuning_runs(tmp_path: Path) -> None:
-    cells = executed("fine_tuning", tmp_path)
-    check_training(cells)
-    assert "<iframe" in cells[-1].outputs[0].data["text/html"]
+    check_training(executed("fine_tuning", tmp_path, {}))
 
 
 def write_chinese_encoder(folder: Path) -> None:
@@ -152,8 +166,7 @@ def warm_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`palm-ds` of notebooks starts as fast as their kernel."""
     command = tmp_path / "bin/palm-ds"
     command.parent.mkdir()
-    program = f'{python()} -m palm_ds "$@"'
-    command.write_text(f"#!/bin/sh\n[ -t 1 ] || exec {program}\n{program} 2>&1 | cat\n")
+    command.write_text(f'#!/bin/sh\nexec {python()} -m palm_ds "$@"\n')
     command.chmod(0o755)
     monkeypatch.setenv("PATH", str(command.parent), prepend=os.pathsep)
 
@@ -167,8 +180,8 @@ def test_the_notebook_of_a_chinese_classifier_runs(tmp_path: Path) -> None:
         pytest.importorskip(name)
     write_chinese_encoder(tmp_path / "models/pretrain/ernie-3.0-base-zh")
     port = str(free_port())
-    cells = executed("chinese_classifier", tmp_path, **{"lr=5e-5": "lr=4e-3", "8080": port})
+    cells = executed("chinese_classifier", tmp_path, {"lr=5e-5": "lr=4e-3", "8080": port})
     check_training(cells)
-    shown = [x.outputs[-1].data["text/plain"] for x in cells if x.outputs and x.source[0] != "!"]
+    shown = [cell.outputs[-1].data["text/plain"] for cell in cells if cell.outputs]
     assert "'好评'" in shown and "['好评', '差评']" in shown, shown
     assert "'label': '好评'" in shown[-2] and shown[-1] == "0", shown
