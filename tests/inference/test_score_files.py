@@ -231,7 +231,7 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path, kind, written, message) 
         ({"kind": "reading", "score": "squad"}, "tasks.task.score"),
         ({"kind": "tagging", "scheme": "BIOX"}, "unknown tagging scheme"),
         ({"kind": "classification", "scheme": "BIO"}, "tasks.task.scheme: unknown key"),
-        ({"kind": "knowledge_masking"}, "known: classification, generation, masked_words"),
+        ({"kind": "knowledge_masking"}, "known: classification, generation"),
         ({}, "give --kind: one of classification, "),
     ],
 )

@@ -47,10 +47,10 @@ def test_requests_share_a_pass_up_to_its_tokens(
 ) -> None:
     monkeypatch.setattr("palm_ds.serve.scheduler._TURN", 60.0)  # however busy this machine is
     model, watched = models.models["words"], Watched()
-    assert model.batch_tokens == 1024
-    works = [work(model, *["good " * 60] * 5) for _ in range(6)]  # 30 texts of 62 tokens
+    assert model.batch_tokens == 2048
+    works = [work(model, *["good " * 60] * 5) for _ in range(12)]  # 60 texts of 62 tokens
     watched.run(*works)
-    assert [(each.requests, each.texts) for each in watched.reports] == [(6, 16), (6, 14)]
+    assert [(each.requests, each.texts) for each in watched.reports] == [(12, 33), (12, 27)]
     for each in works:
         vectors, tokens, cut = each.future.result(1)
         assert (vectors.shape, tokens, cut) == ((5, 16), [62] * 5, 0)
@@ -83,7 +83,7 @@ def test_a_slow_device_has_short_turns(models: ModelSet, monkeypatch: pytest.Mon
     scheduler = watched.scheduler
     scheduler.submit(work(model, *["good " * 14] * 150)).result(20)  # 16 tokens a text
     tokens = [each.tokens for each in watched.reports]
-    assert tokens[0] == 1024 and max(tokens[1:]) <= 64
+    assert tokens[0] == 2048 and max(tokens[1:]) <= 64
     speed = 1_000_000
     watched.reports.clear()
     scheduler.submit(work(model, *["good " * 14] * 200)).result(20)
