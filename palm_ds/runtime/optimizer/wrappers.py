@@ -43,7 +43,7 @@ class StepFreezing:
         for each in self.selections:
             if isinstance(each, AllBut):
                 match_patterns(
-                    each.patterns, trained, "parameters to train, `optimizer.freeze` left out"
+                    each.patterns, trained, "`trains`, among the parameters that are not frozen"
                 )
             else:
                 match_patterns([each], [*parameters], "parameters to freeze")

@@ -58,7 +58,7 @@ def test_what_a_step_trains_or_freezes_is_there() -> None:
         "head.*": "parameters to freeze: no parameter matches 'head.*'; did you mean \"heads.*\"?",
         AllBut(
             ("heads.*",)
-        ): "parameters to train, `optimizer.freeze` left out: no parameter matches 'heads",
+        ): "`trains`, among the parameters that are not frozen: no parameter matches 'heads",
     }.items():
         with pytest.raises(UserError) as caught:
             StepFreezing([each], model)
