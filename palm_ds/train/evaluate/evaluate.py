@@ -180,7 +180,8 @@ class TaskScore:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(min(self.loss, 700.0))
+        """NaN for losses that are no logarithms of probabilities, which have no accuracy either."""
+        return math.nan if math.isnan(self.accuracy) else math.exp(min(self.loss, 700.0))
 
     @property
     def standard_error(self) -> float:

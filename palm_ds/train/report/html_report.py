@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -247,7 +248,7 @@ def _score_row(task: str, step: int, score: Mapping[str, Any]) -> list[str]:
     above = score.get("standard_errors_above")
     sure = f"<span class='good'>{above:+,.1f}</span>" if above and above > 5 else _number(above)
     error = score.get("standard_error")
-    plus_minus = f" ± {100 * error:.2f}" if error is not None else ""
+    plus_minus = "" if error is None or math.isnan(error) else f" ± {100 * error:.2f}"
     return [
         _text(task),
         f"{step:,}",

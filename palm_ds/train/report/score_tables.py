@@ -74,7 +74,7 @@ def score_table(scores: Mapping[str, Mapping[str, float]], title: str) -> Table:
     for task, score in scores.items():
         above = score.get("standard_errors_above")
         error = score.get("standard_error")
-        plus_minus = f" ± {100 * error:.1f}" if error is not None else ""
+        plus_minus = "" if error is None or math.isnan(error) else f" ± {100 * error:.1f}"
         table.add_row(
             task,
             number(score.get("loss")),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import math
 
 from rich.console import Console
 
+from palm_ds.train.evaluate.evaluate import TaskScore
 from palm_ds.train.report.score_tables import score_tables
 
 
@@ -35,3 +37,11 @@ def test_lines_of_metrics_end_between_two_of_them() -> None:
     )
     assert first.strip().startswith("f1 0.600  precision 0.600  recall 0.600  ")
     assert second.strip() == "accuracy 0.600 ± 0.010"
+
+
+def test_a_loss_without_accuracy_shows_neither_that_nor_a_perplexity() -> None:
+    score = TaskScore(
+        count=38, loss=0.0339, accuracy=math.nan, baseline_loss=0.1052, baseline_accuracy=math.nan
+    )
+    *_, line = shown({"masked_regions": score.record()})
+    assert line.split() == ["masked_regions", "0.0339", "0.1052", "-", "-", "-", "38"]
