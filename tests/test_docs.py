@@ -3,7 +3,7 @@ those of today's program.
 
 `make site` checks the anchors of the site. The examples of docs/api.md and
 docs/coming_from_paddlepalm.md are run by tests/api/test_trainer.py, the pages of docs/howto by
-tests/end_to_end/test_howto.py, notebooks by tests/api/test_notebook.py; tests/test_promises.py
+tests/end_to_end/test_howto.py, notebooks by tests/api/test_notebook.py; tests/docs/test_promises.py
 checks the rows of docs/promises.
 """
 

@@ -126,7 +126,16 @@ def unit(path: Path) -> str:
     return path.relative_to(ROOT / "palm_ds").parts[0].removesuffix(".py")
 
 
-NOT_MIRRORED = ("benchmarks", "distributed", "end_to_end", "golden", "helpers", "launch", "tools")
+NOT_MIRRORED = (
+    "benchmarks",
+    "distributed",
+    "docs",
+    "end_to_end",
+    "golden",
+    "helpers",
+    "launch",
+    "tools",
+)
 """Folders of tests that belong to no single module."""
 
 

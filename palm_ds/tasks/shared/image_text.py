@@ -23,7 +23,7 @@ from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.inputs.regions import LOCATION_SIZE, PackedRegions
 from palm_ds.tasks.shared.text_task import TextTask, level
 
-AnyImageTask = TypeVar("AnyImageTask", bound="ImageTextTask")
+ImageTask = TypeVar("ImageTask", bound="ImageTextTask")
 IMAGE, TAGS = "image", "object_tags"
 _WHOLE = np.array([[0, 0, 1, 1, 1]], np.float32)
 """The location of the whole image."""
@@ -49,7 +49,7 @@ class ImageTextTask(TextTask):
         source.need(IMAGE, self.where)
         source.region_counts()
 
-    def resolved(self: AnyImageTask, source: TableSource) -> AnyImageTask:
+    def resolved(self: ImageTask, source: TableSource) -> ImageTask:
         source.need(IMAGE, self.where)
         return replace(self, region_size=self.region_size or source.regions(0).features.shape[1])
 

@@ -26,7 +26,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.train.plan.cluster import parse_clusters
 from tests.helpers.pages import LAUNCHERS, completed, words_of
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = sorted((ROOT / "docs/promises").glob("*.md"))
 HEADER = ["promised", "to type", "remarks"]
 NOTHING = "—"
