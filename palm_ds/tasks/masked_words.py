@@ -21,7 +21,7 @@ from palm_ds.common.settings import InnerShare, Share
 from palm_ds.data.sources.source import unigram_frequencies
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example
-from palm_ds.data.tasks.masking import choose_units, shown
+from palm_ds.data.tasks.masking import choose_units, mask_tokens
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.tasks.shared.text_task import TextTask
@@ -63,15 +63,8 @@ class MaskedWords(TextTask):
         if not (unit >= 0).any():
             return  # no words to mask
         where = np.flatnonzero(choose_units(unit, self.rate, rng))
-        example.labels[self.name] = where, example.unmasked_ids[where]
-        example.input_ids[where] = shown(
-            example.unmasked_ids[where],
-            rng.random(len(where)),
-            source.vocabulary,
-            rng,
-            mask_rate=self.mask_rate,
-            random_rate=self.random_rate,
-        )
+        rates = {"mask_rate": self.mask_rate, "random_rate": self.random_rate}
+        mask_tokens(example, self.name, where, source.vocabulary, rng, **rates)
 
     def units(self, example: Example, source: TableSource) -> np.ndarray:
         """(tokens,) index of the word of each token, ascending; -1 for special tokens."""

@@ -30,7 +30,7 @@ from palm_ds.common.settings import InnerShare, Share
 from palm_ds.data.sources.source import unigram_frequencies
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example
-from palm_ds.data.tasks.masking import choose_units, shown, unigram_baseline
+from palm_ds.data.tasks.masking import choose_units, mask_tokens, unigram_baseline
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.tasks.shared.image_text import ImageTextTask
@@ -88,15 +88,8 @@ class SceneGraphPrediction(ImageTextTask):
         where = self._chosen(example, source, rng)
         if not len(where):
             return
-        example.labels[self.name] = where, example.unmasked_ids[where]
-        example.input_ids[where] = shown(
-            example.unmasked_ids[where],
-            rng.random(len(where)),
-            source.vocabulary,
-            rng,
-            mask_rate=self.mask_rate,
-            random_rate=self.random_rate,
-        )
+        rates = {"mask_rate": self.mask_rate, "random_rate": self.random_rate}
+        mask_tokens(example, self.name, where, source.vocabulary, rng, **rates)
 
     def _chosen(
         self, example: Example, source: TableSource, rng: np.random.Generator

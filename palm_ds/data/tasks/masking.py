@@ -79,6 +79,23 @@ def shown(
     return np.where(draws < mask_rate, vocabulary.mask, kept)
 
 
+def mask_tokens(
+    example: Example,
+    name: str,
+    where: np.ndarray,
+    vocabulary: SpecialTokens,
+    rng: np.random.Generator,
+    *,
+    mask_rate: float,
+    random_rate: float,
+) -> None:
+    """Label the tokens at the places `where` (n,) for a loss, and mask them (`shown`)."""
+    ids = example.unmasked_ids[where]
+    example.labels[name] = where, ids
+    rates = {"mask_rate": mask_rate, "random_rate": random_rate}
+    example.input_ids[where] = shown(ids, rng.random(len(where)), vocabulary, rng, **rates)
+
+
 def other_tokens(ids: np.ndarray, regular: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """(n,) a random one of the ascending `regular` tokens for each of `ids` (n,), but not that one
     itself."""
