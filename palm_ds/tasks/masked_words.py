@@ -63,8 +63,15 @@ class MaskedWords(TextTask):
         if not (unit >= 0).any():
             return  # no words to mask
         where = np.flatnonzero(choose_units(unit, self.rate, rng))
-        rates = {"mask_rate": self.mask_rate, "random_rate": self.random_rate}
-        mask_tokens(example, self.name, where, source.vocabulary, rng, **rates)
+        mask_tokens(
+            example,
+            self.name,
+            where,
+            source.vocabulary,
+            rng,
+            mask_rate=self.mask_rate,
+            random_rate=self.random_rate,
+        )
 
     def units(self, example: Example, source: TableSource) -> np.ndarray:
         """(tokens,) index of the word of each token, ascending; -1 for special tokens."""

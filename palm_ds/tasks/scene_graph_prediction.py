@@ -88,8 +88,15 @@ class SceneGraphPrediction(ImageTextTask):
         where = self._chosen(example, source, rng)
         if not len(where):
             return
-        rates = {"mask_rate": self.mask_rate, "random_rate": self.random_rate}
-        mask_tokens(example, self.name, where, source.vocabulary, rng, **rates)
+        mask_tokens(
+            example,
+            self.name,
+            where,
+            source.vocabulary,
+            rng,
+            mask_rate=self.mask_rate,
+            random_rate=self.random_rate,
+        )
 
     def _chosen(
         self, example: Example, source: TableSource, rng: np.random.Generator

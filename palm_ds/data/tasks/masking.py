@@ -92,8 +92,14 @@ def mask_tokens(
     """Label the tokens at the places `where` (n,) for a loss, and mask them (`shown`)."""
     ids = example.unmasked_ids[where]
     example.labels[name] = where, ids
-    rates = {"mask_rate": mask_rate, "random_rate": random_rate}
-    example.input_ids[where] = shown(ids, rng.random(len(where)), vocabulary, rng, **rates)
+    example.input_ids[where] = shown(
+        ids,
+        rng.random(len(where)),
+        vocabulary,
+        rng,
+        mask_rate=mask_rate,
+        random_rate=random_rate,
+    )
 
 
 def other_tokens(ids: np.ndarray, regular: np.ndarray, rng: np.random.Generator) -> np.ndarray:

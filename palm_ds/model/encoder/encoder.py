@@ -354,6 +354,15 @@ class Pooler(nn.Module):
         return self.activation(self.dense(rows))
 
 
+def refuse_task_types(config: EncoderConfig) -> None:
+    """Raises UserError for an encoder without a task embedding whose configuration has one."""
+    if config.task_types:
+        raise UserError(
+            f"backbone.task_types: {config.task_types}, but {config.kind} has no task embedding; "
+            "set 0"
+        )
+
+
 def has_windows(config: EncoderConfig) -> bool:
     """Whether tokens of some layers attend to their neighbours alone."""
     return any(window is not None for window in encoder_class(config).flops(config).pairs)

@@ -32,6 +32,7 @@ from palm_ds.model.encoder.encoder import (
     Pooler,
     gather_positions,
     init_weights,
+    refuse_task_types,
 )
 from palm_ds.model.encoder.sequences import WORD_POOLINGS, Sequences
 from palm_ds.model.inputs.batch import Batch
@@ -66,11 +67,7 @@ class WordEncoder(Encoder):
     def __init__(self, config: EncoderConfig, kernels: Kernels = PLAIN, *, recompute: bool = False):
         super().__init__(config, kernels, recompute=recompute)
         assert config.vocab_size is not None
-        if config.task_types:
-            raise UserError(
-                f"backbone.task_types: {config.task_types}, but {config.kind} has no task "
-                "embedding; set 0"
-            )
+        refuse_task_types(config)
         self.options = self.options_of(config)
         self.embedding_size = self.adapter_columns = self.input_sizes(config)[0]
         self.word = nn.Embedding(config.vocab_size, self.embedding_size)

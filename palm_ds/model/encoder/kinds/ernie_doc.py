@@ -36,6 +36,7 @@ from palm_ds.model.encoder.encoder import (
     gather_positions,
     init_weights,
     memory_shape,
+    refuse_task_types,
 )
 from palm_ds.model.encoder.layer import EncoderLayer
 from palm_ds.model.encoder.positions import skewed
@@ -128,11 +129,7 @@ class ErnieDoc(TransformerEncoder):
     above_layers = ("pooler",)
 
     def __init__(self, config: EncoderConfig, kernels: Kernels = PLAIN, *, recompute: bool = False):
-        if config.task_types:
-            raise UserError(
-                f"backbone.task_types: {config.task_types}, but {config.kind} has no task "
-                "embedding; set 0"
-            )
+        refuse_task_types(config)
         super().__init__(config, kernels, recompute=recompute)
         size, memory = config.hidden_size, self.memory_length(config)
         self.norm, self.position_norm, self.segment_norm = (

@@ -35,6 +35,7 @@ from palm_ds.model.encoder.encoder import (
     Pooler,
     gather_positions,
     init_weights,
+    refuse_task_types,
 )
 from palm_ds.model.encoder.layer import EncoderLayer, LayerSpec, build_norm
 from palm_ds.model.encoder.regions import RegionEmbedding
@@ -149,11 +150,7 @@ class ErnieVil(TransformerEncoder):
     defaults: ClassVar[Mapping[str, Any]] = {"task_types": 0, "layer_norm_eps": 1e-5}
 
     def __init__(self, config: EncoderConfig, kernels: Kernels = PLAIN, *, recompute: bool = False):
-        if config.task_types:
-            raise UserError(
-                f"backbone.task_types: {config.task_types}, but {config.kind} has no task "
-                "embedding; set 0"
-            )
+        refuse_task_types(config)
         super().__init__(config, kernels, recompute=recompute)
         options = self.choices = self.choices_of(config)
         self.blocks = options.blocks(config.num_layers)
