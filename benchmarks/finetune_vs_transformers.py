@@ -44,7 +44,6 @@ from benchmarks.cpu import compute_on_cpu  # noqa: E402
 from benchmarks.finetuning_sets import SETS, DataSet  # noqa: E402
 
 CONTENDERS: tuple[str, ...] = ("palm_ds", "transformers")
-METRICS = {"classification": "accuracy", "regression": "pearson", "tagging": "f1", "reading": "f1"}
 Row = dict[str, Any]
 
 
@@ -57,11 +56,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--chinese", default="", help="likewise, for Chinese")
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--layers", type=int, default=0, help="of the encoders; 0: all")
     parser.add_argument("--only", choices=CONTENDERS)
     parser.add_argument("--change", nargs="*", default=[], metavar="KEY=VALUE")
     parser.add_argument("--name", default="palm_ds", help="what results call palm_ds (--change)")
+    parser.add_argument("--reference", default="transformers", help="what others differ from")
     parser.add_argument("--results", required=True, help="a file of JSON lines; kept and added to")
     parser.add_argument("--table", default="", help="a file for the table; default: only printed")
     parser.add_argument("--threads", type=int, default=2)
@@ -82,7 +82,7 @@ def main(args: argparse.Namespace) -> None:
         processes = dict(zip(CONTENDERS, (first, second), strict=True))
         for run in planned_runs(args, Path(scratch)):
             run_once(run, processes[run.contender], results)
-    text = table(read_results(results))
+    text = table(read_results(results), args.reference)
     print(text)
     if args.table:
         Path(args.table).write_text(text + "\n")
@@ -175,28 +175,41 @@ def read_results(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def table(results: Sequence[Mapping[str, Any]]) -> str:
-    """Median, smallest and largest score, and median speed, of each contender in each data set."""
+def table(results: Sequence[Mapping[str, Any]], reference: str) -> str:
+    """Mean score of each contender in each data set ± the standard deviation of one run, and its
+    difference from the reference ± its standard error: over the seeds that both ran, and in the
+    last row over the sets.
+    """
     names = list(dict.fromkeys(result["name"] for result in results))
-    lines = [f"| data set | seeds | {' | '.join(names)} |", "|---|---|" + "---|" * len(names)]
-    medians: dict[str, list[float]] = {name: [] for name in names}
+    others = [name for name in names if name != reference]
+    head = ["data set", "seeds", *names, *(f"{name} - {reference}" for name in others)]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    means: dict[str, list[float]] = {name: [] for name in others}
     for set_name in dict.fromkeys(result["set"] for result in results):
-        cells, seeds = [], 0
         of_set = [result for result in results if result["set"] == set_name]
-        for name in names:
-            found = [result for result in of_set if result["name"] == name]
-            if not found:
-                cells.append("")
-                continue
-            scores = [result["score"] for result in found]
-            speed = statistics.median(result["speed"] for result in found)
-            medians[name].append(statistics.median(scores))
-            spread = f"{min(scores):.1f} to {max(scores):.1f}"
-            cells.append(f"{medians[name][-1]:.1f} ({spread}); {speed:,.0f}")
-            seeds = max(seeds, len(found))
-        lines.append(f"| {set_name} ({of_set[0]['metric']}) | {seeds} | {' | '.join(cells)} |")
-    means = (f"{statistics.mean(medians[name]):.2f}" if medians[name] else "" for name in names)
-    return "\n".join([*lines, f"| mean of medians | | {' | '.join(means)} |"])
+        scores: dict[str, dict[int, float]] = {name: {} for name in names}
+        for result in of_set:
+            scores[result["name"]][result["seed"]] = result["score"]
+        cells = [_mean_and(statistics.stdev, list(scores[name].values())) for name in names]
+        for name in others:
+            both = scores[name].keys() & scores.get(reference, {}).keys()
+            found = [scores[name][seed] - scores[reference][seed] for seed in sorted(both)]
+            means[name] += [statistics.mean(found)] if found else []
+            cells.append(_mean_and(_standard_error, found, "+"))
+        seeds = max(map(len, scores.values()))
+        lines.append(f"| {set_name}, {of_set[0]['metric']} | {seeds} | {' | '.join(cells)} |")
+    last = [_mean_and(_standard_error, means[name], "+") for name in others]
+    return "\n".join([*lines, f"| mean | {'| ' * (len(names) + 1)}{' | '.join(last)} |"])
+
+
+def _mean_and(spread: Callable[[list[float]], float], values: list[float], sign: str = "") -> str:
+    if len(values) < 2:
+        return f"{values[0]:{sign}.1f}" if values else ""
+    return f"{statistics.mean(values):{sign}.1f} ± {spread(values):.1f}"
+
+
+def _standard_error(values: list[float]) -> float:
+    return statistics.stdev(values) / len(values) ** 0.5
 
 
 # Rows ------------------------------------------------------------------------------------------
@@ -268,7 +281,7 @@ def palm_ds_run(run: Run) -> dict[str, Any]:
             folder=Path(folder) / "run",
         )
         assert train(spec, on_event) == 0
-    metric = METRICS[run.data_set.kind]
+    metric = run.data_set.metric
     speed = tokens[0] / (clock["end"] - clock["begin"])
     return {"metric": metric, "score": 100 * scores["task"].metrics[metric], "speed": speed}
 
@@ -311,6 +324,7 @@ def transformers_run(run: Run) -> dict[str, Any]:
         dev_rows=run.rows("dev"),
         tokenizer=AutoTokenizer.from_pretrained(run.encoder),
         length=run.data_set.length,
+        metric=run.data_set.metric,
     )
     learned = task.features(task.rows, labelled=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -320,8 +334,7 @@ def transformers_run(run: Run) -> dict[str, Any]:
         seconds = time.monotonic() - started
         value = task.score(trainer)
     tokens = run.data_set.epochs * sum(len(each["input_ids"]) for each in learned)
-    metric = METRICS[run.data_set.kind]
-    return {"metric": metric, "score": 100 * value, "speed": tokens / seconds}
+    return {"metric": run.data_set.metric, "score": 100 * value, "speed": tokens / seconds}
 
 
 def _trainer(run: Run, task: Any, learned: Any, folder: str) -> Any:
