@@ -324,7 +324,6 @@ def transformers_run(run: Run) -> dict[str, Any]:
         dev_rows=run.rows("dev"),
         tokenizer=AutoTokenizer.from_pretrained(run.encoder),
         length=run.data_set.length,
-        metric=run.data_set.metric,
     )
     learned = task.features(task.rows, labelled=True)
     with tempfile.TemporaryDirectory() as folder:

@@ -31,12 +31,10 @@ class DataSet:
     length: int = 128
     longest: int = 100_000
     """Contexts of more characters are left out."""
-    score: str = ""
-    """The metric; empty: that of the kind."""
 
     @property
     def metric(self) -> str:
-        return self.score or METRICS[self.kind]
+        return METRICS[self.kind]
 
 
 _SICK_PAIR = {"text_a": "sentence_A", "text_b": "sentence_B"}
@@ -52,15 +50,6 @@ SETS: dict[str, DataSet] = {
         rows=3_200,
         dev_rows=872,
         epochs=1,
-    ),
-    "CoLA": DataSet(
-        train="en/cola/in_domain_train.tsv",
-        dev="en/cola/in_domain_dev.tsv",
-        read={"header": False, "columns": {"text_a": 3, "label": 1}},
-        rows=3_200,
-        dev_rows=527,
-        epochs=1,
-        score="matthews",
     ),
     "MRPC": DataSet(
         train="en/mrpc/msr-para-train.tsv",

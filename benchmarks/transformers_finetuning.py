@@ -22,7 +22,7 @@ from transformers import (
 
 from palm_ds.tasks.metrics.answers import cmrc, squad_v1
 from palm_ds.tasks.metrics.chunks import chunk_scores
-from palm_ds.tasks.metrics.classes import accuracy, matthews
+from palm_ds.tasks.metrics.classes import accuracy
 from palm_ds.tasks.metrics.numbers import pearson
 
 Row = dict[str, Any]
@@ -38,7 +38,6 @@ class Kind(ABC):
     dev_rows: list[Row]
     tokenizer: Any
     length: int
-    metric: str
 
     @abstractmethod
     def features(self, rows: list[Row], *, labelled: bool) -> list[Row]:
@@ -85,8 +84,7 @@ class Classification(Kind):
 
     def score(self, trainer: Trainer) -> float:
         logits = self.logits(trainer, self.features(self.dev_rows, labelled=False))
-        metric = {"accuracy": accuracy, "matthews": matthews}[self.metric]
-        return metric(logits.argmax(-1), [self.target(row) for row in self.dev_rows])
+        return accuracy(logits.argmax(-1), [self.target(row) for row in self.dev_rows])
 
 
 class Regression(Classification):
