@@ -47,6 +47,7 @@ from palm_ds.common.files import try_lock  # noqa: E402
 
 RECIPES = ROOT / "launch/recipes/study"
 REFERENCE = "masked_15"
+CPU = "cpu.json"
 BODIES: Mapping[str, Mapping[str, Any]] = {
     "bert": {},
     "modern": {
@@ -105,7 +106,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--set", nargs="*", default=[], metavar="a.b=c", help="overrides of every recipe")
     add("--pairs", nargs="*", default=[], metavar="FILE", help="minimal pairs")
     add("--suite", type=Path, metavar="FILE", help="what to fine-tune on; `init_from` is the arm's")
-    add("--deepspeed_config", default="cpu.json", metavar="FILE")
+    add(
+        "--deepspeed_config",
+        default=CPU,
+        metavar="FILE",
+        help="default: %(default)s, which computes on CPUs",
+    )
     add("--threads", type=int, default=2)
     add("--table", type=Path, metavar="PAGE", help="write the table into this page and stop")
     return parser.parse_args(arguments)
@@ -328,7 +334,8 @@ def write_table(page: Path, text: str) -> None:
 
 def main() -> None:
     args = parse()
-    compute_on_cpu(args.threads)
+    if args.deepspeed_config == CPU:
+        compute_on_cpu(args.threads)
     runs = [
         Run(arm=arm, body=body, seed=seed, out=args.out.absolute())
         for seed in args.seeds
