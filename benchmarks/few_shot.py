@@ -114,7 +114,7 @@ def finetuned(recipe: Mapping[str, object], test: Sequence[Row], folder: Path) -
     words = ["finetune", str(folder / "recipe.yaml"), "--deepspeed_config", "cpu"]
     if main([*words, "--run_dir", str(folder / "run"), "export_onnx=[]"]):
         raise SystemExit(f"{folder}: the run failed")
-    made: Any = palm.load(folder / "run").predict([text for text, _ in test])
+    made: Any = palm.load(folder / "run").predict([text for text, _ in test])["topic"]
     shutil.rmtree(folder / "run")
     return float(np.mean([x["label"] == label for x, (_, label) in zip(made, test, strict=True)]))
 

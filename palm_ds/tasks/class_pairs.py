@@ -194,8 +194,6 @@ class ClassPairs(EmbeddingTask):
 
     def _pairs(self, items: np.ndarray, uniform: np.ndarray, source: TableSource) -> np.ndarray:
         """(n, 2) the rows of each item's pair."""
-        if self.label_column not in source.columns:
-            return np.repeat(items[:, :1], 2, 1)
         number, kind, many = items.T
         classes, pair = self.classes(source), np.empty((len(items), 2), np.int64)
         drawn = many == 0
