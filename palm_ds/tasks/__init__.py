@@ -8,6 +8,7 @@ The classes are imported when they are first asked for: `classification.py` hold
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors
+    from palm_ds.tasks.class_pairs import ClassPairs as ClassPairs
     from palm_ds.tasks.classification import Classification as Classification
     from palm_ds.tasks.generation import Generation as Generation
     from palm_ds.tasks.image_text_matching import ImageTextMatching as ImageTextMatching

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -21,7 +22,7 @@ from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.interfaces import ImportedHead, StoredPrediction
 from palm_ds.data.tasks.masking import class_prior_baseline
 from palm_ds.model.encoder.encoder import Encoder
-from palm_ds.model.heads.heads import ClassHead
+from palm_ds.model.heads.heads import ClassHead, VectorClassHead
 from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.tasks.metrics.classes import accuracy, f1, macro, matthews
 from palm_ds.tasks.shared import labels
@@ -37,6 +38,9 @@ class Classification(PositiveClassTask):
     """Dropout on the input of the head during training."""
     smoothing: Rate = 0.0
     """Label smoothing: share of the target probability spread over all classes."""
+    pooling: Literal["pooler", "mean"] = "pooler"
+    """What the head reads of a text: what the encoder's pooler makes of it, or the mean over its
+    tokens, as vectors of texts are made (for a head on vectors that other tasks train)."""
     positive: str = ""
     """Class for which F1 and AUC are reported; by default the second of two classes."""
     class_weights: dict[str | int, NonNegativeFloat] | Literal["balanced"] = field(
@@ -45,6 +49,7 @@ class Classification(PositiveClassTask):
     """{class: weight of its loss during training}, by default 1; `balanced`: inverse class
     frequencies, so that all classes have the same total weight in the training rows."""
 
+    head_settings: ClassVar[Sequence[str]] = ("pooling",)
     documents: ClassVar[Literal["no", "also", "only"]] = "also"
     labels_windows: ClassVar[Literal["last", "every"]] = "every"
     prediction_key: ClassVar[str] = "label"
@@ -92,13 +97,18 @@ class Classification(PositiveClassTask):
         target = self.targets(source)[example.item]
         example.labels[self.name] = np.zeros(1, np.int64), np.array([max(target, 0)])
 
-    def head(self, backbone: Encoder) -> ClassHead:
+    def head(self, backbone: Encoder) -> ClassHead | VectorClassHead:
         assert isinstance(self.class_weights, dict), "resolved before there is a head"
+        if self.pooling == "mean" and backbone.memory_length(backbone.config):
+            raise UserError(
+                f"{self.where}.pooling: mean is over whole texts, but {backbone.config.kind} reads "
+                "windows of them; use pooler"
+            )
         of = {str(name): weight for name, weight in self.class_weights.items()}
-        return ClassHead(
+        make = VectorClassHead if self.pooling == "mean" else partial(ClassHead, pooled=True)
+        return make(
             backbone.hidden_size,
             len(self.labels),
-            pooled=True,
             init_range=backbone.config.init_range,
             dropout=self.dropout,
             smoothing=self.smoothing,
@@ -160,8 +170,8 @@ class Classification(PositiveClassTask):
     def imported(cls, labels: Sequence[str]) -> dict[str, Any]:
         return {"labels": list(labels)}
 
-    def hf_export(self) -> ExportedHead:
-        return self.exported()
+    def hf_export(self) -> ExportedHead | None:
+        return self.exported() if self.pooling == "pooler" else None
 
     def tables(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import yaml
 from transformers import BertConfig, BertForMaskedLM
 
 from palm_ds.cli.main import main
+from palm_ds.train.recipe.stage_settings import StageSettings
 from tests.helpers.saved_model import write_rows
 from tests.helpers.terminal import Terminal
 from tests.helpers.warm_python import python, run
@@ -31,6 +33,8 @@ OURS = {
     "--out runs/field": "--out runs/field --steps 4",
 }
 """What differs on a machine without GPUs."""
+STAGE = {field.name for field in fields(StageSettings)}
+"""Keys of a stage that are no task group."""
 TEXT = "the a film book is was very quite good bad long short and but so we saw read it once"
 WORDS = TEXT.split()
 
@@ -86,7 +90,10 @@ def small(text: str) -> dict[str, Any]:
     values = shortened(yaml.safe_load(text)) | {"length": 64, "export_onnx": []}
     values["batch"] = "512 tokens" if "tokens" in values["batch"] else "8 examples"
     if isinstance(values["stages"], list):
-        values["stages"] = [dict.fromkeys(values["stages"][0], 4)]
+        values["stages"] = [
+            {key: value if key in STAGE else 4 for key, value in stage.items()}
+            for stage in values["stages"]
+        ]
     if "held_out" in values:
         values["held_out"] = 0.1
     if "init_from" not in values:

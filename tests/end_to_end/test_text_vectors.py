@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import yaml
 
+from palm_ds.api.loaded_model import load
 from palm_ds.data.reader import open_table
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
@@ -19,6 +22,8 @@ from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.train import train
 
 TOPICS = 20
+SHIPPED = Path(__file__).resolve().parents[2] / "launch"
+FEW = {"table": "few.jsonl", "tokenizer": "vocab.txt"}
 DS_CONFIG = make_ds_config({"zero_optimization": {"stage": 0}})
 
 
@@ -94,3 +99,41 @@ def test_a_run_of_retrieval_is_used_as_it_was_trained(tmp_path: Path) -> None:
     other = sentence_transformers.SentenceTransformer(str(run.folder / "hf"), device="cpu")
     np.testing.assert_allclose(other.encode([row["query"] for row in dev]), queries, atol=1e-5)
     assert other.similarity_fn_name == "cosine"
+
+
+def test_few_labelled_texts_make_pairs_and_then_classes(tmp_path: Path) -> None:
+    """The shipped recipe with an encoder of its own; the second stage trains its head alone."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(24))]
+    (tmp_path / "vocab.txt").write_text("\n".join(words) + "\n")
+    rng = random.Random(0)
+
+    def row(number: int) -> dict[str, str]:
+        own = range(number % 3, 24, 3)  # the words of its class
+        return {"text": " ".join(f"w{x}" for x in rng.sample(own, 3)), "label": f"c{number % 3}"}
+
+    train_rows, dev = [row(n) for n in range(24)], [row(n) for n in range(60)]
+    (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in train_rows))
+    recipe = SHIPPED / "recipes/finetune/few_shot.yaml"
+    values: dict[str, Any] = yaml.safe_load(recipe.read_text("utf-8"))
+    del values["init_from"]
+    values["backbone"] = {"kind": "bag_of_words", "hidden_size": 32}
+    values["sources"]["few"] |= {k: str(tmp_path / v) for k, v in FEW.items()}
+    values |= {"optimizer": {"lr": 1.0e-2}, "export_onnx": []}
+    models = []
+    for steps in (1, values["stages"][1]["topic"]):
+        values["stages"][1]["topic"] = steps
+        run = RunSpec(
+            recipe=make_recipe(values, "r"), ds_config=DS_CONFIG, folder=tmp_path / f"run{steps}"
+        )
+        assert train(run) == 0
+        models.append(load(run.folder))
+    states = [model.predictor.model.state_dict() for model in models]
+    changed = {name for name, x in states[0].items() if not torch.equal(x, states[1][name])}
+    assert changed == {"heads.topic.classifier.weight", "heads.topic.classifier.bias"}
+    made = models[1].predict([row["text"] for row in dev])["topic"]
+    right = [x["label"] == row["label"] for x, row in zip(made, dev, strict=True)]
+    assert np.mean(right) > 0.9
+    vectors = models[1].embed([row["text"] for row in dev])
+    same = np.equal.outer(*[[row["label"] for row in dev]] * 2)
+    cosines = np.asarray(vectors) @ np.asarray(vectors).T
+    assert cosines[same].mean() > cosines[~same].mean() + 0.5

@@ -1,6 +1,7 @@
 """Heads: small modules over rows of the encoder's output, each with its loss.
 
     ClassHead        one of several classes
+    VectorClassHead  the same, of the mean of a text's tokens
     MaskedLMHead     the token at a masked position
     GenerationHead   the token that an [ATTN] query stands for
     MultiLabelHead   any number of classes: a sigmoid each                  reads pooled rows
@@ -165,6 +166,37 @@ class ClassHead(Head):
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         return self.out(rows)  # (n, classes)
+
+
+class VectorClassHead(Head):
+    """One of `classes`: a linear map of the mean over the tokens of a text, without a pooler. No
+    head of transformers is the same, so the names of its parameters are others than ClassHead's."""
+
+    averaged = True
+    soft = "classes"
+
+    def __init__(
+        self,
+        hidden_size: int,
+        classes: int,
+        *,
+        init_range: float = 0.02,
+        dropout: float = 0.0,
+        smoothing: float = 0.0,
+        weights: Sequence[float] = (),
+    ):
+        super().__init__()
+        self.input_dropout, self.smoothing, self.weights = dropout, smoothing, tuple(weights)
+        self.classifier = nn.Linear(hidden_size, classes)
+        init_weights(self, init_range, truncated=False)
+
+    def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
+        if not self.training:
+            return class_loss(self.logits(rows), targets)
+        return class_loss(self.logits(rows), targets, self.smoothing, self.weights)
+
+    def logits(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.classifier(rows)  # (n, classes)
 
 
 class MaskedLMHead(Head):

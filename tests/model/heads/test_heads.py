@@ -30,6 +30,7 @@ from palm_ds.model.heads.heads import (
     MultiLabelHead,
     PairHead,
     RegressionHead,
+    VectorClassHead,
 )
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
@@ -140,7 +141,7 @@ def test_correct_predictions_are_counted() -> None:
 # Initial weights -------------------------------------------------------------------------------
 
 FINE_TUNING: dict[str, list[dict[str, Any]]] = {
-    "classification": [{"labels": ["a", "b"]}],
+    "classification": [{"labels": ["a", "b"], "pooling": x} for x in ("pooler", "mean")],
     "multi_label": [{"labels": ["a", "b"]}],
     "regression": [{}],
     "matching": [{"strategy": "pointwise"}, {"strategy": "pairwise"}],
@@ -169,7 +170,7 @@ def largest_and_deviation(
     )
     encoder = build_encoder(config)
     head = build("task", {"kind": kind, "source": "s", **settings}).head(encoder)
-    weights = dict(head.named_parameters())["out.weight"].detach() / init_range
+    weights = next(x for x in head.parameters() if x.ndim == 2).detach() / init_range
     return float(weights.abs().max()), float(weights.std())
 
 
@@ -193,7 +194,7 @@ def test_pretraining_heads_start_from_a_truncated_normal_distribution(kind) -> N
 
 def test_every_kind_of_fine_tuning_is_covered() -> None:
     kinds = {each.name for each in pkgutil.iter_modules(palm_ds.tasks.__path__) if not each.ispkg}
-    without_parameters = {"retrieval", "similarity"}
+    without_parameters = {"class_pairs", "retrieval", "similarity"}
     of_masked_words = {"masked_words", "generation"}  # the head begins as in pretraining
     of_images = {"image_text_matching", "masked_regions", "scene_graph_prediction"}
     others = of_masked_words | without_parameters | of_images
@@ -202,6 +203,7 @@ def test_every_kind_of_fine_tuning_is_covered() -> None:
 
 HEADS: dict[str, Any] = {
     "class": lambda: (ClassHead(16, 3, weights=(1.0, 2.0, 3.0), smoothing=0.1), torch.int64),
+    "class of means": lambda: (VectorClassHead(16, 3, weights=(1.0, 2.0, 3.0)), torch.int64),
     "masked words": lambda: (MaskedLMHead(backbone(masked_lm_loss="chunked")), torch.int64),
     "several labels": lambda: (MultiLabelHead(16, 1), torch.float32),
     "number": lambda: (RegressionHead(16), torch.float32),
