@@ -135,8 +135,8 @@ class ClassPairs(EmbeddingTask):
 
     def classes(self, source: TableSource) -> Classes:
         """The classes of the rows."""
-        names = lambda: list(map(str, source.column(self.label_column)))  # noqa: E731
-        return source.cached(f"classes of {self.name}", lambda: Classes.of(names()))
+        names = source.column(self.label_column)
+        return source.cached(f"classes of {self.name}", lambda: Classes.of(list(map(str, names))))
 
     def describe_labels(self, source: TableSource) -> str:
         if self.label_column not in source.columns:
