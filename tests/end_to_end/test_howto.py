@@ -94,7 +94,8 @@ def small(text: str) -> dict[str, Any]:
     return values
 
 
-def carry_out(line: str, place: Path) -> None:
+def carry_out(line: str, place: Path) -> str:
+    """Run a command of a page; returns its output."""
     for text, ours in OURS.items():
         line = line.replace(text, ours)
     words = ["-m", "palm_ds", *shlex.split(line.replace("-- python ", f"-- {python()} "))[1:]]
@@ -103,12 +104,30 @@ def carry_out(line: str, place: Path) -> None:
         terminal.wait_for("serving on")
         terminal.press("\x03")
         assert terminal.end()[0] == 130
-        return
+        return ""
     if words[2] == "convert":  # the exporter is imported here already, which takes seconds
         assert main(words[2:]) == 0
-        return
+        return ""
     done = run(words, cwd=place)
     assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def same_but_numbers(text: str) -> list[str]:
+    """Lines whose numbers and spaces may differ between a page and a run."""
+    lines = (re.sub(r"-?\d[\d.,]*", "#", " ".join(line.split())) for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+def follow(text: str, place: Path) -> int:
+    """Run `$ commands`, each followed by lines of its output (`...`: some are left out); returns
+    their number."""
+    commands = re.findall(r"^\$ (palm-ds .*)\n((?:[^$].*\n)*)", text, re.M)
+    for command, shown in commands:
+        printed = same_but_numbers(carry_out(command, place))
+        for line in same_but_numbers(shown):
+            assert line in [*printed, "..."], f"{command}: prints no such line: {line}"
+    return len(commands)
 
 
 @pytest.mark.slow
@@ -132,6 +151,8 @@ def test_a_page_can_be_followed(page: Path, place: Path, monkeypatch: pytest.Mon
             (place / name[1]).write_text(yaml.safe_dump(small(text)))
         elif language == "python":
             exec(compile(text, str(page), "exec"), {})
+        elif language == "console":
+            found += follow(text, place)
         else:
             for line in text.replace("\\\n", " ").splitlines():
                 if line.startswith(("palm-ds", "deepspeed")):
