@@ -132,12 +132,13 @@ def losses_in_peft(
 CASES = {
     "query and value": {"rank": 4, "alpha": 8},
     "all, rank-stabilised": {"rank": 2, "alpha": 4, "targets": "all", "rank_stabilized": True},
+    "magnitudes too": {"rank": 4, "alpha": 8, "targets": ["query", "output"], "dora": True},
     "feed-forward": {"rank": 3, "targets": ["output", "intermediate"]},
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", only(list(CASES)[:2], CASES))
+@pytest.mark.parametrize("case", only(list(CASES)[1:3], CASES))
 def test_twenty_steps_equal_those_of_peft(case: str, start: Path, tmp_path: Path) -> None:
     recipe = recipe_of(start, CASES[case])
     model, steps = in_peft(recipe, tmp_path / "first")
