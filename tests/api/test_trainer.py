@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import re
@@ -56,7 +57,10 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _as_before() -> Iterator[None]:
     """Training leaves the state of the process unchanged."""
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), sys.stdout
+    logger = logging.getLogger("palm_ds")
+    level = logger.level
     yield
+    logger.setLevel(level)  # a page shows how to change it
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), sys.stdout) == before
 
 
@@ -249,10 +253,13 @@ def test_further_evaluation_sets_are_reported_separately(tables):
         palm.Trainer(no_validation, backbone=backbone(tables), recipe=changes).recipe  # noqa: B018
 
 
-def test_the_best_weights_are_written_like_the_final_ones(tables):
+def test_the_best_weights_are_written_like_the_final_ones(tables, capsys):
+    """In a program that wants only warnings, which prints nothing."""
+    logging.getLogger("palm_ds").setLevel(logging.WARNING)
     simplified = {"sources": {"classification": {"read": {"simplify": True}}}}
     made = trainer(tables, epochs=1, recipe={**simplified, "evaluate": {"best": "mean"}})
     made.train()
+    assert capsys.readouterr().out == ""
     best, final = (made.folder / name for name in ("best", "weights"))
     written = {str(path.relative_to(final)) for path in final.rglob("*")}
     assert written == {str(path.relative_to(best)) for path in best.rglob("*")}
