@@ -14,6 +14,7 @@ import yaml
 from transformers import BertConfig, BertForMaskedLM
 
 from palm_ds.cli.main import main
+from tests.helpers.pages import same_but_numbers
 from tests.helpers.saved_model import write_rows
 from tests.helpers.terminal import Terminal
 from tests.helpers.warm_python import python, run
@@ -111,12 +112,6 @@ def carry_out(line: str, place: Path) -> str:
     done = run(words, cwd=place)
     assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
     return done.stdout
-
-
-def same_but_numbers(text: str) -> list[str]:
-    """Lines whose numbers and spaces may differ between a page and a run."""
-    lines = (re.sub(r"-?\d[\d.,]*", "#", " ".join(line.split())) for line in text.splitlines())
-    return [line for line in lines if line]
 
 
 def follow(text: str, place: Path) -> int:
