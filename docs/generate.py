@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from docs import roofline, scaling, typed_keywords  # noqa: E402
 from palm_ds.data.reader import TableSettings  # noqa: E402
+from palm_ds.data.sources.folds import FoldSettings  # noqa: E402
 from palm_ds.data.stream.curriculum_spec import parse_stages  # noqa: E402
 from palm_ds.data.stream.windows import DocumentSettings  # noqa: E402
 from palm_ds.data.tasks.task import Task, known_kinds  # noqa: E402
@@ -62,6 +63,7 @@ SECTIONS = {
     "schedule": LRSchedule,
     "stages.N": StageSettings,
     "sources.NAME": SourceSettings,
+    "sources.NAME.folds": FoldSettings,
     "sources.NAME.read": TableSettings,
     "evaluate": EvaluateSettings,
     "save": SaveSettings,

@@ -17,7 +17,7 @@ from palm_ds.api.predictions import select_tasks
 from palm_ds.api.run_definition import RunDefinition
 from palm_ds.common import errors
 from palm_ds.common.errors import UserError
-from palm_ds.common.messages import plain_messages
+from palm_ds.common.messages import LIBRARY, plain_messages
 from palm_ds.data.stream.packing import batch_tokens_for
 from palm_ds.inference import trained_model
 from palm_ds.inference.model_tasks import asked_tasks
@@ -148,14 +148,15 @@ class TrainingSession:
 
     def _set_up(self) -> TrainingRun:
         leave_at_exit()
-        quiet = in_notebook()  # a display shows what the lines say
+        notebook = in_notebook()  # a display shows what the lines say
+        quiet = notebook or logging.getLogger(LIBRARY).level > logging.INFO
         console = Console(width=140, force_terminal=False, force_jupyter=False, quiet=quiet)
         run, data = self.definition.run, self.definition.data
         with plain_messages(logging.WARNING if quiet else logging.INFO):
             opened = setup_run(run, console=console, data=data, examples=trained_model.examples)
         assert opened is not None
         weakref.finalize(self, opened.leave_folder)
-        if quiet and opened.loop.log:
+        if notebook and opened.loop.log:
             opened.loop.log.listener = NotebookProgress(self.definition.steps).record
         return opened
 

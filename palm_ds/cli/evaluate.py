@@ -7,15 +7,23 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import Command
-from palm_ds.cli.inference_options import add_inference_arguments, progress, start_processes
+from palm_ds.cli.inference_options import (
+    add_inference_arguments,
+    add_report_arguments,
+    progress,
+    report_lines,
+    start_processes,
+)
 from palm_ds.cli.output import show
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.common.messages import nan_to_null
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
 
+    from palm_ds.inference.score_files import FileScores
     from palm_ds.train.evaluate.minimal_pairs import PairScores
 
 
@@ -72,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --pairs: the mean loss of a sentence as it is (unmasked), or the sum over its "
         "tokens, each masked in turn",
     )
+    add_report_arguments(parser)
     add_inference_arguments(parser)
     add(
         "--json",
@@ -89,7 +98,11 @@ def run(args: argparse.Namespace) -> int:
         _score_pairs(args)
     else:
         scores = _prediction_scores(args)
-        _show(args, scores, _table(scores))
+        reports = {"": scores.report} if scores.report else {}
+        title = f"Scores of {args.predictions}"
+        lines = report_lines(args, title, {"": scores.metrics}, reports)
+        printed = scores.record() if args.report else scores.metrics
+        _show(args, scores.record(), printed, _table(scores.metrics), *lines)
     return 0
 
 
@@ -97,6 +110,8 @@ def _check_given(args: argparse.Namespace) -> None:
     """Raises UserError unless there are predictions and labels, or minimal pairs and a model."""
     predictions = {"--gold": args.gold, "--predictions": args.predictions}
     pairs = {"--pairs": args.pairs, "--model": args.model}
+    if args.pairs and (args.report or args.html):
+        raise UserError("--report and --html: minimal pairs have no classes; remove them")
     given = [name for name, value in {**predictions, **pairs}.items() if value]
     if given not in ([*predictions], [*pairs]):
         raise UserError(
@@ -105,7 +120,7 @@ def _check_given(args: argparse.Namespace) -> None:
         )
 
 
-def _prediction_scores(args: argparse.Namespace) -> dict[str, float]:
+def _prediction_scores(args: argparse.Namespace) -> FileScores:
     from palm_ds.data.reader import TableSettings
     from palm_ds.data.reader.options import columns_of
     from palm_ds.inference.score_files import ScoringOptions, score_files, settings_of
@@ -138,13 +153,18 @@ def _score_pairs(args: argparse.Namespace) -> None:
         )
     if group.rank == 0:
         record = {"model": args.model, "score": args.score, **scores.record()}
-        _show(args, record, _pair_table(scores))
+        _show(args, record, record, _pair_table(scores))
 
 
-def _show(args: argparse.Namespace, record: Mapping[str, object], table: Table) -> None:
+def _show(
+    args: argparse.Namespace,
+    written: Mapping[str, object],
+    printed: Mapping[str, object],
+    *lines: RenderableType,
+) -> None:
     if isinstance(args.json, str):
-        write_json(args.json, nan_to_null(record))
-    show(args, record, table)
+        write_json(args.json, nan_to_null(written))
+    show(args, printed, *lines)
 
 
 def _pair_table(scores: PairScores) -> Table:
@@ -176,6 +196,7 @@ palm-ds evaluate --gold dev.tsv --predictions DIR/sst2.predictions.json
 palm-ds evaluate --kind classification --gold dev.tsv --predictions other.tsv
 palm-ds evaluate --kind reading --style squad2 --gold dev-v2.0.json \\
     --predictions DIR/squad.predictions.json
+palm-ds evaluate --gold dev.tsv --predictions DIR/sst2.predictions.json --report --html scores.html
 palm-ds evaluate --kind tagging --gold FILE --predictions FILE     # one CoNLL file: its last
     # column is predicted, the one before it is the label
 palm-ds evaluate --pairs blimp/data/*.jsonl --model runs/mine

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+    from rich.console import RenderableType
     from rich.progress import Task
 
+    from palm_ds.data.tasks.interfaces import ScoreReport
     from palm_ds.runtime.processes.process_group import ProcessGroup
 
 
@@ -27,6 +30,36 @@ def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--device", default="", help="cpu, cuda, cuda:1 (a GPU if there is one)")
     add("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # from the launcher
+
+
+def add_report_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--report",
+        action="store_true",
+        help="also print scores by class or type, confusions and calibration",
+    )
+    add("--html", default="", metavar="FILE", help="write the scores with these to a page")
+
+
+def report_lines(
+    args: argparse.Namespace,
+    title: str,
+    scores: Mapping[str, Mapping[str, float]],
+    reports: Mapping[str, ScoreReport],
+) -> list[RenderableType]:
+    """The tables that `--report` asks for; writes the page of `--html`. {task: ...} both."""
+    from palm_ds.train.report.html_page import write_scores
+    from palm_ds.train.report.score_tables import detail_tables
+
+    if not (args.report or args.html):
+        return []
+    tables = {task: report.tables() for task, report in reports.items()}
+    if args.html:
+        path = Path(args.html)
+        write_scores(path, title, {x: (own, tables.get(x, {})) for x, own in scores.items()})
+    found = [detail_tables(task, own) for task, own in tables.items()]
+    return [line for lines in found for line in lines] if args.report else []
 
 
 def start_processes(device: str) -> tuple[ProcessGroup, torch.device]:

@@ -6,7 +6,13 @@ import argparse
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import Command
-from palm_ds.cli.inference_options import add_inference_arguments, progress, start_processes
+from palm_ds.cli.inference_options import (
+    add_inference_arguments,
+    add_report_arguments,
+    progress,
+    report_lines,
+    start_processes,
+)
 from palm_ds.cli.options import list_of_names, local_path
 from palm_ds.cli.output import console_of, show
 
@@ -42,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how texts are written, if not as in the recipe: beams=5, length_penalty=0.6 ...",
     )
     add("--tsv", action="store_true", help="also write TASK.tsv (index, prediction)")
+    add_report_arguments(parser)
     add_inference_arguments(parser)
 
 
@@ -87,7 +94,10 @@ def _show(report: PredictionSummary, args: argparse.Namespace, world: int) -> No
             table.add_row(task, name, f"{value:.4f}")
     record = {"rows": report.rows, "seconds": report.seconds, "truncated": report.cut}
     record |= {"output": args.output, "scores": report.scores, "notes": report.notes}
-    show(args, record, *([table] if report.scores else []))
+    lines = report_lines(args, f"Scores of {args.model}", report.scores, report.reports)
+    if args.report:
+        record["reports"] = {name: each.record() for name, each in report.reports.items()}
+    show(args, record, *([table] if report.scores else []), *lines)
     for note in report.notes:
         console.print(f"note: {note}", markup=False)
     for task, rows in report.cut.items():

@@ -27,8 +27,16 @@ from palm_ds.common.version import __version__
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.reader.options import FURTHER_LABEL
 from palm_ds.data.sources.table import TableSource
+from palm_ds.data.tasks.interfaces import ScoreReport
 from palm_ds.data.tasks.task import TableTask
-from palm_ds.inference.prediction_files import ABOUT, SCORES, check_output, file_names, write_task
+from palm_ds.inference.prediction_files import (
+    ABOUT,
+    REPORT,
+    SCORES,
+    check_output,
+    file_names,
+    write_task,
+)
 from palm_ds.inference.predictor import Predictor
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS, ProcessGroup
 from palm_ds.train.recipe.recipe import Recipe
@@ -62,6 +70,8 @@ class PredictionSummary:
     seconds: float
     scores: Mapping[str, Mapping[str, float]]
     """{task: {metric: value}} for tasks whose labels are in the input."""
+    reports: Mapping[str, ScoreReport]
+    """{task: scores by class}, as far as tasks have such."""
     notes: Sequence[str]
     """What the user should know."""
     files: Sequence[Path]
@@ -105,9 +115,11 @@ def predict_files(
         return None
     rows = opened[0].rows
     predictions = _joined(parts, group.world, predictor.tasks, rows)
-    scores, notes = _scores(predictor, opened, predictions)
+    scores, reports, notes = _scores(predictor, opened, predictions)
     notes = [*dict.fromkeys(note for each in opened for note in each.notes), *notes]
-    files = _publish(predictor, job, opened, predictions, scores)
+    by_class = {name: {REPORT: report.record()} for name, report in reports.items()}
+    whole = {name: {**metrics, **by_class.get(name, {})} for name, metrics in scores.items()}
+    files = _publish(predictor, job, opened, predictions, whole)
     shutil.rmtree(parts)
     return PredictionSummary(
         rows=rows,
@@ -115,6 +127,7 @@ def predict_files(
         cut={task: sum(each[task] for each in cut) for task in predictor.tasks},
         seconds=time.monotonic() - started,
         scores=scores,
+        reports=reports,
         notes=notes,
         files=files,
     )
@@ -246,9 +259,11 @@ def _joined(parts: Path, world: int, tasks: Mapping[str, TableTask], rows: int) 
 
 def _scores(
     predictor: Predictor, opened: Sequence[_InputTable], predictions: Predictions
-) -> tuple[dict[str, dict[str, float]], list[str]]:
-    """{task: metrics} for tasks whose labels are in the input; notes say why others have none."""
+) -> tuple[dict[str, dict[str, float]], dict[str, ScoreReport], list[str]]:
+    """{task: metrics} for tasks whose labels are in the input, and {task: report}; notes say why
+    others have none."""
     scores: dict[str, dict[str, float]] = {}
+    reports: dict[str, ScoreReport] = {}
     notes: list[str] = []
     for encoder_pass, sources in zip(predictor.passes, opened, strict=True):
         source = predictor.source(sources.table)
@@ -268,7 +283,9 @@ def _scores(
                 continue
             if metrics:
                 scores[task.name] = {name: float(value) for name, value in metrics.items()}
-    return scores, notes
+                if report := task.report(made, source):
+                    reports[task.name] = report
+    return scores, reports, notes
 
 
 def _check_labels(task: TableTask, source: TableSource) -> None:
@@ -283,7 +300,7 @@ def _publish(
     job: PredictionJob,
     opened: Sequence[_InputTable],
     predictions: Predictions,
-    scores: Mapping[str, Mapping[str, float]],
+    scores: Mapping[str, Mapping[str, Any]],
 ) -> list[Path]:
     """Write the folder of predictions, complete or not at all; returns its files."""
     tasks = predictor.tasks

@@ -24,6 +24,8 @@ from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.interfaces import CELL, PredictionFiles, StoredPrediction
 
 ABOUT, SCORES = "about.json", "scores.json"
+REPORT = "report"
+"""The entry of a task's scores with those by class."""
 LINES = "predictions.json"
 
 

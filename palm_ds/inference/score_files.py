@@ -4,8 +4,8 @@
     predictions  TASK.predictions.json and similar files (JSON lines with `index` or `id`), an
                  object {id: answer} (SQuAD), index<TAB>prediction, a prediction per line, or CoNLL
 
-Each gold row must have exactly one prediction. The task scores them (`score_rows`) with the
-settings that palm-ds predict wrote with its files.
+Each gold row must have exactly one prediction. The task scores them with the settings that palm-ds
+predict wrote with its files.
 """
 
 from __future__ import annotations
@@ -14,17 +14,30 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from palm_ds.common.config import parse_override
 from palm_ds.common.errors import UserError, suggest, suggest_path
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.sources.table import TableSource
-from palm_ds.data.tasks.interfaces import StoredPrediction
+from palm_ds.data.tasks.interfaces import ScoreReport, StoredPrediction
 from palm_ds.data.tasks.task import TableTask, build, find, fine_tuning_kinds
-from palm_ds.inference.prediction_files import ABOUT, conll_column, read_predictions
+from palm_ds.inference.prediction_files import ABOUT, REPORT, conll_column, read_predictions
 
 _TASK = "task"  # its name in messages: tasks.task
+
+
+class FileScores(NamedTuple):
+    """Scores of a file of predictions."""
+
+    metrics: dict[str, float]
+    """The main one first."""
+    report: ScoreReport | None
+    """Scores by class, if the task has such."""
+
+    def record(self) -> dict[str, Any]:
+        """As a file has them."""
+        return {**self.metrics, **({REPORT: self.report.record()} if self.report else {})}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +53,8 @@ class ScoringOptions:
 
 def score_files(
     gold: Sequence[str], predictions: str, options: ScoringOptions, read: TableSettings
-) -> dict[str, float]:
-    """{metric: value}, the main one first. `read`: how the gold files are read. Raises
-    UserError."""
+) -> FileScores:
+    """Scores of the rows of gold files; `read`: how these are read. Raises UserError."""
     task, file = _task(options, Path(predictions)), Path(predictions)
     tags = task.prediction_key == "tags"
     if tags and list(gold) == [predictions]:  # the last column is predicted, the one before is gold
@@ -51,7 +63,9 @@ def score_files(
     else:
         stored = list(read_predictions(file, tags=tags))
     table = open_table(list(gold), read)
-    return task.score_rows(TableSource.of_labels(table), matched(stored, table, predictions))
+    source = TableSource.of_labels(table)
+    task, made = task.prepared(source, matched(stored, table, predictions))
+    return FileScores(task.metrics(made, source), task.report(made, source))
 
 
 def settings_of(texts: Sequence[str], option: str = "--task") -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
     y = W x + scale * B A dropout(x)      A: (rank, in), B: (out, rank), scale: alpha / rank
 
+With DoRA (Liu et al. 2024) each row of W + scale * B A is divided by its norm and multiplied by a
+trained magnitude (out,), which starts as the norm of the row of W.
+
 Query, key and value are one matrix in the encoder and three in transformers, and each of the three
 has an A of its own. So `add_lora` first splits that matrix; `merged` adds B A to W and joins the
 three again: what is written to weights/ and hf/ has the names and shapes of any other model.
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
 _PARTS = ("query", "key", "value")
 _FIRST_SITE = 16  # of LoRA's dropouts in a layer, above those of the layer itself
 _SPLIT = re.compile(r"(.+\.qkv)\.(query|key|value)\.(weight|bias)")
-_ADAPTER = re.compile(r"(.+)\.lora_([AB])\.default\.weight")
+_ADAPTER = re.compile(r"(.+)\.lora_(A|B|magnitude_vector)\.default\.weight")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,8 @@ class LoraSettings(Settings):
     intermediate and output (transformers' names), or `all`."""
     rank_stabilized: bool = False
     """Scale by alpha / sqrt(rank) instead (rsLoRA, Kalajdzievski 2023)."""
+    dora: bool = False
+    """Also train the magnitude of each row of the changed matrices (DoRA, Liu et al. 2024)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,6 +93,7 @@ def peft_config(settings: LoraSettings, **more: Any) -> LoraConfig:
         lora_alpha=settings.alpha,  # type: ignore[arg-type]  # peft only divides it
         lora_dropout=settings.dropout,
         use_rslora=settings.rank_stabilized,
+        use_dora=settings.dora,
         **more,
     )
 
@@ -205,12 +211,13 @@ def _use_keys(layer: nn.Module, modules: Mapping[str, str], rate: float) -> None
 
 
 class LoraPart(NamedTuple):
-    """The rows of a merged parameter: those of `base`, changed by the product of `up` and `down` if
-    they have names."""
+    """The rows of a merged parameter: those of `base`, changed by the product of `up` and `down`,
+    and with the norms of `magnitude`, where these have names."""
 
     base: str
     down: str = ""
     up: str = ""
+    magnitude: str = ""
 
 
 def merged_parts(names: Iterable[str]) -> dict[str, list[LoraPart]]:
@@ -223,7 +230,9 @@ def merged_parts(names: Iterable[str]) -> dict[str, list[LoraPart]]:
             continue
         whole, stem = name.replace(".base_layer.", "."), name.removesuffix(".base_layer.weight")
         down = f"{stem}.lora_A.default.weight"
-        part = LoraPart(name, down, down.replace(".lora_A.", ".lora_B."))
+        magnitude = down.replace(".lora_A.", ".lora_magnitude_vector.")
+        own = magnitude if magnitude in known else ""
+        part = LoraPart(name, down, down.replace(".lora_A.", ".lora_B."), own)
         split = _SPLIT.fullmatch(whole)
         joined = f"{split[1]}.{split[3]}" if split else whole
         merged.setdefault(joined, []).append(part if down in known else LoraPart(name))
@@ -244,6 +253,9 @@ def merged_values(
     for part in parts:
         base = read(part.base)
         changed = base + scale * (read(part.up) @ read(part.down)) if part.down else base
+        if part.magnitude:
+            norms = torch.linalg.norm(changed, dim=1, keepdim=True)
+            changed = changed * (read(part.magnitude)[:, None] / norms)
         rows.append(changed)
     return torch.cat(rows) if len(rows) > 1 else rows[0]
 
@@ -262,5 +274,5 @@ def merged(
 
 
 def adapter_of(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The A and B of a model's weights."""
+    """The A, B and magnitudes of a model's weights."""
     return {name: tensor for name, tensor in state.items() if _ADAPTER.fullmatch(name)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import NonNegativeFloat
@@ -24,10 +24,11 @@ from palm_ds.data.tasks.masking import class_prior_baseline
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import ClassHead, VectorClassHead
 from palm_ds.model.heads.outputs import ExportedHead
+from palm_ds.tasks.metrics.class_report import ClassReport
 from palm_ds.tasks.metrics.classes import accuracy, f1, macro, matthews
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.probabilities import rounded, softmax
-from palm_ds.tasks.shared.text_task import PositiveClassTask, confusion_table
+from palm_ds.tasks.shared.text_task import PositiveClassTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +149,7 @@ class Classification(PositiveClassTask):
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, float]:
         """Scores over the rows with a label; empty if there are none."""
-        predicted, targets = self._compared(predictions, source)
+        predicted, targets = labels.compared(self, predictions, self.targets(source))
         if not len(predicted):
             return {}
         scores = {"accuracy": accuracy(predicted, targets)}
@@ -160,11 +161,11 @@ class Classification(PositiveClassTask):
             scores["macro_f1"] = macro(predicted, targets, range(len(self.labels))).f1
         return scores | {"matthews": matthews(predicted, targets)}
 
-    def score_rows(
+    def prepared(
         self, source: TableSource, predictions: Sequence[StoredPrediction]
-    ) -> dict[str, float]:
+    ) -> tuple[Self, dict[int, dict[str, Any]]]:
         labels.check_overlap(self, source, predictions)
-        return super().score_rows(source, predictions)
+        return super().prepared(source, predictions)
 
     @classmethod
     def imported(cls, labels: Sequence[str]) -> dict[str, Any]:
@@ -173,18 +174,7 @@ class Classification(PositiveClassTask):
     def hf_export(self) -> ExportedHead | None:
         return self.exported() if self.pooling == "pooler" else None
 
-    def tables(
+    def report(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
-    ) -> dict[str, list[list[Any]]]:
-        predicted, targets = self._compared(predictions, source)
-        return confusion_table(predicted.tolist(), targets.tolist(), self.labels)
-
-    def _compared(
-        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Predicted and true classes, both (n,), of the rows with a label."""
-        targets = self.targets(source)[list(predictions)]
-        predicted = np.array(
-            [self.labels.index(prediction["label"]) for prediction in predictions.values()]
-        )
-        return predicted[targets >= 0], targets[targets >= 0]
+    ) -> ClassReport | None:
+        return labels.report_of_classes(self, predictions, self.targets(source))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from palm_ds.data.tasks.task import Task
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import ClassHead, Head, PairHead
 from palm_ds.model.heads.outputs import ExportedHead
+from palm_ds.tasks.metrics.class_report import ClassReport
 from palm_ds.tasks.metrics.classes import accuracy, f1, matthews
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.probabilities import rounded, sigmoid, softmax
@@ -211,17 +212,19 @@ class Matching(PositiveClassTask):
             pairs = [p for p in predictions.values() if "probs_neg" in p]
             correct = [p["probs"] > p["probs_neg"] for p in pairs]
             return {"accuracy": float(np.mean(correct))} if correct else {}
-        targets = self.targets(source)[list(predictions)]
-        predicted = np.array(
-            [self.labels.index(prediction["label"]) for prediction in predictions.values()]
-        )
-        known = targets >= 0
-        if not known.any():
+        both = labels.compared(self, predictions, self.targets(source))
+        if not len(both[0]):
             return {}
-        both = predicted[known], targets[known]
         scores = {"accuracy": accuracy(*both), "f1": f1(*both)}
         scores |= labels.positive_scores(self, predictions, self.targets(source), 1)
         return scores | {"matthews": matthews(*both)}
+
+    def report(
+        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
+    ) -> ClassReport | None:
+        if self.pairwise:
+            return None
+        return labels.report_of_classes(self, predictions, self.targets(source))
 
     def submission_value(self, prediction: Mapping[str, Any]) -> str:
         return str(prediction.get("probs" if self.pairwise else "label", ""))
@@ -234,12 +237,12 @@ class Matching(PositiveClassTask):
     ) -> Matching:
         return self if self.pairwise else super().for_scoring(source, predictions)
 
-    def score_rows(
+    def prepared(
         self, source: TableSource, predictions: Sequence[StoredPrediction]
-    ) -> dict[str, float]:
+    ) -> tuple[Self, dict[int, dict[str, Any]]]:
         if not self.pairwise:
             labels.check_overlap(self, source, predictions)
-        return super().score_rows(source, predictions)
+        return super().prepared(source, predictions)
 
     def hf_export(self) -> ExportedHead:
         return self.exported()

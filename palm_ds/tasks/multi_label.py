@@ -21,6 +21,8 @@ from palm_ds.data.tasks.interfaces import ImportedHead, StoredPrediction
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import MultiLabelHead
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
+from palm_ds.tasks.metrics.calibration import calibration_bins
+from palm_ds.tasks.metrics.class_report import ClassReport, multilabel_report
 from palm_ds.tasks.metrics.classes import exact_match, multilabel_macro, multilabel_micro
 from palm_ds.tasks.metrics.numbers import cosine
 from palm_ds.tasks.shared import labels
@@ -126,17 +128,9 @@ class MultiLabel(ClassesTask):
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, float]:
         """Scores over the rows with labels; empty if there are none."""
-        targets = self.targets(source)[list(predictions)]
-        predicted = np.array(
-            [
-                [name in prediction["labels"] for name in self.labels]
-                for prediction in predictions.values()
-            ]
-        ).reshape(targets.shape)
-        known = ~np.isnan(targets).any(1)
-        if not known.any():
+        known, predicted, targets = self._compared(predictions, source)
+        if not len(known):
             return {}
-        predicted, targets = predicted[known], targets[known]
         micro, macro = multilabel_micro(predicted, targets), multilabel_macro(predicted, targets)
         scores = {
             "micro_f1": micro.f1,
@@ -149,6 +143,30 @@ class MultiLabel(ClassesTask):
         if probs is not None:
             scores["cosine"] = cosine(probs[known], targets)
         return scores
+
+    def report(
+        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
+    ) -> ClassReport | None:
+        """Scores by class, and the calibration of all probabilities of all classes."""
+        known, predicted, targets = self._compared(predictions, source)
+        if not len(known):
+            return None
+        probs = labels.class_probs(predictions, len(self.labels))
+        bins = [] if probs is None else calibration_bins(probs[known].ravel(), targets.ravel())
+        return multilabel_report(predicted, targets, self.labels, bins)
+
+    def _compared(
+        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The numbers of the predictions of rows with labels (known,), and of these the predicted
+        and the true classes, both (known, classes) of 0 and 1."""
+        targets = self.targets(source)[list(predictions)]
+        predicted = np.zeros(targets.shape, bool)
+        number = {name: i for i, name in enumerate(self.labels)}
+        for row, prediction in enumerate(predictions.values()):
+            predicted[row, [number[x] for x in prediction["labels"] if x in number]] = True
+        known = np.flatnonzero(~np.isnan(targets).any(1))
+        return known, predicted[known], targets[known]
 
     def submission_value(self, prediction: Mapping[str, Any]) -> str:
         """The labels as a cell of the input file."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -219,11 +219,11 @@ class MultipleChoice(TextTask):
         source.need(self.label_column, self.where)
         missing(source.column(self.label_column), source, self.label_column)
 
-    def score_rows(
+    def prepared(
         self, source: TableSource, predictions: Sequence[StoredPrediction]
-    ) -> dict[str, float]:
+    ) -> tuple[Self, dict[int, dict[str, Any]]]:
         labels.check_overlap(self, source, predictions)
-        return super().score_rows(source, predictions)
+        return super().prepared(source, predictions)
 
     def head_outputs(self) -> HeadOutputs:
         return HeadOutputs(head_class="ForMultipleChoice")

@@ -203,7 +203,7 @@ def export(run: RunSpec, model: Model, final: FinalWeights, data: Data) -> None:
     write_hf(run.folder / "hf", recipe, info, state, data, steps=steps, scores=scores)
     _write_generator(run.folder / GENERATOR, recipe, info, model, final, data)
     _write_heads(run.heads_folder, recipe, info, final, data, scores)
-    if recipe.lora and not has_adapter(info.backbone):
+    if recipe.lora and not has_adapter(info.backbone, recipe.lora):
         log.info(
             "adapter/: none for %s: its matrices are others in transformers", info.backbone.kind
         )

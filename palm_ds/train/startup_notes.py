@@ -60,7 +60,7 @@ def small_held_out_warnings(recipe: Recipe, data: Data) -> list[str]:
     sizes = {
         name: (len(data.train[name][0][1]), len(data.held_out[name][0][1]))
         for name, settings in recipe.sources.items()
-        if settings.table and not settings.validation and recipe.held_out
+        if settings.table and not (settings.validation or settings.folds) and recipe.held_out
     }
     return [
         f"{name}: {held} of {held + training} rows are held out (held_out: {recipe.held_out:g}), "

@@ -341,6 +341,11 @@ def _check_first(run: RunSpec) -> None:
     """Check user-defined code and missing packages, before any data is opened."""
     check_export(run.recipe)
     optimizer_class(run.recipe.optimizer, zero_stage=run.ds_config.stage)
+    if run.recipe.lora and run.recipe.lora.dora and run.ds_config.stage == 3:
+        raise UserError(
+            "lora.dora: needs whole matrices for their norms, which ZeRO 3 does not keep; use ZeRO "
+            "0 to 2"
+        )
     prepare_swapping(run.ds_config)
     partial = [n for n, task in run.recipe.built_tasks.items() if task.attends_partially]
     check_custom_encoder(run.recipe.backbone_config, partial)

@@ -28,7 +28,9 @@ from palm_ds.weights.formats.huggingface.architecture import HEAD_CLASSES, Archi
 from palm_ds.weights.formats.huggingface.families import FAMILIES, architecture_for, architecture_of
 
 FOLDER, WEIGHTS = "adapter", "adapter_model.safetensors"
-_ADAPTER = re.compile(r"backbone\.layers\.(\d+)\.(.+)\.lora_([AB])\.default\.weight")
+_ADAPTER = re.compile(
+    r"backbone\.layers\.(\d+)\.(.+)\.lora_(A|B|magnitude_vector)\.default\.weight"
+)
 _STEM = "base_model.model."
 _TASK_TYPES = {
     "ForSequenceClassification": "SEQ_CLS",
@@ -37,9 +39,13 @@ _TASK_TYPES = {
 }
 
 
-def has_adapter(config: EncoderConfig) -> bool:
-    """Whether the matrices of this encoder that LoRA changes are modules of transformers."""
-    return bool(architecture_for(config).lora_modules)
+def has_adapter(config: EncoderConfig, settings: LoraSettings) -> bool:
+    """Whether the matrices of this encoder that LoRA changes are modules of transformers. With DoRA
+    a module there has the magnitudes of all of its rows, so it has to be changed as a whole."""
+    modules = architecture_for(config).lora_modules
+    changed = {modules[role] for role in settings.target_names if role in modules}
+    rest = {module for role, module in modules.items() if role not in settings.target_names}
+    return bool(modules) and not (settings.dora and changed & rest)
 
 
 def write_adapter(
@@ -50,9 +56,9 @@ def write_adapter(
     *,
     base: str,
 ) -> None:
-    """Write adapter_config.json and adapter_model.safetensors. `adapter`: the A and B by the names
-    of the model; `hf`: the Hugging Face folder of the merged model, which has the head; `base`: the
-    weights that the adapter belongs to."""
+    """Write adapter_config.json and adapter_model.safetensors. `adapter`: the A, B and
+    magnitudes by the names of the model; `hf`: the Hugging Face folder of the merged model, which
+    has the head; `base`: the weights that the adapter belongs to."""
     about = read_json(hf / "config.json")
     form = architecture_of(about["model_type"])
     prefix = f"{FAMILIES[about['model_type']].tensor_prefix}."
@@ -130,16 +136,18 @@ def _hf_adapter(
         roles = roles_of[first]
         if len({form.lora_modules[role] for role in roles}) < len(roles):
             tensor = _stacked(part, of_roles, roles)
-        parts = tensor.chunk(len(modules)) if part == "B" else (tensor,) * len(modules)
+        parts = (tensor,) * len(modules) if part == "A" else tensor.chunk(len(modules))
+        ending = "" if part == "magnitude_vector" else ".weight"  # as peft names them in files
         for module, rows in zip(modules, parts, strict=True):
             name = f"{layers[int(layer)]}.{module}"
-            made[f"{prefix}{name}.lora_{part}.weight"] = rows.clone()
+            made[f"{prefix}{name}.lora_{part}{ending}"] = rows.clone()
     return made
 
 
 def _stacked(part: str, of_roles: Mapping[str, torch.Tensor], roles: Sequence[str]) -> torch.Tensor:
-    """A (targets * rank, hidden) or B (roles * hidden, targets * rank) of several targets."""
-    if part == "A":
+    """A (targets * rank, hidden), B (roles * hidden, targets * rank) or the magnitudes (targets *
+    hidden,) of several targets."""
+    if part != "B":
         return torch.cat([of_roles[role] for role in roles if role in of_roles])
     size, rank = next(iter(of_roles.values())).shape
     whole, column = torch.zeros(len(roles) * size, len(of_roles) * rank), 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import re
@@ -32,6 +33,7 @@ from tests.distributed.turns import gan
 from tests.helpers.own_encoder import PreNorm
 from tests.helpers.own_optimizer import Lion
 from tests.helpers.own_task import Counting, HowMany
+from tests.helpers.pages import same_but_numbers
 from tests.helpers.small_tables import TINY, rows, write_tables
 from tests.helpers.warm_python import run
 
@@ -56,7 +58,10 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _as_before() -> Iterator[None]:
     """Training leaves the state of the process unchanged."""
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), sys.stdout
+    logger = logging.getLogger("palm_ds")
+    level = logger.level
     yield
+    logger.setLevel(level)  # a page shows how to change it
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), sys.stdout) == before
 
 
@@ -249,10 +254,13 @@ def test_further_evaluation_sets_are_reported_separately(tables):
         palm.Trainer(no_validation, backbone=backbone(tables), recipe=changes).recipe  # noqa: B018
 
 
-def test_the_best_weights_are_written_like_the_final_ones(tables):
+def test_the_best_weights_are_written_like_the_final_ones(tables, capsys):
+    """In a program that wants only warnings, which prints nothing."""
+    logging.getLogger("palm_ds").setLevel(logging.WARNING)
     simplified = {"sources": {"classification": {"read": {"simplify": True}}}}
     made = trainer(tables, epochs=1, recipe={**simplified, "evaluate": {"best": "mean"}})
     made.train()
+    assert capsys.readouterr().out == ""
     best, final = (made.folder / name for name in ("best", "weights"))
     written = {str(path.relative_to(final)) for path in final.rglob("*")}
     assert written == {str(path.relative_to(best)) for path in best.rglob("*")}
@@ -577,8 +585,9 @@ def test_a_notebook_class_and_a_quiet_exit(tables):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["api.md", "coming_from_paddlepalm.md"])
-def test_the_examples_of_the_docs_run(page, tables, tmp_path, monkeypatch, trained):
-    """From top to bottom, in one module, next to files with the names that they use."""
+def test_the_examples_of_the_docs_run(page, tables, tmp_path, monkeypatch, trained, capsys):
+    """From top to bottom, in one module, next to files with the names that they use. What is shown
+    below an example is printed by it, up to numbers."""
     monkeypatch.chdir(tmp_path)
     trained.trainer.save(tmp_path / "models/mine")
     for name in ("train", "dev"):
@@ -590,10 +599,14 @@ def test_the_examples_of_the_docs_run(page, tables, tmp_path, monkeypatch, train
     (tmp_path / "names.conll").write_text("w1 B-X\nw2 O\n\nw3 O\nw4 B-X\n\n" * 8)
     module = types.ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)
-    examples = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.M | re.S)
+    blocks = r"^```python\n(.*?)^```\n(?:\n```\n(.*?)^```)?"
+    examples = re.findall(blocks, (ROOT / "docs" / page).read_text(), re.M | re.S)
     assert examples
-    for number, example in enumerate(examples):
+    for number, (example, shown) in enumerate(examples):
         exec(compile(example, f"{page}, example {number}", "exec"), vars(module))
+        printed = capsys.readouterr().out
+        for line in same_but_numbers(shown if "print(" in example else ""):
+            assert line in same_but_numbers(printed), f"{page}, example {number}"
 
 
 def test_a_stop_from_outside_ends_the_program_with_its_code(tables, tmp_path):

@@ -16,6 +16,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from palm_ds.cli.main import main
 from palm_ds.train.recipe.stage_settings import StageSettings
+from tests.helpers.pages import same_but_numbers
 from tests.helpers.saved_model import write_rows
 from tests.helpers.terminal import Terminal
 from tests.helpers.warm_python import python, run
@@ -101,7 +102,8 @@ def small(text: str) -> dict[str, Any]:
     return values
 
 
-def carry_out(line: str, place: Path) -> None:
+def carry_out(line: str, place: Path) -> str:
+    """Run a command of a page; returns its output."""
     for text, ours in OURS.items():
         line = line.replace(text, ours)
     words = ["-m", "palm_ds", *shlex.split(line.replace("-- python ", f"-- {python()} "))[1:]]
@@ -110,12 +112,24 @@ def carry_out(line: str, place: Path) -> None:
         terminal.wait_for("serving on")
         terminal.press("\x03")
         assert terminal.end()[0] == 130
-        return
+        return ""
     if words[2] == "convert":  # the exporter is imported here already, which takes seconds
         assert main(words[2:]) == 0
-        return
+        return ""
     done = run(words, cwd=place)
     assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def follow(text: str, place: Path) -> int:
+    """Run `$ commands`, each followed by lines of its output (`...`: some are left out); returns
+    their number."""
+    commands = re.findall(r"^\$ (palm-ds .*)\n((?:[^$].*\n)*)", text, re.M)
+    for command, shown in commands:
+        printed = same_but_numbers(carry_out(command, place))
+        for line in same_but_numbers(shown):
+            assert line in [*printed, "..."], f"{command}: prints no such line: {line}"
+    return len(commands)
 
 
 @pytest.mark.slow
@@ -139,6 +153,8 @@ def test_a_page_can_be_followed(page: Path, place: Path, monkeypatch: pytest.Mon
             (place / name[1]).write_text(yaml.safe_dump(small(text)))
         elif language == "python":
             exec(compile(text, str(page), "exec"), {})
+        elif language == "console":
+            found += follow(text, place)
         else:
             for line in text.replace("\\\n", " ").splitlines():
                 if line.startswith(("palm-ds", "deepspeed")):

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from palm_ds.common.errors import UserError
 from palm_ds.data.stream.example_stream import ExampleStream
 from palm_ds.model.lora import add_lora
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
@@ -132,12 +133,13 @@ def losses_in_peft(
 CASES = {
     "query and value": {"rank": 4, "alpha": 8},
     "all, rank-stabilised": {"rank": 2, "alpha": 4, "targets": "all", "rank_stabilized": True},
+    "magnitudes too": {"rank": 4, "alpha": 8, "targets": ["query", "output"], "dora": True},
     "feed-forward": {"rank": 3, "targets": ["output", "intermediate"]},
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", only(list(CASES)[:2], CASES))
+@pytest.mark.parametrize("case", only(list(CASES)[1:3], CASES))
 def test_twenty_steps_equal_those_of_peft(case: str, start: Path, tmp_path: Path) -> None:
     recipe = recipe_of(start, CASES[case])
     model, steps = in_peft(recipe, tmp_path / "first")
@@ -168,3 +170,10 @@ def test_twenty_steps_equal_those_of_peft(case: str, start: Path, tmp_path: Path
         torch.testing.assert_close(each, logits["peft's own model"], atol=2e-5, rtol=0, msg=name)
     torch.testing.assert_close(logits["merged"], logits["adapter"], atol=1e-5, rtol=0)
     assert (before - logits["merged"]).abs().max() > 0.1
+
+
+def test_magnitudes_need_whole_matrices(start: Path, tmp_path: Path) -> None:
+    recipe = recipe_of(start, CASES["magnitudes too"])
+    sharded = make_ds_config({"zero_optimization": {"stage": 3}})
+    with pytest.raises(UserError, match="lora.dora: needs whole matrices .*; use ZeRO 0 to 2"):
+        train(RunSpec(recipe=recipe, ds_config=sharded, folder=tmp_path / "run"))

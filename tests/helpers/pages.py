@@ -117,3 +117,9 @@ def _reads_tables(kind: str) -> bool:
     from palm_ds.data.tasks.task import fine_tuning_kinds
 
     return kind in fine_tuning_kinds()
+
+
+def same_but_numbers(text: str) -> list[str]:
+    """Lines whose numbers and spaces may differ between a page and a run."""
+    lines = (re.sub(r"-?\d[\d.,]*(e-\d+)?", "#", " ".join(x.split())) for x in text.splitlines())
+    return [line for line in lines if line]

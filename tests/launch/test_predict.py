@@ -136,6 +136,7 @@ def test_labels_are_scored_but_do_not_change_predictions(run, predict) -> None:
     right = sum(label == row["label"] for label, row in zip(found, rows, strict=True))
     assert scores["mood"]["accuracy"] == pytest.approx(right / 20)
     assert set(scores) == set(TEXT_TASKS)
+    assert set(scores["mood"]["report"]) == {"classes", "averages", "confusion", "calibration"}
     assert not (without / "scores.json").exists()
 
 

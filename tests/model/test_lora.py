@@ -66,6 +66,8 @@ def adapted(settings: LoraSettings = ALL, **how: Any) -> Model:
     for name, parameter in model.named_parameters():
         if ".lora_B." in name:
             torch.nn.init.normal_(parameter, std=1.0)
+        if ".lora_magnitude_vector." in name:
+            torch.nn.init.uniform_(parameter, 0.5, 2.0)
     return model
 
 
@@ -100,11 +102,11 @@ def test_the_seed_alone_decides_the_first_a() -> None:
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
-@pytest.mark.parametrize("rank_stabilized", (False, True))
-def test_the_merged_model_computes_the_same(rank_stabilized: bool) -> None:
+@pytest.mark.parametrize("change", ({}, {"rank_stabilized": True}, {"dora": True}), ids=repr)
+def test_the_merged_model_computes_the_same(change: dict[str, bool]) -> None:
     import peft
 
-    settings = replace(ALL, rank_stabilized=rank_stabilized)
+    settings = replace(ALL, **change)
     model, plain = adapted(settings), small_model()
     found = merged(dict(sorted(model.state_dict().items())), settings)
     assert found.keys() == plain.state_dict().keys()

@@ -79,11 +79,15 @@ def test_stored_probabilities_are_scored_where_their_classes_are_known(tmp_path:
     stored = [
         StoredPrediction(values={"labels": ["arts"], "probs": [0.9, 0.1, 0.2]}, place="p:1")
     ] * len(ROWS)
-    assert "cosine" in task.score_rows(source, stored)
-    assert "cosine" not in task_of().score_rows(source, stored)  # of which classes they are
+    read, made = task.prepared(source, stored)
+    assert "cosine" in read.metrics(made, source)
+    report = read.report(made, source)
+    assert report and report.record()["calibration"]["bins"][-1]["accuracy"] == 0.5  # arts: 0.9
+    unknown, made = task_of().prepared(source, stored)  # of which classes they are
+    assert "cosine" not in unknown.metrics(made, source)
     wrong = [StoredPrediction(values={"labels": [], "probs": ["x", 0.1, 0.2]}, place="p:1")]
     with pytest.raises(UserError, match="probs: expected a number for each class"):
-        task.score_rows(source, wrong * len(ROWS))
+        read.metrics(task.prepared(source, wrong * len(ROWS))[1], source)
 
 
 def test_another_separator_is_remarked_on(tmp_path: Path) -> None:

@@ -99,7 +99,8 @@ def test_texts_do_not_see_each_other(tmp_path: Path) -> None:
 def test_stored_predictions(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
     stored = [StoredPrediction(values={"value": x}, place="p") for x in (0.9, 0.1, 0.5)]
-    assert task_of().score_rows(source, stored)["spearman"] == pytest.approx(1.0)
+    task, made = task_of().prepared(source, stored)
+    assert task.metrics(made, source)["spearman"] == pytest.approx(1.0)
 
 
 def test_refused(tmp_path: Path) -> None:

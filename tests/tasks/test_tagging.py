@@ -242,6 +242,12 @@ def test_tags_without_chunks_are_used_as_they_are(rows: Callable[..., TableSourc
     assert json.loads(json.dumps(found)) == {"0": found[0], "1": found[1]}
     found[1]["tags"] = ["NN"]
     assert task.metrics(found, source) == {"accuracy": pytest.approx(2 / 3)}
+    report = task.report(found, source)
+    assert report and report.record()["confusion"] == {
+        "DT": {"DT": 1},
+        "NN": {"NN": 1},
+        "VB": {"NN": 1},
+    }
 
 
 def test_rows_that_break_the_scheme_are_read_by_conlleval_and_reported(
@@ -272,11 +278,28 @@ def test_types_have_their_own_scores(rows: Callable[..., TableSource]) -> None:
     predicted = {0: {"tags": every[1]}}
     kinds = ["S-x", "S-y", "S-z"]
     report: Any = classification_report(*every, labels=kinds, output_dict=True)
-    (table,) = task.tables(predicted, source).values()
-    assert table[0] == ["type", "expected", "f1", "precision", "recall"]
-    for kind in kinds:
-        values = [report[kind][x] for x in ("support", "f1-score", "precision", "recall")]
-        assert [kind[2:], *(pytest.approx(x, abs=1e-4) for x in values)] in table
+    found = task.report(predicted, source)
+    assert found is not None and list(found.tables()) == ["Classes"]
+    by_type = found.record()
+    for kind, scores in [*by_type["classes"].items(), *by_type["averages"].items()]:
+        theirs = report[f"S-{kind}" if kind in "xyz" else f"{kind} avg"]
+        for key, value in scores.items():
+            assert value == pytest.approx(theirs[key.replace("f1", "f1-score")]), (kind, key)
+    probs = {0: {**predicted[0], "probs": [0.75] * 40}}
+    calibrated = task.report(probs, source)
+    right = np.mean(np.equal(*every))
+    assert calibrated and calibrated.record()["calibration"] == {
+        "ece": pytest.approx(abs(right - 0.75)),
+        "bins": [
+            {
+                "low": pytest.approx(0.7),
+                "high": pytest.approx(0.8),
+                "confidence": 0.75,
+                "accuracy": right,
+                "rows": 40,
+            }
+        ],
+    }
     scores = task.metrics(predicted, source)
     assert list(scores) == ["f1", "precision", "recall", "accuracy"]
     assert scores["f1"] == pytest.approx(report["micro avg"]["f1-score"])

@@ -16,7 +16,7 @@ import math
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeAlias
 
 import numpy as np
 
@@ -64,6 +64,18 @@ class StoredPrediction:
         return number
 
 
+class ScoreReport(Protocol):
+    """More about predictions than `metrics`: scores by class, for example."""
+
+    def record(self) -> dict[str, Any]:
+        """As JSON: all of it."""
+        ...
+
+    def tables(self) -> dict[str, list[list[Any]]]:
+        """{title: rows of cells, header first}, for readers."""
+        ...
+
+
 class Predicts(ABC):
     """What a task predicts, and how good it is. A task that defines `decode` predicts."""
 
@@ -94,11 +106,18 @@ class Predicts(ABC):
         """{metric: value} of predictions and the source's labels, main one first; may be empty."""
         return {}
 
+    def report(
+        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
+    ) -> ScoreReport | None:
+        """More about predictions of rows with labels; None if there is nothing to say."""
+        return None
+
     def tables(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, list[list[Any]]]:
         """{title: rows of cells, header first}: more for the report, such as a confusion matrix."""
-        return {}
+        report = self.report(predictions, source)
+        return report.tables() if report else {}
 
 
 class PredictionFiles(Predicts):
@@ -119,12 +138,12 @@ class PredictionFiles(Predicts):
         """{suffix: content} of files to write next to the predictions: texts, or JSON."""
         return {}
 
-    def score_rows(
+    def prepared(
         self, source: TableSource, predictions: Sequence[StoredPrediction]
-    ) -> dict[str, float]:
-        """`metrics` of predictions read from a file, one per row of `source`, which has no
-        tokenizer. Raises UserError."""
-        return self.metrics(dict(enumerate(map(self.read_prediction, predictions))), source)
+    ) -> tuple[Self, dict[int, dict[str, Any]]]:
+        """The task, and what its `metrics` reads, from predictions of a file, one per row of
+        `source`, which has no tokenizer. Raises UserError."""
+        return self, dict(enumerate(map(self.read_prediction, predictions)))
 
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
         """A stored prediction in the form `metrics` takes. Raises UserError."""

@@ -15,6 +15,8 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.interfaces import StoredPrediction
+from palm_ds.tasks.metrics.calibration import calibration_bins
+from palm_ds.tasks.metrics.class_report import ClassReport, class_report
 from palm_ds.tasks.metrics.classes import auc, precision_at_threshold, recall_at_precision
 from palm_ds.tasks.shared.text_task import ClassesTask, PositiveClassTask, TextTask
 
@@ -74,6 +76,32 @@ def positive_scores(
     if level := task.precision_at_threshold:
         found["precision_at_threshold"] = precision_at_threshold(scores, actual, level, positive)
     return found
+
+
+def compared(
+    task: ClassesTask, predictions: Mapping[int, Mapping[str, Any]], targets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Predicted and true classes, both (n,), of the rows with a label. `targets`: (rows,) classes,
+    -1 where there is none."""
+    number = {name: i for i, name in enumerate(task.labels)}
+    predicted = np.array([number[found["label"]] for found in predictions.values()], np.int64)
+    actual = targets[list(predictions)]
+    return predicted[actual >= 0], actual[actual >= 0]
+
+
+def report_of_classes(
+    task: ClassesTask, predictions: Mapping[int, Mapping[str, Any]], targets: np.ndarray
+) -> ClassReport | None:
+    """Scores by class of a task with one class per row, and the calibration of the predicted
+    class's probability. `targets` as in `compared`; None without rows with a label."""
+    predicted, actual = compared(task, predictions, targets)
+    if not len(actual):
+        return None
+    bins = []
+    if (probs := class_probs(predictions, len(task.labels))) is not None:
+        known = probs[targets[list(predictions)] >= 0]
+        bins = calibration_bins(known.max(1), predicted == actual)
+    return class_report(predicted, actual, task.labels, bins)
 
 
 def class_probs(predictions: Mapping[int, Mapping[str, Any]], classes: int) -> np.ndarray | None:

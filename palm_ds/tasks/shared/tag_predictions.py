@@ -18,6 +18,13 @@ def stored_tags(stored: StoredPrediction) -> list[str]:
     return tags.split() if isinstance(tags, str) else [str(tag) for tag in tags]
 
 
+def stored_probs(stored: StoredPrediction) -> list[float]:
+    """The probabilities of the tags of a prediction; empty if it has none."""
+    probs = stored.values.get("probs")
+    numbers = isinstance(probs, list) and all(isinstance(x, int | float) for x in probs)
+    return [float(x) for x in probs] if probs and numbers else []
+
+
 def stored_spans(stored: StoredPrediction) -> list[Mapping[str, Any]]:
     """The character spans of a prediction. Raises UserError if one is malformed."""
     spans = stored.value("spans")

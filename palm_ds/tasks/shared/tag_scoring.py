@@ -5,20 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from operator import eq
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.interfaces import StoredPrediction
+from palm_ds.tasks.metrics.calibration import CalibrationBin, calibration_bins
 from palm_ds.tasks.metrics.chunks import chunk_scores, convert
+from palm_ds.tasks.metrics.class_report import ClassReport, class_report
 from palm_ds.tasks.metrics.classes import accuracy
 from palm_ds.tasks.metrics.counts import MatchCounts
 from palm_ds.tasks.shared import tag_schemes
-from palm_ds.tasks.shared.tag_predictions import conll, stored_spans, stored_tags, total_scores
+from palm_ds.tasks.shared.tag_predictions import (
+    conll,
+    stored_probs,
+    stored_spans,
+    stored_tags,
+    total_scores,
+)
 from palm_ds.tasks.shared.tagging_task import SPANS, TagsTask
-from palm_ds.tasks.shared.text_task import MOST_SHOWN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,18 +52,37 @@ class TagScoring(TagsTask):
             scores["accuracy"] = accuracy(np.concatenate(tags), np.concatenate(right))
         return scores
 
-    def tables(
+    def report(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
-    ) -> dict[str, list[list[Any]]]:
-        """Scores by type of chunk, the most frequent first."""
-        types = self._types(predictions, self._known(predictions, source), source)
-        often = sorted(types, key=lambda kind: (-types[kind].expected, kind))[:MOST_SHOWN]
-        rows = [
-            [kind, x.expected, *(round(y, 4) for y in (x.f1, x.precision, x.recall))]
-            for kind in often
-            for x in [types[kind]]
-        ]
-        return {"Types": [["type", "expected", "f1", "precision", "recall"], *rows]} if rows else {}
+    ) -> ClassReport | None:
+        """Scores by type of chunk, or by tag if they are no chunks; and the calibration of the
+        probabilities of the tags."""
+        known = self._known(predictions, source)
+        if not known:
+            return None
+        bins = self._calibration(predictions, known)
+        if self.written != tag_schemes.NONE:
+            return ClassReport(classes=self._types(predictions, known, source), bins=bins)
+        predicted = [tag for item in known for tag in predictions[item]["tags"]]
+        right = [tag for tags in known.values() for tag in tags]
+        names = sorted({*predicted, *right})
+        number = {name: i for i, name in enumerate(names)}
+        ours, theirs = ([number[tag] for tag in tags] for tags in (predicted, right))
+        return class_report(ours, theirs, names, bins)
+
+    def _calibration(
+        self, predictions: Mapping[int, dict[str, Any]], known: Mapping[int, list[str]]
+    ) -> list[CalibrationBin]:
+        """Of all tags; empty if some have no probability."""
+        probs, right = [], []
+        for item, tags in known.items():
+            found = predictions[item].get("tags", ())
+            own = predictions[item].get("probs", ())
+            if len(own) != len(tags) or len(found) != len(tags):
+                return []
+            probs += own
+            right += map(eq, found, self._as_written(tags))
+        return calibration_bins(probs, right)
 
     def _known(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
@@ -86,10 +113,9 @@ class TagScoring(TagsTask):
         tags = [predictions[item]["tags"] for item in known]
         return chunk_scores(tags, [self._as_written(tags) for tags in known.values()]).types
 
-    def score_rows(
+    def prepared(
         self, source: TableSource, predictions: Sequence[StoredPrediction]
-    ) -> dict[str, float]:
-        """The metrics and the F1 of each type."""
+    ) -> tuple[Self, dict[int, dict[str, Any]]]:
         if self.labelled_by(source) == SPANS:
             made = {
                 item: {"spans": stored_spans(prediction)}
@@ -97,7 +123,7 @@ class TagScoring(TagsTask):
             }
         else:
             made = {
-                item: {"tags": stored_tags(prediction)}
+                item: {"tags": stored_tags(prediction), "probs": stored_probs(prediction)}
                 for item, prediction in enumerate(predictions)
             }
         task = self.for_scoring(source, made)
@@ -108,10 +134,7 @@ class TagScoring(TagsTask):
             if count != len(tags):
                 place, where = predictions[item].place, source.where(item)
                 raise UserError(f"{place}: {count} tags, but {where} has {len(tags)}")
-        types = task._types(made, known, source)
-        return task.metrics(made, source) | {
-            f"f1 {kind}": value.f1 for kind, value in types.items()
-        }
+        return task, made
 
     def submission_value(self, prediction: Mapping[str, Any]) -> str:
         return " ".join(prediction.get("tags", ()))

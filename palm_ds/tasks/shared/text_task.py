@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -20,14 +20,10 @@ from palm_ds.data.tasks.example import Example, build_input, layouts
 from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.data.tasks.task import TableTask, Task
 from palm_ds.model.heads.outputs import ExportedHead
-from palm_ds.tasks.metrics.classes import confusion
 from palm_ds.tasks.shared.label_notes import label_notes
 
 MOST_LABELS = 10_000
 """With more distinct labels than this, the label column is probably wrong."""
-
-MOST_SHOWN = 12
-"""Maximum lines and columns of a table in the report."""
 
 SHORTEST = 8
 """Minimum `max_length`."""
@@ -135,14 +131,14 @@ class TextTask(TableTask):
             return super().input_key()
         return repr((kind.columns_of, kind.max_length, self.texts, self.max_length))
 
-    def score_rows(
+    def prepared(
         self, source: TableSource, predictions: Sequence[StoredPrediction]
-    ) -> dict[str, float]:
-        """Scores of predictions for all rows, each of which must have a label."""
+    ) -> tuple[Self, dict[int, dict[str, Any]]]:
+        """Of predictions for all rows, each of which must have a label."""
         made = dict(enumerate(map(self.read_prediction, predictions)))
         task = self.for_scoring(source, made)
         task.check_labels(source)
-        return task.metrics(made, source)
+        return task, made
 
     def for_scoring(
         self: AnyTextTask, source: TableSource, predictions: Mapping[int, dict[str, Any]]
@@ -270,27 +266,6 @@ class ClassesTask(TextTask):
                 f"{suggest(str(name), self.labels)}; {self.where} has {known}"
             )
         return self.labels.index(str(name))
-
-
-def confusion_table(
-    predicted: Sequence[int], targets: Sequence[int], names: Sequence[str]
-) -> dict[str, list[list[Any]]]:
-    """{title: rows}: the confusion matrix, true classes as rows; with more than MOST_SHOWN classes
-    the most frequent confusions."""
-    counts = confusion(predicted, targets, range(len(names)))
-    if len(names) <= MOST_SHOWN:
-        heads = ["is", *(f"taken for {name}" for name in names)]
-        rows = zip(names, counts.tolist(), strict=True)
-        return {"Confusion": [heads, *([name, *row] for name, row in rows)]}
-    np.fill_diagonal(counts, 0)
-    worst = np.argsort(-counts, axis=None, kind="stable")[:MOST_SHOWN]
-    pairs = [divmod(int(place), len(names)) for place in worst]
-    rows = [[names[true], names[taken], int(counts[true, taken])] for true, taken in pairs]
-    return {"Confusion, the most frequent": [["is", "taken for", "rows"], *filter(_some, rows)]}
-
-
-def _some(row: Sequence[Any]) -> bool:
-    return row[-1] > 0
 
 
 def _order(name: str) -> tuple[int, float, str]:

@@ -12,6 +12,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from palm_ds.common.errors import UserError
 from palm_ds.common.settings import InnerShare, Settings, one_of
 from palm_ds.data.reader import TableSettings
+from palm_ds.data.sources.folds import FoldSettings
 from palm_ds.data.tasks.task import MOST_EXAMPLES
 from palm_ds.model.pooling import POOLINGS
 
@@ -56,6 +57,9 @@ class SourceSettings(Settings):
     validation: str | list[str] = ""
     """Another corpus (with `ernie`: another list; with `table`: another table) to evaluate on.
     Nothing of the source itself is held out then."""
+    folds: FoldSettings | None = None
+    """With `table`: hold out one of several folds of its rows instead of a `held_out` share
+    (`palm-ds suite` runs all of them)."""
     evaluation_sets: dict[str, EvaluationSet] = field(default_factory=dict)
     """With `table`: {name: {table: FILE}}: more tables to evaluate on, such as `test`. Each is
     reported separately, as `task (name)`; only `validation` decides which weights are best."""
@@ -71,6 +75,8 @@ class SourceSettings(Settings):
             raise UserError("`ernie: FILELIST` and `tokenizer: vocab.txt` go together")
         if self.sampling_exponent and not self.mix:
             raise UserError("sampling_exponent: needs `mix`, several corpora")
+        if self.folds and (self.validation or not self.table):
+            raise UserError("folds: of a `table`, in place of its `validation`; give one of them")
         if self.evaluation_sets and not (self.table and self.validation):
             raise UserError(
                 "evaluation_sets: tables in addition to `validation`; give `table` and `validation`"

@@ -109,6 +109,25 @@ def metrics_panel(metrics: Metrics, curriculum: Curriculum | None, task: str) ->
     return draw
 
 
+def calibration_panel(rows: Sequence[Sequence[Any]]) -> Panel:
+    """A reliability diagram from the lines of a calibration table (probability, mean, accuracy,
+    gap, rows): the accuracy of each bin, and the diagonal of perfect calibration."""
+    bins = [row for row in rows if row[0] != "all"]
+    means, accuracies, counts = ([row[i] for row in bins] for i in (1, 2, 4))
+    sizes = 12 + 160 * np.sqrt(np.array(counts) / max(sum(counts), 1))
+
+    def draw(axes: Axes) -> None:
+        axes.plot([0, 1], [0, 1], color=_BASELINE, linestyle=(0, (4, 3)), linewidth=1.2)
+        axes.plot(means, accuracies, color=_TRAIN, linewidth=1.4)
+        axes.scatter(means, accuracies, s=sizes, color=_TRAIN, zorder=3)
+        axes.set_xlim(0, 1.02)
+        axes.set_ylim(0, 1.02)
+        axes.set_xlabel("probability", color=_INK)
+        axes.set_ylabel("accuracy", color=_INK)
+
+    return draw
+
+
 def run_panel(metrics: Metrics, curriculum: Curriculum | None, name: str, label: str) -> Panel:
     steps, values = series(metrics.steps, name)
 

@@ -6,7 +6,6 @@ environment.json), at any time: also while the run trains, or after it was kille
 
 from __future__ import annotations
 
-import html
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from palm_ds.data.stream.curriculum_spec import read_stages
 from palm_ds.data.stream.stages import Curriculum
 from palm_ds.train.report.charts import figure, metrics_panel, run_panel, series, task_panel
 from palm_ds.train.report.forgetting import Measure, change_cell, lines, stage_ends, value_cell
+from palm_ds.train.report.html_page import page, score_tables, table_of, text_of
 from palm_ds.train.report.metrics_file import FILE, Metrics, read_metrics, task_of
 from palm_ds.train.report.run_log import clock
 from palm_ds.train.report.score_tables import metrics_text
@@ -102,42 +102,11 @@ def _mapping(path: Path, parse: Callable[[str], Any], notes: list[str]) -> Mappi
 
 # The page --------------------------------------------------------------------------------------
 
-_STYLE = """
-:root { color-scheme: light dark; --page: light-dark(#fff, #14191f);
-        --ink: light-dark(#30343b, #dde3ea); --pale: light-dark(#6a707a, #9aa8b7);
-        --line: light-dark(#d5d8dd, #3b4754); --grid: light-dark(#eceef1, #28323c);
-        --box: light-dark(#f5f6f8, #1d252e); --note: light-dark(#fff4e5, #3a2a17);
-        --good: light-dark(#19774a, #5fce96); --bad: light-dark(#b3261e, #ff9b90);
-        --train: light-dark(#2f6fb3, #6aa5e6); --violet: light-dark(#7b4fa3, #b995dd); }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); max-width: 1060px;
-       margin: 2.5rem auto; padding: 0 1.2rem; background: var(--page); }
-h1 { font-size: 1.7rem; margin: 0; overflow-wrap: anywhere; }
-h2 { font-size: 1.2rem; margin: 2.4rem 0 .6rem; }
-h3 { font-size: 1rem; margin: 1.2rem 0 0; } .lead { color: var(--pale); margin: .2rem 0 0; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .9rem .3rem 0; text-align: left; vertical-align: top; }
-th { font-weight: 600; color: var(--pale); border-bottom: 1px solid var(--line); }
-td { border-bottom: 1px solid var(--grid); } .n { text-align: right; }
-td.n, td:first-child { white-space: nowrap; } td { overflow-wrap: break-word; }
-.note { background: var(--note); border-left: 4px solid #d9691e; padding: .5rem .9rem;
-        margin: 1rem 0 0; overflow-wrap: anywhere; }
-.good { color: var(--good); font-weight: 600; } .bad { color: var(--bad); font-weight: 600; }
-.key { color: var(--pale); font-size: .9rem; }
-.charts { display: grid; gap: 0 1rem;
-          grid-template-columns: repeat(auto-fill, minmax(min(100%, 24rem), 1fr)); }
-svg { width: 100%; height: auto; } svg text { fill: var(--ink); }
-pre { background: var(--box); padding: 1rem; overflow: auto; font-size: .85rem; }
-summary { cursor: pointer; font-weight: 600; margin-top: 1rem; }
-.train { color: var(--train); } .held { color: #d9691e; } .baseline { color: #8a8f98; }
-@media (max-width: 40rem) { body { margin: 1.2rem auto; padding: 0 .9rem; } }
-"""
-
 
 def _page(story: Story) -> str:
-    notes = "".join(f'<p class="note">{_text(note)}</p>' for note in story.notes)
+    notes = "".join(f'<p class="note">{text_of(note)}</p>' for note in story.notes)
     parts = [
-        f"<h1>{_text(story.name)}</h1><p class='lead'>{_text(_summary(story))}</p>{notes}",
+        f"<h1>{text_of(story.name)}</h1><p class='lead'>{text_of(_summary(story))}</p>{notes}",
         _held_out(story),
         _forgetting(story),
         _curves(story),
@@ -148,13 +117,7 @@ def _page(story: Story) -> str:
         _details("Recipe", _yaml(story.recipe)),
         _details("DeepSpeed", json.dumps(story.ds_config, indent=2) if story.ds_config else ""),
     ]
-    return (
-        "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>{_text(story.name)}</title><style>{_STYLE}</style></head>\n<body>\n"
-        + "\n".join(part for part in parts if part)
-        + "\n</body></html>\n"
-    )
+    return page(story.name, parts)
 
 
 def _summary(story: Story) -> str:
@@ -197,8 +160,8 @@ def _metric_scores(scores: Mapping[str, tuple[int, Mapping[str, Any]]]) -> str:
         return ""
     rows = [
         [
-            _text(task),
-            _text(metrics_text(score)),
+            text_of(task),
+            text_of(metrics_text(score)),
             f"{step:,}",
             _number(score.get("loss"), ".4f"),
             _number(score.get("baseline_loss"), ".4f"),
@@ -206,7 +169,7 @@ def _metric_scores(scores: Mapping[str, tuple[int, Mapping[str, Any]]]) -> str:
         ]
         for task, (step, score) in scores.items()
     ]
-    table = _table(["task", "scores", "step", "loss", "baseline", "labels"], rows, numbers_from=2)
+    table = table_of(["task", "scores", "step", "loss", "baseline", "labels"], rows, numbers_from=2)
     return (
         "<h2>Scores</h2>" + table + "<p class='key'>On the validation rows. Baseline: the loss "
         "of predictions that ignore the text. ± is one standard error.</p>"
@@ -216,26 +179,15 @@ def _metric_scores(scores: Mapping[str, tuple[int, Mapping[str, Any]]]) -> str:
 def _details_of(scores: Mapping[str, tuple[int, Mapping[str, Any]]]) -> str:
     """The tables of the tasks, such as confusion matrices."""
     return "\n".join(
-        f"<h3>{_text(task)}: {_text(title)}</h3>"
-        + _table(
-            [_text(head) for head in heads], [[_text(_cell(x)) for x in row] for row in rows], 1
-        )
-        for task, (_, score) in scores.items()
-        for title, (heads, *rows) in (score.get("tables") or {}).items()
+        score_tables(task, score.get("tables") or {}) for task, (_, score) in scores.items()
     )
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.3f}"
-    return f"{value:,}" if isinstance(value, int) else str("-" if value is None else value)
 
 
 def _loss_scores(rows: list[list[str]]) -> str:
     if not rows:
         return ""
     heads = ["task", "step", "loss", "baseline", "perplexity", "accuracy", "baseline", "difference"]
-    table = _table([*heads, "labels"], rows, numbers_from=1)
+    table = table_of([*heads, "labels"], rows, numbers_from=1)
     return (
         "<h2>Held-out documents</h2>" + table + "<p class='key'>Baseline: predictions that ignore "
         "the text, such as token frequencies for masked words (unigram baseline) and a uniform or "
@@ -250,7 +202,7 @@ def _score_row(task: str, step: int, score: Mapping[str, Any]) -> list[str]:
     error = score.get("standard_error")
     plus_minus = "" if error is None or math.isnan(error) else f" ± {100 * error:.2f}"
     return [
-        _text(task),
+        text_of(task),
         f"{step:,}",
         _number(score.get("loss"), ".4f"),
         _number(score.get("baseline_loss"), ".4f"),
@@ -272,13 +224,13 @@ def _forgetting(story: Story) -> str:
         heads = [measure, *(f"{end.name}<br>step {end.step:,}" for end in ends), "last - best"]
         rows = []
         for line in lines(ends, measure, story.tasks):
-            cells = [_text(value_cell(line, stage, measure)) for stage in range(len(ends))]
+            cells = [text_of(value_cell(line, stage, measure)) for stage in range(len(ends))]
             if line.best is not None:
                 cells[line.best] = f"<span class='good'>{cells[line.best]}</span>"
             bad = " class='bad'" if line.clearly_forgotten else ""
-            change = f"<span{bad}>{_text(change_cell(line, measure))}</span>"
-            rows.append([_text(line.task), *cells, change])
-        return _table(heads, rows, numbers_from=1)
+            change = f"<span{bad}>{text_of(change_cell(line, measure))}</span>"
+            rows.append([text_of(line.task), *cells, change])
+        return table_of(heads, rows, numbers_from=1)
 
     return (
         "<h2>Forgetting</h2>"
@@ -294,7 +246,7 @@ def _forgetting(story: Story) -> str:
 
 def _curves(story: Story) -> str:
     figures = [
-        f"<h3>{_text(task)}</h3>"
+        f"<h3>{text_of(task)}</h3>"
         + figure(
             [
                 task_panel(story.metrics, story.curriculum, task, "loss"),
@@ -322,10 +274,10 @@ def _plan(story: Story) -> str:
     for task_group in story.curriculum.task_groups:
         counts = [dict(stage.steps_of).get(task_group, 0) for stage in stages]
         cells = [f"{count:,}" if count else "" for count in counts]
-        rows.append([_text(task_group), *cells, f"{sum(counts):,}"])
+        rows.append([text_of(task_group), *cells, f"{sum(counts):,}"])
     rows.append(["steps", *(f"{stage.steps:,}" for stage in stages), f"{story.curriculum.steps:,}"])
     heads = ["task group", *(f"stage {i + 1}" for i in range(len(stages))), "all"]
-    return "<h2>Plan</h2>" + _table(heads, rows, numbers_from=1)
+    return "<h2>Plan</h2>" + table_of(heads, rows, numbers_from=1)
 
 
 def _running(story: Story) -> str:
@@ -356,8 +308,8 @@ def _environment(story: Story) -> str:
             value = ", ".join(f"{k} {v}" for k, v in value.items())
         elif isinstance(value, list):
             value = ", ".join(map(str, value)) or "none"
-        rows.append([_text(name.replace("_", " ")), _text("-" if value is None else value)])
-    return "<h2>Environment</h2>" + _table(["", ""], rows, numbers_from=2)
+        rows.append([text_of(name.replace("_", " ")), text_of("-" if value is None else value)])
+    return "<h2>Environment</h2>" + table_of(["", ""], rows, numbers_from=2)
 
 
 def _event_line(event: Mapping[str, Any]) -> str:
@@ -369,23 +321,9 @@ def _event_line(event: Mapping[str, Any]) -> str:
 
 
 def _details(title: str, text: str) -> str:
-    return f"<details><summary>{title}</summary><pre>{_text(text)}</pre></details>" if text else ""
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], numbers_from: int) -> str:
-    """A table from cells of HTML; columns from `numbers_from` on are right-aligned."""
-
-    def line(tag: str, cells: Sequence[str]) -> str:
-        marks = [" class='n'" if i >= numbers_from else "" for i in range(len(cells))]
-        return "".join(f"<{tag}{m}>{c}</{tag}>" for m, c in zip(marks, cells, strict=True))
-
-    body = "\n".join(f"<tr>{line('td', row)}</tr>" for row in rows)
-    head = f"<tr>{line('th', heads)}</tr>" if any(heads) else ""
-    return f"<div class='wide'><table>{head}\n{body}</table></div>"
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value))
+    return (
+        f"<details><summary>{title}</summary><pre>{text_of(text)}</pre></details>" if text else ""
+    )
 
 
 def _yaml(values: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 _METRICS_WIDTH = 52
 
@@ -86,6 +87,30 @@ def score_table(scores: Mapping[str, Mapping[str, float]], title: str) -> Table:
             number(score.get("count"), ",.0f"),
         )
     return table
+
+
+def detail_tables(
+    task: str, tables: Mapping[str, Sequence[Sequence[Any]]], most: int = 20
+) -> list[Table | str]:
+    """The tables of a task's scores for the screen, of long ones the first `most` lines, with the
+    number of those left out."""
+    shown: list[Table | str] = []
+    for title, (heads, *rows) in tables.items():
+        table = Table(box=None, pad_edge=False, padding=(0, 2), title_justify="left")
+        table.title = Text(f"{task}: {title}" if task else title)
+        for i, head in enumerate(heads):
+            words = all(isinstance(row[i], str) for row in rows)
+            table.add_column(Text(str(head)), justify="left" if words else "right", overflow="fold")
+        for row in rows[:most]:
+            table.add_row(*(Text(_cell(value)) for value in row))
+        shown += ["", table]
+        if left := len(rows) - most:
+            shown += [f"... and {left:,} more"] if left > 0 else []
+    return shown
+
+
+def _cell(value: object) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def number(value: float | None, form: str = ".4f") -> str:

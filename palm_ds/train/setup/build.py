@@ -233,7 +233,7 @@ def _check_held_out(recipe: Recipe, data: Data, dataset: TaskGroupDataset) -> No
     try:
         dataset.order.up_to(1)
     except UserError as error:
-        if recipe.sources[name].validation:
+        if recipe.sources[name].validation or recipe.sources[name].folds:
             raise
         _check_training(recipe, data, dataset.name)  # with nothing there, no share helps
         held = sum(len(source) for _, source, _ in data.held_out[name])

@@ -17,6 +17,7 @@ from palm_ds.corpus.ernie_dataset import open_ernie
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.sources.corpus import split_corpus
+from palm_ds.data.sources.folds import FoldSettings, deal_folds
 from palm_ds.data.sources.source import held_out_draw
 from palm_ds.data.sources.table import TableSource, split_rows
 from palm_ds.data.stream.stages import tasks_of
@@ -28,6 +29,7 @@ from palm_ds.data.tasks.task_with_data import NamedRows
 from palm_ds.model.distillation.settings import TeacherSettings
 from palm_ds.model.encoder.encoder import memory_shape
 from palm_ds.tasks.ranking import Ranking
+from palm_ds.tasks.shared.text_task import PositiveClassTask
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.tokens import SpecialTokens
 from palm_ds.train.recipe.recipe import Recipe
@@ -111,7 +113,9 @@ class _Opening:
         share = 0.0 if source.validation else self.recipe.held_out
         where = f"sources.{name}"
         rows = self._table(source.table, source.read, where)
-        training, held = split_rows(rows, share, tokenizer, name)
+        training, held = split_rows(rows, 0.0 if source.folds else share, tokenizer, name)
+        if source.folds:
+            training, held = self._folded(name, training, source.folds)
         if source.validation:
             rows = self._table(source.validation, source.read, f"{where}.validation")
             held, _ = split_rows(rows, 0.0, tokenizer, f"{name} (validation)")
@@ -124,6 +128,33 @@ class _Opening:
             rows = self._sampled(name, rows)
             self.evaluation_sets.setdefault(title, {})[name] = [(name, rows, 1.0)]
         self.tokenizers[where] = tokenizer
+
+    def _folded(
+        self, name: str, rows: TableSource, folds: FoldSettings
+    ) -> tuple[TableSource, TableSource]:
+        """The rows of a table to train on and those of the fold that is held out."""
+        tasks = [task for task in self.recipe.built_tasks.values() if task.source == name]
+        ranked = [task.group_of(rows) for task in tasks if isinstance(task, Ranking)]
+        group = folds.group or next(iter(ranked), "")
+        if group:
+            rows.need(group, f"sources.{name}.folds.group")
+        named = [task.label_column for task in tasks if isinstance(task, PositiveClassTask)]
+        label = next((column for column in named if column in rows.columns), "")
+        try:
+            fold = deal_folds(
+                len(rows),
+                folds.count,
+                seed=self.recipe.seed,
+                classes=rows.column(label) if label else None,
+                groups=rows.column(group) if group else None,
+            )
+        except UserError as error:
+            raise UserError(f"sources.{name}.{error}") from None
+        held = fold == folds.held_out - 1
+        return (
+            replace(rows, numbers=rows.numbers[~held]),
+            replace(rows, numbers=rows.numbers[held]),
+        )
 
     def _sampled(self, name: str, rows: TableSource) -> TableSource:
         """At most `evaluate.examples` rows of a table, always the same. The candidates of a ranking

@@ -18,10 +18,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import Field
 
 from palm_ds.common import errors
 from palm_ds.common.config import differences, parse, read_yaml
@@ -79,6 +81,10 @@ class DataSet:
     """With a template: how its tables are read, as in a recipe."""
     task: dict[str, Any] = field(default_factory=dict)
     """With a template: the keys of its task; by default `kind: classification`."""
+    folds: int | None = None
+    """Instead of the suite's `folds`."""
+    group: str = ""
+    """With folds: column role whose equal values stay in one fold, such as `context`."""
     best: str = ""
     """With a template: the metric that selects the final weights; by default the task's first."""
     overrides: list[str] = field(default_factory=list)
@@ -91,6 +97,9 @@ class Suite:
 
     seeds: int | list[int] = 5
     """Number of seeds, or a list of them."""
+    folds: Annotated[int, Field(ge=0)] = 0
+    """Cross-validation: each fold of the training rows is held out once, for every seed, which also
+    deals the rows to folds; `dev` rows are not read. 0: no folds."""
     recipes: list[str] | dict[str, str] = field(default_factory=list)
     """Recipe files: a list, named after the files, or {name: file}."""
     template: str = ""
@@ -131,6 +140,8 @@ class SuiteRun:
     name: str
     """Name of the data set."""
     seed: int
+    fold: int = 0
+    """The fold that is held out, from 1; 0: there are none."""
     values: Mapping[str, Any]
     """The contents of its recipe file."""
     folder: Path
@@ -138,16 +149,21 @@ class SuiteRun:
 
     @property
     def title(self) -> str:
-        return f"{self.name}, seed {self.seed}"
+        return f"{self.name}, seed {self.seed}" + (f", fold {self.fold}" if self.fold else "")
+
+    @property
+    def key(self) -> str:
+        """Its name among the runs of its data set."""
+        return f"{self.seed}, fold {self.fold}" if self.fold else str(self.seed)
 
     @property
     def file(self) -> Path:
-        return self.folder.with_name(f"seed_{self.seed}.yaml")
+        return self.folder.with_name(f"{self.folder.name}.yaml")
 
     @property
     def output(self) -> Path:
         """The file with the output of its command."""
-        return self.folder.with_name(f"seed_{self.seed}.log")
+        return self.folder.with_name(f"{self.folder.name}.log")
 
     def scores(self) -> dict[str, dict[str, float]] | None:
         """{task: {metric: value}} of its final weights. None if it is not complete."""
@@ -215,13 +231,33 @@ def suite_runs(suite: Suite, out: Path) -> list[SuiteRun]:
     recipes."""
     runs = []
     for name, values in _recipes(suite):
-        for seed in suite.seed_list:
+        folds, group = _folds(suite, name)
+        for seed, fold in product(suite.seed_list, range(1, folds + 1) if folds else (0,)):
             own = {**copy.deepcopy(values), "seed": seed}
-            make_recipe(own, f"{name}, seed {seed}")
-            member = SuiteRun(name=name, seed=seed, values=own, folder=out / name / f"seed_{seed}")
+            if folds:
+                _hold_out(own, {"count": folds, "held_out": fold}, group)
+            ending = f"_fold_{fold}" if fold else ""
+            folder = out / name / f"seed_{seed}{ending}"
+            member = SuiteRun(name=name, seed=seed, fold=fold, values=own, folder=folder)
+            make_recipe(own, member.title)
             _check_same(member)
             runs.append(member)
     return runs
+
+
+def _folds(suite: Suite, name: str) -> tuple[int, str]:
+    """The number of folds of a data set, and its column of groups."""
+    own = suite.sets.get(name, DataSet())
+    return suite.folds if own.folds is None else own.folds, own.group
+
+
+def _hold_out(values: dict[str, Any], folds: dict[str, Any], group: str) -> None:
+    """Replace the rows to evaluate on of every table by a fold of its training rows."""
+    for source in (values.get("sources") or {}).values():
+        if "table" in source:
+            for key in ("validation", "evaluation_sets"):
+                source.pop(key, None)
+            source["folds"] = {**folds, **({"group": group} if group else {})}
 
 
 def _check_same(member: SuiteRun) -> None:
@@ -272,7 +308,11 @@ def _filled(
     task = {"kind": "classification", **known.get("task", {}), **own.task, "source": name}
     source = {
         "table": _file(folder, [own.train or "train.*"], "train"),
-        "validation": _file(folder, [own.dev or known.get("dev", "")] + list(_DEV), "dev"),
+        "validation": (
+            ""
+            if _folds(suite, name)[0]
+            else _file(folder, [own.dev or known.get("dev", "")] + list(_DEV), "dev")
+        ),
         "read": own.read or known.get("read", {}),
         "tokenizer": suite.tokenizer,
         "evaluation_sets": {

@@ -1,13 +1,16 @@
-"""The scores of a suite's runs in one table: median, lowest and highest over the seeds."""
+"""The scores of a suite's runs in one table: median, lowest and highest over the seeds; mean and
+standard deviation over folds."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from palm_ds.common.json_files import write_json
+from palm_ds.common.messages import nan_to_null
 from palm_ds.tasks.metrics.units import is_fraction, shown, title
 from palm_ds.train.report.metrics_file import task_of
 from palm_ds.train.sweeps.suite import SuiteRun
@@ -28,14 +31,15 @@ def compare(
     out.mkdir(parents=True, exist_ok=True)
     (out / "suite.md").write_text("\n\n".join(page) + "\n", encoding="utf-8")
     whole = {"sets": record, "average": average(record), "failed": dict(failed)}
-    write_json(out / "suite.json", whole)
+    write_json(out / "suite.json", nan_to_null(whole))
     return text
 
 
 _NOTE = (
     "Median over the seeds, the lowest and the highest; n: completed seeds. Scores are those of "
     "the final weights: of the best evaluation if the recipe sets `evaluate.best`. The average "
-    "is of the first metric of every task, if all of them are in per cent."
+    "is of the first metric of every task, if all of them are in per cent. With folds: the mean "
+    "and the standard deviation over the folds (of all seeds), each scored on its held-out rows."
 )
 
 
@@ -45,30 +49,38 @@ def _names(members: Sequence[SuiteRun]) -> list[str]:
 
 def _record(of_set: Sequence[SuiteRun], failed: Mapping[str, str]) -> dict[str, Any]:
     """Counts of a data set's runs, and {task: {metric: values and statistics}}."""
-    done = {member.seed: scores for member in of_set if (scores := member.scores()) is not None}
+    done = {member.key: scores for member in of_set if (scores := member.scores()) is not None}
+    folds = max(member.fold for member in of_set)
     tasks: dict[str, dict[str, Any]] = {}
-    for seed, scores in done.items():
+    for key, scores in done.items():
         for task, values in scores.items():
             for metric, value in values.items():
                 entry = tasks.setdefault(task, {}).setdefault(metric, {"values": {}})
-                entry["values"][str(seed)] = value
+                entry["values"][key] = value
     for metrics in tasks.values():
         for entry in metrics.values():
             values = list(entry["values"].values())
             entry["median"] = statistics.median(values)
             entry |= {"lowest": min(values), "highest": max(values), "n": len(values)}
-    missing = [m.seed for m in of_set if m.seed not in done]
+            if folds:
+                entry["mean"] = statistics.fmean(values)
+                entry["deviation"] = statistics.stdev(values) if len(values) > 1 else math.nan
     return {
         "runs": len(of_set),
-        "failed": [m.seed for m in of_set if m.title in failed],
-        "missing": missing,
+        **({"folds": folds} if folds else {}),
+        "failed": [_short(m) for m in of_set if m.title in failed],
+        "missing": [_short(m) for m in of_set if m.key not in done],
         "tasks": tasks,
     }
 
 
+def _short(member: SuiteRun) -> int | str:
+    return member.key if member.fold else member.seed
+
+
 def average(record: Mapping[str, Any]) -> float | None:
-    """The mean over the medians of the first metrics, further evaluation sets not counted. None
-    until every data set has one, or if they have different units."""
+    """The mean over the medians (of folds: the means) of the first metrics, further evaluation sets
+    not counted. None until every data set has one, or if they have different units."""
     firsts = []
     for each in record.values():
         if not each["tasks"]:
@@ -80,36 +92,49 @@ def average(record: Mapping[str, Any]) -> float | None:
         ]
     if not firsts or not all(is_fraction(name) for name, _ in firsts):
         return None
-    return statistics.fmean(each["median"] for _, each in firsts)
+    return statistics.fmean(each.get("mean", each["median"]) for _, each in firsts)
 
 
 def markdown_table(record: Mapping[str, Any]) -> str:
     """A Markdown table with one line per metric of each data set, each metric in its own unit."""
-    rows = [["data set", "metric", "median", "lowest - highest", "n"]]
+    folded = any("folds" in entry for entry in record.values())
+    heads = ["data set", "metric", *(["mean ± s.d."] if folded else []), "median"]
+    rows = [[*heads, "lowest - highest", "n"]]
     for name, entry in record.items():
-        rows += _rows(name, entry)
+        rows += _rows(name, entry, folded)
     if len(record) > 1:
         mean = average(record)
-        rows.append(["average", "", "-" if mean is None else f"{100 * mean:.2f}", "", ""])
-    widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        cells = ["-" if mean is None else f"{100 * mean:.2f}", "", ""]
+        rows.append(["average", "", *cells, *([""] if folded else [])])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     rule = ["-" * widths[0], "-" * widths[1], *("-" * (width - 1) + ":" for width in widths[2:])]
     return "\n".join(_line(row, widths) for row in [rows[0], rule, *rows[1:]])
 
 
-def _rows(name: str, of_set: Mapping[str, Any]) -> Iterator[list[str]]:
-    """The lines of one data set, its name in the first."""
+def _rows(name: str, of_set: Mapping[str, Any], folded: bool) -> Iterator[list[str]]:
+    """The lines of one data set, its name in the first. `folded`: with a column of means."""
     count = f"of {of_set['runs']}"
     mark = f", {len(of_set['failed'])} failed" if of_set["failed"] else ""
     if not of_set["tasks"]:
-        yield [name, "-", "failed" if of_set["failed"] else "-", "-", f"0 {count}{mark}"]
+        nothing = ["failed" if of_set["failed"] else "-", *(["-"] if folded else []), "-"]
+        yield [name, "-", *nothing, f"0 {count}{mark}"]
     first = name
     for task, metrics in of_set["tasks"].items():
         whose = "" if task == name or len(of_set["tasks"]) == 1 else f"{task} "
         for metric, of in metrics.items():
             low, median, high = (shown(metric, of[k]) for k in ("lowest", "median", "highest"))
             done = f"{of['n']} {count}{mark}"
-            yield [first, whose + title(metric), median, f"{low} - {high}", done]
+            mean = [_mean(metric, of)] if folded else []
+            yield [first, whose + title(metric), *mean, median, f"{low} - {high}", done]
             first = mark = ""
+
+
+def _mean(metric: str, of: Mapping[str, Any]) -> str:
+    """`91.20 ± 0.85` of a set with folds."""
+    if "mean" not in of:
+        return "-"
+    spread = "-" if math.isnan(of["deviation"]) else shown(metric, of["deviation"])
+    return f"{shown(metric, of['mean'])} ± {spread}"
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:

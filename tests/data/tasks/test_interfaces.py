@@ -231,7 +231,8 @@ def test_predictions_and_loss_equal_transformers(name: str, tmp_path: Path) -> N
         correct / len(losses), nan_ok=True
     )
     stored = [StoredPrediction(values=json.loads(json.dumps(made[i])), place="p") for i in made]
-    assert task.score_rows(source, stored) == scores
+    read, again = task.prepared(source, stored)
+    assert read.metrics(again, source) == scores
 
 
 # Rows without labels ---------------------------------------------------------------------------

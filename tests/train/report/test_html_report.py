@@ -8,6 +8,8 @@ import pytest
 import yaml
 
 from palm_ds.common.errors import UserError
+from palm_ds.tasks.metrics.calibration import calibration_bins
+from palm_ds.tasks.metrics.class_report import calibration_table
 from palm_ds.train.report import charts
 from palm_ds.train.report.charts import _averaged, running_mean
 from palm_ds.train.report.environment import environment
@@ -299,7 +301,8 @@ def tagged(step: int, f1: float) -> dict:
         "baseline_loss": 0.9,
         "metrics": {"f1": f1, "mse": 12.5, "pearson_and_spearman": 0.5, "spearman": 0.5},
         "tables": {
-            "Confusion": [["is", "taken for <a>", "taken for b"], ["<a>", 7, 0], ["b", 1, 2]]
+            "Confusion": [["is", "taken for <a>", "taken for b"], ["<a>", 7, 0], ["b", 1, 2]],
+            "Calibration": calibration_table(calibration_bins([0.7, 0.9, 0.95], [1, 1, 0])),
         },
         "count": 10,
     }
@@ -317,4 +320,10 @@ def test_metrics_and_confusions_are_those_of_the_final_weights(run_folder) -> No
     tags.feed(text)
     assert "f1 0.812  mse 12.5" in tags.text and "f1 0.750" not in tags.text
     assert "sentence_distance: Confusion" in tags.text and "taken for &lt;a&gt;" in text
+    assert "expected calibration error" in tags.text and "0.9 - 1.0" in tags.text
     assert not tags.open
+
+
+def test_the_diagram_of_calibration() -> None:
+    rows = tagged(1, 0.5)["scores"][DISTANCE]["tables"]["Calibration"][1:]
+    assert "accuracy" in charts.figure([charts.calibration_panel(rows)], height=2.8)

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from palm_ds.common.errors import UserError
+from palm_ds.data.sources.folds import FoldSettings
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.train.recipe.recipe import make_recipe
 from palm_ds.train.recipe.sections import EvaluateSettings
@@ -176,3 +178,35 @@ def test_a_table_that_is_evaluated_on_and_trained_on_is_named(tmp_path: Path) ->
     recipe = make_recipe(values)
     (line,) = trained_on_warnings(recipe, open_data(recipe))
     assert line.startswith("sources.texts.validation: texts is evaluated on and trained on (texts)")
+
+
+# Folds ------------------------------------------------------------------------------------------
+
+
+def folded(folder: Path, **folds: Any) -> Data:
+    recipe = spec(folder).recipe
+    source = replace(
+        recipe.sources["texts"],
+        validation="",
+        evaluation_sets={},
+        folds=FoldSettings(count=3, **folds),
+    )
+    return open_data(replace(recipe, sources={"texts": source}))
+
+
+def test_each_fold_is_held_out_once_with_its_share_of_the_classes(tmp_path: Path) -> None:
+    folder = write_tables(tmp_path)
+    held: list[int] = []
+    for number in (1, 2, 3):
+        data = folded(folder, held_out=number)
+        ((_, training, _),), ((_, rows, _),) = data.train["texts"], data.held_out["texts"]
+        assert sorted([*training.numbers, *rows.numbers]) == list(range(len(training.table)))
+        shares = [np.mean([x == "yes" for x in side.column("label")]) for side in (training, rows)]
+        assert shares[0] == pytest.approx(shares[1], abs=2 / len(rows))
+        held += rows.numbers.tolist()
+    assert sorted(held) == list(range(len(held)))
+
+
+def test_a_missing_column_of_groups_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"sources.texts.folds.group: texts has no column 'qid'"):
+        folded(write_tables(tmp_path), held_out=1, group="qid")

@@ -209,6 +209,30 @@ def test_runs_of_another_recipe_are_not_mixed_in(tmp_path):
         suite_runs(read_suite(path, ["length=64"]), tmp_path / "out")
 
 
+def test_every_fold_of_a_set_is_a_run_for_every_seed(tmp_path):
+    write_layout(tmp_path)
+    (tmp_path / "data/mine/dev.csv").unlink()  # its rows would not be read
+    sets = {"mine": {"group": "context", "folds": 3}, "SST-2": {"folds": 0}}
+    path = from_template(tmp_path, sets=sets, only=["mine", "SST-2", "CoLA"], seeds=2, folds=2)
+    found = suite_runs(read_suite(path), tmp_path / "out")
+    assert [run.title for run in found if run.name == "SST-2"] == ["SST-2, seed 1", "SST-2, seed 2"]
+    assert len([run for run in found if run.name == "CoLA"]) == 4
+    mine = [run for run in found if run.name == "mine"]
+    assert [(run.seed, run.fold) for run in mine] == [(s, f) for s in (1, 2) for f in (1, 2, 3)]
+    last = mine[-1]
+    assert last.title == "mine, seed 2, fold 3" and last.folder.name == "seed_2_fold_3"
+    assert (
+        last.values["sources"]["mine"]
+        == {
+            "table": str(tmp_path / "data/mine/train.csv"),
+            "read": {},
+            "folds": {"count": 3, "held_out": 3, "group": "context"},
+        }
+        or "read" not in last.values["sources"]["mine"]
+    )
+    assert len({run.file for run in found} | {run.output for run in found}) == 2 * len(found)
+
+
 # Running them ----------------------------------------------------------------------------------
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from palm_ds.train.sweeps.suite import run_all
@@ -35,6 +37,26 @@ def test_the_table_has_median_and_spread_of_the_final_weights(tmp_path):
         "n": 3,
     }
     assert record["average"] == pytest.approx(0.125)
+
+
+def test_folds_have_a_mean_and_a_deviation(tmp_path):
+    folds = [replace(run, name="b", seed=1, fold=run.seed) for run in made(tmp_path, "b")]
+    found = [*made(tmp_path, "a", 1), *folds]
+    ends = {m.title: "best" for m in found if m.fold != 2}
+    assert run_all(found[:3], training(tmp_path, ends), [{}]) == {}
+    text = compare(found, {}, tmp_path)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    assert rows[0] == ["data set", "metric", "mean ± s.d.", "median", "lowest - highest", "n"]
+    assert [row for row in rows if "f1 %" in row] == [
+        ["a", "f1 %", "-", "10.00", "10.00 - 10.00", "1 of 1"],
+        ["b", "f1 %", "7.50 ± 3.54", "7.50", "5.00 - 10.00", "2 of 3"],
+    ]
+    record = json.loads((tmp_path / "suite.json").read_text())["sets"]["b"]
+    assert (record["folds"], record["missing"]) == (3, ["1, fold 3"])
+    f1 = record["tasks"]["names"]["f1"]
+    assert f1["values"] == {"1, fold 1": 0.1, "1, fold 2": 0.05}
+    assert f1["mean"] == pytest.approx(np.mean([0.1, 0.05]))
+    assert f1["deviation"] == pytest.approx(np.std([0.1, 0.05], ddof=1))
 
 
 def of_set(task: str, **medians: float) -> dict[str, Any]:
