@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # for editors
     from palm_ds.tasks.multiple_choice import MultipleChoice as MultipleChoice
     from palm_ds.tasks.ranking import Ranking as Ranking
     from palm_ds.tasks.reading import Reading as Reading
+    from palm_ds.tasks.referring_expressions import ReferringExpressions as ReferringExpressions
     from palm_ds.tasks.regression import Regression as Regression
     from palm_ds.tasks.retrieval import Retrieval as Retrieval
     from palm_ds.tasks.scene_graph_prediction import SceneGraphPrediction as SceneGraphPrediction

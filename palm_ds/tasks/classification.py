@@ -1,8 +1,8 @@
 """Classification of a text or a pair of texts into one class.
 
 [CLS] text_a [SEP] (text_b [SEP]); the label is at [CLS]. PaddlePALM's Classify head, ERNIE's
-run_classifier. Predictions, as in PaddlePALM: `label` (the class name), `logits` and `probs` (both
-in the order of `labels`).
+run_classifier. With `images` a text is read beside its image, as in visual entailment. Predictions,
+as in PaddlePALM: `label` (the class name), `logits` and `probs` (both in the order of `labels`).
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from palm_ds.model.heads.heads import ClassHead
 from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.tasks.metrics.classes import accuracy, f1, macro, matthews
 from palm_ds.tasks.shared import labels
+from palm_ds.tasks.shared.image_text import OptionalImages
 from palm_ds.tasks.shared.probabilities import rounded, softmax
 from palm_ds.tasks.shared.text_task import PositiveClassTask, confusion_table
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classification(PositiveClassTask):
+class Classification(OptionalImages, PositiveClassTask):
     """Predicts one of several classes."""
 
     dropout: Rate = 0.1
@@ -90,15 +91,16 @@ class Classification(PositiveClassTask):
 
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
         target = self.targets(source)[example.item]
-        example.labels[self.name] = np.zeros(1, np.int64), np.array([max(target, 0)])
+        self.label_text(example, np.array([max(target, 0)]))
 
     def head(self, backbone: Encoder) -> ClassHead:
         assert isinstance(self.class_weights, dict), "resolved before there is a head"
         of = {str(name): weight for name, weight in self.class_weights.items()}
         return ClassHead(
-            backbone.hidden_size,
+            self.text_width(backbone),
             len(self.labels),
             pooled=True,
+            images=self.images,
             init_range=backbone.config.init_range,
             dropout=self.dropout,
             smoothing=self.smoothing,

@@ -36,9 +36,10 @@ ROLES = {
     "impossible": "true: the context does not answer the question",
     "image": "the regions of an image (docs/images.md)",
     "object_tags": "a text: what a detector sees in the image",
+    "box": "x1 y1 x2 y2 in pixels: the part of the image that text_a is about",
     "scene_graph": "the objects, attributes and relations that text_a names (docs/images.md)",
 }
-ONLY_NAMED = ("image", "object_tags", "scene_graph")
+ONLY_NAMED = ("image", "object_tags", "box", "scene_graph")
 """Roles that a column of the same name has only if `columns` says so."""
 FORMATS = ("auto", "tsv", "csv", "jsonl", "json", "text", "conll", "smart", "parquet", "arrow")
 FURTHER_LABEL = "label_"

@@ -2,6 +2,7 @@
 
 RegionFeatureHead    the features of a masked region: squared error
 RegionClassHead      the detector's distribution over its classes: Kullback-Leibler divergence
+RegionScoreHead      which region a text is about: a sigmoid each
 ImageMatchHead       whether an image and a text belong together
 """
 
@@ -16,7 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.model.config.config import ACTIVATIONS
 from palm_ds.model.encoder.encoder import Encoder, init_weights
-from palm_ds.model.heads.heads import Head, HeadOutput, class_loss
+from palm_ds.model.heads.heads import Head, HeadOutput, best_of_groups, class_loss
 from palm_ds.model.kernels import layer_norm
 
 CLASSES = "classes"
@@ -71,11 +72,41 @@ class RegionClassHead(RegionHead):
         return HeadOutput(loss, (scores.detach().argmax(-1) == targets.argmax(-1)).sum())
 
 
+class RegionScoreHead(Head):
+    """A score of each region of an image. The loss of an image is the mean over its regions; it is
+    correct if the region with the highest score has a target of 1."""
+
+    reads_regions = True
+    grouped = True
+
+    def __init__(self, backbone: Encoder, *, dropout: float = 0.0):
+        super().__init__()
+        self.input_dropout = dropout
+        self.score = nn.Linear(backbone.region_width, 1)
+        init_weights(self, backbone.config.init_range, truncated=False)
+
+    def forward(
+        self, rows: torch.Tensor, targets: torch.Tensor, groups: torch.Tensor
+    ) -> HeadOutput:
+        """`targets` (n,) float, `groups` (n,) int64. Tensors over groups have n entries, as in
+        ChoiceHead."""
+        scores, targets = self.logits(rows, groups)[:, 0].float(), targets.float()
+        loss = F.binary_cross_entropy_with_logits(scores, targets, reduction="none")
+        count = torch.zeros_like(scores).index_add(0, groups, torch.ones_like(scores))[groups]
+        right = best_of_groups(scores.detach(), groups) & (targets > 0.5)
+        return HeadOutput((loss / count).sum(), right.sum())
+
+    def logits(self, rows: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+        return self.score(rows)
+
+    def dummy_target(self, device: torch.device) -> torch.Tensor:
+        return torch.zeros(1, device=device)
+
+
 class ImageMatchHead(Head):
     """Two classes, of which the second one is a match."""
 
     matches_images = True
-    reads_first = True
 
     def __init__(self, backbone: Encoder):
         super().__init__()

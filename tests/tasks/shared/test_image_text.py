@@ -100,6 +100,7 @@ def test_images_that_do_not_fit(tmp_path: Path) -> None:
 def test_overlaps_are_intersection_over_union() -> None:
     boxes = np.array([[0, 0, 0.5, 0.5], [0.25, 0, 0.75, 0.5], [0.9, 0.9, 1, 1]])
     area = (boxes[:, 2:] - boxes[:, :2]).prod(1, keepdims=True)
-    found = overlaps(np.hstack([boxes, area]), np.array([0]))
+    places = np.hstack([boxes, area])
+    found = overlaps(places, places[:1])
     assert found == pytest.approx([1, 1 / 3, 0])
-    assert overlaps(np.hstack([boxes, area]), np.array([], int)).tolist() == [0, 0, 0]
+    assert overlaps(places, places[:0]).tolist() == [0, 0, 0]
