@@ -78,8 +78,13 @@ class Model(nn.Module):
         self._task_of: dict[str, str] = {}
         self.recorded_states = WantedStates()
         self.matched = any(_matches(self._head(task)) for task in head_of)
-        self.pooled = self.matched or any(backbone.pools(self._head(task)) for task in head_of)
+        self.pooled = any(self.reads_pooler(task) for task in head_of)
         self._sites = {task: derive_key("head", task) >> 1 for task in head_of}
+
+    def reads_pooler(self, task: str) -> bool:
+        """Whether the task's head reads vectors after the pooler of tokens."""
+        head = self._head(task)
+        return _matches(head) or self.backbone.pools(head)
 
     def learn_from_teacher(
         self,
