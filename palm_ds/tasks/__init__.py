@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # for editors
     from palm_ds.tasks.classification import Classification as Classification
+    from palm_ds.tasks.cross_modal_contrast import CrossModalContrast as CrossModalContrast
     from palm_ds.tasks.generation import Generation as Generation
     from palm_ds.tasks.image_text_matching import ImageTextMatching as ImageTextMatching
     from palm_ds.tasks.masked_regions import MaskedRegions as MaskedRegions

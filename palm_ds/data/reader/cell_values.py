@@ -218,6 +218,7 @@ _PARSERS: Mapping[str, Callable[[Any, str, TableSettings], Any]] = {
     "query": _text_or_none,
     "positive": _text_or_none,
     "negatives": _texts_or_none,
+    "positives": _texts_or_none,
     "turns": _turns,
     "teacher_scores": _numbers,
     "impossible": _flag,

@@ -159,14 +159,14 @@ def join(examples: Sequence[Example]) -> Example:
     assert all(example.visibility is None for example in examples), "not needed so far"
     starts = np.cumsum([0, *map(len, examples)]).tolist()
     images = [(at, x.regions) for at, x in zip(starts, examples, strict=False) if x.regions]
-    positions = [x.position_ids for x in examples if x.position_ids is not None]
+    positions = [np.arange(len(x)) if x.position_ids is None else x.position_ids for x in examples]
     return Example(
         input_ids=np.concatenate([example.input_ids for example in examples]),
         token_type_ids=np.concatenate([example.token_type_ids for example in examples]),
         source_offsets=np.concatenate([example.source_offsets for example in examples]),
         annotations={},
         sub_lengths=tuple(len(example) for example in examples),
-        position_ids=np.concatenate(positions) if len(positions) == len(examples) else None,
+        position_ids=np.concatenate(positions) if images else None,
         regions=join_regions(images) if images else None,
         image=examples[0].image,
     )

@@ -130,7 +130,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "ernie-m-large": dict(**_ROBERTA_BASE, **_LARGE),
     "unimo-base-en": dict(kind="unimo"),
     "unimo-large-en": dict(kind="unimo", **_LARGE),
-    # Widths of the stream of regions, which the files at hand do not state, are the kind's defaults.
+    # Widths of streams of regions, which the files at hand do not state, are the kind's defaults.
     "ernie-vil-base-en": dict(kind="ernie_vil"),
     "ernie-vil-large-en": dict(kind="ernie_vil", **_LARGE),
     "unimo-text-1.0": dict(**_UNIMO_TEXT, max_positions=513),
