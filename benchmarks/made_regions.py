@@ -213,7 +213,8 @@ def trained(values: dict[str, Any], folder: Path) -> float:
     if not took.exists():
         start = time.process_time()
         machine = make_ds_config({"train_micro_batch_size_per_gpu": 8})
-        train(RunSpec(recipe=make_recipe(values), ds_config=machine, folder=folder))
+        if code := train(RunSpec(recipe=make_recipe(values), ds_config=machine, folder=folder)):
+            sys.exit(code)
         took.write_text(json.dumps(time.process_time() - start))
     return json.loads(took.read_text())
 
@@ -274,10 +275,10 @@ def scores_of(folder: Path, name: str) -> Iterator[Score]:
                 if many := batch.count(loss):
                     output = model(batch, (loss,))[loss]
                     base = tasks[name].baseline_of(loss, batch.labels[loss][1].numpy(), source)
-                    right = float(output.correct) / many, float(np.mean(base[1]))
+                    right = float(output.correct) / many, float(np.sum(base[1])) / many
                     if isinstance(tasks[name], MultiLabel):
                         right = worth(output.scores, batch.labels[loss][1])
-                    row = [float(output.loss_sum) / many, float(np.mean(base[0])), *right]
+                    row = [float(output.loss_sum) / many, float(np.sum(base[0])) / many, *right]
                     found.setdefault(loss, []).append(row)
     for loss, rows in found.items():
         values = np.array(rows)

@@ -89,19 +89,20 @@ class ReferringExpressions(ImageInput):
         return RegionScoreHead(backbone, dropout=self.dropout)
 
     def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
-        """Any region, by the share of those that are right."""
-        share = source.cached(f"right regions {self.name}", lambda: self._share(source))
+        """Any region, by the share of those that are right; what an image counts is divided among
+        its regions."""
+        share, regions = source.cached(f"right regions {self.name}", lambda: self._share(source))
         share = float(np.clip(share, 1e-6, 1 - 1e-6))
         loss = -(share * np.log(share) + (1 - share) * np.log(1 - share))
-        return np.full(len(targets), loss), np.full(len(targets), share)
+        return np.full(len(targets), loss / regions), np.full(len(targets), share / regions)
 
-    def _share(self, source: TableSource) -> float:
-        """Of the regions of an image, on average over the first rows."""
-        shares = []
-        for item in range(min(len(source), _COUNTED)):
-            found = self.regions_of(item, source)
-            shares.append(self._right(found, self._box(source, item))[self._first :].mean())
-        return float(np.mean(shares)) if shares else 0.0
+    def _share(self, source: TableSource) -> tuple[float, float]:
+        """Of the regions of an image, and how many it has, on average over the first rows."""
+        right = [
+            self._right(self.regions_of(item, source), self._box(source, item))[self._first :]
+            for item in range(min(len(source), _COUNTED))
+        ]
+        return float(np.mean([x.mean() for x in right])), float(np.mean([len(x) for x in right]))
 
     def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
         found, probs = self.regions_of(example.item, source), sigmoid(scores[:, 0])
