@@ -59,7 +59,7 @@ SIZES: Mapping[str, Any] = {
     "num_heads": 2,
     "max_positions": 98,
     "layer_norm_eps": 1e-5,
-    "init_range": 0.05,
+    "init_range": 0.15,
     "task_types": 0,
     "pad": 0,
     "dropout": 0.0,
@@ -92,7 +92,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--work", type=Path, required=True, help="folder of rows and runs; kept")
     parser.add_argument("--encoder", choices=ENCODERS, nargs="+", default=["unimo"])
     parser.add_argument("--only", nargs="*", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args(arguments)
 
