@@ -79,6 +79,7 @@ TASKS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, str]]] = {
     "ranking": ({"kind": "ranking", "images": True}, {"text_a": "claim", "label": "grade"}),
     "choice": ({"kind": "multiple_choice", "images": True}, {"text_a": "ask", "label": "right"}),
     "referring": ({"kind": "referring_expressions"}, {"text_a": "phrase", "box": "box"}),
+    "contrast": ({"kind": "cross_modal_contrast"}, {"text_a": "caption"}),
     "captions": ({"kind": "generation", "images": True, **CAPTIONS}, {"target": "caption"}),
 }
 """{name: its settings in a recipe, {role: column}}"""
@@ -268,9 +269,13 @@ def scores_of(folder: Path, name: str) -> Iterator[Score]:
     )
     built = build_examples([dataset], held_out_rows(dataset, 0, dataset.num_items))
     found: dict[str, list[list[float]]] = {}
+    pairs: list[np.ndarray] = []  # (2, hidden): an image and its text
     with torch.inference_mode():
         for part in (part for row in built for part in row):
             batch = collate_built([dataset], [[part]], len(part.example), 0)
+            if name == "contrast":
+                pairs.append(model(batch)[name].scores.numpy())
+                continue
             for loss in tasks[name].loss_weights():
                 if many := batch.count(loss):
                     output = model(batch, (loss,))[loss]
@@ -280,6 +285,8 @@ def scores_of(folder: Path, name: str) -> Iterator[Score]:
                         right = worth(output.scores, batch.labels[loss][1])
                     row = [float(output.loss_sum) / many, float(np.sum(base[0])) / many, *right]
                     found.setdefault(loss, []).append(row)
+    if pairs:
+        found[name] = contrasted(np.array(pairs))
     for loss, rows in found.items():
         values = np.array(rows)
         differences = np.stack([values[:, 1] - values[:, 0], values[:, 2] - values[:, 3]], 1)
@@ -287,21 +294,38 @@ def scores_of(folder: Path, name: str) -> Iterator[Score]:
         yield Score(loss, *values.mean(0), *(differences.mean(0) / errors))
 
 
+def contrasted(pairs: np.ndarray) -> list[list[float]]:
+    """Of vectors (pairs, 2, hidden) for each image: the loss of choosing its text among all, and
+    whether the likeliest one is right, each after that of chance."""
+    images, texts = np.moveaxis(pairs / np.linalg.norm(pairs, axis=-1, keepdims=True), 1, 0)
+    scores, many = images @ texts.T / 0.07, len(pairs)
+    losses = np.log(np.exp(scores - scores.max()).sum(1)) + scores.max() - scores.diagonal()
+    right = scores.argmax(1) == np.arange(many)
+    return [
+        [float(loss), float(np.log(many)), float(hit), 1 / many]
+        for loss, hit in zip(losses, right, strict=True)
+    ]
+
+
 def worth(scores: Any, targets: Any) -> tuple[float, float]:
     """What the likeliest answer is worth, and what any of the colours is, on average."""
     return float(targets[0, scores[0].argmax()]), float(targets.mean())
 
 
+def shown(errors: float) -> str:
+    return f"{errors:.0f}" if errors <= 100 else "> 100"
+
+
 def lines(encoder: str, seconds: float, steps: int, scores: Iterable[Score]) -> Iterator[str]:
     for score in scores:
         right = (
-            f"{score.right:.3f} ({score.base_right:.3f}) | {score.right_errors:.0f}"
+            f"{score.right:.3f} ({score.base_right:.3f}) | {shown(score.right_errors)}"
             if np.isfinite(score.right)
             else "— | —"
         )
         yield (
             f"| {score.name} | {encoder} | {steps}, {seconds:.0f} s | {score.loss:.3f} "
-            f"({score.base_loss:.3f}) | {score.loss_errors:.0f} | {right} |"
+            f"({score.base_loss:.3f}) | {shown(score.loss_errors)} | {right} |"
         )
 
 

@@ -154,7 +154,7 @@ def test_the_page_makes_regions_of_a_detectors_output(tmp_path: Path) -> None:
         image_size=[32, 32],
         patch_size=16,
         num_detection_tokens=6,
-        num_labels=3,
+        id2label={0: "a", 1: "b", 2: "c"},
     )
     torch.manual_seed(0)
     model = YolosForObjectDetection(config).eval()
