@@ -161,7 +161,7 @@ class TrainedModel(Settings):
     def predictor(self, tasks: Sequence[str] = ()) -> Predictor:
         """The named tasks on rows of tables, or all that predict. Raises UserError."""
         asked = asked_tasks(self.recipe, tasks, self.path)
-        model, loaded = self._task_model
+        model, loaded = self._loaded
         self._check_complete(asked, model, loaded)
         return Predictor(
             model=model,
@@ -172,9 +172,13 @@ class TrainedModel(Settings):
             batch_tokens=self.tokens,
         )
 
-    @cached_property
-    def _task_model(self) -> tuple[Model, LoadReport]:
+    @property
+    def task_model(self) -> Model:
         """The model with the heads of all tasks of the recipe."""
+        return self._loaded[0]
+
+    @cached_property
+    def _loaded(self) -> tuple[Model, LoadReport]:
         how = DSConfig(path="", sections={}, stage=0, precision=self.precision)  # type: ignore[arg-type]
         model = build_model(self.recipe, how, self.tokenizer.vocabulary, device=self.device)
         loaded = weights_folder.load_weights(self.contents, model)
@@ -186,7 +190,7 @@ class TrainedModel(Settings):
         for name in asked:
             head = model.head_of[name]
             needed = (f"heads.{head}.", "backbone.")
-            unused = () if model.backbone.pools(model.heads[head]) else ("backbone.pooler.",)
+            unused = () if model.reads_pooler(name) else ("backbone.pooler.",)
             missing = [each for each in loaded.newly_initialized if not each.startswith(unused)]
             if lacking := [each for each in missing if each.startswith(needed)]:
                 raise UserError(

@@ -46,7 +46,10 @@ class TaskOutput(NamedTuple):
 class TaskLabels(NamedTuple):
     """The labels of a task in a batch."""
 
-    positions: torch.Tensor  # (n,), flat; (2 n,) with those of first tokens, if its head reads them
+    positions: (
+        torch.Tensor
+    )  # (n,), flat; (2 n,) with those of first tokens, if its head reads them,
+    # or of the first regions and the first tokens
     targets: torch.Tensor  # (n, ...)
     groups: tuple[torch.Tensor, ...]  # the third argument of a grouped head
     real: int  # 1; 0 for the dummy label of a batch without labels
@@ -75,8 +78,13 @@ class Model(nn.Module):
         self._task_of: dict[str, str] = {}
         self.recorded_states = WantedStates()
         self.matched = any(_matches(self._head(task)) for task in head_of)
-        self.pooled = self.matched or any(backbone.pools(self._head(task)) for task in head_of)
+        self.pooled = any(self.reads_pooler(task) for task in head_of)
         self._sites = {task: derive_key("head", task) >> 1 for task in head_of}
+
+    def reads_pooler(self, task: str) -> bool:
+        """Whether the task's head reads vectors after the pooler of tokens."""
+        head = self._head(task)
+        return _matches(head) or self.backbone.pools(head)
 
     def learn_from_teacher(
         self,
@@ -207,14 +215,18 @@ class Model(nn.Module):
         grouped = getattr(self._head(task), "grouped", False)
         if task in batch.labels and len(batch.labels[task][0]):
             positions, targets = batch.labels[task]
-            if getattr(self._head(task), "reads_first", False):
+            if _matches(self._head(task)):
+                first = batch.first_of(positions)
+                positions = torch.cat([batch.first_regions_of(positions), first])
+            elif getattr(self._head(task), "reads_first", False):
                 positions = torch.cat([positions, batch.first_of(positions)])
             return TaskLabels(positions, targets, (batch.groups[task],) if grouped else (), 1)
         device = batch.input_ids.device
         zero = torch.zeros(1, dtype=torch.int64, device=device)
         head = self._head(task)
         target = head.dummy_target(device) if isinstance(head, Head) else zero
-        positions = zero.repeat(2) if getattr(head, "reads_first", False) else zero
+        twice = getattr(head, "reads_first", False) or _matches(head)
+        positions = zero.repeat(2) if twice else zero
         return TaskLabels(positions, target, (zero,) if grouped else (), 0)
 
     def _read(
@@ -299,7 +311,7 @@ class Model(nn.Module):
         if not rate or self.backbone.kernels.dropout != "counter":
             return dropout(rows, rate, None)
         keys = dropout_keys(batch, rows.shape[1]).site(self._sites[self._task_of.get(task, task)])
-        return dropout(rows, rate, keys.select(positions))
+        return dropout(rows, rate, keys.select(positions[-len(rows) :]))
 
 
 def _touch_idle_poolers(

@@ -18,6 +18,7 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.reader import Table
+from palm_ds.data.reader.options import ONLY_NAMED
 from palm_ds.data.stream.decode import Decoded, gathered
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.task import TableTask
@@ -74,6 +75,16 @@ def check_rows(rows: Sequence[Row], limits: ServingLimits, name: str = "inputs")
             check_text(value, place, limits)
 
 
+def _check_images(rows: Sequence[Row]) -> None:
+    """Raises UserError for the name of an image, which is a file of the server."""
+    for number, row in enumerate(rows):
+        if isinstance(row.get("image"), str):
+            raise UserError(
+                f"inputs[{number}].image: a name; give the regions themselves: {{width, height, "
+                "boxes, features}"
+            )
+
+
 def check_text(value: object, place: str, limits: ServingLimits) -> None:
     """Raises RequestError for an empty text, one with a NUL, and a long text or list."""
     if isinstance(value, str) and not value.strip():
@@ -107,8 +118,10 @@ def predict_work(model: ServedModel, task: str, inputs: Sequence[Input]) -> Work
     assert model.predictor is not None
     predictor, each = model.predictor, model.passes[task]
     rows = rows_of(inputs, model.tasks[task], each)
+    _check_images(rows)
+    named = {role: role for role in ONLY_NAMED if any(role in row for row in rows)}
     read = replace(
-        each.read, columns={}, format="auto", drop={}, bad_rows="stop", split="", header=True
+        each.read, columns=named, format="auto", drop={}, bad_rows="stop", split="", header=True
     )
     source = predictor.source(Table.from_rows(rows, without_labels(read), name="inputs"))
     for checked in (each.input_task, *each.tasks):

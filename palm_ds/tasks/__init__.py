@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # for editors
     from palm_ds.tasks.class_pairs import ClassPairs as ClassPairs
     from palm_ds.tasks.classification import Classification as Classification
+    from palm_ds.tasks.cross_modal_contrast import CrossModalContrast as CrossModalContrast
     from palm_ds.tasks.generation import Generation as Generation
     from palm_ds.tasks.image_text_matching import ImageTextMatching as ImageTextMatching
     from palm_ds.tasks.masked_regions import MaskedRegions as MaskedRegions
@@ -19,6 +20,7 @@ if TYPE_CHECKING:  # for editors
     from palm_ds.tasks.multiple_choice import MultipleChoice as MultipleChoice
     from palm_ds.tasks.ranking import Ranking as Ranking
     from palm_ds.tasks.reading import Reading as Reading
+    from palm_ds.tasks.referring_expressions import ReferringExpressions as ReferringExpressions
     from palm_ds.tasks.regression import Regression as Regression
     from palm_ds.tasks.retrieval import Retrieval as Retrieval
     from palm_ds.tasks.scene_graph_prediction import SceneGraphPrediction as SceneGraphPrediction

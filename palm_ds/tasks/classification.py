@@ -1,8 +1,8 @@
 """Classification of a text or a pair of texts into one class.
 
 [CLS] text_a [SEP] (text_b [SEP]); the label is at [CLS]. PaddlePALM's Classify head, ERNIE's
-run_classifier. Predictions, as in PaddlePALM: `label` (the class name), `logits` and `probs` (both
-in the order of `labels`).
+run_classifier. With `images` a text is read beside its image, as in visual entailment. Predictions,
+as in PaddlePALM: `label` (the class name), `logits` and `probs` (both in the order of `labels`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.tasks.metrics.class_report import ClassReport
 from palm_ds.tasks.metrics.classes import accuracy, f1, macro, matthews
 from palm_ds.tasks.shared import labels
+from palm_ds.tasks.shared.image_text import OptionalImages
 from palm_ds.tasks.shared.probabilities import rounded, softmax
 from palm_ds.tasks.shared.text_task import PositiveClassTask
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classification(PositiveClassTask):
+class Classification(OptionalImages, PositiveClassTask):
     """Predicts one of several classes."""
 
     dropout: Rate = 0.1
@@ -96,25 +97,33 @@ class Classification(PositiveClassTask):
 
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
         target = self.targets(source)[example.item]
-        example.labels[self.name] = np.zeros(1, np.int64), np.array([max(target, 0)])
+        self.label_text(example, np.array([max(target, 0)]))
 
     def head(self, backbone: Encoder) -> ClassHead | VectorClassHead:
         assert isinstance(self.class_weights, dict), "resolved before there is a head"
-        if self.pooling == "mean" and backbone.memory_length(backbone.config):
-            raise UserError(
-                f"{self.where}.pooling: mean is over whole texts, but {backbone.config.kind} reads "
-                "windows of them; use pooler"
-            )
         of = {str(name): weight for name, weight in self.class_weights.items()}
-        make = VectorClassHead if self.pooling == "mean" else partial(ClassHead, pooled=True)
+        make = partial(ClassHead, pooled=True, images=self.images)
+        if self.pooling == "mean":
+            self._check_mean(backbone)
+            make = VectorClassHead
         return make(
-            backbone.hidden_size,
+            self.text_width(backbone),
             len(self.labels),
             init_range=backbone.config.init_range,
             dropout=self.dropout,
             smoothing=self.smoothing,
             weights=[of.get(name, 1.0) for name in self.labels] if of else (),
         )
+
+    def _check_mean(self, backbone: Encoder) -> None:
+        """Raises UserError where heads cannot read means."""
+        reads = ""
+        if backbone.memory_length(backbone.config):
+            reads = f"{backbone.config.kind} reads windows of texts"
+        if self.images:
+            reads = "`images` are read by poolers"
+        if reads:
+            raise UserError(f"{self.where}.pooling: no mean, as {reads}; use pooler")
 
     def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
         known = self.targets(source)

@@ -7,7 +7,8 @@
 With `max_turns` the target is a reply, and its source the turns of a dialogue, after facts
 (palm_ds/tasks/shared/generation_sources.py).
 
-UNIMO writes texts by `decoder: next_token` and `end: mask`, without queries.
+UNIMO writes texts by `decoder: next_token` and `end: mask`, without queries. With `images` the
+image of a row stands behind its source, which it need not have: captions.
 
 Every token of the target, and the [SEP] that ends it, is predicted from an [ATTN] query that sees
 the source and the target before it, some of which is noise. The flows, and where the paper and
@@ -31,6 +32,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
 from palm_ds.common.settings import Rate
+from palm_ds.data.reader.regions import ImageRegions
 from palm_ds.data.sources.source import unigram_frequencies
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, layouts
@@ -47,6 +49,7 @@ from palm_ds.model.generation.cached_decoder import Prompt, TargetFormat, check_
 from palm_ds.model.generation.generate import DecodingSettings
 from palm_ds.model.inputs.batch import PackedText
 from palm_ds.tasks.shared.generation_sources import TURNS, GenerationSources, dialogue_types
+from palm_ds.tasks.shared.image_text import IMAGE, OptionalImages
 from palm_ds.tasks.shared.text_scores import check_rules, text_scores
 from palm_ds.tasks.shared.text_task import SHORTEST, TextTask
 from palm_ds.text.tokens import SpecialTokens
@@ -60,7 +63,7 @@ _EXAMPLES, _WIDTH = 8, 80  # texts in the report, characters of a source there
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generation(FlowOptions, TextTask, TextGenerator):
+class Generation(FlowOptions, OptionalImages, TextGenerator):
     """Writes texts."""
 
     max_source: NonNegativeInt = 0
@@ -129,7 +132,7 @@ class Generation(FlowOptions, TextTask, TextGenerator):
         """The columns of the sources, without that of turns."""
         needed = TURNS if self.max_turns else "source"
         columns = tuple(self.texts) or tuple(
-            x for x in SOURCES if x == needed or x in source.columns
+            x for x in SOURCES if (x == needed and not self.images) or x in source.columns
         )
         for column in (*columns, *[TURNS] * bool(self.max_turns)):
             source.need(column, self.where)
@@ -154,8 +157,10 @@ class Generation(FlowOptions, TextTask, TextGenerator):
         return self
 
     def head(self, backbone: Encoder) -> GenerationHead:
-        """Raises UserError for an encoder that generates no texts."""
+        """Raises UserError for an encoder that generates no texts, or reads no images."""
         check_generates(backbone)
+        if self.images:
+            self.check_encoder(backbone)
         return super().head(backbone)
 
     def longest_text(self, length: int) -> int:
@@ -168,12 +173,14 @@ class Generation(FlowOptions, TextTask, TextGenerator):
     def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: TableSource, max_length: int
     ) -> np.ndarray:
-        """`item`, the `tokens` (sources,) of each source, those of the `target`, and whether it
-        `ends`: is not cut."""
+        """`item`, the `tokens` (sources,) of each source, those of the `tags` of its image and of
+        the `target`, and whether this `ends`: is not cut."""
         item = items[:, 0]
         words = source.encoded(self.label_column).lengths[item]
         target = np.minimum(words + 2, self.max_target)
         left = self.input_length(max_length) - target - self.query_count(target)
+        beside, tags = self._beside(item, source, left)
+        left = left - beside
         if (left < SHORTEST).any():
             raise UserError(
                 f"{self.where}: rows of {max_length} tokens leave no room for a source next to a "
@@ -181,8 +188,24 @@ class Generation(FlowOptions, TextTask, TextGenerator):
             )
         sources = self._sources(source)
         tokens = sources.lengths(item, np.minimum(left, self.max_source or left))
-        length = tokens.sum(1) + sources.special + target + self.query_count(target)
-        return layouts(length, item=item, tokens=tokens, target=target, ends=words + 2 <= target)
+        length = tokens.sum(1) + sources.special + beside + target + self.query_count(target)
+        ends = words + 2 <= target
+        return layouts(length, item=item, tokens=tokens, tags=tags, target=target, ends=ends)
+
+    def _beside(
+        self, items: np.ndarray, source: TableSource, room: int | np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(n,) the places of the images of these rows (n,), and (n,) those that are tags."""
+        if not self.images:
+            return np.zeros_like(items), np.zeros_like(items)
+        regions, tags = self.image_lengths(items, source, room)
+        return regions + tags, tags
+
+    def _given(self, item: int, tokens: np.ndarray, tags: int, source: TableSource) -> Example:
+        """What the target of a row is written from."""
+        text = self._sources(source).example(item, tokens)
+        text.position_ids = self.source_positions(text.token_type_ids)
+        return self.beside_image(text, item, tags, source) if self.images else text
 
     def describe_rows(self, source: TableSource, max_length: int) -> str:
         items = self.items(source, max_length)
@@ -201,7 +224,7 @@ class Generation(FlowOptions, TextTask, TextGenerator):
         end = [self.end_token(vocabulary)] if layout["ends"] else []
         target = np.concatenate([[vocabulary.cls], words, end]).astype(np.int64)
         spans = random_spans(many - 1, self.longest_span, rng)
-        given = self._sources(source).example(item, layout["tokens"])
+        given = self._given(item, layout["tokens"], int(layout["tags"]), source)
         example, labels = self.assemble(given, target, spans, vocabulary, rng)
         example.labels[self.name] = labels
         return example
@@ -241,33 +264,37 @@ class Generation(FlowOptions, TextTask, TextGenerator):
     def prompts(
         self, items: np.ndarray, source: TableSource, limits: GenerationLimits
     ) -> list[Prompt]:
-        kept = self._sources(source).lengths(items, self._prompt_length(limits))
+        most, tags = self._prompt_lengths(items, source, limits)
+        kept = self._sources(source).lengths(items, most)
         return [
-            self._prompt(int(item), tokens, source, limits)
-            for item, tokens in zip(items, kept, strict=True)
+            self._prompt(self._given(int(item), tokens, int(tag), source), source, limits)
+            for item, tokens, tag in zip(items, kept, tags, strict=True)
         ]
 
-    def _prompt(
-        self, item: int, tokens: np.ndarray, source: TableSource, limits: GenerationLimits
-    ) -> Prompt:
-        example = self._sources(source).example(item, tokens)
+    def _prompt(self, example: Example, source: TableSource, limits: GenerationLimits) -> Prompt:
         text = PackedText(
             input_ids=example.input_ids,
             token_type_ids=np.minimum(example.token_type_ids, limits.segments - 1),
             task_id=limits.task_id,
-            position_ids=self.source_positions(example.token_type_ids),
+            position_ids=example.position_ids,
+            regions=example.regions,
         )
-        position = len(example) if self.positions == "continuous" else 0
-        return Prompt(source=text, position=position, number=int(source.numbers[item]))
+        number = int(source.numbers[example.item])
+        return Prompt(source=text, position=self.target_begin(example), number=number)
 
-    def _prompt_length(self, limits: GenerationLimits) -> int:
-        """Maximum tokens of a source: what the longest target leaves of the positions of a row."""
-        left = max(self.input_length(limits.length) - self.max_target, SHORTEST)
-        return min(left, self.max_source or left)
+    def _prompt_lengths(
+        self, items: np.ndarray, source: TableSource, limits: GenerationLimits
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(n,) maximum tokens of a source, what the longest target leaves of the positions of a
+        row, and (n,) the tokens of tags beside it."""
+        left = self.input_length(limits.length) - self.max_target
+        beside, tags = self._beside(items, source, left)
+        left = np.maximum(left - beside, SHORTEST)
+        return np.minimum(left, self.max_source or left), tags
 
     def cut_sources(self, source: TableSource, limits: GenerationLimits) -> int:
         items, sources = np.arange(len(source)), self._sources(source)
-        kept = sources.lengths(items, self._prompt_length(limits))
+        kept = sources.lengths(items, self._prompt_lengths(items, source, limits)[0])
         return int((sources.whole_lengths(items) > kept).any(1).sum())
 
     def target_format(self, vocabulary: SpecialTokens, limits: GenerationLimits) -> TargetFormat:
@@ -292,7 +319,8 @@ class Generation(FlowOptions, TextTask, TextGenerator):
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, list[list[Any]]]:
         """Some texts, with their sources and those that were wanted."""
-        given = source.column(TURNS if self.max_turns else self.columns_of(source)[0])
+        columns = (TURNS,) * bool(self.max_turns) + self.columns_of(source)
+        given = source.column(columns[0] if columns else IMAGE)
         targets = source.column(self.label_column)
         some = list(predictions.items())[:: max(len(predictions) // _EXAMPLES, 1)][:_EXAMPLES]
         rows = [[_start(given[item]), each["text"], targets[item] or ""] for item, each in some]
@@ -302,7 +330,9 @@ class Generation(FlowOptions, TextTask, TextGenerator):
         return {**stored.values, "text": str(stored.value("text"))}
 
 
-def _start(source: str | list[str]) -> str:
+def _start(source: str | list[str] | ImageRegions) -> str:
     """The beginning of a source; of a dialogue, of its last turn."""
+    if isinstance(source, ImageRegions):
+        return "an image"
     text = source if isinstance(source, str) else source[-1]
     return text if len(text) <= _WIDTH else f"{text[:_WIDTH]}..."

@@ -21,7 +21,7 @@ from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.regions import ImageMatchHead
-from palm_ds.tasks.shared.image_text import IMAGE, ImageTextTask
+from palm_ds.tasks.shared.image_text import ImageTextTask, image_numbers
 
 NAMES = ("another image", "its image")
 
@@ -38,33 +38,20 @@ class ImageTextMatching(ImageTextTask):
 
     def check(self, source: TableSource, *, labelled: bool) -> None:
         super().check(source, labelled=labelled)
-        if labelled and len(np.unique(self._pictures(source))) < 2:
+        if labelled and len(np.unique(image_numbers(source))) < 2:
             raise UserError(f"{self.where}: {source.name} has a single image; 2 are needed")
 
-    def images(self, items: np.ndarray, uniform: np.ndarray, source: TableSource) -> np.ndarray:
+    def image_items(
+        self, items: np.ndarray, uniform: np.ndarray, source: TableSource
+    ) -> np.ndarray:
         further = 1 + (uniform[:, 1] * (len(source) - 1)).astype(np.int64)
         other = (items + further) % len(source)
         return np.where(uniform[:, 0] < self.mismatched, other, items)
 
-    def _pictures(self, source: TableSource) -> np.ndarray:
-        """(rows,) equal for rows that name the same image."""
-
-        def numbered() -> np.ndarray:
-            names = [
-                image if isinstance(image, str) else item
-                for item, image in enumerate(source.column(IMAGE))
-            ]
-            number = {name: i for i, name in enumerate(dict.fromkeys(names))}
-            return np.array([number[name] for name in names], np.int64)
-
-        return source.cached("pictures", numbered)
-
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
-        assert example.regions is not None
-        pictures = self._pictures(source)
-        first = len(example) - len(example.regions)
+        pictures = image_numbers(source)
         same = pictures[example.image] == pictures[example.item]
-        example.labels[self.name] = np.array([first]), np.array([int(same)])
+        example.labels[self.name] = np.zeros(1, np.int64), np.array([int(same)])
 
     @classmethod
     def labels_others(cls) -> bool:

@@ -74,13 +74,10 @@ class MaskedRegions(ImageTextTask):
         return replace(task, classes=self.classes or first.shape[1])
 
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
-        """No labels for the image of another row. Raises UserError for an input without one."""
-        found = None if example.regions is None else self.regions_of(example.image, source)
-        if example.regions is None or found is None or len(example.regions) != len(found):
-            raise UserError(
-                f"{self.where}: the first task of its group builds inputs without images, or with "
-                "another max_regions or whole_image; name it first, or make them equal"
-            )
+        """No labels for the image of another row."""
+        self.check_beside(example, source)
+        assert example.regions is not None
+        found = self.regions_of(example.image, source)
         first = int(self.whole_image)
         if example.image != example.item or len(found) == first:
             return
@@ -90,7 +87,7 @@ class MaskedRegions(ImageTextTask):
         example.regions = replace(
             example.regions, features=self._shown(found.features, found.locations, masked)
         )
-        places = len(example) - len(found) + where
+        places = example.regions.places[where]
         if FEATURES in self.predict:
             example.labels[self.name] = places, found.features[where]
         if CLASSES in self.predict:
@@ -104,7 +101,7 @@ class MaskedRegions(ImageTextTask):
     def _shown(self, features: np.ndarray, locations: np.ndarray, masked: np.ndarray) -> np.ndarray:
         """The features with zeros for masked regions, and for those that they overlap."""
         first, shown = int(self.whole_image), features.copy()
-        hidden = overlaps(locations, masked) > self.overlap
+        hidden = overlaps(locations, locations[masked]) > self.overlap
         hidden[:first] = False
         hidden[masked] = True
         shown[hidden] = 0

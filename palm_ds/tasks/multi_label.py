@@ -3,13 +3,17 @@
 A label is a list (`["sport", "politics"]`) or a text with a separator (`sport,politics`). Each
 class has its own sigmoid and is predicted if the probability reaches `threshold`. Predictions:
 `labels`, the names of the predicted classes; `logits` and `probs` of all classes, in order.
+
+A label may also say how much each class is worth, `{"two": 1, "three": 0.3}`: visual question
+answering by its usual 3,129 answers, each worth a third of the people who gave it, at most 1. The
+sigmoids then learn these numbers, and a prediction has the `best` class, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -26,6 +30,7 @@ from palm_ds.tasks.metrics.class_report import ClassReport, multilabel_report
 from palm_ds.tasks.metrics.classes import exact_match, multilabel_macro, multilabel_micro
 from palm_ds.tasks.metrics.numbers import cosine
 from palm_ds.tasks.shared import labels
+from palm_ds.tasks.shared.image_text import OptionalImages
 from palm_ds.tasks.shared.probabilities import rounded, sigmoid
 from palm_ds.tasks.shared.text_task import ClassesTask
 
@@ -34,7 +39,7 @@ _SEPARATORS = (",", ";", "|")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiLabel(ClassesTask):
+class MultiLabel(OptionalImages, ClassesTask):
     """Predicts any number of classes."""
 
     threshold: InnerShare = 0.5
@@ -45,6 +50,8 @@ class MultiLabel(ClassesTask):
     """Cell value for a row without classes (in list cells: an empty list)."""
     dropout: Rate = 0.1
     """Dropout on the input of the head during training."""
+    soft: bool = False
+    """Labels are {class: worth, from 0 to 1}; by default if a training row has such a label."""
 
     prediction_key: ClassVar[str] = "labels"
     about: ClassVar[str] = "Puts a text (or a pair) into classes."
@@ -55,6 +62,14 @@ class MultiLabel(ClassesTask):
         if not self.separator:
             raise UserError(f"{self.where}.separator is empty; give the text between two classes")
         self.check_label_names()
+
+    def resolved(self, source: TableSource) -> MultiLabel:
+        task = super().resolved(source)
+        return replace(task, soft=self.soft or self._are_soft(source))
+
+    def _are_soft(self, source: TableSource) -> bool:
+        given = source.column(self.label_column) if self.label_column in source.columns else []
+        return any(isinstance(value, Mapping) for value in given)
 
     def names_in(self, source: TableSource) -> set[str]:
         values = source.column(self.label_column)
@@ -73,21 +88,32 @@ class MultiLabel(ClassesTask):
         labels.class_sets(self, source, self.separator, self.nothing, strict=True)
 
     def names_predicted(self, prediction: Mapping[str, Any]) -> set[str]:
-        return set(prediction["labels"])
+        return {prediction["best"]} if self.soft else set(prediction["labels"])
+
+    def prepared(
+        self, source: TableSource, predictions: Sequence[StoredPrediction]
+    ) -> tuple[Self, dict[int, dict[str, Any]]]:
+        task = replace(self, soft=self.soft or self._are_soft(source))
+        return super(MultiLabel, task).prepared(source, predictions)
 
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
+        if self.soft:
+            return {**stored.values, "best": stored.value("best")}
         names = stored.value("labels")
         own = {"labels": labels.split_names(names, self.separator, self.nothing)}
         probs = stored.values.get("probs") if self.labels else None  # else of an unknown order
         return own if probs is None else {**own, "probs": probs}
 
-    def true_labels(self, source: TableSource) -> list[list[str] | None]:
+    def true_labels(self, source: TableSource) -> list[Any]:
         values = super().true_labels(source)
         cells = (labels.split_names(value, self.separator, self.nothing) for value in values)
-        return [None if v is None else cell for v, cell in zip(values, cells, strict=True)]
+        return [
+            value if value is None or isinstance(value, Mapping) else cell
+            for value, cell in zip(values, cells, strict=True)
+        ]
 
     def targets(self, source: TableSource) -> np.ndarray:
-        """(rows, classes) float32 of 0 and 1; NaN if the label is missing or unknown."""
+        """(rows, classes) float32 from 0 to 1; NaN if the label is missing or unknown."""
         return source.cached(
             f"class sets {self.name}",
             lambda: labels.class_sets(self, source, self.separator, self.nothing),
@@ -95,12 +121,13 @@ class MultiLabel(ClassesTask):
 
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
         target = np.nan_to_num(self.targets(source)[example.item])
-        example.labels[self.name] = np.zeros(1, np.int64), target[None]
+        self.label_text(example, target[None])
 
     def head(self, backbone: Encoder) -> MultiLabelHead:
         return MultiLabelHead(
-            backbone.hidden_size,
+            self.text_width(backbone),
             len(self.labels),
+            images=self.images,
             threshold=self.threshold,
             dropout=self.dropout,
             init_range=backbone.config.init_range,
@@ -113,7 +140,7 @@ class MultiLabel(ClassesTask):
         known = self.targets(source)
         known = known[~np.isnan(known[:, 0])]
         share = (known.sum(0) + 1) / (len(known) + 2)
-        loss = -np.log(np.where(targets > 0.5, share, 1 - share)).mean(-1)
+        loss = -(targets * np.log(share) + (1 - targets) * np.log(1 - share)).mean(-1)
         return loss, ((share >= self.threshold) == (targets > 0.5)).all(-1).astype(float)
 
     def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
@@ -122,12 +149,16 @@ class MultiLabel(ClassesTask):
             "labels": [n for n, p in zip(self.labels, probs, strict=True) if p >= self.threshold],
             "logits": rounded(scores[0]),
             "probs": rounded(probs),
+            **({"best": self.labels[int(probs.argmax())]} if self.soft else {}),
         }
 
     def metrics(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, float]:
-        """Scores over the rows with labels; empty if there are none."""
+        """Scores over the rows with labels; empty if there are none. Soft labels: what the best
+        class is worth, as VQA is scored, and the cosine of all probabilities."""
+        if self.soft:
+            return self._soft_metrics(predictions, self.targets(source)[list(predictions)])
         known, predicted, targets = self._compared(predictions, source)
         if not len(known):
             return {}
@@ -144,10 +175,28 @@ class MultiLabel(ClassesTask):
             scores["cosine"] = cosine(probs[known], targets)
         return scores
 
+    def _soft_metrics(
+        self, predictions: Mapping[int, dict[str, Any]], targets: np.ndarray
+    ) -> dict[str, float]:
+        number = {name: i for i, name in enumerate(self.labels)}
+        best = np.array([number.get(str(x.get("best")), -1) for x in predictions.values()], int)
+        known = ~np.isnan(targets).any(1)
+        if not known.any():
+            return {}
+        worth = np.where(best >= 0, targets[np.arange(len(best)), best], 0.0)
+        scores = {"soft_accuracy": float(worth[known].mean())}
+        probs = labels.class_probs(predictions, len(self.labels))
+        return (
+            scores if probs is None else scores | {"cosine": cosine(probs[known], targets[known])}
+        )
+
     def report(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> ClassReport | None:
-        """Scores by class, and the calibration of all probabilities of all classes."""
+        """Scores by class, and the calibration of all probabilities of all classes; none of soft
+        labels."""
+        if self.soft:
+            return None
         known, predicted, targets = self._compared(predictions, source)
         if not len(known):
             return None
@@ -169,7 +218,9 @@ class MultiLabel(ClassesTask):
         return known, predicted[known], targets[known]
 
     def submission_value(self, prediction: Mapping[str, Any]) -> str:
-        """The labels as a cell of the input file."""
+        """The labels as a cell of the input file; of soft ones the best class."""
+        if self.soft:
+            return str(prediction.get("best", ""))
         names = prediction.get("labels")
         return self.separator.join(names) or self.nothing if names is not None else ""
 

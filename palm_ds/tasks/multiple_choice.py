@@ -1,9 +1,9 @@
 """Multiple choice: selects the answer to a question, or the ending of a text.
 
 [CLS] text_a [SEP] (text_b [SEP]) choice [SEP] for each choice; choices do not attend to each
-other. Each gets a score; a softmax over the choices of the question gives the probabilities. The
-number of choices may vary. Predictions: `label`, in the format of the file's labels, and `logits`
-and `probs`, one per choice.
+other. With `images` each has the image of its row beside it, as in VCR. Each gets a score; a
+softmax over the choices of the question gives the probabilities. The number of choices may vary.
+Predictions: `label`, in the format of the file's labels, and `logits` and `probs`, one per choice.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from palm_ds.model.heads.heads import ChoiceHead
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.tasks.metrics.classes import accuracy
 from palm_ds.tasks.shared import labels
+from palm_ds.tasks.shared.image_text import OptionalImages
 from palm_ds.tasks.shared.probabilities import rounded, softmax
-from palm_ds.tasks.shared.text_task import RowTexts, TextTask, level, missing, tokenise
+from palm_ds.tasks.shared.text_task import RowTexts, level, missing, tokenise
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultipleChoice(TextTask):
+class MultipleChoice(OptionalImages):
     """Predicts one of the choices of a row."""
 
     choices: str = "choices"
@@ -64,10 +65,10 @@ class MultipleChoice(TextTask):
                 number == len(c) for number, c in zip(numbers, self._choices(source), strict=True)
             ]
             first = int(answers == "number" and 0 not in numbers and any(last))
-        return replace(self, answers=answers, count_from=first)
+        return replace(super().resolved(source), answers=answers, count_from=first)
 
     def check(self, source: TableSource, *, labelled: bool) -> None:
-        self.columns_of(source)
+        super().check(source, labelled=False)
         for item, choices in enumerate(self._choices(source)):
             several = isinstance(choices, list) and len(choices) > 1
             if not several or not all(isinstance(choice, str) for choice in choices):
@@ -141,15 +142,21 @@ class MultipleChoice(TextTask):
     def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: TableSource, max_length: int
     ) -> np.ndarray:
-        """`item`, and `tokens` (most choices,) of each choice with its texts.
+        """`item`, `tokens` (most choices,) of each choice with its texts, and `tags`, those of the
+        tags of the image, which stands beside each choice.
 
         The choices of a question share a row; where they are too long, the longest are cut."""
         item, columns = items[:, 0], self.columns_of(source)
         lengths = np.stack([source.encoded(column).lengths for column in columns])
         shared = lengths.sum(0) + source.vocabulary.around(len(columns) + 1)
-        most = self.input_length(max_length)
-        kept = self._encoded(source).cut(item, shared[item], source, most, max_length)
-        return layouts(kept.sum(1), item=item, tokens=kept)
+        most, beside, tags = self.input_length(max_length), np.zeros_like(item), np.zeros_like(item)
+        if self.images:
+            regions, tags = self.image_lengths(item, source, most)
+            beside = regions + tags
+        choices = self._encoded(source)
+        beside_all = choices.counts[item] * beside
+        kept = choices.cut(item, shared[item], source, most - beside, max_length - beside_all)
+        return layouts(kept.sum(1) + beside_all, item=item, tokens=kept, tags=tags)
 
     def example(self, layout: np.void, source: TableSource, rng: np.random.Generator) -> Example:
         item = int(layout["item"])
@@ -163,6 +170,9 @@ class MultipleChoice(TextTask):
             pieces = [text.read(item, 0, many) for text, many in zip(texts, kept, strict=True)]
             pieces.append(choices.tokens.read(choice, 0, last))
             parts.append(build_input(pieces, known, [0, *[known.second_type] * len(texts)]))
+        if self.images:
+            tags = int(layout["tags"])
+            parts = [self.beside_image(part, item, tags, source) for part in parts]
         example = join(parts)
         example.item = item
         return example
@@ -173,15 +183,17 @@ class MultipleChoice(TextTask):
                 f"{self.where}: it builds its own choices; name it first in the task group"
             )
         right = max(self.targets(source)[example.item], 0)
-        first = np.cumsum([0, *example.sub_lengths[:-1]])
-        example.labels[self.name] = first, (np.arange(len(first)) == right).astype(np.int64)
+        self.label_text(example, (np.arange(len(example.sub_lengths)) == right).astype(np.int64))
         example.grouped_labels.add(self.name)
 
     # -- head and predictions --
 
     def head(self, backbone: Encoder) -> ChoiceHead:
         return ChoiceHead(
-            backbone.hidden_size, dropout=self.dropout, init_range=backbone.config.init_range
+            self.text_width(backbone),
+            images=self.images,
+            dropout=self.dropout,
+            init_range=backbone.config.init_range,
         )
 
     def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:

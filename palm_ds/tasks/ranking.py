@@ -5,6 +5,9 @@ scored by group. Rows with the same qid (without that column, the same text_a) f
 is a grade of 0 or more; grades from `relevant_from` are relevant. Predictions: `label` (1:
 relevant), `logits`, `probs`, and `score`, which orders the candidates of a group.
 
+With `images` a row is an image and a text, as in retrieval from Flickr30k: the texts of an image
+are its candidates, or the images of a text, and the scores are recalls in both directions, too.
+
 An encoder with memories reads a long candidate in windows, each with the question behind it: [CLS]
 window of the candidate [SEP] question [SEP]. All windows have the grade of their candidate, which
 is as relevant as they are on average.
@@ -29,20 +32,24 @@ from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import ClassHead
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.tasks.metrics.classes import auc, f1
-from palm_ds.tasks.metrics.ranking import average_precision, mrr, ndcg, pn_ratio, rank
+from palm_ds.tasks.metrics.ranking import average_precision, hit_at, mrr, ndcg, pn_ratio, rank
 from palm_ds.tasks.shared import labels
+from palm_ds.tasks.shared.image_text import IMAGE, OptionalImages, image_numbers
 from palm_ds.tasks.shared.probabilities import rounded, softmax
-from palm_ds.tasks.shared.text_task import TextTask, missing
+from palm_ds.tasks.shared.text_task import missing
+
+_RECALLS = (1, 5, 10)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranking(TextTask):
+class Ranking(OptionalImages):
     """Ranks candidates within groups."""
 
     relevant_from: PositiveFloat = 1.0
     """Minimum grade of a relevant candidate."""
     group: str = ""
-    """Column that identifies the group of a row; by default qid, else text_a."""
+    """Column that identifies the group of a row; by default qid, else text_a. With `images` by
+    default the image, whose candidates are texts; text_a for the images of a text."""
     k: PositiveInt = 10
     """Number of top candidates that nDCG evaluates."""
     dropout: Rate = 0.1
@@ -56,26 +63,26 @@ class Ranking(TextTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.texts and len(self.texts) < 2:
+        if len(self.texts) == 1 and not self.images:
             raise UserError(f"{self.where}.texts: name two columns, the question and the candidate")
 
     def columns_of(self, source: TableSource) -> tuple[str, ...]:
+        if self.images:
+            return super().columns_of(source)
         for column in (columns := tuple(self.texts) or ("text_a", "text_b")):
             source.need(column, self.where)
         return columns
 
     def group_of(self, source: TableSource) -> str:
         """The column that identifies the group of a row."""
-        question = (tuple(self.texts) or ("text_a",))[0]
+        question = IMAGE if self.images else (tuple(self.texts) or ("text_a",))[0]
         column = self.group or ("qid" if "qid" in source.columns else question)
         source.need(column, self.where)
         return column
 
     def check(self, source: TableSource, *, labelled: bool) -> None:
-        self.columns_of(source)
         self.group_of(source)
-        if labelled:
-            self.check_labels(source)
+        super().check(source, labelled=labelled)
 
     def check_labels(self, source: TableSource) -> None:
         column = self.group_of(source)
@@ -118,16 +125,17 @@ class Ranking(TextTask):
 
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
         target = self._relevant(source)[[example.item]]
-        example.labels[self.name] = np.zeros(1, np.int64), target.astype(np.int64)
+        self.label_text(example, target.astype(np.int64))
 
     def repeated(self, layouts: np.ndarray) -> np.ndarray | None:
         return layouts["tokens"][:, 0]
 
     def head(self, backbone: Encoder) -> ClassHead:
         return ClassHead(
-            backbone.hidden_size,
+            self.text_width(backbone),
             2,
             pooled=True,
+            images=self.images,
             dropout=self.dropout,
             init_range=backbone.config.init_range,
         )
@@ -175,8 +183,7 @@ class Ranking(TextTask):
         items = [item for item in predictions if not np.isnan(grades[item])]
         if not items:
             return {}
-        column = source.column(self.group_of(source))
-        groups = [str(column[item]) for item in items]
+        groups = self._groups(self.group_of(source), source)[items]
         scores = [predictions[item]["score"] for item in items]
         relevant = grades[items] >= self.relevant_from
         ranking = rank(groups, scores, relevant)
@@ -190,7 +197,26 @@ class Ranking(TextTask):
         if all("label" in predictions[item] for item in items):  # a file may contain only scores
             labels = [predictions[item]["label"] for item in items]
             metrics["f1"] = f1(labels, relevant.astype(int))
-        return metrics
+        return metrics | self._recalls(items, np.array(scores), relevant, source)
+
+    def _groups(self, column: str, source: TableSource) -> np.ndarray:
+        """(rows,) equal for rows of one group."""
+        if column == IMAGE:
+            return image_numbers(source)
+        return np.array([str(value) for value in source.column(column)])
+
+    def _recalls(
+        self, items: list[int], scores: np.ndarray, relevant: np.ndarray, source: TableSource
+    ) -> dict[str, float]:
+        """How often a relevant text is among the first 1, 5 and 10 for an image, and a relevant
+        image for a text, of the pairs that there are."""
+        if not self.images:
+            return {}
+        found = {}
+        for wanted, column in (("text", IMAGE), ("image", self.columns_of(source)[0])):
+            ranking = rank(self._groups(column, source)[items], scores, relevant)
+            found |= {f"{wanted}_recall@{k}": hit_at(ranking, k) for k in _RECALLS}
+        return found
 
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
         """The `score`, or else the last of `probs`, and the `label` if given."""

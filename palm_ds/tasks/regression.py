@@ -27,11 +27,11 @@ from palm_ds.model.heads.heads import RegressionHead
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.tasks.metrics.numbers import mse, pearson_and_spearman
 from palm_ds.tasks.shared import labels
-from palm_ds.tasks.shared.text_task import TextTask
+from palm_ds.tasks.shared.image_text import OptionalImages
 
 
 @dataclass(frozen=True, kw_only=True)
-class Regression(TextTask):
+class Regression(OptionalImages):
     """Predicts a number."""
 
     low: float | None = None
@@ -66,8 +66,9 @@ class Regression(TextTask):
 
     def resolved(self, source: TableSource) -> Regression:
         """With the mean and standard deviation of the training rows, if `scale` needs them."""
+        task = super().resolved(source)
         if not self.scale or self.deviation:
-            return self
+            return task
         source.need(self.label_column, self.where)
         rows = replace(source, numbers=source.numbers[self.labelled(source)])
         if not len(rows):
@@ -77,7 +78,7 @@ class Regression(TextTask):
             )
         known = labels.numbers(self, rows, strict=True)
         # 1 if all numbers are equal
-        return replace(self, mean=float(known.mean()), deviation=float(known.std()) or 1.0)
+        return replace(task, mean=float(known.mean()), deviation=float(known.std()) or 1.0)
 
     def describe(self, source: TableSource) -> str:
         """Describe what is odd about the numbers; empty if nothing is."""
@@ -104,11 +105,14 @@ class Regression(TextTask):
 
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
         target = self._inside(self.targets(source)[[example.item]])
-        example.labels[self.name] = np.zeros(1, np.int64), np.nan_to_num(target)
+        self.label_text(example, np.nan_to_num(target))
 
     def head(self, backbone: Encoder) -> RegressionHead:
         return RegressionHead(
-            backbone.hidden_size, dropout=self.dropout, init_range=backbone.config.init_range
+            self.text_width(backbone),
+            images=self.images,
+            dropout=self.dropout,
+            init_range=backbone.config.init_range,
         )
 
     def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:

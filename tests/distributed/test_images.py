@@ -10,8 +10,9 @@ pytestmark = [pytest.mark.distributed, pytest.mark.exhaustive]
 RUNS = ("unimo:0:1", "ernie_vil:1:2", "unimo:2:4", "unimo:3:2", "ernie_vil:3:4")
 
 
-def test_losses_equal_a_plain_loop(run_distributed) -> None:
-    given = {"runs": list(RUNS), "steps": 4}
+@pytest.mark.parametrize("what", ["pretraining", "fine_tuning"])
+def test_losses_equal_a_plain_loop(what: str, run_distributed) -> None:
+    given = {"runs": list(RUNS), "steps": 4, "what": what}
     found = run_distributed("images.losses", given, launcher="fork").result
     for run in RUNS:
         plain = found[run.split(":")[0]]

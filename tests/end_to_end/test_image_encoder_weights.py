@@ -83,7 +83,11 @@ def unimo_case(arrays: Arrays, row: int, kind: str) -> Case:
             position_ids=np.concatenate(
                 [np.arange(counts[0]), np.arange(counts[1]), np.zeros(counts[2], np.int64)]
             ),
-            regions=PackedRegions(features=features[seen], locations=locations[seen]),
+            regions=PackedRegions(
+                features=features[seen],
+                locations=locations[seen],
+                places=sum(counts[:2]) + np.arange(counts[2]),
+            ),
         ),
         tokens=np.concatenate([out[2][text], out[1][tagged]]),
         regions=out[0][seen],
@@ -108,7 +112,11 @@ def vil_case(arrays: Arrays, row: int) -> Case:
             input_ids=np.append(arrays["in_src_ids"][row][text], regions),
             token_type_ids=np.append(arrays["in_sent_ids"][row][text], regions),
             position_ids=np.append(np.arange(text.sum()), regions),
-            regions=PackedRegions(features=features[seen], locations=locations[seen]),
+            regions=PackedRegions(
+                features=features[seen],
+                locations=locations[seen],
+                places=text.sum() + np.arange(len(regions)),
+            ),
         ),
         tokens=arrays["out_text_output"][row][text],
         regions=arrays["out_image_output"][row][seen],

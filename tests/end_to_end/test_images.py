@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from palm_ds.api import load
 from palm_ds.cli.main import main
 from palm_ds.tasks.image_text_matching import ImageTextMatching
 from palm_ds.tasks.masked_regions import MaskedRegions
 from palm_ds.weights.formats.weights_info import WeightsInfo
 from palm_ds.weights.weights_folder import save_weights
-from tests.helpers.small_images import COLUMNS, UNIMO, encoded, image_rows
+from tests.helpers.serving import local, opened
+from tests.helpers.small_images import COLUMNS, UNIMO, asked_rows, encoded, image_rows
 from tests.helpers.text_tables import make_task, model_of, small_tokenizer, source_of
 
+ROOT = Path(__file__).resolve().parents[2]
 RECIPE = """
 seed: 1
 backbone: {kind: unimo, preset: unimo-base-en, hidden_size: 16, num_layers: 1, num_heads: 2,
@@ -75,3 +81,91 @@ def test_show_says_what_the_heads_are_about(
     text = capsys.readouterr().out
     assert "regions (regions of images)" in text and "match (images that match texts)" in text
     assert "kind unimo" in text and "'region_size': 12" in text
+
+
+FINE_TUNING = """
+seed: 1
+backbone: {kind: unimo, preset: unimo-base-en, hidden_size: 16, num_layers: 1, num_heads: 2,
+           pad: 0, options: {region_size: 12}}
+length: 64
+batch: 8 examples
+sources:
+  asked:
+    table: asked.jsonl
+    tokenizer: vocab.txt
+    read: {columns: {text_a: text_a, image: pic, label: worth}}
+  found: {table: asked.jsonl, tokenizer: vocab.txt, read: {columns: {image: pic, box: place}}}
+held_out: 0.2
+tasks:
+  answers: {kind: multi_label, source: asked, images: true}
+  find: {kind: referring_expressions, source: found}
+stages: [{answers: 1, find: 1}]
+"""
+
+
+@pytest.mark.slow
+def test_a_run_predicts_with_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In files, from Python and on a server; in graphs it is refused."""
+    rows = [{**row, "target": ""} for row in asked_rows(20)]
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_files(tmp_path)
+    (tmp_path / "recipe.yaml").write_text(FINE_TUNING)
+    monkeypatch.chdir(tmp_path)
+    machine = ["--deepspeed_config", str(ROOT / "ds_configs/cpu.json"), "--run_dir", "run"]
+    assert main(["finetune", "recipe.yaml", *machine, "--quiet"]) == 0
+    assert main(["predict", "run", "--input", "asked.jsonl", "--output", "out", "--quiet"]) == 0
+    first, *_ = map(json.loads, Path("out/answers.predictions.json").read_text().splitlines())
+    scores = json.loads(Path("out/scores.json").read_text())
+    assert "soft_accuracy" in json.dumps(scores) and "accuracy" in json.dumps(scores)
+    given = {key: rows[0][key] for key in ("text_a", "pic")}
+    (alone,) = load("run").predict([given])["answers"]
+    assert alone["best"] == first["best"] and alone["probs"] == pytest.approx(first["probs"])
+    models, served = opened(run=Path("run"))
+    with local(models, served) as server:
+        answer = server.answer("/predict/find", {"inputs": [given]})["predictions"][0]
+        assert answer["box"] == pytest.approx(given["pic"]["boxes"][answer["region"]], abs=0.01)
+        for image, message in (
+            ("../7.npz", "image: a name; give the regions"),
+            (None, "no column"),
+        ):
+            row = {"text_a": "so a ?"} | ({"pic": image} if image else {})
+            assert message in server.refusal("/predict/answers", {"inputs": [row]})[1]
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main(["convert", "run", "graph", "--to", "onnx", "--head", "answers"])
+    assert "head 'answers' reads images, and graphs read texts alone" in capsys.readouterr().err
+
+
+def test_the_page_makes_regions_of_a_detectors_output(tmp_path: Path) -> None:
+    """With a YOLOS of noise: what its page's function returns is read as regions."""
+    from transformers import YolosConfig, YolosForObjectDetection
+
+    page = (ROOT / "docs/images.md").read_text()
+    code = next(x for x in re.findall(r"```python\n(.*?)```", page, re.S) if "image_of" in x)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    config = YolosConfig(
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        image_size=[32, 32],
+        patch_size=16,
+        num_detection_tokens=6,
+        id2label={0: "a", 1: "b", 2: "c"},
+    )
+    torch.manual_seed(0)
+    model = YolosForObjectDetection(config).eval()
+    pixels = torch.randn(1, 3, 32, 32)
+    image = names["image_of"](model, pixels, 640, 480, most=4)
+    source = source_of(tmp_path, [{"text_a": "so", "pic": image}], columns={"image": "pic"})
+    found = source.regions(0)
+    assert found.features.shape == (4, 16) and found.classes is not None
+    with torch.no_grad():
+        output = model(pixel_values=pixels)
+    sure = output.logits[0].softmax(-1)[:, :3].max(-1).values.topk(4).indices.sort().values
+    assert np.allclose(found.features, output.last_hidden_state[0, -6:][sure], atol=1e-5)
+    width = found.locations[:, 2] - found.locations[:, 0]
+    assert (width <= output.pred_boxes[0, sure, 2].numpy() + 1e-5).all() and (width > 0).all()

@@ -11,6 +11,7 @@ import pytest
 
 FEATURES, LETTERS, BOXES = 12, "abcdef", 3
 COLUMNS = {"image": "pic", "scene_graph": "graph", "object_tags": "tags"}
+PICTURE = {"image": "pic"}
 UNIMO: dict[str, Any] = {
     "kind": "unimo",
     "token_types": 1,
@@ -73,6 +74,33 @@ def image_rows(count: int, seed: int = 1) -> list[dict[str, Any]]:
                 "pic": image_of(letters, rng),
                 "graph": {"objects": objects, "attributes": [[0, 2, 0]]},
                 "tags": " ".join(names),
+            }
+        )
+    return rows
+
+
+def asked_rows(count: int, seed: int = 1) -> list[dict[str, Any]]:
+    """Rows for every task on a text and its image: does the image show the letter of text_a, and
+    where (`box`); which of two `choices` names its letters; and these in order (`target`)."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for number in range(count):
+        letters = rng.choice(len(LETTERS), BOXES, replace=False)
+        others = rng.choice(np.setdiff1d(np.arange(len(LETTERS)), letters), BOXES, replace=False)
+        shown, image = number % 2 == 0, image_of(letters, rng)
+        names = [" ".join(LETTERS[x] for x in sorted(each)) for each in (letters, others)]
+        right = int(rng.integers(2))
+        rows.append(
+            {
+                "text_a": f"so {LETTERS[letters[1] if shown else others[1]]} ?",
+                "pic": image,
+                "label": "yes" if shown else "no",
+                "worth": {"yes": 1.0, "maybe": 0.3} if shown else {"no": 0.9},
+                "grade": int(shown),
+                "place": image["boxes"][1],
+                "choices": names if right == 0 else names[::-1],
+                "right": right,
+                "target": names[0],
             }
         )
     return rows

@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.task import build
-from palm_ds.data.tasks.text_generation import GenerationLimits, generate_texts
+from palm_ds.data.tasks.text_generation import GenerationLimits, banned_tokens, generate_texts
 from palm_ds.model.generation.generate import DecodingSettings
 from palm_ds.model.heads.heads import GenerationHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.tasks.generation import Generation
+from tests.helpers.small_images import BOXES, PICTURE, UNIMO, asked_rows
 from tests.helpers.text_tables import (
     built_of,
     dataset_of,
@@ -254,3 +256,52 @@ def test_ernie_s_columns_are_known(tmp_path: Path) -> None:
     source = source_of(tmp_path, [{"src": "a b", "tgt": "c"}])
     task_of().check(source, labelled=True)
     assert source.row(0) == {"source": "a b", "target": "c"}
+
+
+def captions(folder: Path, rows: int) -> tuple[TableSource, Generation]:
+    made = [{"pic": row["pic"], "caption": row["target"]} for row in asked_rows(rows)]
+    source = source_of(folder, made, columns={**PICTURE, "target": "caption"})
+    values = {"images": True, "decoder": "next_token", "end": "mask", "smoothing": 0.0}
+    return source, task_of(**values).resolved(source)
+
+
+def test_a_caption_is_written_from_an_image(tmp_path: Path) -> None:
+    """[CLS] [SEP], the regions, and the target, whose positions go on behind the [SEP]."""
+    source, task = captions(tmp_path, 3)
+    task.check(source, labelled=True)
+    dataset = dataset_of(source, task)
+    example = dataset.example(1, dataset.layouts(np.arange(3))[1])
+    target = [CLS, *ids(source.column("target")[1]), MASK]
+    assert example.input_ids[:2].tolist() == [CLS, SEP]
+    assert example.input_ids[2 + BOXES + 1 :].tolist() == target
+    assert example.regions is not None and example.position_ids is not None
+    assert example.regions.places.tolist() == [2, 3, 4, 5]
+    assert example.position_ids.tolist() == [0, 1, 0, 0, 0, 0, 2, 3, 4, 5, 6]
+    assert example.labels["titles"][0].tolist() == [6, 7, 8, 9]
+    assert dataset.layouts(np.arange(3))["length"][1] == len(example) == 11
+    _, batch = built_of(dataset)
+    assert batch.count("titles") == 3 * 4
+    with pytest.raises(UserError, match="backbone.kind: bert reads texts alone"):
+        model_of(task)
+    both = task_of(images=True, texts=["text_a"]).resolved(source)
+    with pytest.raises(UserError, match="no column 'text_a'"):
+        both.check(source, labelled=True)
+
+
+def test_captions_are_those_of_the_likeliest_tokens(tmp_path: Path) -> None:
+    """Decoding step by step over the cache equals a forward pass over what was written."""
+    source, task = captions(tmp_path, 4)
+    model = learned(source, task, steps=40, **UNIMO)
+    texts = written(model, source, task)
+    rows = [
+        {"pic": row["pic"], "caption": each["text"]}
+        for row, each in zip(asked_rows(4), texts, strict=True)
+    ]
+    repeated = source_of(tmp_path, rows, columns={**PICTURE, "target": "caption"})
+    _, batch = built_of(dataset_of(repeated, task))
+    with torch.no_grad():
+        scores = model(batch, ("titles",))["titles"].scores
+    banned = banned_tokens(source.vocabulary, scores.shape[1], MASK)
+    scores[:, torch.from_numpy(banned)] = -torch.inf
+    targets = batch.labels["titles"][1]
+    assert (scores.argmax(1) == targets).all() and len(set(targets.tolist())) > 3

@@ -13,6 +13,7 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.interfaces import StoredPrediction
+from palm_ds.tasks.classification import Classification
 from palm_ds.tasks.multi_label import MultiLabel
 from tests.helpers.text_tables import make_task, opened, source_of
 
@@ -102,3 +103,43 @@ def test_a_table_without_any_class_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="tasks.topics: .* has no label in column 'label'"):
         task_of().resolved(source)
     assert json.loads(json.dumps(asdict(task_of())))["threshold"] == 0.5
+
+
+WORTH = [{"text_a": "a", "label": {"two": 1, "three": 0.3}}, {"text_a": "b", "label": {"no": 0.6}}]
+
+
+def test_soft_labels_say_what_classes_are_worth(tmp_path: Path) -> None:
+    rows = [*WORTH, {"text_a": "c", "label": {"two": 0, "no": 1}}]
+    source = source_of(tmp_path, rows)
+    task = task_of().resolved(source)
+    task.check(source, labelled=True)
+    assert task.soft and task.labels == ("no", "three", "two")
+    assert task.targets(source) == pytest.approx(
+        np.array([[0, 0.3, 1], [0.6, 0, 0], [1, 0, 0]], np.float32)
+    )
+    share = (task.targets(source).sum(0) + 1) / 5
+    loss, _ = task.baseline(task.targets(source), source)
+    expected = -(0.6 * np.log(share[0]) + 0.4 * np.log(1 - share[0]) + np.log(1 - share[1:]).sum())
+    assert loss[1] == pytest.approx(expected / 3)
+    made = {
+        0: {"best": "three", "probs": [0.1, 0.9, 0.8]},
+        1: {"best": "no", "probs": [0.9, 0, 0.1]},
+    }
+    scores = task.metrics(made, source)
+    assert list(scores) == ["soft_accuracy", "cosine"]
+    assert scores["soft_accuracy"] == pytest.approx((0.3 + 0.6) / 2)
+    stored = [StoredPrediction(values={"cell": x}, place="p:1") for x in ("two", "no", "what")]
+    assert task_of().score_rows(source_of(tmp_path, rows), stored)[
+        "soft_accuracy"
+    ] == pytest.approx(1.6 / 3)
+    assert task.true_labels(source)[1] == {"no": 0.6}
+    assert not task_of().resolved(source_of(tmp_path, ROWS)).soft
+
+
+def test_what_a_class_is_worth_is_a_number_up_to_1(tmp_path: Path) -> None:
+    rows = [*WORTH, {"text_a": "c", "label": {"two": 3}}]
+    with pytest.raises(UserError, match=":3: label: a class is worth 3; expected .* from 0 to 1"):
+        source_of(tmp_path, rows)
+    source, one = source_of(tmp_path, WORTH), make_task(Classification, "one", labels=["no", "two"])
+    with pytest.raises(UserError, match="2 labels, but tasks.one expects one; .*multi_label"):
+        one.check(source, labelled=True)

@@ -124,3 +124,29 @@ def test_windows_of_a_long_candidate_have_the_question(tmp_path: Path) -> None:
     (joined,) = task.gather({0: far}, source).values()
     assert -62 < joined["score"] < -60
     assert task.gather({1: pieces[:1]}, source) == {1: pieces[0]}
+
+
+@pytest.mark.parametrize("group", ["", "text_a"])
+def test_images_and_texts_are_found_by_each_other(tmp_path: Path, group: str) -> None:
+    """Recalls in both directions, over all pairs of 4 images and 8 texts."""
+    rows = [
+        {"text_a": f"t{text}", "pic": f"{image}.npz", "label": int(text // 2 == image)}
+        for text in range(8)
+        for image in range(4)
+    ]
+    source = source_of(tmp_path, rows, columns={"image": "pic"})
+    task = task_of(images=True, group=group)
+    scores = np.random.default_rng(3).normal(size=(8, 4))
+    made = {i: {"score": float(x)} for i, x in enumerate(scores.ravel())}
+    found = task.metrics(made, source)
+    firsts = scores.argmax(1) == np.arange(8) // 2
+    assert found["image_recall@1"] == pytest.approx(firsts.mean())
+    texts = np.argsort(-scores, 0)
+    for k in (1, 5):
+        hits = [any(texts[place, image] // 2 == image for place in range(k)) for image in range(4)]
+        assert found[f"text_recall@{k}"] == pytest.approx(np.mean(hits))
+    assert found["image_recall@10"] == 1 and len(task.columns_of(source)) == 1
+    by_text = [1 / (1 + (row > row[text // 2]).sum()) for text, row in enumerate(scores)]
+    places = [min(np.flatnonzero(texts[:, image] // 2 == image)) for image in range(4)]
+    expected = np.mean(by_text) if group else np.mean([1 / (1 + place) for place in places])
+    assert found["mrr"] == pytest.approx(expected)

@@ -69,13 +69,25 @@ def _text(value: object, role: str, settings: TableSettings) -> str:
     return value
 
 
-def _label(value: object, role: str, settings: TableSettings) -> str | list[str] | None:
-    """A class or number as text; a list has several of them and may be empty."""
+def _label(
+    value: object, role: str, settings: TableSettings
+) -> str | list[str] | dict[str, float] | None:
+    """A class or number as text; a list has several of them and may be empty; a mapping says what
+    each class is worth."""
     if _is_missing(value, settings):
         return None
     if isinstance(value, list):
         return [label_text(item, role) for item in value]
+    if isinstance(value, Mapping):
+        given = {name: worth for name, worth in value.items() if worth is not None}
+        return {label_text(name, role): _worth(worth, role) for name, worth in given.items()}
     return label_text(value, role)
+
+
+def _worth(value: object, role: str) -> float:
+    if not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise BadRecordError(f"{role}: a class is worth {value!r}; expected a number from 0 to 1")
+    return float(value)
 
 
 def _is_missing(value: object, settings: TableSettings) -> bool:
@@ -179,6 +191,18 @@ def _image(value: object, role: str, settings: TableSettings) -> Any:
     return parse_image(value)
 
 
+def _box(value: object, role: str, settings: TableSettings) -> list[float] | None:
+    """x1 y1 x2 y2, a list or a text with spaces or commas; None where there is none."""
+    if value is None or value == "":
+        return None
+    box = _numbers(
+        value.replace(",", " ").split() if isinstance(value, str) else value, role, settings
+    )
+    if len(box) != 4 or box[0] >= box[2] or box[1] >= box[3]:
+        raise BadRecordError(f"{role}: {box}; expected x1 y1 x2 y2 with x1 < x2 and y1 < y2")
+    return box
+
+
 def _as_found(value: object, role: str, settings: TableSettings) -> Any:
     return value
 
@@ -194,6 +218,7 @@ _PARSERS: Mapping[str, Callable[[Any, str, TableSettings], Any]] = {
     "query": _text_or_none,
     "positive": _text_or_none,
     "negatives": _texts_or_none,
+    "positives": _texts_or_none,
     "turns": _turns,
     "teacher_scores": _numbers,
     "impossible": _flag,
@@ -201,6 +226,7 @@ _PARSERS: Mapping[str, Callable[[Any, str, TableSettings], Any]] = {
     "answers": _as_found,  # checked against the context
     "object_tags": _text,
     "image": _image,
+    "box": _box,
     "scene_graph": _as_found,  # checked against the text by its task
 }
 

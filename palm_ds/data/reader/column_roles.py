@@ -64,11 +64,18 @@ def pick(
         taken = taken | _something_else({*map(str, free), *taken})
         picked |= {role: role for role in ROLES if role in free and role not in taken}
         picked |= _by_alias(free, picked.keys() | taken, file.path)
-    if isinstance(picked.get("label"), str) and isinstance(first.get(picked["label"]), dict):
+    if isinstance(picked.get("label"), str) and _are_spans(first.get(picked["label"])):
         picked["spans"] = picked.pop("label")  # CLUENER: {type: {words: [[first, last]]}}
     if not picked:
         raise UserError(_nothing(names, file, settings))
     return {role: picked[role] for role in dict.fromkeys([*ROLES, *picked]) if role in picked}
+
+
+def _are_spans(label: object) -> bool:
+    """Whether a label is an object, but not one of numbers, which says what classes are worth."""
+    return isinstance(label, dict) and not (
+        label and all(isinstance(worth, int | float | None) for worth in label.values())
+    )
 
 
 def _something_else(names: Collection[str]) -> set[str]:

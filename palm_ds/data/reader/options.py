@@ -27,6 +27,7 @@ ROLES = {
     "query": "what is searched for; none: the positive is only a text to search in",
     "positive": "a text that the query should find",
     "negatives": "a list of texts that the query should not find",
+    "positives": "a list of texts that an image should find besides text_a (docs/images.md)",
     "teacher_scores": "a list of numbers: a teacher's score of the positive, and of each negative",
     "source": "a text from which the target is written",
     "source_b": "a further source, with a segment of its own",
@@ -36,9 +37,10 @@ ROLES = {
     "impossible": "true: the context does not answer the question",
     "image": "the regions of an image (docs/images.md)",
     "object_tags": "a text: what a detector sees in the image",
+    "box": "x1 y1 x2 y2 in pixels: the part of the image that text_a is about",
     "scene_graph": "the objects, attributes and relations that text_a names (docs/images.md)",
 }
-ONLY_NAMED = ("image", "object_tags", "scene_graph")
+ONLY_NAMED = ("image", "object_tags", "box", "scene_graph", "positives")
 """Roles that a column of the same name has only if `columns` says so."""
 FORMATS = ("auto", "tsv", "csv", "jsonl", "json", "text", "conll", "smart", "parquet", "arrow")
 FURTHER_LABEL = "label_"

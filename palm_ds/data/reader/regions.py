@@ -52,6 +52,8 @@ class ImageRegions:
     """(regions, 5) float32: x1, y1, x2, y2 and the area, as shares of the image's"""
     classes: np.ndarray | None = None
     """(regions, classes) float32: the detector's distribution over its classes"""
+    size: tuple[float, float] = (1.0, 1.0)
+    """Width and height of the image in pixels"""
 
     def __len__(self) -> int:
         return len(self.features)
@@ -74,6 +76,7 @@ def regions_of(
         features=_rows(features, "features", len(corners)),
         locations=np.concatenate([corners, sides.prod(1, keepdims=True)], 1),
         classes=None if classes is None else _distribution(classes, len(corners)),
+        size=(float(size[0]), float(size[1])),
     )
 
 

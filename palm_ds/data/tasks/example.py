@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from palm_ds.model.inputs.batch import Batch, PackedText
-from palm_ds.model.inputs.regions import PackedRegions
+from palm_ds.model.inputs.regions import PackedRegions, join_regions
 from palm_ds.model.inputs.visibility import Visibility
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
 
@@ -72,7 +72,7 @@ class Example:
     visibility: Visibility | None = None
     """Which of its tokens attend to one another; None: all of a text."""
     regions: PackedRegions | None = None
-    """The regions of an image, in its last places."""
+    """The regions of its image, or of those of its texts."""
     image: int = -1
     """The row in the table whose image it has; -1: none."""
     unmasked_ids: np.ndarray = field(init=False)  # before any task masked some
@@ -124,12 +124,19 @@ def build_input(
 
 
 def with_image(
-    example: Example, image: int, tags: np.ndarray, regions: PackedRegions, token: int
+    example: Example,
+    image: int,
+    tags: np.ndarray,
+    regions: tuple[np.ndarray, np.ndarray],
+    token: int,
 ) -> Example:
     """A text without labels, then the tokens of object tags, whose positions begin again, then the
-    places of regions of the row `image`, which hold `token`."""
-    text, more = len(example), len(tags) + len(regions)
-    places = np.full(len(regions), token)
+    places of regions of the row `image`, which hold `token`. `regions`: their features and
+    locations."""
+    features, locations = regions
+    text, many = len(example), len(features)
+    positions = np.arange(text) if example.position_ids is None else example.position_ids
+    more, places = len(tags) + many, np.full(many, token)
     return Example(
         input_ids=np.concatenate([example.input_ids, tags, places]).astype(np.int64),
         token_type_ids=np.append(example.token_type_ids, np.zeros(more, np.int64)),
@@ -139,10 +146,10 @@ def with_image(
             for name, values in example.annotations.items()
         },
         item=example.item,
-        position_ids=np.concatenate(
-            [np.arange(text), np.arange(len(tags)), np.zeros(len(regions), np.int64)]
+        position_ids=np.concatenate([positions, np.arange(len(tags)), np.zeros(many, np.int64)]),
+        regions=PackedRegions(
+            features=features, locations=locations, places=text + len(tags) + np.arange(many)
         ),
-        regions=regions,
         image=image,
     )
 
@@ -150,12 +157,18 @@ def with_image(
 def join(examples: Sequence[Example]) -> Example:
     """Texts that must not attend to one another as one example, so that they share a row."""
     assert all(example.visibility is None for example in examples), "not needed so far"
+    starts = np.cumsum([0, *map(len, examples)]).tolist()
+    images = [(at, x.regions) for at, x in zip(starts, examples, strict=False) if x.regions]
+    positions = [np.arange(len(x)) if x.position_ids is None else x.position_ids for x in examples]
     return Example(
         input_ids=np.concatenate([example.input_ids for example in examples]),
         token_type_ids=np.concatenate([example.token_type_ids for example in examples]),
         source_offsets=np.concatenate([example.source_offsets for example in examples]),
         annotations={},
         sub_lengths=tuple(len(example) for example in examples),
+        position_ids=np.concatenate(positions) if images else None,
+        regions=join_regions(images) if images else None,
+        image=examples[0].image,
     )
 
 

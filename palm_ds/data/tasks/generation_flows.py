@@ -129,6 +129,16 @@ class FlowOptions(Settings):
         first = np.concatenate([[0], starts])[np.searchsorted(starts, at, side="right")]
         return at - first + (first > 0)
 
+    def positions_of(self, source: Example) -> np.ndarray:
+        """(tokens,) position ids of a source: its own, as beside an image, or by its segments."""
+        if source.position_ids is not None:
+            return source.position_ids
+        return self.source_positions(source.token_type_ids)
+
+    def target_begin(self, source: Example) -> int:
+        """The position of the first token of a source's target."""
+        return int(self.positions_of(source).max()) + 1 if self.positions == "continuous" else 0
+
     def assemble(
         self,
         source: Example,
@@ -147,8 +157,7 @@ class FlowOptions(Settings):
         query = self.query_token(vocabulary)
         limits = [] if query is None else [seen[flow] for flow in self.flows]
         queries = np.full((many - 1) * len(limits), query or 0, np.int64)
-        begin = size if self.positions == "continuous" else 0
-        places = begin + np.arange(many)
+        places = self.target_begin(source) + np.arange(many)
         added = many + len(queries)
         example = Example(
             input_ids=np.concatenate([source.input_ids, target, queries]),
@@ -160,8 +169,10 @@ class FlowOptions(Settings):
             },
             item=source.item,
             position_ids=np.concatenate(
-                [self.source_positions(source.token_type_ids), places, *[places[1:]] * len(limits)]
+                [self.positions_of(source), places, *[places[1:]] * len(limits)]
             ),
+            regions=source.regions,
+            image=source.image,
             visibility=multi_flow(size, many, limits),
         )
         if query is None:

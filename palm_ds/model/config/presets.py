@@ -130,6 +130,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "ernie-m-large": dict(**_ROBERTA_BASE, **_LARGE),
     "unimo-base-en": dict(kind="unimo"),
     "unimo-large-en": dict(kind="unimo", **_LARGE),
+    # Widths of streams of regions, which the files at hand do not state, are the kind's defaults.
+    "ernie-vil-base-en": dict(kind="ernie_vil"),
+    "ernie-vil-large-en": dict(kind="ernie_vil", **_LARGE),
     "unimo-text-1.0": dict(**_UNIMO_TEXT, max_positions=513),
     "unimo-text-1.0-large": dict(**_UNIMO_TEXT, **_LARGE, max_positions=512),
     "bert-base": dict(token_types=2, task_types=0),

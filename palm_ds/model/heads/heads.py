@@ -84,8 +84,7 @@ class Head(nn.Module):
     reads_regions = False
     """Whether its labels are at regions of images."""
     matches_images = False
-    """Whether it reads what `Encoder.match` makes of images and their texts; with `reads_first`,
-    and labels at the first regions."""
+    """Whether it reads what `Encoder.match` makes of the images and texts of its labels."""
     grouped = False
     """Whether the labels of an example count as one. Such a head gets `groups`, (n,) int64,
     ascending from 0: the example that each row belongs to."""
@@ -104,6 +103,11 @@ class Head(nn.Module):
     def dummy_target(self, device: torch.device) -> torch.Tensor:
         """A valid target (1, ...), for a batch without labels."""
         return torch.zeros(1, dtype=torch.int64, device=device)
+
+    def reads(self, *, images: bool) -> None:
+        """Let a head of whole texts read each with its image."""
+        self.matches_images = images
+        self.pooled = self.pooled and not images
 
 
 def further_loss(task: str, about: str) -> str:
@@ -146,15 +150,18 @@ class ClassHead(Head):
         classes: int,
         *,
         pooled: bool = False,
+        images: bool = False,
         init_range: float = 0.02,
         truncated: bool = False,
         dropout: float = 0.0,
         smoothing: float = 0.0,
         weights: Sequence[float] = (),
     ):
-        """`truncated`: the initial weights are those of a pretraining head (`init_weights`)."""
+        """`images`: of texts with their images. `truncated`: the initial weights are those of a
+        pretraining head (`init_weights`)."""
         super().__init__()
         self.pooled, self.classes = pooled, classes
+        self.reads(images=images)
         self.input_dropout, self.smoothing, self.weights = dropout, smoothing, tuple(weights)
         self.out = nn.Linear(hidden_size, classes)
         init_weights(self, init_range, truncated=truncated)
@@ -318,15 +325,33 @@ def _expect_no_tied_embeddings(_module: nn.Module, keys: _IncompatibleKeys) -> N
     missing[:] = [name for name in missing if name.rpartition(".")[2] not in _TIED]
 
 
+def best_of_groups(scores: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+    """(n,) bool: the row with the highest of the scores (n,) of its group, the first of equal ones;
+    `groups` (n,) int64."""
+    n = len(scores)
+    row = torch.arange(n, device=scores.device)
+    best = torch.full_like(scores, -math.inf).scatter_reduce(0, groups, scores, "amax")[groups]
+    candidates = torch.where(scores == best, row, n)
+    return row == torch.full_like(row, n).scatter_reduce(0, groups, candidates, "amin")[groups]
+
+
 class PooledHead(Head):
     """Base of heads that read whole texts: a linear map of the pooled row."""
 
     pooled = True
 
     def __init__(
-        self, hidden_size: int, outputs: int = 1, *, dropout: float = 0.0, init_range: float = 0.02
+        self,
+        hidden_size: int,
+        outputs: int = 1,
+        *,
+        dropout: float = 0.0,
+        init_range: float = 0.02,
+        images: bool = False,
     ):
+        """`images`: of texts with their images."""
         super().__init__()
+        self.reads(images=images)
         self.input_dropout = dropout
         self.out = nn.Linear(hidden_size, outputs)
         init_weights(self, init_range, truncated=False)
@@ -348,10 +373,10 @@ class MultiLabelHead(PooledHead):
         outputs: int,
         *,
         threshold: float = 0.5,
-        dropout: float = 0.0,
-        init_range: float = 0.02,
+        **settings: Any,
     ):
-        super().__init__(hidden_size, outputs, dropout=dropout, init_range=init_range)
+        """`settings`: those of PooledHead."""
+        super().__init__(hidden_size, outputs, **settings)
         self.limit = math.log(threshold / (1 - threshold))  # the threshold before the sigmoid
 
     def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
@@ -434,16 +459,12 @@ class ChoiceHead(PooledHead):
         """`targets` and `groups` (n,) int64; each group has one target of 1. Tensors over groups
         have n entries, as in PairHead; those beyond the last group are unused."""
         scores = self.scores(rows)[:, 0].float()
-        n = len(scores)
         best = torch.full_like(scores, -math.inf).scatter_reduce(
             0, groups, scores.detach(), "amax"
         )[groups]
         total = torch.zeros_like(scores).index_add(0, groups, (scores - best).exp())[groups]
         loss = ((best + total.log() - scores) * targets).sum()
-        row = torch.arange(n, device=scores.device)
-        candidates = torch.where(scores.detach() == best, row, n)
-        predicted = torch.full_like(row, n).scatter_reduce(0, groups, candidates, "amin")[groups]
-        return HeadOutput(loss, (targets * (row == predicted)).sum())
+        return HeadOutput(loss, (targets * best_of_groups(scores.detach(), groups)).sum())
 
     def logits(self, rows: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
         return self.scores(rows)

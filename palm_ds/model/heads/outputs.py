@@ -37,6 +37,8 @@ class HeadOutputs(Settings):
     number; its sigmoid is the second class's probability."""
     reading: Reading = "masked"
     """Where a masked-LM head predicts a token."""
+    images: bool = False
+    """Whether it reads texts with images, which no head of another program does."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,13 +2,16 @@
 
 RegionFeatureHead    the features of a masked region: squared error
 RegionClassHead      the detector's distribution over its classes: Kullback-Leibler divergence
+RegionScoreHead      which region a text is about: a sigmoid each
 ImageMatchHead       whether an image and a text belong together
+CrossModalHead       which texts belong to an image, and which images to a text, of a whole step
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from enum import IntEnum
 
 import torch
 from torch import nn
@@ -16,7 +19,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.model.config.config import ACTIVATIONS
 from palm_ds.model.encoder.encoder import Encoder, init_weights
-from palm_ds.model.heads.heads import Head, HeadOutput, class_loss
+from palm_ds.model.heads.embedding import EmbeddingHead, StepLosses, VectorSettings
+from palm_ds.model.heads.heads import Head, HeadOutput, best_of_groups, class_loss
 from palm_ds.model.kernels import layer_norm
 
 CLASSES = "classes"
@@ -71,11 +75,41 @@ class RegionClassHead(RegionHead):
         return HeadOutput(loss, (scores.detach().argmax(-1) == targets.argmax(-1)).sum())
 
 
+class RegionScoreHead(Head):
+    """A score of each region of an image. The loss of an image is the mean over its regions; it is
+    correct if the region with the highest score has a target of 1."""
+
+    reads_regions = True
+    grouped = True
+
+    def __init__(self, backbone: Encoder, *, dropout: float = 0.0):
+        super().__init__()
+        self.input_dropout = dropout
+        self.score = nn.Linear(backbone.region_width, 1)
+        init_weights(self, backbone.config.init_range, truncated=False)
+
+    def forward(
+        self, rows: torch.Tensor, targets: torch.Tensor, groups: torch.Tensor
+    ) -> HeadOutput:
+        """`targets` (n,) float, `groups` (n,) int64. Tensors over groups have n entries, as in
+        ChoiceHead."""
+        scores, targets = self.logits(rows, groups)[:, 0].float(), targets.float()
+        loss = F.binary_cross_entropy_with_logits(scores, targets, reduction="none")
+        count = torch.zeros_like(scores).index_add(0, groups, torch.ones_like(scores))[groups]
+        right = best_of_groups(scores.detach(), groups) & (targets > 0.5)
+        return HeadOutput((loss / count).sum(), right.sum())
+
+    def logits(self, rows: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+        return self.score(rows)
+
+    def dummy_target(self, device: torch.device) -> torch.Tensor:
+        return torch.zeros(1, device=device)
+
+
 class ImageMatchHead(Head):
     """Two classes, of which the second one is a match."""
 
     matches_images = True
-    reads_first = True
 
     def __init__(self, backbone: Encoder):
         super().__init__()
@@ -88,3 +122,53 @@ class ImageMatchHead(Head):
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         return self.match(rows)
+
+
+class Member(IntEnum):
+    """What a sequence of an example is for a CrossModalHead."""
+
+    IMAGE = 0
+    TEXT = 1
+    """The text that looks for the image."""
+    POSITIVE = 2
+    """A further text of the image."""
+    NEGATIVE = 3
+
+
+class CrossModalHead(EmbeddingHead):
+    """InfoNCE of images and texts in both directions, over all of a step, with several positives.
+
+    Targets (n, 2) int64: a Member, and a number that is equal for equal images or texts. The first
+    two sequences of an example are its image and its text, and each has a loss; that of the example
+    is their mean. It is correct if the image's first text is one of its own."""
+
+    def __init__(self, vectors: VectorSettings, *, temperature: float):
+        super().__init__(vectors)
+        self.temperature = temperature
+
+    def dummy_target(self, device: torch.device) -> torch.Tensor:
+        return torch.zeros(1, 2, dtype=torch.int64, device=device)
+
+    def _losses(
+        self, vectors: torch.Tensor, targets: torch.Tensor, groups: torch.Tensor
+    ) -> StepLosses:
+        members, numbers = targets.unbind(1)
+        of_image, of_text = members == Member.IMAGE, members != Member.IMAGE
+        scores = vectors[of_image] @ vectors[of_text].T / self.temperature
+        _, image = torch.unique(numbers[of_image], return_inverse=True)
+        _, text = torch.unique(numbers[of_text], return_inverse=True)
+        same = members[of_text] != Member.NEGATIVE
+        known = torch.zeros(len(image), len(text), dtype=torch.bool, device=text.device)
+        known[image[groups[of_text][same]], text[same]] = True
+        belong = known[image][:, text]
+        own = members[of_text] == Member.TEXT
+        to_text = _share_of(scores, belong)
+        to_image = _share_of(scores[:, own].T, belong[:, own].T)
+        first = scores.detach().argmax(1, keepdim=True)
+        return StepLosses((to_text + to_image) / 2, belong.gather(1, first)[:, 0])
+
+
+def _share_of(scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """(n,) minus the logarithm of the share of the softmax over scores (n, any) that the `chosen`
+    have together."""
+    return scores.logsumexp(1) - scores.masked_fill(~chosen, -math.inf).logsumexp(1)

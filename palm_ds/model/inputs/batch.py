@@ -75,7 +75,7 @@ class PackedText:
     visibility: Visibility | None = None
     """Which tokens of a sequence attend to one another; None: all."""
     regions: PackedRegions | None = None
-    """The regions of an image, in its last places."""
+    """The regions of the image beside it, or of those beside its sequences."""
 
     def positions(self, parts: Sequence[int]) -> np.ndarray:
         """(tokens,) its position ids, given the lengths of its sequences."""
@@ -162,7 +162,7 @@ class Batch:
                     visibility[:, r, inside] = text.visibility.order, text.visibility.limit
                     displaced |= text.position_ids is not None
                 if text.regions is not None:
-                    placed.append((r * length + inside.stop - len(text.regions), text.regions))
+                    placed.append((r * length + inside.start, text.regions))
                 lengths += parts
                 sequences += len(parts)
                 start = inside.stop
@@ -221,6 +221,13 @@ class Batch:
     def first_of(self, positions: torch.Tensor) -> torch.Tensor:
         """(n,) the flat positions of the first tokens of these sequences."""
         return self.cu_seqlens.long()[self.sequence_of(positions)]
+
+    def first_regions_of(self, positions: torch.Tensor) -> torch.Tensor:
+        """(n,) the flat positions of the first regions of the sequences, each with an image, that
+        flat positions (n,) are in."""
+        assert self.regions is not None, "checked where examples are labelled"
+        firsts = self.regions.firsts.long()
+        return firsts[torch.searchsorted(firsts, self.first_of(positions))]
 
     def padding_row(self) -> Batch:
         """A batch of one row of padding, of the same length on the same device."""

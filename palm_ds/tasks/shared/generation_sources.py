@@ -82,13 +82,15 @@ class GenerationSources:
     @property
     def special(self) -> int:
         """The special tokens of a row, which lengths leave out."""
-        return self.source.vocabulary.around(1 if self.max_turns else len(self.columns))
+        return self.source.vocabulary.around(1 if self.max_turns else max(len(self.columns), 1))
 
     def whole_lengths(self, items: np.ndarray) -> np.ndarray:
-        """(n, sources) tokens of each source; (n, 1) of a dialogue with its facts."""
+        """(n, sources) tokens of each source; (n, 1) of a dialogue with its facts; (n, 0) without a
+        source, beside an image."""
         if self.max_turns:
             return dialogue_lengths(items, self.source, self.columns, self.max_turns)[:, None]
-        return np.stack([self.source.encoded(column).lengths[items] for column in self.columns], 1)
+        lengths = [self.source.encoded(column).lengths[items] for column in self.columns]
+        return np.stack(lengths, 1) if lengths else np.zeros((len(items), 0), np.int64)
 
     def lengths(self, items: np.ndarray, most: int | np.ndarray) -> np.ndarray:
         """`whole_lengths`, cut to `most` tokens of a row, special ones included."""
@@ -102,6 +104,7 @@ class GenerationSources:
             self.source.encoded(column).read(item, 0, many)
             for column, many in zip(self.columns, tokens.tolist(), strict=True)
         ]
-        example = build_input(pieces, self.source.vocabulary)
+        nothing = TokenSpan(0, np.zeros(0, np.int64))
+        example = build_input(pieces or [nothing], self.source.vocabulary)
         example.item = item
         return example

@@ -1,4 +1,4 @@
-"""Base of tasks on texts with images: a row's text, its object tags, and the regions of an image.
+"""Bases of tasks on texts with images: a row's text, its object tags, and the regions of an image.
 
     row ──> [CLS] text_a [SEP] tag tag | whole image, region, region ...
 
@@ -8,7 +8,6 @@ like tokens, so that texts with images are packed as others are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeVar
 
@@ -19,19 +18,20 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.reader.regions import ImageRegions
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, layouts, with_image
+from palm_ds.data.tasks.task import Task
 from palm_ds.model.encoder.encoder import Encoder
-from palm_ds.model.inputs.regions import LOCATION_SIZE, PackedRegions
-from palm_ds.tasks.shared.text_task import TextTask, level
+from palm_ds.model.inputs.regions import LOCATION_SIZE
+from palm_ds.tasks.shared.text_task import ARRANGED_BY, TextTask, level
 
-ImageTask = TypeVar("ImageTask", bound="ImageTextTask")
+ImageTask = TypeVar("ImageTask", bound="ImageInput")
 IMAGE, TAGS = "image", "object_tags"
 _WHOLE = np.array([[0, 0, 1, 1, 1]], np.float32)
 """The location of the whole image."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageTextTask(TextTask):
-    """A task on rows of a text and an image."""
+class ImageInput(TextTask):
+    """A task on rows of texts and an image."""
 
     max_regions: PositiveInt = 37
     """Maximum regions of an image, the whole image included; further ones are left out."""
@@ -42,19 +42,23 @@ class ImageTextTask(TextTask):
     region_size: NonNegativeInt = 0
     """Features of a region; 0: as many as the training rows have."""
 
-    edits_text: ClassVar[bool] = True
+    @property
+    def reads_images(self) -> bool:
+        """Whether it does; otherwise the settings of images say nothing."""
+        return True
 
     def check(self, source: TableSource, *, labelled: bool) -> None:
         super().check(source, labelled=labelled)
-        source.need(IMAGE, self.where)
-        source.region_counts()
+        if self.reads_images:
+            source.need(IMAGE, self.where)
+            source.region_counts()
 
     def resolved(self: ImageTask, source: TableSource) -> ImageTask:
+        task: ImageTask = super().resolved(source)  # pyright: ignore[reportAssignmentType]
+        if not self.reads_images:
+            return task
         source.need(IMAGE, self.where)
-        return replace(self, region_size=self.region_size or source.regions(0).features.shape[1])
-
-    def label_roles(self) -> tuple[str, ...]:
-        return ()
+        return replace(task, region_size=self.region_size or source.regions(0).features.shape[1])
 
     def check_encoder(self, backbone: Encoder) -> None:
         """Raises UserError for an encoder that reads no such regions."""
@@ -73,7 +77,9 @@ class ImageTextTask(TextTask):
 
     # ---- the input ----
 
-    def images(self, items: np.ndarray, uniform: np.ndarray, source: TableSource) -> np.ndarray:
+    def image_items(
+        self, items: np.ndarray, uniform: np.ndarray, source: TableSource
+    ) -> np.ndarray:
         """(n,) the rows whose images stand beside the texts of these rows (n,)."""
         return items
 
@@ -82,32 +88,48 @@ class ImageTextTask(TextTask):
     ) -> np.ndarray:
         """`item`, `tokens` (texts,) of each text, `image`, `regions` and `tags`: the row of the
         image, its regions, and the tokens of its tags."""
+        if not self.reads_images:
+            return super().layout(items, uniform, source, max_length)
         item = items[:, 0]
-        image = self.images(item, uniform, source)
-        regions = np.minimum(source.region_counts()[image] + self.whole_image, self.max_regions)
-        tags = self._tag_lengths(image, source)
+        image = self.image_items(item, uniform, source)
         lengths = [source.encoded(column).lengths[item] for column in self.columns_of(source)]
-        added = source.vocabulary.around(len(lengths)) + regions + tags
-        room = self.input_length(max_length) - added
-        if len(full := np.flatnonzero(room < 1)):
-            row, rows = full[0], image.tolist()
-            raise UserError(
-                f"{source.where(rows[row])}: {regions[row]} regions and {tags[row]} tokens of "
-                f"tags leave no room for a text in {self.input_length(max_length)} tokens; raise "
-                f"`length`, or lower {self.where}.max_regions or max_tags"
-            )
-        kept = level(np.stack(lengths, 1), room)
+        special = source.vocabulary.around(len(lengths))
+        regions, tags = self.image_lengths(image, source, self.input_length(max_length) - special)
+        added = special + regions + tags
+        kept = level(np.stack(lengths, 1), self.input_length(max_length) - added)
         length = kept.sum(1) + added
         return layouts(length, item=item, tokens=kept, image=image, regions=regions, tags=tags)
 
+    def image_lengths(
+        self, image: np.ndarray, source: TableSource, room: int | np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(n,) the regions of these images (n,), and (n,) the tokens of their tags. Raises
+        UserError if of `room` tokens they leave none for a text."""
+        regions = np.minimum(source.region_counts()[image] + self.whole_image, self.max_regions)
+        tags = np.zeros_like(image)
+        if self.max_tags and TAGS in source.columns:
+            tags = np.minimum(source.encoded(TAGS).lengths[image], self.max_tags)
+        if len(full := np.flatnonzero(room - regions - tags < 1)):
+            row, rows = full[0], image.tolist()
+            raise UserError(
+                f"{source.where(rows[row])}: {regions[row]} regions and {tags[row]} tokens of "
+                f"tags leave no room for a text in {np.broadcast_to(room, len(image))[row]} "
+                f"tokens; raise `length`, or lower {self.where}.max_regions or max_tags"
+            )
+        return regions, tags
+
     def example(self, layout: np.void, source: TableSource, rng: np.random.Generator) -> Example:
         text = super().example(layout, source, rng)
-        image, tags = int(layout["image"]), np.zeros(0, np.int64)
-        if layout["tags"]:
-            tags = source.encoded(TAGS).read(image, 0, int(layout["tags"])).ids
+        if not self.reads_images:
+            return text
+        return self.beside_image(text, int(layout["image"]), int(layout["tags"]), source)
+
+    def beside_image(self, text: Example, image: int, tags: int, source: TableSource) -> Example:
+        """A text without labels, and then a row's image with that many tokens of its tags."""
+        tokens = source.encoded(TAGS).read(image, 0, tags).ids if tags else np.zeros(0, np.int64)
         found = self.regions_of(image, source)
-        regions = PackedRegions(features=found.features, locations=found.locations)
-        return with_image(text, image, tags, regions, source.vocabulary.unk)
+        regions = found.features, found.locations
+        return with_image(text, image, tokens, regions, source.vocabulary.unk)
 
     def regions_of(self, image: int, source: TableSource) -> ImageRegions:
         """The regions of a row's image as examples have them. Raises UserError."""
@@ -123,13 +145,89 @@ class ImageTextTask(TextTask):
             features=whole.features[:most],
             locations=whole.locations[:most],
             classes=None if classes is None else classes[:most],
+            size=whole.size,
         )
 
-    def _tag_lengths(self, image: np.ndarray, source: TableSource) -> np.ndarray:
-        """(n,) tokens of the tags of these images (n,)."""
-        if not self.max_tags or TAGS not in source.columns:
-            return np.zeros_like(image)
-        return np.minimum(source.encoded(TAGS).lengths[image], self.max_tags)
+    def check_beside(self, example: Example, source: TableSource) -> None:
+        """Raises UserError for an input without an image, or with other regions of it."""
+        beside = example.regions
+        if beside is None or len(beside) != len(self.regions_of(example.image, source)):
+            raise UserError(
+                f"{self.where}: the first task of its group builds inputs without images, or with "
+                "another max_regions or whole_image; name it first, or make them equal"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTextTask(ImageInput):
+    """A task whose labels are of images and texts, not of a column."""
+
+    edits_text: ClassVar[bool] = True
+
+    def label_roles(self) -> tuple[str, ...]:
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionalImages(ImageInput):
+    """A task on whole texts, each of which may be read with the image of its row: its head then
+    reads the product of what two poolers make of [CLS] and of the first region."""
+
+    images: bool = False
+    """Read the image of each row beside its texts (docs/images.md)."""
+
+    @property
+    def reads_images(self) -> bool:
+        return self.images
+
+    def with_head_of(self, origin: Task) -> Task:
+        task = super().with_head_of(origin)
+        if getattr(origin, "images", False) != self.images:
+            raise UserError(
+                f"{self.where}.images: {str(self.images).lower()}, but the head is that of "
+                f"tasks.{origin.name}, whose texts are read the other way; they must be equal"
+            )
+        return task
+
+    def text_width(self, backbone: Encoder) -> int:
+        """Width of what its head reads. Raises UserError for an encoder that reads no images."""
+        if not self.images:
+            return backbone.hidden_size
+        self.check_encoder(backbone)
+        return backbone.match_width
+
+    def label_text(self, example: Example, targets: np.ndarray) -> None:
+        """Label a text at its [CLS], or several of one example, each at its own. Raises UserError
+        for an input without the image that the head reads."""
+        if self.images and example.regions is None:
+            raise UserError(
+                f"{self.where}: reads images, but the first task of its group builds inputs "
+                "without; name it first"
+            )
+        first = np.cumsum([0, *example.sub_lengths[:-1]]) if example.sub_lengths else [0]
+        example.labels[self.name] = np.array(first, np.int64), targets
+
+    def input_key(self) -> str:
+        """Without images that of texts."""
+        kind = type(self)
+        if any(getattr(kind, x) is not getattr(OptionalImages, x) for x in ARRANGED_BY):
+            return super().input_key()
+        images = self.max_regions, self.max_tags, self.whole_image, self.region_size
+        return repr((self.text_key(), images if self.images else ()))
+
+
+def image_numbers(source: TableSource) -> np.ndarray:
+    """(rows,) int64, equal for rows that name the same image."""
+
+    def numbered() -> np.ndarray:
+        names = [
+            image if isinstance(image, str) else item
+            for item, image in enumerate(source.column(IMAGE))
+        ]
+        number = {name: i for i, name in enumerate(dict.fromkeys(names))}
+        return np.array([number[name] for name in names], np.int64)
+
+    return source.cached("pictures", numbered)
 
 
 def with_whole_image(regions: ImageRegions) -> ImageRegions:
@@ -143,14 +241,15 @@ def with_whole_image(regions: ImageRegions) -> ImageRegions:
         features=after_mean(regions.features),
         locations=np.concatenate([_WHOLE, regions.locations]),
         classes=None if regions.classes is None else after_mean(regions.classes),
+        size=regions.size,
     )
 
 
-def overlaps(locations: np.ndarray, others: Sequence[int] | np.ndarray) -> np.ndarray:
-    """(regions,) the largest share that each region has in common with one of `others`:
-    intersection over union."""
+def overlaps(locations: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """(regions,) the largest share that each of these locations (regions, 5) has in common with one
+    of `others` (any, 5): intersection over union."""
     x1, y1, x2, y2, area = locations.T[:, :, None]
-    a1, b1, a2, b2, other = locations[others].T[:, None, :]
+    a1, b1, a2, b2, other = others.T[:, None, :]
     width = np.clip(np.minimum(x2, a2) - np.maximum(x1, a1), 0, None)
     height = np.clip(np.minimum(y2, b2) - np.maximum(y1, b1), 0, None)
     common = width * height

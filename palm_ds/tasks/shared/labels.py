@@ -38,8 +38,8 @@ def classes(task: ClassesTask, source: TableSource, *, strict: bool = False) -> 
 def class_sets(
     task: ClassesTask, source: TableSource, separator: str, nothing: str, *, strict: bool = False
 ) -> np.ndarray:
-    """(rows, classes) float32: 1 for the classes of a row, else 0; all NaN if its label is missing
-    or unknown."""
+    """(rows, classes) float32: 1 for the classes of a row, or what they are worth, else 0; all NaN
+    if its label is missing or unknown."""
     number = {name: i for i, name in enumerate(task.labels)}
     sets = np.full((len(source), len(number)), np.nan, np.float32)
     for item, value in enumerate(_column(task, source, strict)):
@@ -51,7 +51,8 @@ def class_sets(
                 task.number(name, source, item)
         if value is not None and all(name in number for name in names):
             sets[item] = 0
-            sets[item, [number[name] for name in names]] = 1
+            worth = list(value.values()) if isinstance(value, Mapping) else 1
+            sets[item, [number[name] for name in names]] = worth
     return sets
 
 
@@ -117,13 +118,15 @@ def class_probs(predictions: Mapping[int, Mapping[str, Any]], classes: int) -> n
 
 
 def split_names(value: object, separator: str, nothing: str) -> list[str]:
-    """The class names in one cell, which is a list or a text with separators.
+    """The class names in one cell, which is a list, a text with separators or {class: worth}.
 
     >>> split_names("sport, politics", ",", "none")
     ['sport', 'politics']
     """
     if value is None:
         return []
+    if isinstance(value, Mapping):
+        return list(value)
     names = value if isinstance(value, list) else str(value).split(separator)
     stripped = [str(name).strip() for name in names]
     return [name for name in stripped if name and name != nothing]
@@ -172,7 +175,7 @@ def one_value(value: object, task: TextTask, source: TableSource, item: int) -> 
     """Raises UserError unless a row has exactly one label."""
     if value is None or value == "":
         raise UserError(f"{source.where(item)}: {task.label_column} is empty")
-    if isinstance(value, list):
+    if isinstance(value, list | Mapping):
         raise UserError(
             f"{source.where(item)}: {task.label_column}: {len(value)} labels, but {task.where} "
             "expects one; for several use `kind: multi_label`"

@@ -31,7 +31,8 @@ SHORTEST = 8
 _NO_LIMIT = 10**9
 _COUNTED = 8
 """Maximum number of labels in the summary line of a table."""
-_ARRANGED_BY = ("items", "layout", "example")
+ARRANGED_BY = ("items", "layout", "example")
+"""The methods that decide which examples a task makes of a row."""
 
 AnyTextTask = TypeVar("AnyTextTask", bound="TextTask")
 LabelledTask = TypeVar("LabelledTask", bound="ClassesTask")
@@ -127,8 +128,13 @@ class TextTask(TableTask):
 
     def input_key(self) -> str:
         kind = type(self)
-        if any(getattr(kind, x) is not getattr(TextTask, x) for x in _ARRANGED_BY):
+        if any(getattr(kind, x) is not getattr(TextTask, x) for x in ARRANGED_BY):
             return super().input_key()
+        return self.text_key()
+
+    def text_key(self) -> str:
+        """The `input_key` of a task that arranges texts as this class does."""
+        kind = type(self)
         return repr((kind.columns_of, kind.max_length, self.texts, self.max_length))
 
     def prepared(
@@ -325,23 +331,30 @@ class RowTexts:
         return range(self.starts[item], self.starts[item + 1])
 
     def cut(
-        self, items: np.ndarray, added: np.ndarray, source: TableSource, most: int, max_length: int
+        self,
+        items: np.ndarray,
+        added: np.ndarray,
+        source: TableSource,
+        most: int | np.ndarray,
+        max_length: int | np.ndarray,
     ) -> np.ndarray:
         """(items, most texts) int64: tokens of each text of these rows, 0 where there is none.
 
         `added` (items,): tokens that come with each text. A text has at most `most` tokens with
-        them, and those of a row have `max_length` together, for which the longest are cut. Raises
-        UserError if too little is left."""
+        them, and those of a row have `max_length` together, for which the longest are cut; numbers,
+        or (items,) each. Raises UserError if too little is left."""
+        most, max_length = (np.broadcast_to(x, len(items)) for x in (most, max_length))
         number = self.counts[items]
         places = np.arange(self.counts.max(initial=1)) < number[:, None]
         nth = self.starts[items][:, None] + np.arange(places.shape[1])
         lengths = self.tokens.lengths[np.minimum(nth, len(self.tokens.lengths) - 1)]
-        whole = np.where(places, np.minimum(lengths + added[:, None], most), 0)
+        whole = np.where(places, np.minimum(lengths + added[:, None], most[:, None]), 0)
         kept = level(whole, max_length)
         for row in np.flatnonzero(((kept < np.minimum(whole, SHORTEST)) & places).any(1)):
             raise UserError(
                 f"{source.where(items[row])}: {number[row]} {self.called} leave fewer than "
-                f"{SHORTEST} tokens for each in a row of {max_length}; raise `length`"
+                f"{SHORTEST} tokens for each in a row of {max_length[row]}; raise "
+                "`length`"
             )
         return kept
 

@@ -337,7 +337,9 @@ def outputs_of(recipe: Recipe, model: Model) -> dict[str, HeadOutputs]:
     for name in owners:
         if isinstance(model.heads[name], MaskedLMHead):
             owners[name] = _last_trained(recipe, model, name)
-    return {name: tasks[owner].head_outputs() for name, owner in owners.items()}
+    outputs = {name: tasks[owner].head_outputs() for name, owner in owners.items()}
+    beside = {name: getattr(head, "matches_images", False) for name, head in model.heads.items()}
+    return {name: replace(each, images=beside[name]) for name, each in outputs.items()}
 
 
 def default_task(recipe: Recipe, model: Model) -> str:

@@ -127,6 +127,12 @@ def _chosen(contents: CheckpointContents, names: Sequence[str]) -> dict[str, Hea
         if name not in heads:
             known = suggest(name, heads) if heads else "; it has no heads"
             raise UserError(f"{contents.path}: head: no {name!r}{known}")
+        if heads[name].outputs.images:
+            raise UserError(
+                f"{contents.path}: head {name!r} reads images, and graphs read texts alone; "
+                "predict, palm.load and serve read both"
+            )
+    heads = {name: head for name, head in heads.items() if not head.outputs.images}
     usual = [x for x, head in heads.items() if head.kind == "classes" or len(heads) == 1]
     chosen = {x: head for x, head in heads.items() if x in (names or usual)}
     every = encoder_class(contents.config).pools_tokens

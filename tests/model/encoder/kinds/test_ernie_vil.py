@@ -54,7 +54,9 @@ def text_of(tokens: int, regions: int, seed: int) -> PackedText:
     rng = np.random.default_rng(seed)
     places = tokens + regions
     image = PackedRegions(
-        features=rng.normal(size=(regions, 6)), locations=rng.uniform(size=(regions, 5))
+        features=rng.normal(size=(regions, 6)),
+        locations=rng.uniform(size=(regions, 5)),
+        places=np.arange(tokens, places),
     )
     return PackedText(
         input_ids=rng.integers(5, 30, places),
