@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--format", default="", help="format of the files, if not by their suffixes")
     add("--pooling", default=None, help="mean, cls, max or pooler (as the model says, or mean)")
     add("--layers", default="-1", metavar="A,B", help="average these layers (-1: the last)")
+    add("--concat", action="store_true", help="put these layers one after another instead")
     add("--tokens", action="store_true", help="one vector for each token")
     add(
         "--normalize",
@@ -70,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     settings = EmbeddingSettings(
         pooling=args.pooling,
         layers=_layers(args.layers),
+        concat=args.concat,
         tokens=args.tokens,
         normalize=args.normalize,
         dimensions=args.dimensions,
