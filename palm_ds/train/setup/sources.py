@@ -17,6 +17,8 @@ from palm_ds.corpus.ernie_dataset import open_ernie
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.sources.corpus import split_corpus
+from palm_ds.data.sources.endless_rows import EndlessRows
+from palm_ds.data.sources.row_inputs import TUPLE_ROLES
 from palm_ds.data.sources.source import held_out_draw
 from palm_ds.data.sources.table import TableSource, split_rows
 from palm_ds.data.stream.stages import tasks_of
@@ -110,8 +112,11 @@ class _Opening:
         tokenizer = self._tokenizer(name, source)
         share = 0.0 if source.validation else self.recipe.held_out
         where = f"sources.{name}"
-        rows = self._table(source.table, source.read, where)
-        training, held = split_rows(rows, share, tokenizer, name)
+        if source.reader:
+            training, held = self._endless(name, source, tokenizer)
+        else:
+            rows = self._table(source.table, source.read, where)
+            training, held = split_rows(rows, share, tokenizer, name)
         if source.validation:
             rows = self._table(source.validation, source.read, f"{where}.validation")
             held, _ = split_rows(rows, 0.0, tokenizer, f"{name} (validation)")
@@ -124,6 +129,25 @@ class _Opening:
             rows = self._sampled(name, rows)
             self.evaluation_sets.setdefault(title, {})[name] = [(name, rows, 1.0)]
         self.tokenizers[where] = tokenizer
+
+    def _endless(
+        self, name: str, source: SourceSettings, tokenizer: Tokenizer
+    ) -> tuple[TableSource, TableSource]:
+        """The first rows of a reader without an end; none are held out."""
+        where = f"sources.{name}.reader"
+        readers = [task for task in self.recipe.built_tasks.values() if task.source == name]
+        roles = {task.tuple_roles for task in readers if isinstance(task, TableTask)}
+        rows = EndlessRows(
+            reader=source.reader,
+            where=where,
+            pass_examples=source.pass_examples,
+            read=source.read,
+            tokenizer=tokenizer,
+            tuple_roles=roles.pop() if len(roles) == 1 else TUPLE_ROLES,
+        )
+        self.tables[where] = rows.sample
+        training, held = split_rows(rows.sample, 0.0, tokenizer, name)
+        return replace(training, endless=rows), held
 
     def _sampled(self, name: str, rows: TableSource) -> TableSource:
         """At most `evaluate.examples` rows of a table, always the same. The candidates of a ranking
