@@ -63,6 +63,8 @@ class EmbeddingKeywords(TypedDict, total=False):
     """
     layers: int | Sequence[int]
     """Layers whose outputs are averaged: 1 is the first, -1 the last, 0 the embeddings."""
+    concat: bool
+    """Put the vectors of the layers one after another instead of averaging them."""
     tokens: bool
     """One vector for each token, special ones included, instead of one for the text."""
     normalize: bool | None

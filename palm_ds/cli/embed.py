@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import Command
-from palm_ds.cli.inference_options import add_inference_arguments, progress, start_processes
+from palm_ds.cli.inference_options import (
+    add_inference_arguments,
+    answer_pipe,
+    is_piped,
+    progress,
+    start_processes,
+)
 from palm_ds.cli.options import local_path
 from palm_ds.cli.output import console_of, summarize
 from palm_ds.common.errors import UserError
+
+if TYPE_CHECKING:
+    from palm_ds.inference.embedder import Embedder
+    from palm_ds.runtime.processes.process_group import ProcessGroup
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help="a run folder, or a checkpoint of any format")
-    add("--input", nargs="+", required=True, metavar="FILE", help="files of rows, or .txt")
-    add("--output", required=True, type=local_path, metavar="FILE", help="a .npy or .parquet file")
+    add(
+        "--input",
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="files of rows, .txt, or - (a pipe)",
+    )
+    add("--output", default=None, type=local_path, metavar="FILE", help="a .npy or .parquet file")
     add(
         "--column",
         nargs="+",
@@ -26,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--format", default="", help="format of the files, if not by their suffixes")
     add("--pooling", default=None, help="mean, cls, max or pooler (as the model says, or mean)")
     add("--layers", default="-1", metavar="A,B", help="average these layers (-1: the last)")
+    add("--concat", action="store_true", help="put these layers one after another instead")
     add("--tokens", action="store_true", help="one vector for each token")
     add(
         "--normalize",
@@ -43,14 +61,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from palm_ds.inference.embedder import EmbeddingSettings
-    from palm_ds.inference.embedding_files import EmbeddingJob, embed_files
     from palm_ds.inference.trained_model import TrainedModel
     from palm_ds.runtime.processes.launchers import check_hostfile
 
     check_hostfile()
+    columns, piped = _columns(args.column), is_piped(args)
+    if piped and args.dtype != "float32":
+        raise UserError(f"--dtype {args.dtype}: vectors of a pipe are lines of JSON; remove it")
     settings = EmbeddingSettings(
         pooling=args.pooling,
         layers=_layers(args.layers),
+        concat=args.concat,
         tokens=args.tokens,
         normalize=args.normalize,
         dimensions=args.dimensions,
@@ -63,10 +84,22 @@ def run(args: argparse.Namespace) -> int:
         args.model, device=device, precision=args.precision, batch_tokens=args.batch_tokens
     )
     embedder = opened.embedder(settings)
+    if piped:
+        from palm_ds.inference.piped_answers import EmbeddingAnswer
+
+        return answer_pipe(EmbeddingAnswer(embedder=embedder, columns=columns), args.format)
+    return _embed_files(args, embedder, columns, group)
+
+
+def _embed_files(
+    args: argparse.Namespace, embedder: Embedder, columns: dict[str, str], group: ProcessGroup
+) -> int:
+    from palm_ds.inference.embedding_files import EmbeddingJob, embed_files
+
     job = EmbeddingJob(
         inputs=args.input,
         output=args.output,
-        columns=_columns(args.column),
+        columns=columns,
         format=args.format,
         dtype=args.dtype,
     )
@@ -101,18 +134,22 @@ def _layers(text: str) -> tuple[int, ...]:
 COMMAND = Command(
     name="embed",
     summary="Turn texts into vectors with a run, or a checkpoint of any format.",
-    usage="MODEL --input FILE... --output FILE [options]",
+    usage="MODEL --input FILE... --output FILE [options]   or: MODEL --input - [options]",
     examples="""
 palm-ds embed runs/mine --input texts.txt --output vectors.npy
 palm-ds embed models/minilm --input news.jsonl --column body --output news.parquet --dtype int8
 palm-ds embed runs/mine --input texts.txt --output vectors.npy --layers=-4,-3,-2,-1 --normalize
+palm-ds embed runs/mine --input - --normalize < texts.txt
 torchrun --nproc_per_node 4 --module palm_ds.cli.embed runs/mine --input a.txt --output a.npy
 """,
     notes="""
 What sentence-transformers' files in the model's folder say about pooling, normalization and length
 is the default. A row with two texts (sentence1 and sentence2, text_a and text_b) is one
 input with both. The output is the same for any number of processes; after an interruption, the same
-command continues.""",
+command continues.
+
+`--input -`: lines of JSON, TSV or text on the standard input; a line of JSON with the vector of
+each is printed as soon as it is computed.""",
     add_arguments=add_arguments,
     run=run,
 )

@@ -27,14 +27,18 @@ def run(args: argparse.Namespace) -> int:
     from palm_ds.inference.trained_model import TrainedModel
 
     filler = TrainedModel.open(args.model).filler(args.task)
-    for text in args.texts or _lines():
-        filled = filler.fill(text, top=args.top, hide=args.hide)
+    given = [("", text) for text in args.texts]
+    for place, text in given or _lines():
+        try:
+            filled = filler.fill(text, top=args.top, hide=args.hide)
+        except UserError as error:
+            raise UserError(f"{place}{error}") from None
         show(args, as_record(filler, text, filled), as_text(filler, filled))
     return 0
 
 
-def _lines() -> Iterator[str]:
-    """The non-empty lines of stdin."""
+def _lines() -> Iterator[tuple[str, str]]:
+    """The non-empty lines of stdin, each with its place for messages."""
     if sys.stdin.isatty():
         print("type a text with [MASK] on each line; end with Ctrl-D", file=sys.stderr, flush=True)
     any_text = False
@@ -42,10 +46,10 @@ def _lines() -> Iterator[str]:
         try:
             text = line.decode().strip()
         except UnicodeDecodeError:
-            raise UserError(f"line {number} of the input is not UTF-8 text") from None
+            raise UserError(f"<stdin>:{number}: not UTF-8 text") from None
         if text:
             any_text = True
-            yield text
+            yield f"<stdin>:{number}: ", text
     if not any_text:
         raise UserError("no text: give one, or lines on the standard input")
 

@@ -1,13 +1,18 @@
-"""Options shared by the commands that use a model: processes, device, progress."""
+"""Options shared by the commands that use a model: processes, device, progress, pipes."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from palm_ds.common.errors import UserError
+from palm_ds.common.messages import json_line, nan_to_null, progress_to_stderr
+from palm_ds.runtime.processes.launch_env import launched_processes
 
 if TYPE_CHECKING:
     import torch
@@ -15,7 +20,14 @@ if TYPE_CHECKING:
     from rich.progress import Task
 
     from palm_ds.data.tasks.interfaces import ScoreReport
+    from palm_ds.inference.piped_answers import Answer
     from palm_ds.runtime.processes.process_group import ProcessGroup
+
+PIPE = "-"
+_PIPED_ROWS = 256
+"""Of a batch at most."""
+_PIPED_SECONDS = 0.02
+"""In which more rows of a batch may come."""
 
 
 def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +78,6 @@ def start_processes(device: str) -> tuple[ProcessGroup, torch.device]:
     """This process's group and device; several processes are joined by DeepSpeed."""
     import torch
 
-    from palm_ds.runtime.processes.launch_env import launched_processes
     from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
     from palm_ds.runtime.processes.processes import device_named, start
 
@@ -102,3 +113,42 @@ def progress(what: str, shown: bool) -> Iterator[Callable[[int, int | None], Non
     with bar:
         number = bar.add_task(what, total=None)
         yield lambda rows, of: bar.update(number, completed=rows, total=of)
+
+
+def is_piped(args: argparse.Namespace) -> bool:
+    """Whether rows are read from the standard input, `--input -`, and answered on the standard
+    output; from then on messages are printed on standard error. Raises UserError for half of it,
+    and with several processes."""
+    output = str(args.output or PIPE)
+    if PIPE not in args.input:
+        if output == PIPE:
+            raise UserError("--output: give a place; only --input - is answered on this output")
+        return False
+    if len(args.input) > 1 or output != PIPE:
+        others = " ".join(name for name in args.input if name != PIPE)
+        more = f"--output {output}" if output != PIPE else others or "another -"
+        raise UserError(
+            "--input -: reads the standard input alone and answers on the standard output, "
+            f"without {more}"
+        )
+    if sys.stdin is None:
+        raise UserError("--input -: the standard input is closed")
+    if launched_processes() > 1:
+        raise UserError("--input -: one process reads the standard input; start it alone")
+    progress_to_stderr()
+    return True
+
+
+def answer_pipe(answer: Answer, format: str) -> int:
+    """Print a line of JSON for each row of the standard input. Raises UserError for one that cannot
+    be read, after the answers to those before it."""
+    from palm_ds.data.reader.piped_rows import Pipe, format_of, row_batches
+    from palm_ds.inference.piped_answers import answers
+
+    with Pipe(sys.stdin.fileno()) as pipe:
+        read = answer.read
+        found = format_of(pipe, format, as_in_training=read.format)
+        batches = row_batches(pipe, found, read, most=_PIPED_ROWS, seconds=_PIPED_SECONDS)
+        for records in answers(batches, answer):
+            print(*(json_line(nan_to_null(each)) for each in records), sep="\n", flush=True)
+    return 0

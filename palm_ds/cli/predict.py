@@ -9,24 +9,29 @@ from palm_ds.cli.command import Command
 from palm_ds.cli.inference_options import (
     add_inference_arguments,
     add_report_arguments,
+    answer_pipe,
+    is_piped,
     progress,
     report_lines,
     start_processes,
 )
 from palm_ds.cli.options import list_of_names, local_path
 from palm_ds.cli.output import console_of, show
+from palm_ds.common.errors import UserError
 
 if TYPE_CHECKING:
     from palm_ds.inference.predict_files import PredictionSummary
+    from palm_ds.inference.predictor import Predictor
+    from palm_ds.runtime.processes.process_group import ProcessGroup
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help="a run folder of `palm-ds finetune`, or a part of it")
-    add("--input", nargs="+", required=True, metavar="FILE", help="files of rows")
+    add("--input", nargs="+", required=True, metavar="FILE", help="files of rows, or - (a pipe)")
     add(
         "--output",
-        required=True,
+        default=None,
         type=local_path,
         metavar="DIR",
         help="a new folder; earlier predictions in it are replaced",
@@ -54,21 +59,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from palm_ds.data.reader.options import columns_of
-    from palm_ds.inference.predict_files import PredictionJob, predict_files
     from palm_ds.inference.prediction_files import check_output
     from palm_ds.inference.score_files import settings_of
     from palm_ds.inference.trained_model import TrainedModel
     from palm_ds.runtime.processes.launchers import check_hostfile
 
     check_hostfile()
-    columns = columns_of(args.columns)
-    check_output(args.output)
+    columns, piped = columns_of(args.columns), is_piped(args)
+    if args.tsv and piped:
+        raise UserError("--tsv: predictions of a pipe are lines of JSON; remove it")
+    if not piped:
+        check_output(args.output)
     group, device = start_processes(args.device)
     opened = TrainedModel.open(
         args.model, device=device, precision=args.precision, batch_tokens=args.batch_tokens
     )
     predictor = opened.predictor(list_of_names(args.tasks))
     predictor = predictor.generating(settings_of(args.generate, "--generate"))
+    if piped:
+        from palm_ds.inference.piped_answers import PredictionAnswer
+
+        answer = PredictionAnswer(predictor=predictor, columns=columns)
+        return answer_pipe(answer, args.format)
+    return _predict_files(args, predictor, columns, group)
+
+
+def _predict_files(
+    args: argparse.Namespace,
+    predictor: Predictor,
+    columns: dict[str, str | int],
+    group: ProcessGroup,
+) -> int:
+    from palm_ds.inference.predict_files import PredictionJob, predict_files
+
     job = PredictionJob(
         inputs=args.input,
         output=args.output,
@@ -116,17 +139,21 @@ def _count(number: int, what: str) -> str:
 COMMAND = Command(
     name="predict",
     summary="Predict rows of files with a trained model, for all of its tasks in one pass.",
-    usage="MODEL --input FILE... --output DIR [options]",
+    usage="MODEL --input FILE... --output DIR [options]   or: MODEL --input - [options]",
     examples="""
 palm-ds predict runs/joint --input new.tsv --output predictions
 palm-ds predict runs/joint --input new.tsv --output predictions --tasks ner,topic --tsv
 palm-ds predict runs/joint/weights --input new.jsonl --output out --columns text_a=review
+palm-ds predict runs/joint --input - --tasks topic < new.jsonl
 palm-ds predict runs/titles --input new.jsonl --output out --generate beams=5 no_repeat_ngram=3
 torchrun --nproc_per_node 4 --module palm_ds.cli.predict runs/joint --input new.tsv --output out
 """,
     notes="""
 Rows need no labels; if they have labels, scores are printed and written. The output files are the
-same for any number of processes, also under deepspeed.""",
+same for any number of processes, also under deepspeed.
+
+`--input -`: lines of JSON, TSV or text on the standard input; a line of JSON for each is printed as
+soon as it is predicted.""",
     add_arguments=add_arguments,
     run=run,
 )

@@ -27,11 +27,23 @@ def import_class(name: str, base: type[T], where: str) -> type[T]:
 
 def import_function(name: str, where: str) -> Callable[..., Any]:
     """Imports `module.function`; raises UserError, with `where` in front, if it cannot."""
-    module_name, _, function = name.rpartition(".")
-    attribute = getattr(_module(module_name, where), function, None)
+    attribute = _attribute(name, where)
     if not callable(attribute) or isinstance(attribute, type):
         raise UserError(f"{where}: {name!r} is not a function")
     return attribute
+
+
+def import_callable(name: str, where: str) -> Callable[..., Any]:
+    """Imports `module.function` or `module.Class`; raises UserError likewise."""
+    attribute = _attribute(name, where)
+    if not callable(attribute):
+        raise UserError(f"{where}: {name!r} is neither a function nor a class")
+    return attribute
+
+
+def _attribute(name: str, where: str) -> object:
+    module_name, _, attribute = name.rpartition(".")
+    return getattr(_module(module_name, where), attribute, None)
 
 
 def _module(name: str, where: str) -> ModuleType:

@@ -55,6 +55,8 @@ class EmbeddingSettings(Settings):
     over [CLS]. Default: mean."""
     layers: tuple[int, ...] = (-1,)
     """Layers whose outputs are averaged: 1 is the first, -1 the last, 0 the embeddings."""
+    concat: bool = False
+    """Put the vectors of the layers one after another instead of averaging them."""
     tokens: bool = False
     """One vector for each token, special ones included, instead of one for the text."""
     normalize: bool | None = None
@@ -78,6 +80,10 @@ class EmbeddingSettings(Settings):
             raise UserError("layers: the pooler reads the last layer; choose another pooling")
         if not self.layers:
             raise UserError("layers: empty; -1 is the last layer")
+        if self.concat and self.dimensions:
+            raise UserError(
+                "dimensions: the first numbers of layers one after another; leave out concat"
+            )
 
 
 class _TextBatch(NamedTuple):
@@ -119,6 +125,8 @@ class Embedder:
     def size(self) -> int:
         """Numbers in a vector."""
         size = self.encoder.hidden_size
+        if self.settings.concat:
+            return size * len(self.settings.layers)
         return min(self.settings.dimensions or size, size)
 
     def embed(self, texts: Sequence[Text]) -> np.ndarray:
@@ -224,7 +232,8 @@ class Embedder:
         return self.encoder.pooler(first) if pooling == "pooler" else first
 
     def _layers(self, batch: Batch) -> torch.Tensor:
-        """The outputs (rows * length, hidden) of the chosen layers, averaged."""
+        """The outputs (rows * length, hidden) of the chosen layers, averaged or one after
+        another."""
         if self.settings.layers == (-1,):
             return self.encoder.of_texts(self.encoder(batch)).flatten(0, 1)
         numbers = [
@@ -236,9 +245,8 @@ class Embedder:
         with recorded(self.encoder, wanted) as states:
             self.encoder(batch)
         outputs = [states.hidden[number] if number else states.embeddings for number in numbers]
-        return (
-            torch.stack([output for output in outputs if output is not None]).mean(0).flatten(0, 1)
-        )
+        found = [output.flatten(0, 1) for output in outputs if output is not None]
+        return torch.cat(found, 1) if self.settings.concat else torch.stack(found).mean(0)
 
     def _finished(self, vectors: torch.Tensor) -> np.ndarray:
         vectors = vectors[:, : self.size].float()
@@ -292,7 +300,7 @@ def complete_settings(
     longest = settings.max_length or embedding_length(contents)
     if not 3 <= longest <= most:
         raise UserError(f"max_length: {longest}: {folder} reads from 3 to {most} tokens")
-    dimensions = settings.dimensions or stated.dimensions
+    dimensions = 0 if settings.concat else settings.dimensions or stated.dimensions
     if dimensions > config.hidden_size:
         raise UserError(f"dimensions: {dimensions}: vectors of {folder} have {config.hidden_size}")
     normalize = stated.normalize if settings.normalize is None else settings.normalize

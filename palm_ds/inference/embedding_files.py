@@ -92,7 +92,7 @@ def embed_files(
     job.check(embedder)
     started = time.monotonic()
     table = open_table(list(job.inputs), _read_settings(job))
-    texts = _texts(table, job)
+    texts = texts_of(table, job.columns)
     parts = job.output.with_name(f".{job.output.name}.parts")
     if group.rank == 0:
         _prepare(parts, _key(embedder, table))
@@ -121,14 +121,13 @@ def _read_settings(job: EmbeddingJob) -> TableSettings:
     return TableSettings(format=job.format or "auto", columns=job.columns)
 
 
-def _texts(table: Table, job: EmbeddingJob) -> list[Text]:
-    """The texts of a table; the pairs of one with two texts in a row."""
+def texts_of(table: Table, columns: Mapping[str, str | int]) -> list[Text]:
+    """The texts of a table; the pairs of one with two texts in a row, unless `columns` names the
+    first alone. Raises UserError."""
     if "text_a" not in table.columns:
-        raise UserError(f"{', '.join(job.inputs)}: no column of texts; name it: --column NAME")
+        raise UserError(f"{', '.join(table.names)}: no column of texts; name it: --column NAME")
     texts = table.column("text_a")
-    if not texts:
-        raise UserError(f"{', '.join(job.inputs)}: no rows")
-    alone = "text_a" in job.columns and "text_b" not in job.columns
+    alone = "text_a" in columns and "text_b" not in columns
     if alone or "text_b" not in table.columns:
         return texts
     return list(zip(texts, table.column("text_b"), strict=True))

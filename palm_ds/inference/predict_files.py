@@ -142,7 +142,7 @@ def open_inputs(predictor: Predictor, job: PredictionJob) -> list[_InputTable]:
     for each in predictor.passes:
         if repr(each.read) not in tables:
             alike = [other for other in predictor.passes if repr(other.read) == repr(each.read)]
-            with _wanted_by([task for other in alike for task in other.tasks], predictor):
+            with wanted_by([task for other in alike for task in other.tasks], predictor):
                 tables[repr(each.read)] = open_input(job, each.read, predictor.tasks.values())
     if len(counts := {table.rows for table in tables.values()}) > 1:
         raise UserError(
@@ -152,14 +152,14 @@ def open_inputs(predictor: Predictor, job: PredictionJob) -> list[_InputTable]:
     opened = [tables[repr(encoder_pass.read)] for encoder_pass in predictor.passes]
     for each, sources in zip(predictor.passes, opened, strict=True):
         source = predictor.source(sources.bare)
-        with _wanted_by(each.tasks, predictor):
+        with wanted_by(each.tasks, predictor):
             for task in (each.input_task, *each.tasks):
                 task.check(source, labelled=False)
     return opened
 
 
 @contextmanager
-def _wanted_by(tasks: Collection[TableTask], predictor: Predictor) -> Iterator[None]:
+def wanted_by(tasks: Collection[TableTask], predictor: Predictor) -> Iterator[None]:
     """Adds to an error which tasks needed the input."""
     try:
         yield

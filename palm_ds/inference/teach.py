@@ -203,6 +203,11 @@ def _row_parts(work: _TeachWork) -> list[Callable[[], pa.Table]]:
     tasks = work.recipe.built_tasks
     for name in dict.fromkeys(tasks[task].source for task in work.plan.soft_tasks):
         (_, source, _), *_ = work.data.train[name]
+        if source.endless:
+            raise UserError(
+                f"{source.endless.where}: has no end; a teacher beside the training labels its "
+                "rows (`teacher: {path: ...}`)"
+            )
         for first in range(0, len(source), _ROWS):
             part = replace(source, numbers=source.numbers[first : first + _ROWS])
             makers.append(partial(_row_part, work, name, part))

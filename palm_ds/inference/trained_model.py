@@ -305,7 +305,9 @@ def _recipe_of_checkpoint(path: Path) -> Recipe:
 def _corpora(recipe: Recipe) -> Iterable[Corpus]:
     """The prepared corpora of a recipe, opened one after another. Raises UserError."""
     prepared = [
-        source for source in recipe.sources.values() if not source.table and not source.ernie
+        source
+        for source in recipe.sources.values()
+        if source.reads == "corpus" and not source.ernie
     ]
     return (open_corpus(folder) for source in prepared for folder in source.weights)
 

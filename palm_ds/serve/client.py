@@ -3,6 +3,8 @@
     with ServingClient("http://127.0.0.1:8080") as client:
         client.predict("mood", ["a fine film", "two hours too long"])   # a prediction for each text
         client.embed(["a text", "another"])                             # (2, size) float32
+        client.embed([[2, 7, 9, 3]], layers=[4, 8])                     # ids; the mean of layers
+        client.hidden_states(["a text"], layers=[4, 8, -1])             # [(3, tokens, hidden)]
         client.search("towers in France", top=3)
 
 A server that is full says when to try again, and the client does; so it does after a lost
@@ -11,6 +13,7 @@ connection. It needs httpx and NumPy, neither torch nor a model.
 
 from __future__ import annotations
 
+import base64
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -75,30 +78,72 @@ class ServingClient:
         self._pool.shutdown()
         self._http.close()
 
-    def predict(self, task: str, inputs: Sequence[Any], *, model: str = "") -> list[dict[str, Any]]:
-        """A prediction for each text, pair or row."""
+    def predict(
+        self,
+        task: str,
+        inputs: Sequence[Any],
+        *,
+        token_type_ids: Sequence[Sequence[int]] = (),
+        model: str = "",
+    ) -> list[dict[str, Any]]:
+        """A prediction for each text, pair or row, or for the ids of each text with its special
+        tokens; `token_type_ids`: of such ids, by default 0."""
         path = f"/predict/{quote(task, safe='')}"
-        answers = self._in_batches(path, "inputs", inputs, {"model": model})
+        given = _texts_or_ids("inputs", inputs, token_type_ids)
+        answers = self._in_batches(path, given, {"model": model})
         return [prediction for answer in answers for prediction in answer["predictions"]]
 
-    def embed(self, texts: Sequence[Any], *, model: str = "", **settings: object) -> np.ndarray:
-        """(texts, size) float32, of texts and pairs; `settings`: pooling, normalize, dimensions,
-        prompt."""
-        answers = self._in_batches("/embed", "texts", texts, {"model": model, **settings})
-        if not answers:
-            return np.empty((0, 0), np.float32)
-        return np.concatenate([np.array(answer["embeddings"], np.float32) for answer in answers])
+    def embed(
+        self,
+        texts: Sequence[Any],
+        *,
+        token_type_ids: Sequence[Sequence[int]] = (),
+        model: str = "",
+        **settings: object,
+    ) -> np.ndarray:
+        """(texts, size) float32, of texts and pairs, or of the ids of each text; `settings`:
+        pooling, normalize, dimensions, prompt, layers, concat."""
+        given = _texts_or_ids("texts", texts, token_type_ids)
+        found = self._vectors(given, {"model": model, **settings})
+        return np.concatenate(found) if found else np.empty((0, 0), np.float32)
+
+    def hidden_states(
+        self,
+        texts: Sequence[Any],
+        layers: Sequence[int] = (-1,),
+        *,
+        token_type_ids: Sequence[Sequence[int]] = (),
+        model: str = "",
+        **settings: object,
+    ) -> list[np.ndarray]:
+        """The outputs of layers (layers, tokens, hidden) for each text, float32; 1 is the first, -1
+        the last, 0 the embeddings."""
+        given = _texts_or_ids("texts", texts, token_type_ids)
+        wanted = {"layers": list(layers), "concat": True, "tokens": True}
+        found = self._vectors(given, {"model": model, **settings, **wanted})
+        return [x.reshape(len(x), len(layers), -1).swapaxes(0, 1) for x in found]
+
+    def _vectors(
+        self, given: Mapping[str, Sequence[Any]], settings: Mapping[str, object]
+    ) -> list[np.ndarray]:
+        """The vectors (any, size) of each text."""
+        others = {**settings, "encoding_format": "base64"}
+        return [
+            np.frombuffer(base64.b64decode(each), "<f4").reshape(-1, answer["size"])
+            for answer in self._in_batches("/embed", given, others)
+            for each in answer["embeddings"]
+        ]
 
     def fill_mask(
         self, texts: Sequence[str], *, top: int = 5, model: str = ""
     ) -> list[dict[str, Any]]:
         """The guesses for every [MASK] of each text."""
-        answers = self._in_batches("/fill-mask", "texts", texts, {"top": top, "model": model})
+        answers = self._in_batches("/fill-mask", {"texts": texts}, {"top": top, "model": model})
         return [result for answer in answers for result in answer["results"]]
 
     def tokenize(self, texts: Sequence[str], *, model: str = "") -> list[dict[str, Any]]:
         """The tokens of each text."""
-        answers = self._in_batches("/tokenize", "texts", texts, {"model": model})
+        answers = self._in_batches("/tokenize", {"texts": texts}, {"model": model})
         return [result for answer in answers for result in answer["results"]]
 
     def rerank(
@@ -107,7 +152,7 @@ class ServingClient:
         """[(place among the documents, score)], the best first; `settings`: task, use, top_n."""
         top = settings.pop("top_n", None)
         answers = self._in_batches(
-            "/rerank", "documents", documents, {"query": query, "model": model, **settings}
+            "/rerank", {"documents": documents}, {"query": query, "model": model, **settings}
         )
         ranked = [
             (first * self._batch + result["index"], result["relevance_score"])
@@ -123,7 +168,7 @@ class ServingClient:
     def add(self, texts: Sequence[Mapping[str, Any]]) -> list[str]:
         """Add texts (`text`, perhaps `id`, `title`, `metadata`) to the server's index; returns
         their ids."""
-        answers = self._in_batches("/index", "texts", texts, {})
+        answers = self._in_batches("/index", {"texts": texts}, {})
         return [identity for answer in answers for identity in answer["ids"]]
 
     def delete(
@@ -138,15 +183,18 @@ class ServingClient:
         return self._send("GET", "/info", None)
 
     def _in_batches(
-        self, path: str, key: str, values: Sequence[Any], others: Mapping[str, Any]
+        self, path: str, given: Mapping[str, Sequence[Any]], others: Mapping[str, Any]
     ) -> list[Any]:
-        """The answers for the values, a few in each request, in order."""
-        if isinstance(values, str):
-            raise TypeError(f"{key}: expected a list of texts, got one text")
+        """The answers for the values of some keys, a few in each request, in order."""
+        for key, values in given.items():
+            if isinstance(values, str):
+                raise TypeError(f"{key}: expected a list of texts, got one text")
         others = {name: value for name, value in others.items() if value not in ("", None)}
+        count = max(map(len, given.values()))
         bodies = [
-            {key: list(values[first : first + self._batch]), **others}
-            for first in range(0, len(values), self._batch)
+            {key: list(values[first : first + self._batch]) for key, values in given.items()}
+            | others
+            for first in range(0, count, self._batch)
         ]
         if len(bodies) == 1:
             return [self._post(path, bodies[0])]
@@ -173,6 +221,17 @@ class ServingClient:
                 raise _error(answer)
             self._sleep(_wait(attempt, answer.headers.get("retry-after", "")))
         raise AssertionError("the last attempt returns or raises")
+
+
+def _texts_or_ids(
+    name: str, values: Sequence[Any], types: Sequence[Sequence[int]]
+) -> Mapping[str, Sequence[Any]]:
+    """The keys of a request: lists of numbers are ids, anything else has the name of texts."""
+    first = values[0] if len(values) else ""
+    if isinstance(first, str | Mapping) or not len(first) or isinstance(first[0], str):
+        return {name: values, "token_type_ids": types} if len(types) else {name: values}
+    ids = {"input_ids": [[int(x) for x in each] for each in values]}
+    return ids | ({"token_type_ids": [[int(x) for x in y] for y in types]} if len(types) else {})
 
 
 def _wait(attempt: int, stated: str) -> float:

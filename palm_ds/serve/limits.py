@@ -20,6 +20,8 @@ class ServingLimits(Settings, option="--"):
     """Characters of a text. More: 413. The model itself reads its first tokens only."""
     max_bytes: PositiveInt = 4 << 20
     """Bytes of a request. More: 413."""
+    max_numbers: PositiveInt = 4 << 20
+    """Numbers of the vectors of an answer. More: 413."""
     max_queue: PositiveInt = 1024
     """Texts of all clients, waiting or in work. More: 429."""
     timeout: PositiveFloat = 60.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,10 +28,17 @@ from palm_ds.inference.predict_files import without_labels
 from palm_ds.inference.predictor import EncoderPass
 from palm_ds.inference.search.vectors import unit
 from palm_ds.model.inputs.batch import PackedText
-from palm_ds.serve.forward import Scores, label_for_vector, vectors_task
+from palm_ds.serve.forward import (
+    EVERY_TOKEN,
+    Scores,
+    label_for_vector,
+    layer_state,
+    vectors_task,
+)
 from palm_ds.serve.limits import RequestError, ServingLimits
 from palm_ds.serve.scheduler import Work
 from palm_ds.serve.served_model import ServedModel
+from palm_ds.serve.token_ids import TokenIds, sample_row
 
 Row = Mapping[str, Any]
 Input = str | Sequence[str] | Row
@@ -112,13 +119,16 @@ def _characters(value: object, place: str, depth: int = 0) -> int:
 # ---- predictions ----
 
 
-def predict_work(model: ServedModel, task: str, inputs: Sequence[Input]) -> Work:
-    """Rows for a task; the answer is (predictions, truncated rows). Raises UserError for rows that
-    it cannot read."""
+def predict_work(model: ServedModel, task: str, inputs: Sequence[Input] | TokenIds) -> Work:
+    """Rows or ids for a task; the answer is (predictions, truncated rows). Raises UserError for
+    what it cannot read."""
     assert model.predictor is not None
     predictor, each = model.predictor, model.passes[task]
-    rows = rows_of(inputs, model.tasks[task], each)
-    _check_images(rows)
+    if isinstance(inputs, TokenIds):
+        rows = [sample_row(model.tasks[task])] * len(inputs)
+    else:
+        rows = rows_of(inputs, model.tasks[task], each)
+        _check_images(rows)
     named = {role: role for role in ONLY_NAMED if any(role in row for row in rows)}
     read = replace(
         each.read, columns=named, format="auto", drop={}, bad_rows="stop", split="", header=True
@@ -129,7 +139,9 @@ def predict_work(model: ServedModel, task: str, inputs: Sequence[Input]) -> Work
     built = predictor.examples(each, source)
     # counting costs as much as arranging: only where a row may have been too long
     most = getattr(each.input_task, "max_length", 0) or predictor.recipe.length
-    whole = all(len(one.example) < most for one in built)
+    if isinstance(inputs, TokenIds):
+        inputs.in_place_of(built, inputs.packed(model, most))
+    whole = isinstance(inputs, TokenIds) or all(len(one.example) < most for one in built)
     cut = 0 if whole else each.input_task.cut_rows(source, predictor.recipe.length)
 
     def finish(scores: Sequence[Scores]) -> tuple[list[dict[str, Any]], int]:
@@ -155,44 +167,62 @@ def predict_work(model: ServedModel, task: str, inputs: Sequence[Input]) -> Work
 
 
 def embed_work(
-    model: ServedModel, texts: Sequence[Text] | Sequence[Sequence[int]], settings: EmbeddingSettings
+    model: ServedModel, texts: Sequence[Text] | TokenIds, settings: EmbeddingSettings
 ) -> Work:
-    """Texts and pairs, or ids with their special tokens; the answer is (vectors (texts, size)
-    float32, tokens of each text, truncated texts)."""
-    pooling = settings.pooling or "mean"
+    """Texts and pairs, or ids; the answer is (vectors, tokens of each text, truncated texts). The
+    vectors are (texts, size) float32, or for each text (tokens, size)."""
+    pooling = EVERY_TOKEN if settings.tokens else settings.pooling or "mean"
     encoded, cut = _encoded(model, texts, settings)
     examples = [label_for_vector(_plain(encoding), pooling) for encoding in encoded]
-    size = settings.dimensions or model.embedder.encoder.hidden_size
+    embedder = replace(model.embedder, settings=settings)
+    last = len(embedder.encoder.computed_layers) if settings.layers != (-1,) else 0
+    layers = [number % (last + 1) for number in settings.layers] if last else []
+    names = [vectors_task(pooling) if n == last else layer_state(n) for n in layers]
 
-    def finish(scores: Sequence[Scores]) -> tuple[np.ndarray, list[int], int]:
-        every = np.concatenate([score[vectors_task(pooling)] for score in scores])
-        vectors = np.ascontiguousarray(every[:, :size])
-        if settings.normalize:
-            vectors = unit(vectors)
-        return vectors, [len(encoding.input_ids) for encoding in encoded], cut
+    def vectors_of(score: Scores) -> np.ndarray:
+        """(1, size), or of every token."""
+        own = [score[name] for name in names or [vectors_task(pooling)]]
+        joined = np.concatenate(own, 1) if settings.concat else np.mean(own, 0)
+        vectors = np.ascontiguousarray(joined[:, : embedder.size], np.float32)
+        return unit(vectors) if settings.normalize else vectors
 
-    task_id = model.task_ids.get(settings.task, model.embedder.task_id)
-    return Work(model=model, examples=examples, task_id=task_id, finish=finish)
+    def finish(scores: Sequence[Scores]) -> tuple[Any, list[int], int]:
+        found = [vectors_of(score) for score in scores]
+        tokens = [len(encoding.input_ids) for encoding in encoded]
+        return (found if settings.tokens else np.concatenate(found)), tokens, cut
+
+    return Work(
+        model=model,
+        examples=examples,
+        task_id=model.task_ids.get(settings.task, model.embedder.task_id),
+        layers=tuple(n for n in dict.fromkeys(layers) if n != last),
+        pooling=pooling,
+        finish=finish,
+    )
 
 
 def _encoded(
-    model: ServedModel, texts: Sequence[Text] | Sequence[Sequence[int]], settings: EmbeddingSettings
+    model: ServedModel, texts: Sequence[Text] | TokenIds, settings: EmbeddingSettings
 ) -> tuple[list[PackedText], int]:
     """The texts with special tokens, and how many were truncated."""
     most = settings.max_length or model.embedder.settings.max_length or 0
-    if any(isinstance(text, str) or isinstance(next(iter(text), 0), str) for text in texts):
-        embedder = replace(model.embedder, settings=replace(settings, max_length=most))
-        return embedder.encode_counting(cast("Sequence[Text]", texts))
-    vocabulary = model.tokenizer.vocabulary.size
-    given = [[int(x) for x in text] for text in texts]
-    for number, each in enumerate(given):
-        if not each:
-            raise UserError(f"input[{number}]: no ids")
-        if min(each) < 0 or max(each) >= vocabulary:
-            raise UserError(f"input[{number}]: an id is not in 0 to {vocabulary - 1:,}")
-        if len(each) > most:
-            raise UserError(f"input[{number}]: {len(each):,} ids; the model reads {most:,}")
-    return [model.embedder.encoded(np.array(value, np.int64)) for value in given], 0
+    if isinstance(texts, TokenIds):
+        return texts.packed(model, most), 0
+    embedder = replace(model.embedder, settings=replace(settings, max_length=most))
+    return embedder.encode_counting(texts)
+
+
+def check_numbers(work: Work, settings: EmbeddingSettings, limits: ServingLimits) -> Work:
+    """The work. Raises RequestError for an answer of too many numbers."""
+    size = replace(work.model.embedder, settings=settings).size
+    many = sum(map(len, work.examples)) if settings.tokens else len(work.examples)
+    if many * size > limits.max_numbers:
+        raise RequestError(
+            413,
+            f"{many:,} vectors of {size:,} numbers; at most {limits.max_numbers:,} numbers in an "
+            "answer",
+        )
+    return work
 
 
 def _plain(text: PackedText) -> Example:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from palm_ds.data.tasks.example import Example
-from palm_ds.serve.forward import Scores, scores_of
+from palm_ds.serve.forward import EVERY_TOKEN, Asked, Scores, scores_of
 from palm_ds.serve.served_model import ServedModel
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,10 @@ class Work:
     examples: Sequence[Example]
     """With labels where the heads' scores are wanted."""
     task_id: int
+    layers: tuple[int, ...] = ()
+    """Layers below the last whose states are wanted, too."""
+    pooling: str = EVERY_TOKEN
+    """How these are pooled."""
     finish: Callable[[Sequence[Scores]], Any]
     """From the scores of each example to the answer."""
     future: Future[Any] = field(default_factory=Future)
@@ -205,7 +209,10 @@ def compute(model: ServedModel, device: int, pieces: Sequence[Piece]) -> list[Sc
     """The scores of each piece."""
     return scores_of(
         model.replicas[device],
-        [(work.examples[number], work.task_id) for work, number in pieces],
+        [
+            Asked(work.examples[number], work.task_id, work.layers, work.pooling)
+            for work, number in pieces
+        ],
         pad=model.tokenizer.vocabulary.pad,
         device=model.devices[device],
     )

@@ -12,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import numpy as np
-
 from palm_ds.common.errors import UserError
 from palm_ds.inference.embedder import EmbeddingSettings, Text
 from palm_ds.serve.limits import RequestError, ServingLimits
@@ -21,6 +19,7 @@ from palm_ds.serve.metrics import ServerMetrics
 from palm_ds.serve.model_set import ModelSet, Served, open_set
 from palm_ds.serve.requests import (
     Input,
+    check_numbers,
     check_rows,
     check_text,
     embed_work,
@@ -30,6 +29,7 @@ from palm_ds.serve.requests import (
 )
 from palm_ds.serve.scheduler import BatchReport, Scheduler, Work
 from palm_ds.serve.served_model import ServedModel
+from palm_ds.serve.token_ids import TokenIds
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -55,33 +55,46 @@ class Service:
     # ---- requests ----
 
     async def predict(
-        self, task: str, inputs: Sequence[Input], name: str, deadline: float
+        self, task: str, inputs: Sequence[Input] | TokenIds, name: str, deadline: float
     ) -> tuple[ServedModel, list[dict[str, Any]], int]:
         """(model, a prediction for each input, truncated inputs)."""
         model = self.models.with_task(task, name)
-        check_rows([x if isinstance(x, dict) else {"": x} for x in inputs], self.limits)
+        if isinstance(inputs, TokenIds):
+            inputs.check(self.limits)
+        else:
+            check_rows([x if isinstance(x, dict) else {"": x} for x in inputs], self.limits)
         prepare = functools.partial(predict_work, model, task, inputs)
         predictions, cut = await self.answer_of(prepare, len(inputs), deadline)
         return model, predictions, cut
 
     async def embed(
         self,
-        texts: Sequence[Text] | Sequence[Sequence[int]],
+        texts: Sequence[Text] | TokenIds,
         settings: Callable[[ServedModel], EmbeddingSettings],
         name: str,
         deadline: float,
         field: str = "texts",
-    ) -> tuple[ServedModel, np.ndarray, list[int], int]:
-        """(model, vectors, tokens of each text, truncated texts). `field`: the texts' name in
-        messages."""
+    ) -> tuple[ServedModel, Any, list[int], int]:
+        """(model, vectors, tokens of each text, truncated texts). The vectors are one array, or one
+        for each text if those of tokens are asked for. `field`: the texts' name in messages."""
         model = self.models.named(name)
+        self._check_texts(texts, field)
+        how = settings(model)
+
+        def prepare() -> Work:
+            return check_numbers(embed_work(model, texts, how), how, self.limits)
+
+        return model, *await self.answer_of(prepare, len(texts), deadline)
+
+    def _check_texts(self, texts: Sequence[Text] | TokenIds, field: str) -> None:
+        if isinstance(texts, TokenIds):
+            texts.check(self.limits)
+            return
         check_rows([{"": text} for text in texts], self.limits, field)
         for number, text in enumerate(texts):
             if isinstance(text, tuple):
                 for part, each in enumerate(text):
                     check_text(each, f"{field}[{number}][{part}]", self.limits)
-        prepare = functools.partial(embed_work, model, texts, settings(model))
-        return model, *await self.answer_of(prepare, len(texts), deadline)
 
     async def fill(
         self, texts: Sequence[str], top: int, name: str, deadline: float

@@ -159,7 +159,7 @@ def _text_steps(
 ) -> tuple[list[bool], list[bool]]:
     """Whether the texts of each source were simplified, and lower-cased."""
     texts = [corpus.manifest.options.get("text", {}) for corpus in corpora]
-    tables = [source.read for source in recipe.sources.values() if source.table]
+    tables = [source.read for source in recipe.sources.values() if source.reads == "table"]
     simplified = [bool(text.get("simplify")) for text in texts] + [
         table.simplify for table in tables
     ]
@@ -365,7 +365,8 @@ def _paths(recipe: Recipe) -> Iterator[str]:
     """The files and folders that it trains on."""
     for source in recipe.sources.values():
         tables = [source.table] if isinstance(source.table, str) else source.table
-        yield from tables if source.table else source.weights
+        if not source.reader:
+            yield from tables if source.table else source.weights
 
 
 def held_out_scores(folder: Path, steps: int) -> dict[str, dict[str, float]]:

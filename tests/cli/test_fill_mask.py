@@ -11,13 +11,14 @@ from palm_ds.cli.fill_mask import _lines
 from palm_ds.common.errors import UserError
 
 
-def lines_of(text: bytes, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def lines_of(text: bytes, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
     return list(_lines())
 
 
 def test_lines_of_the_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lines_of(b"one [MASK]\n\n two\n", monkeypatch) == ["one [MASK]", "two"]
+    lines = lines_of(b"one [MASK]\n\n two\n", monkeypatch)
+    assert lines == [("<stdin>:1: ", "one [MASK]"), ("<stdin>:3: ", "two")]
 
 
 @pytest.mark.parametrize("text", [b"", b"\n \n"])

@@ -154,6 +154,7 @@ def open_recipe(values: dict[str, Any], where: str) -> None:
             check_published(name)
         preset = PRESETS.get(name, name if name in KNOWN else "ernie-2.0-base")
         values["backbone"] = {"preset": preset, **values.get("backbone", {})}
+        values.pop("init_layers", None)  # of weights that are not there
     make_recipe(completed(values, where), where)
 
 

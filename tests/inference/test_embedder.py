@@ -98,6 +98,15 @@ def test_batches_do_not_change_vectors(run, reference, batch_tokens: int) -> Non
     assert np.abs(found - wanted).max() < 1e-5
 
 
+def test_layers_one_after_another(run, reference) -> None:
+    settings = EmbeddingSettings(layers=(0, -1, 2), concat=True)
+    found = TrainedModel.open(run).embedder(settings)
+    assert found.size == 3 * 16
+    for own, other in zip(found.embed(TEXTS), reference, strict=True):
+        parts = [pooled(other, "mean", (layer,)) for layer in settings.layers]
+        assert np.abs(own - torch.cat(parts).numpy()).max() < 1e-5
+
+
 def test_layers_dimensions_and_length(run, reference) -> None:
     settings = EmbeddingSettings(layers=(0, 1, -1), dimensions=5, normalize=True)
     embedder = TrainedModel.open(run).embedder(settings)
@@ -283,6 +292,7 @@ def test_a_pooling_of_another_kind_is_refused(sentence_folder) -> None:
         ({"pooling": "mean", "tokens": True}, "tokens are not pooled"),
         ({"pooling": "pooler", "layers": (1,)}, "the pooler reads the last layer"),
         ({"layers": ()}, "layers: empty"),
+        ({"layers": (1, 2), "concat": True, "dimensions": 3}, "dimensions: the first numbers of"),
         ({"layers": (4,)}, "layers: 4: .* has 3"),
         ({"layers": (-5,)}, "layers: -5: .* has 3"),
         ({"max_length": 2}, "max_length: 2: .* from 3 to 150"),

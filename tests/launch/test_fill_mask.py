@@ -47,7 +47,7 @@ def test_json_is_one_object_per_line(run_folder: Path, enter) -> None:
         (("RUN", "no mask here"), b"", "error: there is no [MASK] in 'no mask here'; write"),
         (("RUN", CAPITAL, "--task", "x"), b"", "error: --task x: no such task"),
         (("RUN", CAPITAL, "--top", "0"), b"", "error: --top 0: at least 1 guess"),
-        (("RUN",), b"a [MASK]\n\xff [MASK]\n", "error: line 2 of the input is not UTF-8 text"),
+        (("RUN",), b"a [MASK]\n\xff [MASK]\n", "error: <stdin>:2: not UTF-8 text"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(

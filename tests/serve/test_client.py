@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -68,7 +69,8 @@ def test_texts_are_sent_in_batches_and_come_back_in_order() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         texts = json.loads(request.content)["texts"]
         sizes.append(len(texts))
-        return httpx.Response(200, json={"embeddings": [[float(text)] for text in texts]})
+        coded = [base64.b64encode(np.array([text], "<f4").tobytes()).decode() for text in texts]
+        return httpx.Response(200, json={"embeddings": coded, "size": 1})
 
     with client(answer, [], batch=10, parallel=3) as asking:
         found = asking.embed([str(number) for number in range(35)])
@@ -100,6 +102,13 @@ def test_against_a_real_server(tasks_run: Path, words_run: Path) -> None:
         assert ranked[0] == (0, pytest.approx(1.0, abs=1e-5))
         assert sorted(place for place, _ in ranked) == [0, 1, 2]
         assert len(asking.fill_mask(["so [MASK]"], top=2)[0]["masks"][0]["guesses"]) == 2
+        ids = [each["ids"] for each in asking.tokenize(texts, model="words")]
+        as_ids = asking.embed([np.array(x) for x in ids], model="words", normalize=True)
+        np.testing.assert_allclose(as_ids, vectors, atol=1e-5)
+        (_, bad, _), states = ids, asking.hidden_states(ids, [0, -1], model="words")
+        assert [x.shape for x in states] == [(2, len(x), 16) for x in ids]
+        labels = asking.predict("mood", ids)
+        assert labels[1] == asking.predict("mood", [bad], token_type_ids=[[0] * len(bad)])[0]
         assert asking.tokenize(["so"], model="words")[0]["tokens"] == ["[CLS]", "so", "[SEP]"]
         assert [each["name"] for each in asking.info()["models"]] == ["tasks", "words"]
         with pytest.raises(ServerError, match="404: no task 'a/b'"):

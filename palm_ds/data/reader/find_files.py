@@ -9,6 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.rows.stored import open_bytes, reading, suffixes_of
@@ -36,6 +37,10 @@ class File:
 
     path: str
     format: str
+
+    def opened(self) -> BinaryIO:
+        """Its bytes, decompressed."""
+        return open_bytes(self.path)
 
 
 def find_files(paths: str | Sequence[str], settings: TableSettings) -> tuple[File, ...]:

@@ -35,7 +35,7 @@ def lines_of(file: File) -> Iterator[tuple[int, int, bytes, int]]:
     lines: Lines | None = None
     with (
         reading(file.path, lambda: f" after line {lines.count if lines else 0}"),
-        open_bytes(file.path) as handle,
+        file.opened() as handle,
     ):
         lines = Lines(handle, 0, -1)
         yield from lines

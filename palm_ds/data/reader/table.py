@@ -44,6 +44,13 @@ class MemoryRows(File):
     rows: Sequence[Any]
 
 
+@dataclass(frozen=True)
+class ReadRows(File):
+    """Rows of a file or a stream that are read already, with their places in it."""
+
+    rows: Sequence[Row]
+
+
 def memory_rows(name: str, rows: Sequence[Any]) -> MemoryRows:
     """Raises UserError if there are no rows, or one is empty or not a mapping."""
     if not rows:
@@ -145,6 +152,11 @@ class Table:
         if copy:
             return _read((file,), settings, contents_hash(find_files(copy, settings), settings))
         return _read((file,), settings, rows_hash(file, settings))
+
+    @classmethod
+    def from_read(cls, rows: ReadRows, settings: TableSettings) -> Table:
+        """Rows that are read already; messages name their places. Raises UserError."""
+        return _read((rows,), settings, fingerprint="")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -268,7 +280,7 @@ def read_rows(
     row after another. Raises UserError with file and line for a bad row."""
     settings = WholeRows(format=format)
     for file in find_files(paths, settings):
-        for row in _READERS[file.format](file, settings):
+        for row in rows_in(file, settings):
             if row.bad:
                 raise UserError(f"{where(file, row.place)}: {row.bad}")
             if row.values:
@@ -369,10 +381,15 @@ def _with_sample(rows: Iterator[Row], format: str) -> Iterator[tuple[Row, Mappin
     yield from ((row, sample) for row in every)
 
 
+def rows_in(file: File, settings: TableSettings) -> Iterator[Row]:
+    """The rows of a file, one after another, whatever is wrong with them."""
+    return _READERS[file.format](file, settings)
+
+
 def _full_rows(file: File, settings: TableSettings, notes: _Notes) -> Iterator[Row]:
     """The readable rows. Empty lines are noted, except at the end of the file."""
     empty: list[str] = []
-    for row in _READERS[file.format](file, settings):
+    for row in file.rows if isinstance(file, ReadRows) else rows_in(file, settings):
         if row.bad:
             notes.bad(where(file, row.place), row.bad)
         elif row.values:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from tokenizers import Regex, pre_tokenizers
@@ -24,6 +24,9 @@ from palm_ds.data.reader.regions import ImageRegions
 from palm_ds.data.sources.source import CachesResults, train_heldout_split
 from palm_ds.text.tokenizer import CHINESE, Tokenizer
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
+
+if TYPE_CHECKING:
+    from palm_ds.data.sources.endless_rows import EndlessRows
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ class TableSource(CachesResults):
     numbers: np.ndarray  # (rows,) which rows of the table, ascending
     tokenizer: Tokenizer
     name: str
+    endless: EndlessRows | None = None
+    """The reader whose first rows these are; its others are read in training."""
 
     @classmethod
     def of_labels(cls, table: Table) -> TableSource:

@@ -1,9 +1,10 @@
 """The steps of a task group: amounts in steps, tokens or examples, and samplers that split a total.
 
-    5000 | 20_000_000 tokens | 300_000 sequences | 3 epochs     an amount uniform | proportional |
-    {temperature: 2}               a sampler: shares of a total {weights: {group: 3, ...}}
+    5000 | 20_000_000 tokens | 300_000 sequences | 3 epochs | 3 passes     an amount
+    uniform | proportional | {temperature: 2}         a sampler: shares of a total
+    {weights: {group: 3, ...}}
     {mix_ratio: {group: 0.5, ...}, reference: task group, epochs: 3}     PaddlePALM's: steps
-    directly
+                                                                         directly
 
 A step is a fixed number of tokens. The number and length of examples are known only once the corpus
 is open: a `DatasetSize` per task group provides them. (If a step is a fixed number of examples, it
@@ -22,7 +23,7 @@ from typing import Any, Literal, SupportsFloat, TypeAlias
 from palm_ds.common.errors import UserError, suggest
 
 Unit = Literal["steps", "tokens", "sequences", "epochs"]
-_AMOUNT = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*(steps|tokens|sequences|epochs?|ep)?")
+_AMOUNT = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*(steps|tokens|sequences|epochs?|ep|pass(?:es)?)?")
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,11 @@ class Budget:
 
 
 def read_budget(value: object, where: str) -> Budget:
-    """`5000`, `5_000 steps`, `20_000_000 tokens`, `300_000 sequences`, `3 epochs` or `3ep`."""
+    """`5000`, `5_000 steps`, `20_000_000 tokens`, `300_000 sequences`, `3 epochs`, `3ep` or `3
+    passes`."""
     match = _AMOUNT.fullmatch(str(value).strip())
     unit: Any = (match and match[2]) or "steps"
-    unit = "epochs" if unit.startswith("ep") else unit
+    unit = "epochs" if unit.startswith(("ep", "pass")) else unit
     if isinstance(value, bool) or match is None or ("." in match[1] and unit != "epochs"):
         raise UserError(
             f"{where}: expected a whole number of steps, `N tokens`, `N sequences` or `N epochs`, "

@@ -75,7 +75,15 @@ class ExampleStream:
 
     def largest_step(self) -> tuple[list[Batch], int]:
         """A step in one batch, and the rows it may have; all have as many examples."""
-        return self.batches(0, 0, 1, self.rows), self.rows
+        return self.known.batches(0, 0, 1, self.rows), self.rows
+
+    @cached_property
+    def known(self) -> ExampleStream:
+        """The same steps over what is known of readers without an end before they are read, again
+        and again; itself without such readers."""
+        samples = [dataset.sample for dataset in self.datasets]
+        same = all(a is b for a, b in zip(samples, self.datasets, strict=True))
+        return self if same else replace(self, datasets=samples)
 
     def sampled_steps(self, number: int) -> Iterator[tuple[Batch, int]]:
         """A step of a stage in one batch, and how many of its steps are like it: all, or those of
@@ -88,7 +96,7 @@ class ExampleStream:
             counts = [steps for _, steps in stage.steps_of]
         for place, steps in zip(places, counts, strict=True):
             step = stage.first + place
-            yield self.build(step, self.step_rows(step)), steps
+            yield self.known.build(step, self.known.step_rows(step)), steps
 
     # -- which examples --
 
@@ -163,7 +171,7 @@ class ExampleStream:
     def most_rows(self) -> int:
         """The rows of the largest step; of a long stage, only the first steps are packed."""
         return max(
-            len(self.step_rows(step))
+            len(self.known.step_rows(step))
             for stage in self.curriculum.stages
             for step in range(stage.first, stage.first + min(stage.steps, _SAMPLED_STEPS))
         )

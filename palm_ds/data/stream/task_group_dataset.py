@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from types import MappingProxyType
-from typing import Generic, NamedTuple, TypeAlias
+from typing import Any, Generic, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -18,12 +18,13 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_generator, keyed_uniform
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.sources.table import TableSource
+from palm_ds.data.stream.endless_order import EndlessOrder
 from palm_ds.data.stream.item_order import ItemOrder, item_order
 from palm_ds.data.stream.packing import pack
 from palm_ds.data.stream.stages import tasks_of
 from palm_ds.data.tasks.example import Example, collate, lengthened
 from palm_ds.data.tasks.soft_labels import SoftTasks, add_soft_labels
-from palm_ds.data.tasks.task import SourceT, Task
+from palm_ds.data.tasks.task import SourceT, TableTask, Task
 from palm_ds.model.inputs.batch import Batch
 
 _SAMPLE = 4096
@@ -54,7 +55,19 @@ class TaskGroupDataset(Generic[SourceT]):
     @cached_property
     def order(self) -> ItemOrder[SourceT]:
         """The items of the first task, in the order in which they are read."""
+        if isinstance(self.source, TableSource) and self.source.endless and not self.fixed:
+            tasks = [task for task in self.tasks if isinstance(task, TableTask)]
+            order: Any = EndlessOrder(tasks, self.source.endless, self.max_length)
+            return order
         return item_order(self.tasks[0], self.source, self.max_length, self.key, self.fixed)
+
+    @property
+    def sample(self) -> TaskGroupDataset[SourceT]:
+        """The same over what is known of a reader before it is read; itself if it has an end."""
+        if isinstance(self.source, TableSource) and self.source.endless:
+            known: Any = replace(self.source, endless=None)
+            return replace(self, source=known)
+        return self
 
     @property
     def windowed(self) -> bool:
@@ -69,7 +82,13 @@ class TaskGroupDataset(Generic[SourceT]):
     def describe(self) -> str:
         """A line for the start of a run; may be empty."""
         tasks = self.tasks if self.tasks[0].reads == "table" else self.tasks[:1]
-        return "\n".join(filter(None, (task.describe(self.source) for task in tasks)))
+        lines = [task.describe(self.source) for task in tasks]
+        if isinstance(self.source, TableSource) and (rows := self.source.endless):
+            lines.append(
+                f"{rows.where}: {rows.reader}, without an end; passes of {rows.pass_examples:,} "
+                f"rows, the first {rows.window:,} of which are counted here"
+            )
+        return "\n".join(filter(None, lines))
 
     def layouts(self, n: np.ndarray) -> np.ndarray:
         """(len(n),) the layouts of these examples (palm_ds/data/tasks/example.py)."""

@@ -267,6 +267,7 @@ class Task(Settings, Exports, ReadsDocuments[SourceT], ABC, Generic[SourceT]):
         columns: Mapping[str, Any] | None = None,
         read: Mapping[str, Any] | None = None,
         mix_ratio: float = 1.0,
+        pass_examples: int = 0,
     ) -> TaskWithData:
         """The task with rows to train and evaluate on, for palm.Trainer. Called on the class, the
         task has its defaults.
@@ -277,6 +278,8 @@ class Task(Settings, Exports, ReadsDocuments[SourceT], ABC, Generic[SourceT]):
         columns: {role: column}; these and `read`, the other keys of a source's `read`, define
             how rows are read (docs/finetuning.md).
         mix_ratio: steps of this task per step of the reference task.
+        pass_examples: `train` is a function or class that gives rows without an end, and these are
+            the rows of a pass, which counts as an epoch (docs/finetuning.md).
 
         Raises UserError for a wrong setting of the task."""
         cls = self if isinstance(self, type) else type(self)
@@ -292,6 +295,7 @@ class Task(Settings, Exports, ReadsDocuments[SourceT], ABC, Generic[SourceT]):
             read={**(read or {}), **({"columns": dict(columns)} if columns else {})},
             tuple_roles=cls.tuple_roles,
             mix_ratio=mix_ratio,
+            pass_examples=pass_examples,
             settings=task.settings(),
         )
 

@@ -13,10 +13,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.errors import UserError
+from palm_ds.common.plugins import name_of
 from palm_ds.common.summary import Summary
 from palm_ds.data.reader.table import memory_rows, plain
 from palm_ds.data.sources.row_inputs import TUPLE_ROLES, Rows, dataset_names_of, listed
@@ -45,6 +47,8 @@ class TaskWithData(Summary):
     tuple_roles: Sequence[str] = TUPLE_ROLES
     """The roles of the elements of rows that are tuples."""
     mix_ratio: float = 1.0
+    pass_examples: int = 0
+    """Rows of a pass of a reader without an end, which `train` is; 0: it is none."""
     settings: dict[str, Any] = field(default_factory=dict)
     """The task's keys."""
     datasets: set[str] = field(default_factory=set, init=False)
@@ -70,12 +74,26 @@ class TaskWithData(Summary):
         """Its entry in a recipe's `sources`; rows in memory are written to files in `folder`."""
         if self.train is None:
             raise UserError(f"{self.name}: no rows to train on; give it `train`")
-        self.train = _kept(self.train)
-        values: dict[str, Any] = {"table": self._files(self.train, folder, "train")}
+        values = self._reader() if self.pass_examples else self._table(folder)
         if self.dev is not None:
             self.dev = _kept(self.dev)
             values["validation"] = self._files(self.dev, folder, "dev")
         return values | ({"read": dict(self.read)} if self.read else {})
+
+    def _table(self, folder: Path) -> dict[str, Any]:
+        assert self.train is not None
+        self.train = _kept(self.train)
+        return {"table": self._files(self.train, folder, "train")}
+
+    def _reader(self) -> dict[str, Any]:
+        """Of a reader without an end. Raises UserError for what recipes cannot name."""
+        reader: Any = self.train
+        if not isinstance(reader, type | FunctionType):
+            raise UserError(
+                f"train: {reader!r:.60} has passes (pass_examples), but is neither a function nor "
+                "a class of a module"
+            )
+        return {"reader": name_of(reader), "pass_examples": self.pass_examples}
 
     def _files(self, rows: Rows, folder: Path, argument: str) -> str | list[str]:
         """Rows as a recipe refers to them."""

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import base64
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,9 +16,16 @@ import numpy as np
 from fastapi import Request, Response
 
 from palm_ds.serve.http import schemas
-from palm_ds.serve.http.answers import Json, deadline_of, service_of, settings_of
+from palm_ds.serve.http.answers import (
+    Json,
+    deadline_of,
+    in_base64,
+    service_of,
+    settings_of,
+)
 from palm_ds.serve.limits import RequestError
 from palm_ds.serve.requests import Input
+from palm_ds.serve.token_ids import TokenIds
 
 # ---- OpenAI ----
 
@@ -34,9 +40,7 @@ async def openai_embeddings(body: schemas.OpenAIBody, request: Request) -> Respo
         "input",
     )
     if body.encoding_format == "base64":
-        listed: Sequence[Any] = [
-            base64.b64encode(vector.astype("<f4").tobytes()).decode() for vector in vectors
-        ]
+        listed: Sequence[Any] = [in_base64(vector) for vector in vectors]
     else:
         listed = list(vectors)
     data = [{"object": "embedding", "index": n, "embedding": each} for n, each in enumerate(listed)]
@@ -44,10 +48,12 @@ async def openai_embeddings(body: schemas.OpenAIBody, request: Request) -> Respo
     return Json({"object": "list", "data": data, "model": model.name, "usage": usage})
 
 
-def _openai_inputs(given: str | Sequence[Any]) -> Sequence[Any]:
-    """Texts, or lists of ids; one alone becomes a list."""
+def _openai_inputs(given: str | Sequence[Any]) -> Sequence[Any] | TokenIds:
+    """Texts or ids; one text alone becomes a list."""
     alone = isinstance(given, str) or (len(given) > 0 and isinstance(given[0], int))
-    return [given] if alone else given
+    every: Sequence[Any] = [given] if alone else given
+    are_ids = len(every) > 0 and not isinstance(every[0], str)
+    return TokenIds(ids=every, name="input") if are_ids else every
 
 
 async def openai_models(request: Request) -> Response:

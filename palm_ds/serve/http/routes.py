@@ -16,9 +16,16 @@ from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.inference.search.texts import IndexedText
 from palm_ds.serve import index_requests, metrics
 from palm_ds.serve.http import compatible, schemas
-from palm_ds.serve.http.answers import Json, deadline_of, service_of, settings_of
+from palm_ds.serve.http.answers import (
+    Json,
+    deadline_of,
+    in_base64,
+    service_of,
+    settings_of,
+)
 from palm_ds.serve.limits import RequestError
 from palm_ds.serve.served_model import ServedModel
+from palm_ds.serve.token_ids import given_texts
 
 STATIC = Path(__file__).resolve().parent.parent / "static"
 _FILES = {"app.js": "text/javascript", "docs.js": "text/javascript", "style.css": "text/css"}
@@ -29,27 +36,34 @@ _PAGE = {"cache-control": "no-cache"}
 
 
 async def predict(task: str, body: schemas.PredictBody, request: Request) -> Response:
-    """Predictions of a task for texts, pairs or rows."""
+    """Predictions of a task for texts, pairs, rows or ids."""
+    given = given_texts(body.inputs, body.input_ids, body.token_type_ids, "inputs")
     model, predictions, cut = await service_of(request).predict(
-        task, body.inputs, body.model, deadline_of(request)
+        task, given, body.model, deadline_of(request)
     )
     return Json({"model": model.name, "task": task, "predictions": predictions, "truncated": cut})
 
 
 async def embed(body: schemas.AnyEmbedBody, request: Request) -> Response:
-    """A vector for each text."""
+    """A vector for each text, or for each of its tokens."""
     if isinstance(body, schemas.TeiEmbedBody):
         return await compatible.tei_embed(body, request)
     own = body
 
+    keys = {"pooling", "normalize", "prompt", "layers", "tokens", "concat"}
+
     def settings(model: ServedModel) -> EmbeddingSettings:
-        asked = own.model_dump(include={"pooling", "normalize", "prompt"}, exclude_none=True)
+        asked = own.model_dump(include=keys, exclude_none=True, exclude_defaults=True)
+        asked |= {"layers": tuple(own.layers)} if own.layers else {}
         return settings_of(model, own.dimensions, **asked)
 
+    given = given_texts(own.texts, own.input_ids, own.token_type_ids, "texts")
     model, vectors, tokens, cut = await service_of(request).embed(
-        body.texts, settings, body.model, deadline_of(request)
+        given, settings, own.model, deadline_of(request)
     )
-    return Json({"model": model.name, "embeddings": vectors, "tokens": tokens, "truncated": cut})
+    listed = [in_base64(x) for x in vectors] if own.encoding_format == "base64" else vectors
+    found = {"embeddings": listed, "size": vectors[0].shape[-1], "tokens": tokens}
+    return Json({"model": model.name, **found, "truncated": cut})
 
 
 async def fill_mask(body: schemas.FillMaskBody, request: Request) -> Response:

@@ -14,6 +14,7 @@ Text = Annotated[str, Field(json_schema_extra={"minLength": 1, "pattern": _WRITT
 Masked = Annotated[str, Field(json_schema_extra={"pattern": _MASKED})]
 Flag = Annotated[bool, Strict()]
 Id = Annotated[int, Strict(), Field(json_schema_extra={"minimum": 0})]
+Layer = Annotated[int, Strict()]
 _SOME: JsonDict = {"minItems": 1}
 Ids = Annotated[list[Id], Field(json_schema_extra=_SOME)]
 Pair = tuple[Text, Text]
@@ -35,8 +36,22 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class PredictBody(Body):
+class EncodedTexts(Body):
+    """Texts that a client has tokenized."""
+
+    input_ids: list[Ids] = Field(
+        [],
+        description="Instead of texts: the ids of each, with special tokens, as of `/tokenize`.",
+        examples=[[]],
+    )
+    token_type_ids: list[Ids] = Field(
+        [], description="The token types of these ids; by default 0.", examples=[[]]
+    )
+
+
+class PredictBody(EncodedTexts):
     inputs: list[Text | Annotated[list[str], Field(json_schema_extra=_SOME)] | Row] = Field(
+        [],
         json_schema_extra=_SOME,
         description="Texts; pairs of texts (for tagging: lists of words); or rows by role, such as "
         '{"question": "...", "context": "..."}.',
@@ -45,8 +60,9 @@ class PredictBody(Body):
     model: ModelName = ""
 
 
-class EmbedBody(Body):
+class EmbedBody(EncodedTexts):
     texts: list[Text | Pair] = Field(
+        [],
         description="Texts, or pairs of texts, which are one input with both.",
         examples=[["a text", "another text"]],
         json_schema_extra=_SOME,
@@ -58,6 +74,19 @@ class EmbedBody(Body):
     normalize: Flag | None = Field(None, description="Scale vectors to length 1.")
     dimensions: int | None = Field(None, ge=1, description="The first numbers only (Matryoshka).")
     prompt: str | None = Field(None, max_length=2000, description="Put before every text.")
+    layers: list[Layer] | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="Layers whose vectors are averaged: 1 is the first, -1 the last, 0 the "
+        "embeddings. By default the last.",
+        examples=[[-1]],
+    )
+    concat: Flag = Field(False, description="The layers' vectors one after another instead.")
+    tokens: Flag = Field(False, description="A vector for each token instead of one for the text.")
+    encoding_format: Literal["float", "base64"] = Field(
+        "float", description="base64: the vectors of each text as float32, little-endian."
+    )
 
 
 class FillMaskBody(Body):
@@ -205,7 +234,10 @@ class Predictions(BaseModel):
 
 class Embeddings(BaseModel):
     model: str
-    embeddings: list[list[float]]
+    embeddings: list[list[float]] | list[list[list[float]]] | list[str] = Field(
+        description="Of each text a vector, those of its tokens, or either of them in base64."
+    )
+    size: int = Field(description="Numbers of a vector.")
     tokens: list[int] = Field(description="Tokens of each text, as computed.")
     truncated: int
 

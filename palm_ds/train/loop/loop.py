@@ -12,6 +12,7 @@ import torch
 
 from palm_ds.common import errors
 from palm_ds.common.errors import UserError
+from palm_ds.data.sources.table import TableSource
 from palm_ds.data.stream.stages import StepInfo
 from palm_ds.engine import Engine
 from palm_ds.model.encoder.encoder import Encoder
@@ -69,7 +70,7 @@ class Loop:
     _slow_ranks: SlowRanks = field(default_factory=SlowRanks)
 
     def __post_init__(self) -> None:
-        self.saver = Saver(self.run, self.engine, self._event)
+        self.saver = Saver(self.run, self.engine, self._event, ends_pass=self.ends_pass)
         self.recovery = Recovery(
             recipe=self.recipe,
             engine=self.engine,
@@ -193,6 +194,10 @@ class Loop:
 
     def _after(self, done: int) -> None:
         """Evaluate and save if scheduled after `done` steps."""
+        if self._counts_passes and self.ends_pass(done):
+            first, number = self.stream.datasets[0], self._passes(done)
+            text = f"pass {number} of {first.name} ended ({first.num_items:,} examples)"
+            self._event("pass", text, step=done, number=number)
         if self._evaluation_due(done):
             self._evaluate(done)
         if self.saver.due(done):
@@ -202,7 +207,25 @@ class Loop:
 
     def _evaluation_due(self, done: int) -> bool:
         due = self.recipe.stage_plan.evaluates_after(done, self.recipe.evaluate.every)
+        due = due or (self.recipe.evaluate.passes and self.ends_pass(done))
         return due and not self.validation.is_empty
+
+    def ends_pass(self, done: int) -> bool:
+        """Whether an epoch of the first task group ends after `done` steps."""
+        return done > 0 and self._passes(done) > self._passes(done - 1)
+
+    def _passes(self, done: int) -> int:
+        """Complete epochs of the first task group after `done` steps."""
+        first = self.stream.datasets[0]
+        return self.stream.consumed(done)[first.name] // max(first.num_items, 1)
+
+    @cached_property
+    def _counts_passes(self) -> bool:
+        """Whether passes are ends of something."""
+        source = self.stream.datasets[0].source
+        endless = isinstance(source, TableSource) and source.endless is not None
+        asked = endless or self.recipe.evaluate.passes or self.recipe.save.passes
+        return asked and bool(self.recipe.examples)
 
     def _flops(self, batches: list[Batch]) -> torch.Tensor | float:
         passes = encoder_passes(self.model)

@@ -45,6 +45,8 @@ class Saver:
     run: RunSpec
     engine: Engine
     event: EventLog
+    ends_pass: Callable[[int], bool] = lambda done: False
+    """Whether a pass ends after some steps."""
     flag: StopFlag = field(default_factory=StopFlag)
     """Whether the run is asked to stop: nothing is waited for then."""
     saved: int = -1
@@ -59,6 +61,8 @@ class Saver:
     def due(self, done: int) -> bool:
         """Whether to save a checkpoint after `done` steps."""
         every = self.run.recipe.save.every
+        if self.run.recipe.save.passes and self.ends_pass(done):
+            return True
         return self._ends(done) or done == self._again or (bool(every) and done % every == 0)
 
     def _ends(self, done: int) -> bool:

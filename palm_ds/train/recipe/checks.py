@@ -147,7 +147,7 @@ class TaskChecks:
             if name not in self.sources:
                 raise UserError(f"{where}: no {name!r} in `sources`{suggest(name, self.sources)}")
             known = self.sources[name].weights
-            if self.sources[name].table or len(known) < 2:
+            if self.sources[name].reads == "table" or len(known) < 2:
                 raise UserError(f"{where}.{name}: sources.{name} is no `mix` of corpora")
             for corpus in weights:
                 if corpus not in known:

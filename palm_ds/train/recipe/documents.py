@@ -66,6 +66,11 @@ def _check_stages(checks: TaskChecks, plan: StagePlan) -> None:
     for group in spec.task_groups:
         _check_windows(checks.tasks, tasks_of(group))
         source = checks.sources[checks.tasks[tasks_of(group)[0]].source]
+        if source.reader:
+            raise UserError(
+                f"stages: {group!r} reads a reader without an end, but windows of documents need "
+                "all of them; give a `table`"
+            )
         if not source.table and len(source.weights) > 1:
             raise UserError(
                 f"stages: {group!r} reads a `mix` of corpora, but slots read the documents of one "

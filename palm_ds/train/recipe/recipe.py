@@ -311,7 +311,11 @@ class Recipe(Settings):
 
 
 def _check_amounts(recipe: Recipe) -> None:
-    """Raises UserError for tokens of steps whose tokens are unknown, or differ."""
+    """Raises UserError for tokens of steps whose tokens are unknown, or differ, and for passes of
+    steps whose examples are unknown."""
+    for key, section in (("evaluate", recipe.evaluate), ("save", recipe.save)):
+        if section.passes and not recipe.examples:
+            raise UserError(f"{key}.passes: passes are of examples; give `batch: N examples`")
     if recipe.examples and recipe.curriculum_spec.counts_tokens:
         raise UserError(
             "stages: counted in tokens, but `batch` is in examples; use steps, sequences or epochs"

@@ -49,14 +49,19 @@ class SourceSettings(Settings):
     table: str | list[str] = ""
     """A file of rows, several files, a pattern such as `data/*.tsv`, or a folder saved by
     `datasets` (docs/finetuning.md)."""
+    reader: str = ""
+    """A function or class of your own, `module.name`, that gives rows without an end
+    (docs/finetuning.md)."""
+    pass_examples: NonNegativeInt = 0
+    """With `reader`: rows of a pass, which is what an epoch is of other sources."""
     read: TableSettings = TableSettings()
-    """With `table`: how to read it."""
+    """With `table` or `reader`: how to read it."""
     tokenizer: str = ""
-    """With `ernie`: the vocab.txt of its token ids. With `table`: the vocabulary that tokenizes its
-    texts (default: that of `init_from`)."""
+    """With `ernie`: the vocab.txt of its token ids. With `table` or `reader`: the vocabulary that
+    tokenizes its texts (default: that of `init_from`)."""
     validation: str | list[str] = ""
-    """Another corpus (with `ernie`: another list; with `table`: another table) to evaluate on.
-    Nothing of the source itself is held out then."""
+    """Another corpus (with `ernie`: another list; with `table` or `reader`: another table) to
+    evaluate on. Nothing of the source itself is held out then, nor of a reader."""
     folds: FoldSettings | None = None
     """With `table`: hold out one of several folds of its rows instead of a `held_out` share
     (`palm-ds suite` runs all of them)."""
@@ -66,21 +71,31 @@ class SourceSettings(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if sum(map(bool, (self.corpus, self.mix, self.ernie, self.table))) != 1:
+        given = (self.corpus, self.mix, self.ernie, self.table, self.reader)
+        if sum(map(bool, given)) != 1:
             raise UserError(
-                "give one of `corpus: FOLDER`, `mix: {FOLDER: weight, ...}`, `ernie: FILELIST` and "
-                "`table: FILE`"
+                "give one of `corpus: FOLDER`, `mix: {FOLDER: weight, ...}`, `ernie: FILELIST`, "
+                "`table: FILE` and `reader: module.function`"
             )
-        if not self.table and bool(self.ernie) != bool(self.tokenizer):
+        self._check_reader()
+        if self.reads == "corpus" and bool(self.ernie) != bool(self.tokenizer):
             raise UserError("`ernie: FILELIST` and `tokenizer: vocab.txt` go together")
         if self.sampling_exponent and not self.mix:
             raise UserError("sampling_exponent: needs `mix`, several corpora")
         if self.folds and (self.validation or not self.table):
             raise UserError("folds: of a `table`, in place of its `validation`; give one of them")
-        if self.evaluation_sets and not (self.table and self.validation):
+        if self.evaluation_sets and not (self.reads == "table" and self.validation):
             raise UserError(
                 "evaluation_sets: tables in addition to `validation`; give `table` and `validation`"
             )
+
+    def _check_reader(self) -> None:
+        """A pass is known, and rows are as many as are read."""
+        if bool(self.reader) != bool(self.pass_examples):
+            raise UserError("`reader: module.function` and `pass_examples: N` go together")
+        for key, value in (("drop", self.read.drop), ("bad_rows", self.read.bad_rows == "skip")):
+            if self.reader and value:
+                raise UserError(f"read.{key}: a reader leaves out rows itself; remove it")
 
     @property
     def weights(self) -> dict[str, float]:
@@ -97,7 +112,7 @@ class SourceSettings(Settings):
     @property
     def reads(self) -> Literal["table", "corpus"]:
         """The kind of source that tasks get."""
-        return "table" if self.table else "corpus"
+        return "table" if self.table or self.reader else "corpus"
 
 
 def sampling_weights(
@@ -144,6 +159,8 @@ class EvaluateSettings(Settings):
     best: str = ""
     """Metric that selects the final weights: `task.metric`, or `mean` over the first metric of each
     non-auxiliary task. Empty: use the last step. For `loss`, lower is better."""
+    passes: bool = False
+    """Also after each pass: an epoch of the first task group. Needs a `batch` in examples."""
     patience: NonNegativeInt = 0
     """With `best`: stop after this many evaluations without improvement; 0: never."""
 
@@ -178,6 +195,8 @@ class SaveSettings(Settings):
 
     every: NonNegativeInt = 1000
     """Steps between checkpoints; 0: only at the end."""
+    passes: bool = False
+    """Also after each pass, likewise."""
     keep: PositiveInt = 3
     """Number of most recent checkpoints to keep. Those less than 10 steps older than the newest do
     not count. While a loss spike lasts, nothing from before it is deleted."""

@@ -17,7 +17,9 @@ from palm_ds.corpus.ernie_dataset import open_ernie
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.sources.corpus import split_corpus
+from palm_ds.data.sources.endless_rows import EndlessRows
 from palm_ds.data.sources.folds import FoldSettings, deal_folds
+from palm_ds.data.sources.row_inputs import TUPLE_ROLES
 from palm_ds.data.sources.source import held_out_draw
 from palm_ds.data.sources.table import TableSource, split_rows
 from palm_ds.data.stream.stages import tasks_of
@@ -112,8 +114,11 @@ class _Opening:
         tokenizer = self._tokenizer(name, source)
         share = 0.0 if source.validation else self.recipe.held_out
         where = f"sources.{name}"
-        rows = self._table(source.table, source.read, where)
-        training, held = split_rows(rows, 0.0 if source.folds else share, tokenizer, name)
+        if source.reader:
+            training, held = self._endless(name, source, tokenizer)
+        else:
+            rows = self._table(source.table, source.read, where)
+            training, held = split_rows(rows, 0.0 if source.folds else share, tokenizer, name)
         if source.folds:
             training, held = self._folded(name, training, source.folds)
         if source.validation:
@@ -155,6 +160,25 @@ class _Opening:
             replace(rows, numbers=rows.numbers[~held]),
             replace(rows, numbers=rows.numbers[held]),
         )
+
+    def _endless(
+        self, name: str, source: SourceSettings, tokenizer: Tokenizer
+    ) -> tuple[TableSource, TableSource]:
+        """The first rows of a reader without an end; none are held out."""
+        where = f"sources.{name}.reader"
+        readers = [task for task in self.recipe.built_tasks.values() if task.source == name]
+        roles = {task.tuple_roles for task in readers if isinstance(task, TableTask)}
+        rows = EndlessRows(
+            reader=source.reader,
+            where=where,
+            pass_examples=source.pass_examples,
+            read=source.read,
+            tokenizer=tokenizer,
+            tuple_roles=roles.pop() if len(roles) == 1 else TUPLE_ROLES,
+        )
+        self.tables[where] = rows.sample
+        training, held = split_rows(rows.sample, 0.0, tokenizer, name)
+        return replace(training, endless=rows), held
 
     def _sampled(self, name: str, rows: TableSource) -> TableSource:
         """At most `evaluate.examples` rows of a table, always the same. The candidates of a ranking

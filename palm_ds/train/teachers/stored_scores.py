@@ -224,7 +224,7 @@ def _row_scores(
     name = recipe.built_tasks[task].source
     (_, source, _), *_ = data.train[name]
     assert isinstance(source, TableSource)
-    if info.tables.get(name) != source.table.fingerprint:
+    if source.endless or info.tables.get(name) != source.table.fingerprint:
         raise UserError(
             f"{path}: was written for another table than sources.{name}, or for another way to "
             "read it; write it again with `palm-ds teach` and this recipe"

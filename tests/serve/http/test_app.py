@@ -12,7 +12,9 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 
+import palm_ds as palm
 from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.inference.fill_mask import as_record
 from palm_ds.inference.predict_files import PredictionJob, predict_files
@@ -134,6 +136,69 @@ def test_vectors_are_those_of_the_embedder(server: Local, tasks_run: Path, pooli
     assert np.abs(np.array(found) - wanted).max() < 1e-5
 
 
+def test_layers_and_tokens_are_those_of_transformers(
+    server: Local, tasks_run: Path, tmp_path: Path
+) -> None:
+    """Of texts and of ids, in one pass with other requests."""
+    from transformers import AutoModel
+
+    palm.load(tasks_run).save_pretrained(tmp_path)
+    theirs = AutoModel.from_pretrained(tmp_path).eval()
+    texts = ["good", "bad so very good ?"]
+    ids = [x["ids"] for x in server.answer("/tokenize", {"texts": texts})["results"]]
+    states = []
+    for each in ids:
+        with torch.no_grad():
+            made = theirs(torch.tensor([each]), output_hidden_states=True).hidden_states
+        states.append(torch.cat(made).numpy())  # (1 + layers, tokens, hidden)
+
+    async def together(client: httpx.AsyncClient) -> list[Any]:
+        body = {"layers": [0, 1, -1], "concat": True}
+        bodies = [
+            {"texts": texts, "tokens": True, **body},
+            {"input_ids": ids, "tokens": True, "encoding_format": "base64", **body},
+            {"texts": texts, **body},
+            {"texts": texts, "layers": [1, 2], "pooling": "cls", "normalize": True},
+            {"texts": texts},
+        ]
+        answers = await asyncio.gather(*(client.post("/embed", json=body) for body in bodies))
+        return [answer.json() for answer in answers]
+
+    of_tokens, of_ids, pooled, averaged, plain = server.run(together)
+    assert (of_tokens["size"], averaged["size"]) == (3 * 16, 16)
+    for n, (state, coded) in enumerate(zip(states, of_ids["embeddings"], strict=True)):
+        whole = np.concatenate(state, 1)
+        np.testing.assert_allclose(of_tokens["embeddings"][n], whole, atol=1e-5)
+        found = np.frombuffer(base64.b64decode(coded), "<f4").reshape(-1, 48)
+        np.testing.assert_allclose(found, whole, atol=1e-5)
+        np.testing.assert_allclose(pooled["embeddings"][n], whole.mean(0), atol=1e-5)
+        mean = state[1:, 0].mean(0)
+        np.testing.assert_allclose(
+            averaged["embeddings"][n], mean / np.linalg.norm(mean), atol=1e-5
+        )
+        np.testing.assert_allclose(plain["embeddings"][n], state[-1].mean(0), atol=1e-5)
+
+
+@pytest.mark.parametrize(("task", "texts"), [("mood", ["so good"]), ("pair", ["good", "bad so"])])
+def test_ids_are_predicted_as_their_texts(server: Local, task: str, texts: list[str]) -> None:
+    row = dict(zip(("text_a", "text_b"), texts, strict=False))
+    wanted = server.answer(f"/predict/{task}", {"inputs": [row]})["predictions"]
+    found = [x["ids"] for x in server.answer("/tokenize", {"texts": texts})["results"]]
+    ids = found[0] + [x for each in found[1:] for x in each[1:]]
+    types = [0] * len(found[0]) + [1] * (len(ids) - len(found[0]))
+    body = {"input_ids": [ids], "token_type_ids": [types]}
+    check_same(server.answer(f"/predict/{task}", body)["predictions"], wanted)
+
+
+def test_an_answer_has_a_bound(words_run: Path) -> None:
+    models, served = opened(words=words_run)
+    with local(models, served, max_numbers=64) as small:
+        small.answer("/embed", {"texts": ["so"] * 4})
+        status, message = small.refusal("/embed", {"texts": ["so"] * 5})
+        assert (status, message[:24]) == (413, "5 vectors of 16 numbers;")
+        assert small.refusal("/embed", {"texts": ["so good"] * 2, "tokens": True})[0] == 413
+
+
 def test_vectors_in_openais_form(server: Local) -> None:
     given = ["good bad", "so"]
     plain = server.answer("/embed", {"texts": given, "model": "words"})["embeddings"]
@@ -201,7 +266,19 @@ REFUSED = [
     ("/predict/mood", {"inputs": ["x", " \n"]}, 422, "inputs[1]: the text is empty"),
     ("/predict/mood", {"inputs": ["x" * 1_000_000]}, 413, "inputs[0]: 1,000,000 characters"),
     ("/predict/mood", {"inputs": ["x"] * 300}, 413, "inputs: 300 texts; at most 256"),
-    ("/predict/mood", {"input": ["x"]}, 422, "inputs: Field required"),
+    ("/predict/mood", {"input": ["x"]}, 422, "input: Extra inputs are not permitted"),
+    ("/predict/mood", {"inputs": ["x"], "input_ids": [[2]]}, 422, "input_ids: inputs are given"),
+    ("/predict/mood", {"input_ids": [[2, 99999]]}, 422, "input_ids[0]: an id is not in 0 to"),
+    ("/predict/mood", {"input_ids": [[2] * 33]}, 422, "input_ids[0]: 33 ids; the model reads 32"),
+    ("/predict/mood", {"input_ids": [[2]] * 300}, 413, "input_ids: 300 texts; at most 256"),
+    ("/predict/chunks", {"input_ids": [[2, 5, 3]]}, 422, "input_ids: ids are read by tasks that"),
+    ("/embed", {"token_type_ids": [[0]]}, 422, "token_type_ids: of input_ids, which are not"),
+    ("/embed", {"input_ids": [[2, 3]], "token_type_ids": [[0]]}, 422, "token_type_ids: other"),
+    ("/embed", {"input_ids": [[2]], "token_type_ids": [[2]]}, 422, "token_type_ids[0]: a type is"),
+    ("/embed", {"texts": ["x"], "layers": [3]}, 422, "layers: 3: tasks has 2; 0 are the embed"),
+    ("/embed", {"texts": ["x"], "layers": []}, 422, "layers: List should have at least 1 item"),
+    ("/embed", {"texts": ["x"], "layers": [1], "pooling": "pooler"}, 422, "layers: the pooler"),
+    ("/embed", {"texts": ["x"], "tokens": True, "pooling": "cls"}, 422, "pooling: vectors of tok"),
     ("/predict/mood", {"inputs": [{"text_a": None}]}, 422, "inputs[0]: text_a"),
     ("/predict/pair", {"inputs": ["x"]}, 422, "text_b"),
     ("/predict/answer", {"inputs": ["x"]}, 422, "context"),

@@ -50,7 +50,7 @@ class Played:
     def __init__(self, *, background: bool = True, memory: bool = True):
         self.engine, self.events = PlayedEngine(memory=memory), []
         recipe = SimpleNamespace(
-            save=SimpleNamespace(every=10, background=background),
+            save=SimpleNamespace(every=10, passes=False, background=background),
             curriculum=SimpleNamespace(steps=100),
             log=SimpleNamespace(every=1),
         )
