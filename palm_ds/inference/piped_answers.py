@@ -26,7 +26,7 @@ Record = dict[str, Any]
 
 
 class Answer(Protocol):
-    """What is answered to rows."""
+    """Answers rows."""
 
     @property
     def read(self) -> TableSettings:
@@ -71,7 +71,7 @@ class PredictionAnswer:
 
     @property
     def read(self) -> TableSettings:
-        """How the recipe reads tables."""
+        """The recipe's settings for tables."""
         return self.predictor.passes[0].read
 
     def __call__(self, rows: ReadRows) -> list[Record]:

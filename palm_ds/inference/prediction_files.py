@@ -143,7 +143,7 @@ def _is_json(line: str) -> bool:
     except ValueError:
         return False
     except RecursionError:
-        return True  # what is wrong is said when its line is read
+        return True  # the error comes when its line is read
 
 
 def _json_lines(path: Path, text: str) -> Iterator[StoredPrediction]:

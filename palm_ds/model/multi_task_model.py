@@ -46,10 +46,9 @@ class TaskOutput(NamedTuple):
 class TaskLabels(NamedTuple):
     """The labels of a task in a batch."""
 
-    positions: (
-        torch.Tensor
-    )  # (n,), flat; (2 n,) with those of first tokens, if its head reads them,
-    # or of the first regions and the first tokens
+    positions: torch.Tensor
+    """(n,), flat; (2 n,) with those of first tokens behind, if its head reads them, or those of
+    first regions and first tokens."""
     targets: torch.Tensor  # (n, ...)
     groups: tuple[torch.Tensor, ...]  # the third argument of a grouped head
     real: int  # 1; 0 for the dummy label of a batch without labels
@@ -83,8 +82,7 @@ class Model(nn.Module):
 
     def reads_pooler(self, task: str) -> bool:
         """Whether the task's head reads vectors after the pooler of tokens."""
-        head = self._head(task)
-        return _matches(head) or self.backbone.pools(head)
+        return _matches(self._head(task)) or self.backbone.pools(self._head(task))
 
     def learn_from_teacher(
         self,
@@ -212,22 +210,16 @@ class Model(nn.Module):
 
     def _labels(self, batch: Batch, task: str) -> TaskLabels:
         """The task's labels; if there are none, a dummy one at position 0."""
-        grouped = getattr(self._head(task), "grouped", False)
-        if task in batch.labels and len(batch.labels[task][0]):
-            positions, targets = batch.labels[task]
-            if _matches(self._head(task)):
-                first = batch.first_of(positions)
-                positions = torch.cat([batch.first_regions_of(positions), first])
-            elif getattr(self._head(task), "reads_first", False):
-                positions = torch.cat([positions, batch.first_of(positions)])
-            return TaskLabels(positions, targets, (batch.groups[task],) if grouped else (), 1)
-        device = batch.input_ids.device
-        zero = torch.zeros(1, dtype=torch.int64, device=device)
         head = self._head(task)
-        target = head.dummy_target(device) if isinstance(head, Head) else zero
-        twice = getattr(head, "reads_first", False) or _matches(head)
-        positions = zero.repeat(2) if twice else zero
-        return TaskLabels(positions, target, (zero,) if grouped else (), 0)
+        grouped = getattr(head, "grouped", False)
+        if task in batch.labels and len(batch.labels[task][0]):
+            at, targets = batch.labels[task]
+            at = _read_positions(head, batch, at)
+            return TaskLabels(at, targets, (batch.groups[task],) if grouped else (), 1)
+        zero = torch.zeros(1, dtype=torch.int64, device=batch.input_ids.device)
+        target = head.dummy_target(zero.device) if isinstance(head, Head) else zero
+        at = zero.repeat(2) if _reads_pairs(head) else zero
+        return TaskLabels(at, target, (zero,) if grouped else (), 0)
 
     def _read(
         self,
@@ -383,8 +375,22 @@ def _check_heads(heads: Mapping[str, nn.Module], head_of: Mapping[str, str]) -> 
         )
 
 
+def _reads_pairs(head: nn.Module) -> bool:
+    """Whether a head reads two vectors for each label."""
+    return _matches(head) or getattr(head, "reads_first", False)
+
+
+def _read_positions(head: nn.Module, batch: Batch, labels: torch.Tensor) -> torch.Tensor:
+    """The positions that a head reads for labels at these (n,)."""
+    if _matches(head):
+        return torch.cat([batch.first_regions_of(labels), batch.first_of(labels)])
+    if getattr(head, "reads_first", False):
+        return torch.cat([labels, batch.first_of(labels)])
+    return labels
+
+
 def _tallies(head: Any, rows: torch.Tensor, labels: TaskLabels) -> dict[str, torch.Tensor]:
-    """What a head counts in texts that it is not trained on, if it counts."""
+    """Counts of a head in texts that it is not trained on, if it counts."""
     if not hasattr(head, "tallies"):
         return {}
     counts = head.tallies(rows, labels.targets)

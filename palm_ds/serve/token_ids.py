@@ -97,7 +97,7 @@ def sample_row(task: TableTask) -> Mapping[str, Any]:
 def given_texts(
     texts: Sequence[Any], ids: Sequence[Sequence[int]], types: Sequence[Sequence[int]], name: str
 ) -> Sequence[Any] | TokenIds:
-    """What a request has: texts or ids. Raises RequestError for both, and for types alone."""
+    """The texts or ids of a request. Raises RequestError for both, and for types alone."""
     if texts and ids:
         raise RequestError(422, f"input_ids: {name} are given, too; send one of the two")
     if types and not ids:

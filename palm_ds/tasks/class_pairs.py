@@ -91,8 +91,8 @@ class ClassPairs(EmbeddingTask):
     sampling: Literal["random", "oversampling", "undersampling", "unique"] = "random"
     """The pairs of an epoch. `random`: each row with one drawn text of its class and one of
     another, so that epochs are SetFit's iterations; `unique`: every pair once; `oversampling`: as
-    many of one class as of two, the fewer ones repeated; `undersampling`: the more ones drawn
-    anew in each epoch."""
+    many of one class as of two, the fewer ones repeated; `undersampling`: the more ones drawn,
+    others in each epoch."""
     loss: Literal["cosine", "cosent"] = "cosine"
     """The squared difference of similarity and target, or the order of all pairs of a step (CoSENT,
     Su 2022)."""

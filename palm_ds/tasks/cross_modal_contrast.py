@@ -30,13 +30,13 @@ from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, build_input, join, layouts, text_numbers
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.regions import CrossModalHead, Member
+from palm_ds.tasks.metrics.ranking import rank, recalls_of
 from palm_ds.tasks.shared.embedding_task import EmbeddingTask, need_text
 from palm_ds.tasks.shared.image_text import ImageInput, image_numbers
 from palm_ds.tasks.shared.probabilities import rounded
 from palm_ds.text.tokens import TokenSpan
 
 TEXT, POSITIVES, NEGATIVES = "text_a", "positives", "negatives"
-_RECALLS = (1, 5, 10)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,11 +158,10 @@ class CrossModalContrast(ImageInput, EmbeddingTask):
 
 
 def recalls(wanted: str, scores: np.ndarray, relevant: np.ndarray) -> dict[str, float]:
-    """How often one of the relevant candidates is among the first 1, 5 and 10 for a query, of
-    (queries, candidates); each query has one. Of equal scores the relevant one comes last."""
-    best = np.where(relevant, scores, -np.inf).max(1, keepdims=True)
-    place = 1 + (~relevant & (scores >= best)).sum(1)
-    return {f"{wanted}_recall@{k}": float((place <= k).mean()) for k in _RECALLS}
+    """The recall of `wanted` by their `scores` (queries, candidates) for queries, each of which has
+    `relevant` candidates."""
+    queries = np.repeat(np.arange(len(scores)), scores.shape[1])
+    return recalls_of(wanted, rank(queries, scores.ravel(), relevant.ravel()))
 
 
 def _number(features: np.ndarray) -> int:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -101,22 +102,18 @@ class Generation(FlowOptions, OptionalImages, TextGenerator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.generate, DecodingSettings):
-            raise UserError(
-                f"{self.where}.generate: expected palm.DecodingSettings(beams=4, ...), got "
-                f"{self.generate!r:.60}"
-            )
+        _check_decoding(self.generate, self.where)
         check_rules(self.score, self.where)
         self.check_flows(self.where)
         if 0 < self.max_source < SHORTEST:
             raise UserError(
                 f"{self.where}.max_source: {self.max_source}; it must be 0 or at least {SHORTEST}"
             )
-        most = self.generate.max_tokens or self.max_target - 1
-        if self.generate.min_tokens >= most:
+        least, most = self.generate.min_tokens, self.decoding.max_tokens
+        if least >= most:
             raise UserError(
-                f"{self.where}.generate.min_tokens: {self.generate.min_tokens} is not below the "
-                f"maximum, {most} (max_tokens, or max_target - 1)"
+                f"{self.where}.generate.min_tokens: {least} is not below the maximum, {most} "
+                "(max_tokens, or max_target - 1)"
             )
 
     @property
@@ -165,10 +162,8 @@ class Generation(FlowOptions, OptionalImages, TextGenerator):
 
     def longest_text(self, length: int) -> int:
         """The largest position plus one."""
-        longest = self.max_source or length
-        if self.positions == "continuous":
-            return min(length, longest + self.max_target)
-        return min(length, max(longest, self.max_target))
+        join = sum if self.positions == "continuous" else max
+        return min(length, join([self.max_source or length, self.max_target]))
 
     def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: TableSource, max_length: int
@@ -202,7 +197,7 @@ class Generation(FlowOptions, OptionalImages, TextGenerator):
         return regions + tags, tags
 
     def _given(self, item: int, tokens: np.ndarray, tags: int, source: TableSource) -> Example:
-        """What the target of a row is written from."""
+        """The source of a row's target, with its image."""
         text = self._sources(source).example(item, tokens)
         text.position_ids = self.source_positions(text.token_type_ids)
         return self.beside_image(text, item, tags, source) if self.images else text
@@ -234,13 +229,9 @@ class Generation(FlowOptions, OptionalImages, TextGenerator):
 
     def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
         """Unigram baseline: token frequencies of the targets, with add-one smoothing."""
-        share = source.cached(
-            f"unigrams {self.name}",
-            lambda: unigram_frequencies(
-                [source.encoded(self.label_column).ids], source.vocabulary.size
-            ),
-        )
-        return unigram_baseline(targets, share)
+        written, size = source.encoded(self.label_column), source.vocabulary.size
+        make = partial(unigram_frequencies, [written.ids], size)
+        return unigram_baseline(targets, source.cached(f"unigrams {self.name}", make))
 
     # ---- predictions ----
 
@@ -266,27 +257,23 @@ class Generation(FlowOptions, OptionalImages, TextGenerator):
     ) -> list[Prompt]:
         most, tags = self._prompt_lengths(items, source, limits)
         kept = self._sources(source).lengths(items, most)
-        return [
-            self._prompt(self._given(int(item), tokens, int(tag), source), source, limits)
+        given = [
+            self._given(int(item), tokens, int(tag), source)
             for item, tokens, tag in zip(items, kept, tags, strict=True)
         ]
-
-    def _prompt(self, example: Example, source: TableSource, limits: GenerationLimits) -> Prompt:
-        text = PackedText(
-            input_ids=example.input_ids,
-            token_type_ids=np.minimum(example.token_type_ids, limits.segments - 1),
-            task_id=limits.task_id,
-            position_ids=example.position_ids,
-            regions=example.regions,
-        )
-        number = int(source.numbers[example.item])
-        return Prompt(source=text, position=self.target_begin(example), number=number)
+        return [
+            Prompt(
+                source=_packed(each, limits),
+                position=self.target_begin(each),
+                number=int(source.numbers[each.item]),
+            )
+            for each in given
+        ]
 
     def _prompt_lengths(
         self, items: np.ndarray, source: TableSource, limits: GenerationLimits
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(n,) maximum tokens of a source, what the longest target leaves of the positions of a
-        row, and (n,) the tokens of tags beside it."""
+        """(n,) maximum tokens of sources beside the longest target, and (n,) those of tags."""
         left = self.input_length(limits.length) - self.max_target
         beside, tags = self._beside(items, source, left)
         left = np.maximum(left - beside, SHORTEST)
@@ -319,15 +306,34 @@ class Generation(FlowOptions, OptionalImages, TextGenerator):
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, list[list[Any]]]:
         """Some texts, with their sources and those that were wanted."""
-        columns = (TURNS,) * bool(self.max_turns) + self.columns_of(source)
-        given = source.column(columns[0] if columns else IMAGE)
+        columns = [*[TURNS] * bool(self.max_turns), *self.columns_of(source), IMAGE]
+        given = source.column(columns[0])
         targets = source.column(self.label_column)
-        some = list(predictions.items())[:: max(len(predictions) // _EXAMPLES, 1)][:_EXAMPLES]
-        rows = [[_start(given[item]), each["text"], targets[item] or ""] for item, each in some]
+        some = list(predictions)[:: max(len(predictions) // _EXAMPLES, 1)][:_EXAMPLES]
+        rows = [[_start(given[n]), predictions[n]["text"], targets[n] or ""] for n in some]
         return {"Texts": [["source", "written", "wanted"], *rows]} if rows else {}
 
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
         return {**stored.values, "text": str(stored.value("text"))}
+
+
+def _check_decoding(settings: object, where: str) -> None:
+    """Raises UserError for what are no settings."""
+    if not isinstance(settings, DecodingSettings):
+        raise UserError(
+            f"{where}.generate: expected palm.DecodingSettings(beams=4, ...), got {settings!r:.60}"
+        )
+
+
+def _packed(source: Example, limits: GenerationLimits) -> PackedText:
+    """A source as the encoder reads it."""
+    return PackedText(
+        input_ids=source.input_ids,
+        token_type_ids=np.minimum(source.token_type_ids, limits.segments - 1),
+        task_id=limits.task_id,
+        position_ids=source.position_ids,
+        regions=source.regions,
+    )
 
 
 def _start(source: str | list[str] | ImageRegions) -> str:

@@ -32,13 +32,11 @@ from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import ClassHead
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.tasks.metrics.classes import auc, f1
-from palm_ds.tasks.metrics.ranking import average_precision, hit_at, mrr, ndcg, pn_ratio, rank
+from palm_ds.tasks.metrics.ranking import average_precision, mrr, ndcg, pn_ratio, rank, recalls_of
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.image_text import IMAGE, OptionalImages, image_numbers
 from palm_ds.tasks.shared.probabilities import rounded, softmax
 from palm_ds.tasks.shared.text_task import missing
-
-_RECALLS = (1, 5, 10)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,14 +206,13 @@ class Ranking(OptionalImages):
     def _recalls(
         self, items: list[int], scores: np.ndarray, relevant: np.ndarray, source: TableSource
     ) -> dict[str, float]:
-        """How often a relevant text is among the first 1, 5 and 10 for an image, and a relevant
-        image for a text, of the pairs that there are."""
+        """The recall of texts for images, and of images for texts, of the pairs that there are."""
         if not self.images:
             return {}
         found = {}
         for wanted, column in (("text", IMAGE), ("image", self.columns_of(source)[0])):
             ranking = rank(self._groups(column, source)[items], scores, relevant)
-            found |= {f"{wanted}_recall@{k}": hit_at(ranking, k) for k in _RECALLS}
+            found |= recalls_of(wanted, ranking)
         return found
 
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:

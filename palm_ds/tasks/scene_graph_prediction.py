@@ -121,7 +121,7 @@ class SceneGraphPrediction(ImageTextTask):
         return np.flatnonzero(inside[np.where(ours, place, len(spans))])
 
     def _some(self, nodes: list[SceneNode], of: int, rng: np.random.Generator) -> list[SceneNode]:
-        """Random ones: the share `rate` of `of` nodes, as far as there are so many."""
+        """Random ones: the share `rate` of `of` nodes, or all if there are fewer."""
         if not nodes:
             return []
         rate = min(self.rate * of / len(nodes), 1.0)

@@ -8,7 +8,7 @@
 
 A reader gives the same rows in the same order whenever it is called. Every process reads all of
 them and takes its own by number, so a run has one curve whatever its processes, and a step is found
-again after a restart: at once if the reader takes `start`, the number of its first row, otherwise
+again after a restart: directly if the reader takes `start`, the number of its first row, otherwise
 by reading what was there before it again.
 """
 
@@ -132,7 +132,7 @@ class EndlessRows:
 
     def _open(self, first: int) -> None:
         options = {_START: first} if self._takes_start else {}
-        made: Any = self._function(**options)
+        made: object = self._function(**options)
         if not isinstance(made, Iterable) or isinstance(made, str | bytes):
             raise UserError(f"{self.where}: {self.reader} returned no rows, but {made!r:.60}")
         self._rows, self._process = iter(made), os.getpid()

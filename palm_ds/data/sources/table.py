@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 from tokenizers import Regex, pre_tokenizers
@@ -24,9 +24,6 @@ from palm_ds.data.reader.regions import ImageRegions
 from palm_ds.data.sources.source import CachesResults, train_heldout_split
 from palm_ds.text.tokenizer import CHINESE, Tokenizer
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
-
-if TYPE_CHECKING:
-    from palm_ds.data.sources.endless_rows import EndlessRows
 
 
 @dataclass(frozen=True)
@@ -73,6 +70,26 @@ class TokenizedWords:
         return slice(int(self.starts[text]), int(self.starts[text + 1]))
 
 
+class EndlessSources(Protocol):
+    """Rows without an end, as windows that are sources (data/sources/endless_rows.py)."""
+
+    reader: str
+    """The name of the function or class that gives them."""
+    pass_examples: int
+    """Rows of a pass."""
+    where: str
+    """The path in the recipe, for messages."""
+
+    @property
+    def window(self) -> int:
+        """Rows of a window."""
+        ...
+
+    def source(self, number: int) -> TableSource:
+        """A window, from 0. Raises UserError."""
+        ...
+
+
 @dataclass(frozen=True)
 class TableSource(CachesResults):
     """Some rows of a table, with the tokenizer for their texts."""
@@ -81,7 +98,7 @@ class TableSource(CachesResults):
     numbers: np.ndarray  # (rows,) which rows of the table, ascending
     tokenizer: Tokenizer
     name: str
-    endless: EndlessRows | None = None
+    endless: EndlessSources | None = None
     """The reader whose first rows these are; its others are read in training."""
 
     @classmethod

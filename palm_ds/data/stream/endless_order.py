@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.sources.endless_rows import EndlessRows
-from palm_ds.data.sources.table import TableSource
+from palm_ds.data.sources.table import EndlessSources, TableSource
 from palm_ds.data.stream.item_order import Found
 from palm_ds.data.tasks.task import TableTask
 
@@ -19,7 +18,7 @@ class EndlessOrder:
     """The items in the order in which the reader gives them; an epoch is a pass."""
 
     tasks: Sequence[TableTask]
-    rows: EndlessRows
+    rows: EndlessSources
     max_length: int
 
     def __len__(self) -> int:

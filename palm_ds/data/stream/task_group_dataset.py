@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, TypeAlias
+from typing import Generic, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -57,16 +57,15 @@ class TaskGroupDataset(Generic[SourceT]):
         """The items of the first task, in the order in which they are read."""
         if isinstance(self.source, TableSource) and self.source.endless and not self.fixed:
             tasks = [task for task in self.tasks if isinstance(task, TableTask)]
-            order: Any = EndlessOrder(tasks, self.source.endless, self.max_length)
-            return order
+            order = EndlessOrder(tasks, self.source.endless, self.max_length)
+            return cast("ItemOrder[SourceT]", order)
         return item_order(self.tasks[0], self.source, self.max_length, self.key, self.fixed)
 
     @property
     def sample(self) -> TaskGroupDataset[SourceT]:
         """The same over what is known of a reader before it is read; itself if it has an end."""
         if isinstance(self.source, TableSource) and self.source.endless:
-            known: Any = replace(self.source, endless=None)
-            return replace(self, source=known)
+            return replace(self, source=cast(SourceT, replace(self.source, endless=None)))
         return self
 
     @property

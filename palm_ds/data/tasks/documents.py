@@ -36,7 +36,7 @@ class WindowPlace(NamedTuple):
 
 
 class ReadsDocuments(Generic[SourceT]):
-    """What windows ask a task; by default it knows of none."""
+    """Questions of windows to a task; by default it knows of none."""
 
     documents: ClassVar[Literal["no", "also", "only"]] = "no"
     """Whether its texts may be documents that an encoder with memories reads in windows."""

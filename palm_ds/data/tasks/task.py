@@ -182,7 +182,6 @@ class Task(Settings, Exports, ReadsDocuments[SourceT], ABC, Generic[SourceT]):
     def label(self, example: Example, source: SourceT, rng: np.random.Generator) -> None:
         """Add `example.labels[self.name]`; may edit the ids. Called for every task of a task group
         in order, after `example` of the first."""
-        return
 
     @abstractmethod
     def head(self, backbone: Encoder) -> nn.Module:
@@ -229,11 +228,10 @@ class Task(Settings, Exports, ReadsDocuments[SourceT], ABC, Generic[SourceT]):
         """The task with the settings it adopts from the resolved task whose head it shares
         (`share`). Raises UserError if it cannot use that head: by default, unless both are of one
         kind, or one is derived from the other, with the same `head_settings`."""
-        where, own = f"{self.where}.share", type(self)
-        if not (isinstance(self, type(origin)) or isinstance(origin, own)):
+        if not (isinstance(self, type(origin)) or isinstance(origin, type(self))):
             raise UserError(
-                f"{where}: {origin.name!r} is another kind of task ({type(origin).__name__}, not "
-                f"{own.__name__})"
+                f"{self.where}.share: {origin.name!r} is another kind of task "
+                f"({type(origin).__name__}, not {type(self).__name__})"
             )
         for key in self.head_settings:
             if (here := getattr(self, key)) != (there := getattr(origin, key, None)):
@@ -244,8 +242,7 @@ class Task(Settings, Exports, ReadsDocuments[SourceT], ABC, Generic[SourceT]):
         return self
 
     def own_token(self, number: int) -> str | Sequence[int]:
-        """What an id below 0 stands for, if the task has such ids beside the vocabulary: some
-        tokens of it, or a name (palm-ds inspect)."""
+        """Some tokens, or a name, of an id below 0, if the task has such (palm-ds inspect)."""
         return ""
 
     def class_name(self, label: int) -> str:
@@ -278,8 +275,7 @@ class Task(Settings, Exports, ReadsDocuments[SourceT], ABC, Generic[SourceT]):
         columns: {role: column}; these and `read`, the other keys of a source's `read`, define
             how rows are read (docs/finetuning.md).
         mix_ratio: steps of this task per step of the reference task.
-        pass_examples: `train` is a function or class that gives rows without an end, and these are
-            the rows of a pass, which counts as an epoch (docs/finetuning.md).
+        pass_examples: rows of a pass, of a function or class without an end (docs/finetuning.md).
 
         Raises UserError for a wrong setting of the task."""
         cls = self if isinstance(self, type) else type(self)

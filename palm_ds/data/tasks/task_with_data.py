@@ -87,7 +87,7 @@ class TaskWithData(Summary):
 
     def _reader(self) -> dict[str, Any]:
         """Of a reader without an end. Raises UserError for what recipes cannot name."""
-        reader: Any = self.train
+        reader = self.train
         if not isinstance(reader, type | FunctionType):
             raise UserError(
                 f"train: {reader!r:.60} has passes (pass_examples), but is neither a function nor "

@@ -373,10 +373,13 @@ class MultiLabelHead(PooledHead):
         outputs: int,
         *,
         threshold: float = 0.5,
-        **settings: Any,
+        dropout: float = 0.0,
+        init_range: float = 0.02,
+        images: bool = False,
     ):
-        """`settings`: those of PooledHead."""
-        super().__init__(hidden_size, outputs, **settings)
+        super().__init__(
+            hidden_size, outputs, dropout=dropout, init_range=init_range, images=images
+        )
         self.limit = math.log(threshold / (1 - threshold))  # the threshold before the sigmoid
 
     def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:

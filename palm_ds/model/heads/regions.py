@@ -125,7 +125,7 @@ class ImageMatchHead(Head):
 
 
 class Member(IntEnum):
-    """What a sequence of an example is for a CrossModalHead."""
+    """Roles of the sequences of an example for a CrossModalHead."""
 
     IMAGE = 0
     TEXT = 1

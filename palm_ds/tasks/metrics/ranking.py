@@ -120,6 +120,11 @@ def hit_at(ranking: RankedCandidates, k: int) -> float:
     return mean(_positives_at(ranking, k) > 0)
 
 
+def recalls_of(wanted: str, ranking: RankedCandidates) -> dict[str, float]:
+    """`hit_at` 1, 5 and 10, as image retrieval is scored, by name: {wanted}_recall@1 and so on."""
+    return {f"{wanted}_recall@{k}": hit_at(ranking, k) for k in (1, 5, 10)}
+
+
 def pn_ratio(groups: npt.ArrayLike, scores: npt.ArrayLike, labels: npt.ArrayLike) -> float:
     """Positive-negative ratio of ERNIE's Propeller: of the pairs of candidates of one group with
     different labels, those whose scores are in the same order, divided by those in the opposite

@@ -12,7 +12,6 @@ import torch
 
 from palm_ds.common import errors
 from palm_ds.common.errors import UserError
-from palm_ds.data.sources.table import TableSource
 from palm_ds.data.stream.stages import StepInfo
 from palm_ds.engine import Engine
 from palm_ds.model.encoder.encoder import Encoder
@@ -26,7 +25,7 @@ from palm_ds.runtime.step.gradient_accumulation import StepResult
 from palm_ds.train.evaluate.evaluate import HeldOutSet, TaskScore, evaluate, evaluate_sets
 from palm_ds.train.export import FinalWeights, write_weights
 from palm_ds.train.loop.early_stopping import BestTracker
-from palm_ds.train.loop.monitors import LabelWatch, RankTime, SlowRanks, StepMeter
+from palm_ds.train.loop.monitors import LabelWatch, Passes, RankTime, SlowRanks, StepMeter
 from palm_ds.train.loop.prefetch import prefetched
 from palm_ds.train.loop.recovery import Recovery
 from palm_ds.train.loop.saving import Saver
@@ -70,7 +69,8 @@ class Loop:
     _slow_ranks: SlowRanks = field(default_factory=SlowRanks)
 
     def __post_init__(self) -> None:
-        self.saver = Saver(self.run, self.engine, self._event, ends_pass=self.ends_pass)
+        self.passes = Passes(self.stream.datasets[0], self.stream.consumed, self.recipe)
+        self.saver = Saver(self.run, self.engine, self._event, ends_pass=self.passes.end_at)
         self.recovery = Recovery(
             recipe=self.recipe,
             engine=self.engine,
@@ -132,7 +132,7 @@ class Loop:
         frozen, decay = self.recipe.step_settings.frozen(at), self.recipe.decay_scale(at)
         own = self.recipe.step_settings.optimizer(at).of_step
         result = self.engine.step(batches, lr, step, self.task_weights, stop, frozen, decay, own)
-        self._meter.add(result, self._flops(batches), waited)
+        self._meter.add(result, _flops(self.model, batches), waited)
         for task in self._label_watch.add(at, result.counts):
             text = self._label_watch.describe(task)
             self._event("unlabelled", text, step=step + 1, task=task)
@@ -194,10 +194,8 @@ class Loop:
 
     def _after(self, done: int) -> None:
         """Evaluate and save if scheduled after `done` steps."""
-        if self._counts_passes and self.ends_pass(done):
-            first, number = self.stream.datasets[0], self._passes(done)
-            text = f"pass {number} of {first.name} ended ({first.num_items:,} examples)"
-            self._event("pass", text, step=done, number=number)
+        if text := self.passes.describe_end(done):
+            self._event("pass", text, step=done, number=self.passes.completed(done))
         if self._evaluation_due(done):
             self._evaluate(done)
         if self.saver.due(done):
@@ -207,29 +205,8 @@ class Loop:
 
     def _evaluation_due(self, done: int) -> bool:
         due = self.recipe.stage_plan.evaluates_after(done, self.recipe.evaluate.every)
-        due = due or (self.recipe.evaluate.passes and self.ends_pass(done))
+        due = due or (self.recipe.evaluate.passes and self.passes.end_at(done))
         return due and not self.validation.is_empty
-
-    def ends_pass(self, done: int) -> bool:
-        """Whether an epoch of the first task group ends after `done` steps."""
-        return done > 0 and self._passes(done) > self._passes(done - 1)
-
-    def _passes(self, done: int) -> int:
-        """Complete epochs of the first task group after `done` steps."""
-        first = self.stream.datasets[0]
-        return self.stream.consumed(done)[first.name] // max(first.num_items, 1)
-
-    @cached_property
-    def _counts_passes(self) -> bool:
-        """Whether passes are ends of something."""
-        source = self.stream.datasets[0].source
-        endless = isinstance(source, TableSource) and source.endless is not None
-        asked = endless or self.recipe.evaluate.passes or self.recipe.save.passes
-        return asked and bool(self.recipe.examples)
-
-    def _flops(self, batches: list[Batch]) -> torch.Tensor | float:
-        passes = encoder_passes(self.model)
-        return sum(training_flops(x, batch, tasks) for x, tasks in passes for batch in batches)
 
     def _log_due(self, step: int, result: StepResult) -> bool:
         last = step + 1 == self.recipe.curriculum.steps
@@ -314,6 +291,12 @@ class Loop:
         if self.log:
             self.log.event(name, message, **facts)
         self.on_event(name, facts)
+
+
+def _flops(model: Model, batches: list[Batch]) -> torch.Tensor | float:
+    """FLOPs of a step, forward and backward."""
+    passes = encoder_passes(model)
+    return sum(training_flops(x, batch, tasks) for x, tasks in passes for batch in batches)
 
 
 def set_rope_base(encoders: Iterable[Encoder], recipe: Recipe, step: int) -> None:

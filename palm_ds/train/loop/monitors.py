@@ -3,6 +3,7 @@
 StepMeter    losses, accuracy and speed of the steps since the last logged one
 SlowRanks    processes that make all others wait
 LabelWatch   tasks that get no label in the steps that should train them
+Passes       epochs of the first task group that have ended
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 
+from palm_ds.data.sources.table import TableSource
 from palm_ds.data.stream.stages import Curriculum, StepInfo, tasks_of
+from palm_ds.data.stream.task_group_dataset import TaskGroupDataset
 from palm_ds.engine import Engine
 from palm_ds.runtime.device.memory import compile_count, peak_flops, take_memory_use
 from palm_ds.runtime.step.gradient_accumulation import StepResult
+from palm_ds.train.recipe.recipe import Recipe
 
 
 @dataclass
@@ -182,3 +187,37 @@ class LabelWatch:
             for task in tasks_of(group):
                 shares[task] = shares.get(task, 0.0) + of / sum(steps.values())
         return shares.items()
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Epochs of the first task group of a stream."""
+
+    first: TaskGroupDataset
+    """Of that task group."""
+    consumed: Callable[[int], Mapping[str, int]]
+    """{task group: its examples in the first N steps}, given N."""
+    recipe: Recipe
+
+    def completed(self, done: int) -> int:
+        """Complete ones after `done` steps."""
+        return self.consumed(done)[self.first.name] // max(self.first.num_items, 1)
+
+    def end_at(self, done: int) -> bool:
+        """Whether one ends after `done` steps."""
+        return done > 0 and self.completed(done) > self.completed(done - 1)
+
+    @cached_property
+    def are_logged(self) -> bool:
+        """Whether their ends are events of the run: of a reader without an end, or if asked."""
+        source = self.first.source
+        endless = isinstance(source, TableSource) and source.endless is not None
+        asked = endless or self.recipe.evaluate.passes or self.recipe.save.passes
+        return asked and bool(self.recipe.examples)
+
+    def describe_end(self, done: int) -> str:
+        """A line if one ends after `done` steps and that is an event; else empty."""
+        if not (self.are_logged and self.end_at(done)):
+            return ""
+        number, examples = self.completed(done), self.first.num_items
+        return f"pass {number} of {self.first.name} ended ({examples:,} examples)"
