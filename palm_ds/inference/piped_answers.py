@@ -54,11 +54,19 @@ def _answered(rows: ReadRows, answer: Answer) -> Iterator[Sequence[Record]]:
     try:
         yield answer(rows)
         return
-    except UserError:
+    except UserError as error:
         if len(rows.rows) == 1:
-            raise
+            raise UserError(_with_line(str(error), rows)) from None
     for row in rows.rows:
         yield answer(replace(rows, rows=[row]))
+
+
+def _with_line(message: str, rows: ReadRows) -> str:
+    """The message with the line of the only row: one about columns has none."""
+    start = f"{rows.path}: "
+    if not message.startswith(start):
+        return message
+    return f"{rows.path}:{rows.rows[0].place}: {message.removeprefix(start)}"
 
 
 @dataclass(frozen=True, kw_only=True)

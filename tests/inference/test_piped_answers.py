@@ -74,10 +74,16 @@ def test_vectors_are_those_of_the_embedder(run: Path, typed) -> None:
     assert len(of_tokens["embeddings"]) == 4
 
 
-def test_a_row_that_cannot_be_read_is_named_after_the_others_are_answered(run, typed) -> None:
-    text = '{"text_a": "so"}\n{"text_a": "good"}\n{"text_a": ["so"]}\n{"text_a": "good"}\n'
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [('{"text_a": ["so"]}', "text_a"), ('{"txt": "so"}', "no known column among `txt`")],
+)
+def test_a_row_that_cannot_be_read_is_named_after_the_others_are_answered(
+    run, typed, row: str, message: str
+) -> None:
+    text = f'{{"text_a": "so"}}\n{{"text_a": "good"}}\n{row}\n{{"text_a": "good"}}\n'
     made, error = typed(PREDICT, text, str(run), "--tasks", "mood")
-    assert len(made) == 2 and error.startswith("<stdin>:3: text_a")
+    assert len(made) == 2 and error.startswith(f"<stdin>:3: {message}")
 
 
 @pytest.mark.parametrize(
