@@ -196,7 +196,7 @@ palm-ds evaluate --gold dev.tsv --predictions DIR/sst2.predictions.json
 palm-ds evaluate --kind classification --gold dev.tsv --predictions other.tsv
 palm-ds evaluate --kind reading --style squad2 --gold dev-v2.0.json \\
     --predictions DIR/squad.predictions.json
-palm-ds evaluate --gold dev.tsv --predictions DIR/sst2.predictions.json --report --html scores.html
+palm-ds evaluate --gold dev.tsv --predictions DIR/sst2.predictions.json --html scores.html
 palm-ds evaluate --kind tagging --gold FILE --predictions FILE     # one CoNLL file: its last
     # column is predicted, the one before it is the label
 palm-ds evaluate --pairs blimp/data/*.jsonl --model runs/mine

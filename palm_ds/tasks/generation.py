@@ -109,7 +109,7 @@ class Generation(FlowOptions, OptionalImages, TextGenerator):
             raise UserError(
                 f"{self.where}.max_source: {self.max_source}; it must be 0 or at least {SHORTEST}"
             )
-        least, most = self.generate.min_tokens, self.decoding.max_tokens
+        least, most = self.generate.min_tokens, self.generate.max_tokens or self.max_target - 1
         if least >= most:
             raise UserError(
                 f"{self.where}.generate.min_tokens: {least} is not below the maximum, {most} "

@@ -78,7 +78,7 @@ def test_a_task_is_its_fields_and_on_has_few_keywords(task: type[palm.Task]) -> 
     assert task().settings() == {}
     for of in (task.on, task().on):
         assert list(inspect.signature(of).parameters) == (
-            ["train", "dev", "name", "columns", "read", "mix_ratio"]
+            ["train", "dev", "name", "columns", "read", "mix_ratio", "pass_examples"]
         )
     assert "rows to train and evaluate on" in str(inspect.getdoc(task.on))
 

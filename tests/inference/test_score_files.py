@@ -233,8 +233,8 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path, kind, written, message) 
         ({"kind": "reading", "score": "squad"}, "tasks.task.score"),
         ({"kind": "tagging", "scheme": "BIOX"}, "unknown tagging scheme"),
         ({"kind": "classification", "scheme": "BIO"}, "tasks.task.scheme: unknown key"),
-        ({"kind": "knowledge_masking"}, "known: classification, generation"),
-        ({}, "give --kind: one of classification, "),
+        ({"kind": "knowledge_masking"}, "known: class_pairs, classification"),
+        ({}, "give --kind: one of class_pairs, classification, "),
     ],
 )
 def test_unknown_options(tmp_path, values, message) -> None:

@@ -129,9 +129,8 @@ def test_soft_labels_say_what_classes_are_worth(tmp_path: Path) -> None:
     assert list(scores) == ["soft_accuracy", "cosine"]
     assert scores["soft_accuracy"] == pytest.approx((0.3 + 0.6) / 2)
     stored = [StoredPrediction(values={"cell": x}, place="p:1") for x in ("two", "no", "what")]
-    assert task_of().score_rows(source_of(tmp_path, rows), stored)[
-        "soft_accuracy"
-    ] == pytest.approx(1.6 / 3)
+    scored, read = task_of().prepared(source := source_of(tmp_path, rows), stored)
+    assert scored.metrics(read, source)["soft_accuracy"] == pytest.approx(1.6 / 3)
     assert task.true_labels(source)[1] == {"no": 0.6}
     assert not task_of().resolved(source_of(tmp_path, ROWS)).soft
 

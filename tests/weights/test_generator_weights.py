@@ -95,7 +95,7 @@ def test_a_pair_goes_in_and_out(tmp_path: Path, kind: str) -> None:
         (3, 24) if kind == "electra" else (2, 48)
     )
     (small / "model.safetensors").unlink()  # the weights do without the folder
-    _, report = TrainedModel.open(run)._task_model
+    _, report = TrainedModel.open(run)._loaded
     assert not [name for name in report.newly_initialized if ".pooler." not in name]
     if kind == "electra":
         model: Any = transformers.ElectraForPreTraining.from_pretrained(run / "hf")
