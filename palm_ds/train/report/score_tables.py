@@ -41,18 +41,23 @@ def metric_table(scores: Mapping[str, Mapping[str, Any]], title: str) -> Table:
 
 def metrics_text(score: Mapping[str, Any], most: int | None = None) -> str:
     """`accuracy 0.912 ± 0.010  f1 0.902`: the first `most` metrics, accuracy with its standard
-    error."""
+    error where it is that of the labels; that of documents read in windows is another."""
     return "  ".join(_metrics(score, most))
 
 
 def _metrics(score: Mapping[str, Any], most: int | None = None) -> list[str]:
     parts = []
     for name, value in [*(score.get("metrics") or {}).items()][:most]:
-        error = score.get("standard_error") if name == "accuracy" else None
+        of_labels = name == "accuracy" and _same(value, score.get("accuracy"))
+        error = score.get("standard_error") if of_labels else None
         sure = f" ± {error:.3f}" if error is not None and math.isfinite(error) else ""
         form = ".4g" if value is not None and abs(value) >= 10 else ".3f"
         parts.append(f"{name} {number(value, form)}{sure}")
     return parts
+
+
+def _same(one: float | None, other: float | None) -> bool:
+    return one is not None and other is not None and math.isclose(one, other, abs_tol=1e-4)
 
 
 def _in_lines(parts: Sequence[str], width: int) -> str:

@@ -31,12 +31,14 @@ def test_a_task_with_a_long_name_has_one_line() -> None:
 
 def test_lines_of_metrics_end_between_two_of_them() -> None:
     metrics = {name: 0.6 for name in ("f1", "precision", "recall", "accuracy")}
-    score = {"metrics": metrics, "standard_error": 0.01, "loss": 1.0, "count": 16}
+    score = {"metrics": metrics, "standard_error": 0.01, "loss": 1.0, "count": 16, "accuracy": 0.6}
     first, second = (
         line.partition("entities")[2] or line for line in shown({"entities": score})[2:]
     )
     assert first.strip().startswith("f1 0.600  precision 0.600  recall 0.600  ")
     assert second.strip() == "accuracy 0.600 ± 0.010"
+    of_documents = shown({"entities": {**score, "accuracy": 0.4}})
+    assert of_documents[-1].strip() == "accuracy 0.600"
 
 
 def test_a_loss_without_accuracy_shows_neither_that_nor_a_perplexity() -> None:
