@@ -22,12 +22,16 @@ from tests.helpers.small_images import COLUMNS, UNIMO, asked_rows, encoded, imag
 from tests.helpers.text_tables import make_task, model_of, small_tokenizer, source_of
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPE = """
+BEGIN = """
 seed: 1
 backbone: {kind: unimo, preset: unimo-base-en, hidden_size: 16, num_layers: 1, num_heads: 2,
            pad: 0, options: {region_size: 12}}
 length: 64
 batch: 8 examples
+"""
+RECIPE = (
+    BEGIN
+    + """
 sources:
   pairs:
     table: pairs.tsv
@@ -38,6 +42,7 @@ tasks:
   masked_words: {source: pairs, texts: [text_a]}
 stages: [{masked_regions + masked_words: 2}]
 """
+)
 
 
 def write_files(folder: Path) -> None:
@@ -83,12 +88,9 @@ def test_show_says_what_the_heads_are_about(
     assert "kind unimo" in text and "'region_size': 12" in text
 
 
-FINE_TUNING = """
-seed: 1
-backbone: {kind: unimo, preset: unimo-base-en, hidden_size: 16, num_layers: 1, num_heads: 2,
-           pad: 0, options: {region_size: 12}}
-length: 64
-batch: 8 examples
+FINE_TUNING = (
+    BEGIN
+    + """
 sources:
   asked:
     table: asked.jsonl
@@ -101,6 +103,7 @@ tasks:
   find: {kind: referring_expressions, source: found}
 stages: [{answers: 1, find: 1}]
 """
+)
 
 
 @pytest.mark.slow
