@@ -72,8 +72,7 @@ class Generation(FlowOptions, OptionalImages, TextGenerator):
     max_target: Annotated[int, Field(ge=3)] = 64
     """Maximum tokens of the target, with [CLS] and [SEP]."""
     longest_span: PositiveInt = 3
-    """Tokens of the longest span of the span-by-span flow, whose spans are random; the paper has
-    this flow in pretraining only."""
+    """Tokens of the longest random span of the span-by-span flow, in the paper for pretraining."""
     max_turns: NonNegativeInt = 0
     """Turns of a dialogue that are read, the last ones: column `turns`, after the sources, which
     may be missing. 0: no dialogue. The backbone needs max_turns + 2 token types."""
