@@ -28,6 +28,22 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_task_arguments(parser)
+    _add_pair_arguments(parser)
+    add_report_arguments(parser)
+    add_inference_arguments(parser)
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const=True,
+        default=False,
+        metavar="FILE",
+        help="print the scores as JSON, or write them to this file too",
+    )
+
+
+def _add_task_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of predictions, the rows that they are for, and the task that predicted."""
     add = parser.add_argument
     add(
         "--kind",
@@ -60,6 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="other settings of the task; with --pairs: the name of the task that reads them",
     )
+
+
+def _add_pair_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of a model on minimal pairs."""
+    add = parser.add_argument
     add(
         "--pairs",
         nargs="+",
@@ -79,16 +100,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("unmasked", "masked"),
         help="with --pairs: the mean loss of a sentence as it is (unmasked), or the sum over its "
         "tokens, each masked in turn",
-    )
-    add_report_arguments(parser)
-    add_inference_arguments(parser)
-    add(
-        "--json",
-        nargs="?",
-        const=True,
-        default=False,
-        metavar="FILE",
-        help="print the scores as JSON, or write them to this file too",
     )
 
 
