@@ -1,25 +1,33 @@
-"""What a teacher is worth: MiniLM, fine-tuned on SST-2, teaches a student of three of its layers
-and a bag of words that have few labelled rows.
+"""What a teacher is worth: MiniLM, fine-tuned on a data set, teaches a student of three of its
+layers and a bag of words that have few labelled rows.
 
-    python benchmarks/distillation.py --data DIR --model DIR --work runs/distillation
+    python benchmarks/distillation.py --set SST-2 --data DIR --model DIR --work runs/distillation
 
-DIR of --data has train.tsv and test.tsv of SST-2 (`sentence`, `label`), that of --model a Hugging
-Face folder of an encoder; the student has every second of its layers. Each student learns
+DIR of --data has the files of the set, as its authors named them:
+
+    SST-2           train.tsv, test.tsv; a sentence is positive or not
+    SICK            SICK_train.txt, SICK_trial.txt, SICK_test_annotated.txt; of two sentences one
+                    follows, is contradicted, or neither
+    Restaurant8k    train_0.json, test.json; which slots a turn fills: its 16 most frequent sets
+
+that of --model is a Hugging Face folder of an encoder; the student has every second of its layers.
+Each student learns
 
     labels                          from --labelled rows, the same in every arm
     teacher                         from these and the teacher's scores of them
-    teacher, unlabelled rows        the same, and the teacher's scores of --unlabelled others
+    teacher, unlabelled rows        the same, and the teacher's scores of the unlabelled rows
     teacher, augmented rows         instead of the others, ten copies that `palm-ds augment` makes
                                     of each labelled row
 
 in the same number of steps of the same size, with every seed: it chooses the first weights of the
 head (of the bag of words: all weights), dropout and the order of rows. The rows that the teacher
-was trained on are --teacher_rows others.
+was trained on are others. `teacher` has a temperature of 2; other arms have another, or another
+loss.
 
-Scored are test.tsv and --held_out sentences of train.tsv. SST-2 has sentences and their phrases:
-rows that are part of a sentence held out are not trained on. Reported are accuracies, and the gain
-over the labels alone with the same seed, with its standard deviation over seeds and its standard
-error over the rows. A finished run is not repeated.
+Reported are accuracies on the test, and the gain over the first arm with the same seed, with its
+standard deviation over seeds and its standard error over the rows. A finished run is not repeated.
+SST-2 has sentences and their phrases: scored are also --held_out sentences of train.tsv, and rows
+that are part of one of them are not trained on.
 
 To compare the first two where all these rows have labels:
 
@@ -34,8 +42,9 @@ import json
 import random
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +53,12 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.cpu import compute_on_cpu  # noqa: E402
 
-SOURCE = "sst2"
+TASK = "task"
 LENGTH = 64
 TEMPERATURE = 2.0
 
 Row = Mapping[str, Any]
-"""text_a, label; the label of an unlabelled row is None."""
+"""text_a, perhaps text_b, label; the label of an unlabelled row is None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +86,7 @@ class Arm:
 
     rows: str
     taught: bool = True
+    logits: Mapping[str, Any] = field(default_factory=lambda: {"temperature": TEMPERATURE})
 
 
 ARMS: Mapping[str, Arm] = {
@@ -84,22 +94,37 @@ ARMS: Mapping[str, Arm] = {
     "teacher": Arm(rows="labelled"),
     "teacher, unlabelled rows": Arm(rows="unlabelled"),
     "teacher, augmented rows": Arm(rows="augmented"),
+    "teacher, temperature 1": Arm(rows="labelled", logits={}),
+    "teacher, temperature 4": Arm(rows="labelled", logits={"temperature": 4.0}),
+    "teacher, squared error": Arm(rows="labelled", logits={"loss": "mse"}),
 }
+FIRST_ARMS = list(ARMS)[:4]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """Rows, and how many of those to train on each learns from."""
+
+    read: Callable[[argparse.Namespace], tuple[list[Row], list[Row]]]
+    """Rows to train on and to score."""
+    teacher: int
+    labelled: int
+    unlabelled: int
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--set", choices=SETS, default="SST-2", dest="data_set")
     parser.add_argument("--data", required=True, type=Path)
     parser.add_argument("--model", required=True, type=Path)
     parser.add_argument("--work", required=True, type=Path, help="folder of runs; kept")
-    parser.add_argument("--teacher_rows", type=int, default=20000)
-    parser.add_argument("--labelled", type=int, default=800)
-    parser.add_argument("--unlabelled", type=int, default=12000)
+    parser.add_argument("--labelled", type=int, help="rows; default: the data set's own")
+    parser.add_argument("--unlabelled", type=int, help="likewise")
     parser.add_argument("--held_out", type=int, default=2128)
     parser.add_argument("--students", nargs="+", choices=STUDENTS, default=list(STUDENTS))
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=FIRST_ARMS, metavar="ARM")
     parser.add_argument("--longer", type=int, default=1, help="times the steps of a student")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--threads", type=int, default=1)
@@ -107,12 +132,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 # ---- rows ----
-
-
-def read_rows(file: Path) -> list[Row]:
-    with file.open(encoding="utf-8", newline="") as lines:
-        rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-        return [{"text_a": row["sentence"].strip(), "label": row["label"]} for row in rows]
 
 
 def phrases(text: str) -> Iterator[str]:
@@ -123,29 +142,78 @@ def phrases(text: str) -> Iterator[str]:
             yield " ".join(words[first : first + size])
 
 
-def split(rows: Sequence[Row], held_out: int) -> tuple[list[Row], list[Row]]:
-    """Sentences to score on, and the rows that are part of none of them. A sentence is a row that
-    is part of no other."""
+def sst2(args: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+    """A sentence is a row that is part of no other. Rows that are part of a sentence that is scored
+    are not trained on."""
+
+    def read(name: str) -> list[Row]:
+        rows = read_tsv(args.data / name)
+        return [{"text_a": row["sentence"].strip(), "label": row["label"]} for row in rows]
+
+    rows = read("train.tsv")
     texts = {row["text_a"] for row in rows}
     parts = {part for text in texts for part in list(phrases(text))[:-1] if part in texts}
     sentences = [row for row in rows if row["text_a"] not in parts]
-    chosen = random.Random(0).sample(sentences, held_out)
-    known = {phrase for row in chosen for phrase in phrases(row["text_a"])}
-    return chosen, [row for row in rows if row["text_a"] not in known]
+    held_out = random.Random(0).sample(sentences, args.held_out)
+    known = {phrase for row in held_out for phrase in phrases(row["text_a"])}
+    return [row for row in rows if row["text_a"] not in known], [*read("test.tsv"), *held_out]
+
+
+def sick(args: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+    columns = {"text_a": "sentence_A", "text_b": "sentence_B", "label": "entailment_judgment"}
+
+    def read(name: str) -> list[Row]:
+        rows = read_tsv(args.data / f"SICK_{name}.txt")
+        return [{role: row[column] for role, column in columns.items()} for row in rows]
+
+    return [*read("train"), *read("trial")], read("test_annotated")
+
+
+def restaurant8k(args: argparse.Namespace) -> tuple[list[Row], list[Row]]:
+    """Turns that are scored are not trained on."""
+
+    def read(name: str) -> list[Row]:
+        turns = json.loads((args.data / name).read_text(encoding="utf-8"))
+        texts = [" ".join(turn["userInput"]["text"].split()) for turn in turns]
+        slots = [{each["slot"] for each in turn.get("labels", ())} for turn in turns]
+        return [
+            {"text_a": text, "label": " ".join(sorted(filled)) or "nothing"}
+            for text, filled in zip(texts, slots, strict=True)
+            if text
+        ]
+
+    rows, test = read("train_0.json"), read("test.json")
+    classes = {label for label, _ in Counter(row["label"] for row in rows).most_common(16)}
+    scored = {row["text_a"] for row in test}
+    rows = [row for row in rows if row["text_a"] not in scored and row["label"] in classes]
+    return rows, [row for row in test if row["label"] in classes]
+
+
+SETS: Mapping[str, DataSet] = {
+    "SST-2": DataSet(read=sst2, teacher=20000, labelled=800, unlabelled=12000),
+    "SICK": DataSet(read=sick, teacher=2600, labelled=400, unlabelled=2000),
+    "Restaurant8k": DataSet(read=restaurant8k, teacher=3000, labelled=400, unlabelled=2000),
+}
+
+
+def read_tsv(file: Path) -> list[dict[str, str]]:
+    with file.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
 
 
 def write_rows(args: argparse.Namespace) -> None:
-    held_out, rest = split(read_rows(args.data / "train.tsv"), args.held_out)
-    sizes = args.teacher_rows, args.labelled, args.unlabelled
-    rows = random.Random(0).sample(rest, sum(sizes))
-    first, second = sizes[0], sizes[0] + sizes[1]
-    labelled = rows[first:second]
+    data_set = SETS[args.data_set]
+    rest, test = data_set.read(args)
+    labelled = data_set.labelled if args.labelled is None else args.labelled
+    unlabelled = data_set.unlabelled if args.unlabelled is None else args.unlabelled
+    first, second = data_set.teacher, data_set.teacher + labelled
+    rows = random.Random(0).sample(rest, second + unlabelled)
     others = [{**row, "label": None} for row in rows[second:]]
     sets = {
         "teacher": rows[:first],
-        "labelled": labelled,
-        "unlabelled": [*labelled, *others],
-        "test": [*read_rows(args.data / "test.tsv"), *held_out],
+        "labelled": rows[first:second],
+        "unlabelled": [*rows[first:second], *others],
+        "test": test,
     }
     for name, found in sets.items():
         text = "".join(json.dumps(row) + "\n" for row in found)
@@ -204,7 +272,7 @@ def recipe_of(args: argparse.Namespace, learner: Learner, arm: Arm, seed: int) -
     taught: dict[str, Any] = {
         "path": str(args.work / "teacher"),
         "file": str(args.work / f"{arm.rows}.parquet"),
-        "logits": {"temperature": TEMPERATURE},
+        "logits": dict(arm.logits),
     }
     # Both losses are means, over the rows with labels and over all: by its share, the label of a
     # row counts as much as its score.
@@ -217,15 +285,15 @@ def recipe_of(args: argparse.Namespace, learner: Learner, arm: Arm, seed: int) -
         "optimizer": {"lr": learner.lr, "weight_decay": 0.01},
         "schedule": {"kind": "linear", "warmup": 0.1},
         "sources": {
-            SOURCE: {
+            "rows": {
                 "table": str(file_of(args, arm.rows)),
                 "tokenizer": str(args.model),
                 "read": {"missing_labels": "keep"},
             }
         },
-        "tasks": {SOURCE: {"kind": "classification", "source": SOURCE, "weight": weight}},
+        "tasks": {TASK: {"kind": "classification", "source": "rows", "weight": weight}},
         "teacher": taught if arm.taught else None,
-        "stages": [{SOURCE: learner.steps}],
+        "stages": [{TASK: learner.steps}],
         "export_onnx": [],
         "held_out": 0.0,
         "save": {"every": 0},
@@ -254,7 +322,8 @@ def train_and_predict(
         if code := train(RunSpec(recipe=recipe, ds_config=machine, folder=folder)):
             sys.exit(code)
         test = load_rows(args, "test")
-        predicted = palm.load(folder, device="cpu")([row["text_a"] for row in test])
+        texts = [{key: row[key] for key in ("text_a", "text_b") if key in row} for row in test]
+        predicted = palm.load(folder, device="cpu")(texts)
         right = [p["label"] == row["label"] for p, row in zip(predicted, test, strict=True)]
         found.write_text(json.dumps(right))
     return json.loads(found.read_text())

@@ -20,7 +20,8 @@ Each arm and seed has a folder OUT/BODY/ARM/seed_N with its recipe, the run, and
 Runs go one after the other. Called again, the study continues; what is finished is not repeated,
 and a measure that was not asked for before is added. Called in several terminals, on a GPU that
 one small model does not fill, the processes share the runs. --table writes the table of all that
-is there into a page, between its two marks.
+is there into a page, between its two marks. --record keeps all measures in one file, a line of JSON
+each, with which a study continues on another machine.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.cpu import compute_on_cpu  # noqa: E402
 from palm_ds.common.atomic import write_file_atomically  # noqa: E402
 from palm_ds.common.errors import UserError  # noqa: E402
-from palm_ds.common.files import try_lock  # noqa: E402
+from palm_ds.common.files import locked, try_lock  # noqa: E402
 
 RECIPES = ROOT / "launch/recipes/study"
 REFERENCE = "masked_15"
@@ -113,6 +114,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="default: %(default)s, which computes on CPUs",
     )
     add("--threads", type=int, default=2)
+    add("--record", type=Path, metavar="FILE", help="measures of runs, which are not repeated")
     add("--table", type=Path, metavar="PAGE", help="write the table into this page and stop")
     return parser.parse_args(arguments)
 
@@ -251,25 +253,64 @@ def run_all(runs: Sequence[Run], args: argparse.Namespace) -> None:
             if try_lock(lock.fileno()):
                 print(f"== {title}: {budget:.3g} FLOPs", flush=True)
                 run_one(run, budget, args)
+                if args.record:
+                    add_to_record(args.record, run)
             else:
                 print(f"== {title}: another process has it", flush=True)
 
 
 def run_one(run: Run, budget: float, args: argparse.Namespace) -> None:
     values = run.values(args.corpus, args.set)
-    record: dict[str, Any] = {"flops": budget, "seconds": 0.0, "parts": []}
+    found: dict[str, Any] = {"flops": budget, "seconds": 0.0, "parts": []}
     if run.measures.is_file():
-        record = json.loads(run.measures.read_text(encoding="utf-8"))
-    start = time.monotonic() - record["seconds"]
-    if not record["parts"]:
+        found = json.loads(run.measures.read_text(encoding="utf-8"))
+    if not 0.99 < found["flops"] / budget < 1.01:
+        raise UserError(
+            f"{run.measures}: of a run of {found['flops']:.3g} FLOPs, not {budget:.3g}; give the "
+            "--tokens and --set of that study, or another --out and --record"
+        )
+    start = time.monotonic() - found["seconds"]
+    if not found["parts"]:
         factor = budget / flops_of(values)
         values["stages"] = scaled(values["stages"], values["tasks"], factor)
         train(run, values, args)
     for name, part in measures_of(run, values, args).items():
-        if name not in record["parts"]:
-            record |= part()
-            record |= {"seconds": time.monotonic() - start, "parts": [*record["parts"], name]}
-            write_file_atomically(run.measures, json.dumps(record, indent=1))
+        if name not in found["parts"]:
+            found |= part()
+            found |= {"seconds": time.monotonic() - start, "parts": [*found["parts"], name]}
+            write_file_atomically(run.measures, json.dumps(found, indent=1))
+
+
+# ---- the record ----
+
+
+def add_to_record(file: Path, run: Run) -> None:
+    """Put the measures of a run into the record; those it had of this run are replaced."""
+    with locked(run.out / "record.lock"):
+        runs = read_record(file)
+        runs[run.body, run.arm, run.seed] = json.loads(run.measures.read_text(encoding="utf-8"))
+        lines = [
+            json.dumps({"body": body, "arm": arm, "seed": seed, **found})
+            for (body, arm, seed), found in sorted(runs.items())
+        ]
+        write_file_atomically(file, "".join(f"{line}\n" for line in lines))
+
+
+def read_record(file: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
+    """{(body, arm, seed): measures}; without a file, empty."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    found = [json.loads(line) for line in lines]
+    return {(each.pop("body"), each.pop("arm"), each.pop("seed")): each for each in found}
+
+
+def restore(file: Path, runs: Sequence[Run]) -> None:
+    """Give the runs of the record the measures that they have there, if they have none."""
+    known = read_record(file)
+    for run in runs:
+        measures = known.get((run.body, run.arm, run.seed))
+        if measures and not run.measures.is_file():
+            run.folder.mkdir(parents=True, exist_ok=True)
+            write_file_atomically(run.measures, json.dumps(measures, indent=1))
 
 
 # ---- the table ----
@@ -342,6 +383,8 @@ def main() -> None:
         for body in args.bodies
         for arm in args.arms
     ]
+    if args.record:
+        restore(args.record, runs)
     if args.table:
         write_table(args.table, table(runs))
         return

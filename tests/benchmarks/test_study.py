@@ -69,6 +69,28 @@ def test_a_measure_that_is_asked_for_later_is_added(tmp_path: Path, monkeypatch)
     assert len(trained) == 1 and (record["tasks"], record["pairs"]) == (0, 1)
 
 
+def test_a_record_continues_a_study_elsewhere(tmp_path: Path, monkeypatch) -> None:
+    trained: list[study.Run] = []
+    budgets = iter((1.0, 1.001, 2.0))
+    monkeypatch.setattr(study, "budget_of", lambda out, args: next(budgets))
+    monkeypatch.setattr(study, "flops_of", lambda values: 1.0)
+    monkeypatch.setattr(study, "train", lambda run, values, args: trained.append(run))
+    made = {"tasks": lambda: {"masked": 3.0}}
+    monkeypatch.setattr(study, "measures_of", lambda run, values, args: made)
+    file = tmp_path / "study.jsonl"
+    runs = {}
+    for machine, seeds in (("here", ["2"]), ("elsewhere", ["1", "2"])):
+        out = ["--out", str(tmp_path / machine), "--record", str(file)]
+        words = ["--corpus", "c", *out, "--arms", "joint", "--seeds", *seeds]
+        monkeypatch.setattr("sys.argv", ["study.py", *words])
+        study.main()
+        runs[machine] = [run.seed for run in trained]
+    assert runs == {"here": [2], "elsewhere": [2, 1]}
+    assert list(study.read_record(file)) == [("bert", "joint", 1), ("bert", "joint", 2)]
+    with pytest.raises(SystemExit, match="of a run of 1 FLOPs, not 2; give the --tokens"):
+        study.main()
+
+
 def test_processes_share_the_runs(tmp_path: Path, monkeypatch) -> None:
     begun = []
     monkeypatch.setattr(study, "budget_of", lambda out, args: 1.0)
