@@ -72,10 +72,13 @@ class TemporaryError(Exception):
 def suggest(wrong: str, known: Iterable[str]) -> str:
     """`; did you mean "x"?` with the nearest known name, or `; known: ...` with all of them."""
     names = sorted(map(str, known))
-    near = difflib.get_close_matches(str(wrong), names, n=1)
-    if near:
-        return f'; did you mean "{near[0]}"?'
-    return f"; known: {', '.join(names) or 'none'}"
+    return did_you_mean(wrong, names) or f"; known: {', '.join(names) or 'none'}"
+
+
+def did_you_mean(wrong: str, known: Iterable[str]) -> str:
+    """`; did you mean "x"?` with the nearest known name, or nothing if none is near."""
+    near = difflib.get_close_matches(str(wrong), list(known), n=1)
+    return f'; did you mean "{near[0]}"?' if near else ""
 
 
 def suggest_path(wrong: str | os.PathLike[str]) -> str:

@@ -17,8 +17,7 @@ T = TypeVar("T")
 def import_class(name: str, base: type[T], where: str) -> type[T]:
     """Imports `module.Class`, which must be a subclass of `base`; raises UserError, with `where`
     in front, if it cannot."""
-    module_name, _, class_name = name.rpartition(".")
-    cls = getattr(_module(module_name, where), class_name, None)
+    cls = _attribute(name, where)
     if not (isinstance(cls, type) and issubclass(cls, base)):
         wanted = f"{base.__module__}.{base.__qualname__}"
         raise UserError(f"{where}: {name!r} is not a subclass of {wanted}")
@@ -42,8 +41,14 @@ def import_callable(name: str, where: str) -> Callable[..., Any]:
 
 
 def _attribute(name: str, where: str) -> object:
-    module_name, _, attribute = name.rpartition(".")
-    return getattr(_module(module_name, where), attribute, None)
+    module_name, dot, attribute = name.rpartition(".")
+    if not dot:
+        raise UserError(f"{where}: {name!r}; expected its module too, such as my_code.{name}")
+    module = _module(module_name, where)
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        raise UserError(f"{where}: {module_name} has no {attribute!r}") from None
 
 
 def _module(name: str, where: str) -> ModuleType:

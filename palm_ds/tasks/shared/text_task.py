@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from palm_ds.common.config import Several
-from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.errors import UserError, did_you_mean
 from palm_ds.common.settings import Share
 from palm_ds.data.sources.table import TableSource, TokenizedColumn, encode
 from palm_ds.data.tasks.example import Example, build_input, layouts
@@ -269,7 +269,7 @@ class ClassesTask(TextTask):
             known = ", ".join(self.labels[:8]) + (", ..." if len(self.labels) > 8 else "")
             raise UserError(
                 f"{source.where(item)}: {self.label_column}: unknown label {str(name)!r}"
-                f"{suggest(str(name), self.labels)}; {self.where} has {known}"
+                f"{did_you_mean(str(name), self.labels)}; {self.where} has {known}"
             )
         return self.labels.index(str(name))
 

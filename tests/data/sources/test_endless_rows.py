@@ -84,6 +84,7 @@ def test_an_epoch_is_a_pass_and_items_are_in_order() -> None:
         ("nothing", "nothing returned no rows, but 0"),
         ("needs", "missing a required argument: 'folder'; it is called alone"),
         ("READ", "'tests.helpers.endless_readers.READ' is neither a function nor a class"),
+        ("absent", "sources.x.reader: tests.helpers.endless_readers has no 'absent'"),
     ],
 )
 def test_rows_that_cannot_be_used(reader: str, message: str) -> None:
