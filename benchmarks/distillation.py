@@ -63,20 +63,21 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Learner:
-    """A model to train, and for how long."""
+    """A model to train."""
 
     name: str
     lr: float
     batch: int
-    steps: int
+    steps: int = 0
+    """Those of the data set."""
     layers: str = ""
     """A folder in --work that it begins from; empty: a bag of words."""
 
 
-TEACHER = Learner(name="teacher", layers="whole", lr=5e-5, batch=32, steps=625)
+TEACHER = Learner(name="teacher", layers="whole", lr=5e-5, batch=32)
 STUDENTS: Mapping[str, Learner] = {
-    "bag": Learner(name="bag of words", lr=1e-3, batch=32, steps=600),
-    "layers": Learner(name="3 layers", layers="half", lr=1e-4, batch=16, steps=400),
+    "bag": Learner(name="bag of words", lr=1e-3, batch=32),
+    "layers": Learner(name="3 layers", layers="half", lr=1e-4, batch=16),
 }
 
 
@@ -110,6 +111,8 @@ class DataSet:
     teacher: int
     labelled: int
     unlabelled: int
+    teacher_steps: int
+    student_steps: Mapping[str, int]
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -190,9 +193,30 @@ def restaurant8k(args: argparse.Namespace) -> tuple[list[Row], list[Row]]:
 
 
 SETS: Mapping[str, DataSet] = {
-    "SST-2": DataSet(read=sst2, teacher=20000, labelled=800, unlabelled=12000),
-    "SICK": DataSet(read=sick, teacher=2600, labelled=400, unlabelled=2000),
-    "Restaurant8k": DataSet(read=restaurant8k, teacher=3000, labelled=400, unlabelled=2000),
+    "SST-2": DataSet(
+        read=sst2,
+        teacher=20000,
+        labelled=800,
+        unlabelled=12000,
+        teacher_steps=625,
+        student_steps={"bag": 600, "layers": 400},
+    ),
+    "SICK": DataSet(
+        read=sick,
+        teacher=2600,
+        labelled=400,
+        unlabelled=2000,
+        teacher_steps=250,
+        student_steps={"bag": 300, "layers": 200},
+    ),
+    "Restaurant8k": DataSet(
+        read=restaurant8k,
+        teacher=3000,
+        labelled=400,
+        unlabelled=2000,
+        teacher_steps=250,
+        student_steps={"bag": 300, "layers": 200},
+    ),
 }
 
 
@@ -352,9 +376,10 @@ def line_of(name: str, runs: Sequence[Sequence[bool]], labels: Sequence[Sequence
     return f"| {name} | {percent(scores)} | {each} | {gain} |"
 
 
-def students(args: argparse.Namespace, learner: Learner) -> Iterator[str]:
+def students(args: argparse.Namespace, student: str) -> Iterator[str]:
     """Lines of the table. The first of the arms is what the others are compared with."""
-    learner = replace(learner, steps=learner.steps * args.longer)
+    steps = SETS[args.data_set].student_steps[student]
+    learner = replace(STUDENTS[student], steps=steps * args.longer)
     first: list[list[bool]] | None = None
     for name in args.arms:
         folder = args.work / f"{learner.name}, {name}".replace(", ", "_").replace(" ", "_")
@@ -373,12 +398,12 @@ def main(args: argparse.Namespace) -> None:
     if any(ARMS[name].rows == "augmented" for name in args.arms):
         write_augmented(args)
     write_half(args)
-    teacher = train_and_predict(
-        args, TEACHER, Arm(rows="teacher", taught=False), args.work / TEACHER.name
-    )
+    learner = replace(TEACHER, steps=SETS[args.data_set].teacher_steps)
+    arm = Arm(rows="teacher", taught=False)
+    teacher = train_and_predict(args, learner, arm, args.work / TEACHER.name)
     lines = [f"| teacher | {percent([statistics.fmean(teacher)])} | | | |"]
     for name in args.students:
-        lines += students(args, STUDENTS[name])
+        lines += students(args, name)
     print(f"{len(teacher):,} rows scored")
     print("| | accuracy, % | of each seed | gain over the first arm | standard error |")
     print("\n".join(["|---|---|---|---|---|", *lines]))
