@@ -107,17 +107,17 @@ def load_sparse(path: Path) -> SparseVectors:
         return SparseVectors(*(file[name] for name in names), size=int(file["shape"][1]))
 
 
-Vectors: TypeAlias = npt.NDArray[np.float32] | SparseVectors
+DenseOrSparse: TypeAlias = npt.NDArray[np.float32] | SparseVectors
 
 
-def part_of(vectors: Vectors, first: int, last: int) -> Any:
+def part_of(vectors: DenseOrSparse, first: int, last: int) -> Any:
     """The rows from `first` on, before `last`, of vectors of either kind."""
     if isinstance(vectors, np.ndarray):
         return vectors[first:last]
     return vectors.take(range(first, min(last, len(vectors))))
 
 
-def products(queries: Vectors, texts: Vectors) -> npt.NDArray[np.float32]:
+def products(queries: DenseOrSparse, texts: DenseOrSparse) -> npt.NDArray[np.float32]:
     """(queries, texts) dot products of two sets of vectors of the same kind."""
     if isinstance(texts, np.ndarray):
         assert isinstance(queries, np.ndarray)

@@ -23,7 +23,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.settings import Settings, one_of
-from palm_ds.common.sparse_vectors import NO_ENTRIES, SparseVector, SparseVectors, Vectors
+from palm_ds.common.sparse_vectors import NO_ENTRIES, DenseOrSparse, SparseVector, SparseVectors
 from palm_ds.data.stream.packing import even_parts, padded_length, rows_to_predict
 from palm_ds.data.tasks.example import build_input
 from palm_ds.model.encoder.encoder import Encoder
@@ -170,11 +170,11 @@ class Embedder:
             out[numbers] = vectors
         return out
 
-    def vectors(self, texts: Sequence[Text]) -> Vectors:
+    def vectors(self, texts: Sequence[Text]) -> DenseOrSparse:
         """`embed`; where most numbers are 0, without these."""
         return self.vectors_encoded(self.encode(texts))
 
-    def vectors_encoded(self, texts: Sequence[PackedText]) -> Vectors:
+    def vectors_encoded(self, texts: Sequence[PackedText]) -> DenseOrSparse:
         """Likewise, of encoded texts."""
         if not self.sparse:
             return self.embed_encoded(texts)
@@ -331,6 +331,8 @@ def make_embedder(
 ) -> Embedder:
     """An embedder with a checkpoint's built encoder and tokenizer. Raises UserError."""
     complete, stated = complete_settings(settings, contents), modules_of(contents)
+    if complete.pooling == SPLADE and words is None:
+        raise UserError(f"{contents.path}: pooling: its masked-LM head is not built; give another")
     return Embedder(
         contents=contents,
         encoder=encoder,

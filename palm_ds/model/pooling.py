@@ -19,7 +19,7 @@ POOLINGS = ("mean", "cls", "max")
 SPLADE = "splade"
 """The pooling of a masked-LM head's scores into a weight for each word of the vocabulary, of which
 most are 0 (palm_ds/model/ops/splade.py)."""
-OF_ALL_TOKENS = ("mean", "max")
+OF_ALL_TOKENS = ("mean", "max", SPLADE)
 """The poolings that read more than the first token."""
 
 

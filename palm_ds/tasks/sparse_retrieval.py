@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import NonNegativeFloat, PositiveFloat
 
 from palm_ds.common.settings import Share
-from palm_ds.common.sparse_vectors import SparseVectors, Vectors
+from palm_ds.common.sparse_vectors import DenseOrSparse, SparseVectors
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.embedding import ContrastiveHead, VectorSettings
 from palm_ds.model.heads.splade import FlopsRegularizer, SpladeHead
@@ -71,7 +71,7 @@ class SparseRetrieval(RetrievalTask):
         size = 1 + max((int(each.indices.max(initial=0)) for each in vectors), default=0)
         return SparseVectors.stack(vectors, size)
 
-    def facts(self, queries: Vectors, texts: Vectors) -> dict[str, float]:
+    def facts(self, queries: DenseOrSparse, texts: DenseOrSparse) -> dict[str, float]:
         """The mean number of non-zero entries of a query and of a text."""
         assert isinstance(queries, SparseVectors) and isinstance(texts, SparseVectors)
         pairs = {"query_active_dims": queries, "document_active_dims": texts}

@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from palm_ds.common.errors import need_extra
-from palm_ds.common.sparse_vectors import Vectors, part_of, products
+from palm_ds.common.sparse_vectors import DenseOrSparse, part_of, products
 
 DEPTH = 1000
 _BLOCK = 1 << 24  # scores that are computed at a time
 
 
 def retrieval_metrics(
-    queries: Vectors,
-    texts: Vectors,
+    queries: DenseOrSparse,
+    texts: DenseOrSparse,
     relevant: Sequence[Sequence[int]],
     *,
     k: int = 10,
@@ -53,7 +53,7 @@ def retrieval_metrics(
 
 
 def _ranked(
-    queries: Vectors, texts: Vectors, left_out: Mapping[int, int]
+    queries: DenseOrSparse, texts: DenseOrSparse, left_out: Mapping[int, int]
 ) -> dict[str, dict[str, float]]:
     """{query: {text: score}} of each query's best texts."""
     ranked: dict[str, dict[str, float]] = {}

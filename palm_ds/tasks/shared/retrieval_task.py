@@ -20,7 +20,7 @@ from pydantic import PositiveInt
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.settings import Share
-from palm_ds.common.sparse_vectors import Vectors
+from palm_ds.common.sparse_vectors import DenseOrSparse
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, text_numbers
 from palm_ds.data.tasks.interfaces import StoredPrediction
@@ -169,7 +169,7 @@ class RetrievalTask(EmbeddingTask):
         return vectors
 
     @abstractmethod
-    def stacked(self, vectors: Sequence[Any]) -> Vectors:
+    def stacked(self, vectors: Sequence[Any]) -> DenseOrSparse:
         """Those of several texts as one."""
 
     def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
@@ -223,7 +223,7 @@ class RetrievalTask(EmbeddingTask):
         )
         return found | self.facts(*vectors)
 
-    def facts(self, queries: Vectors, texts: Vectors) -> dict[str, float]:
+    def facts(self, queries: DenseOrSparse, texts: DenseOrSparse) -> dict[str, float]:
         """Further numbers about the vectors of all queries and texts."""
         return {}
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 import torch
 
-from palm_ds.common.sparse_vectors import SparseVectors, Vectors
+from palm_ds.common.sparse_vectors import DenseOrSparse, SparseVectors
 from palm_ds.data.stream.decode import Decoded, decoded, gathered
 from palm_ds.data.stream.packing import micro_batches
 from palm_ds.data.stream.task_group_dataset import (
@@ -54,7 +54,7 @@ class ExampleVectors(NamedTuple):
     task: str
     dataset: int
     number: int
-    vectors: Vectors
+    vectors: DenseOrSparse
     targets: np.ndarray
 
 
@@ -114,7 +114,7 @@ def _block(loss: GlobalBatchLoss, examples: Sequence[ExampleVectors]) -> LossTot
     return LossTotals(len(losses), float(losses.sum()), float(correct.sum()))
 
 
-def _dense(vectors: Vectors) -> np.ndarray:
+def _dense(vectors: DenseOrSparse) -> np.ndarray:
     return vectors.toarray() if isinstance(vectors, SparseVectors) else vectors
 
 
