@@ -25,9 +25,9 @@ from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, text_numbers
 from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.model.heads.embedding import NEGATIVE, POSITIVE, QUERY, ROLE, TEACHER, TEXT
+from palm_ds.tasks.metrics.probabilities import rounded
 from palm_ds.tasks.metrics.retrieval import retrieval_metrics
 from palm_ds.tasks.shared.embedding_task import EmbeddingTask, need_text
-from palm_ds.tasks.shared.probabilities import rounded
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.sparse
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.sparse_vectors import SparseVector, SparseVectors, load_sparse, products
+from palm_ds.common.sparse_vectors import SparseVector, SparseVectors
 from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.inference.search.index import IndexEmbedding, SearchIndex, create_index, open_index
 from palm_ds.inference.search.ranking import fused
@@ -96,19 +95,3 @@ def test_vectors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not finite"):
         index.add(texts_of(["x"]), SparseVectors.of(np.full((1, 40), np.inf, np.float32)))
     index.close()
-
-
-def test_the_arrays_are_scipys(tmp_path: Path) -> None:
-    one, other = dense(names(0, 9)), dense(names(20, 33))
-    vectors, others = SparseVectors.of(one), SparseVectors.of(other)
-    theirs = scipy.sparse.csr_array(one)
-    assert vectors.shape == theirs.shape and vectors.active.sum() == theirs.nnz
-    for name in ("data", "indices", "indptr"):
-        np.testing.assert_array_equal(getattr(vectors, name), getattr(theirs, name))
-    np.testing.assert_array_equal(vectors.toarray(), one)
-    np.testing.assert_allclose(products(vectors, others), one @ other.T, rtol=1e-5)
-    SparseVectors.join([vectors, others]).save(tmp_path / "both.npz")
-    read = scipy.sparse.load_npz(tmp_path / "both.npz")
-    np.testing.assert_array_equal(read.toarray(), np.concatenate([one, other]))
-    again = load_sparse(tmp_path / "both.npz").take([3, 10])
-    np.testing.assert_array_equal(again.toarray(), [one[3], other[1]])
