@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from pydantic import NonNegativeFloat, PositiveFloat
 
+from palm_ds.common.errors import UserError
 from palm_ds.common.settings import Share
 from palm_ds.common.sparse_vectors import DenseOrSparse, SparseVectors
 from palm_ds.model.encoder.encoder import Encoder
@@ -36,6 +37,10 @@ class SparseRetrieval(RetrievalTask):
     (Paria et al. 2020). The higher, the fewer words a query has."""
     document_regularizer_weight: NonNegativeFloat = 3.0e-5
     """That of all positives and negatives."""
+    initial_bias: float = 0.0
+    """Added to the bias of the masked-LM head once, at the start of the run. The softmax that trained
+    it does not depend on a constant, but which logits are above 0 does: a negative number where
+    most words are, as in a head that was trained for few steps."""
     regularizer_warmup: Share = 0.33
     """Share of the run's steps over which both weights rise, with the square of the steps done."""
 
@@ -52,7 +57,12 @@ class SparseRetrieval(RetrievalTask):
             documents=self.document_regularizer_weight,
             warmup=self.regularizer_warmup,
         )
-        return SpladeHead(backbone, ranking, regularizer)
+        if self.initial_bias and not backbone.masked_lm_bias:
+            raise UserError(
+                f"{self.where}.initial_bias: the masked-LM head of {backbone.config.kind} has no "
+                "bias; leave it out"
+            )
+        return SpladeHead(backbone, ranking, regularizer, initial_bias=self.initial_bias)
 
     def text_pooling(self) -> TextPooling:
         return TextPooling(

@@ -50,9 +50,22 @@ class SpladeHead(MaskedLMHead):
     predicts_tokens = False
     soft = ""
 
-    def __init__(self, backbone: Encoder, ranking: ContrastiveHead, regularizer: FlopsRegularizer):
+    def __init__(
+        self,
+        backbone: Encoder,
+        ranking: ContrastiveHead,
+        regularizer: FlopsRegularizer,
+        *,
+        initial_bias: float = 0.0,
+    ):
         super().__init__(backbone)
-        self.ranking, self.regularizer = ranking, regularizer
+        self.ranking, self.regularizer, self.initial_bias = ranking, regularizer, initial_bias
+
+    def shift_bias(self) -> None:
+        """Add `initial_bias` to the bias of all words, once its initial weights are loaded."""
+        if self.bias is not None:
+            with torch.no_grad():
+                self.bias += self.initial_bias
 
     def dummy_target(self, device: torch.device) -> torch.Tensor:
         return self.ranking.dummy_target(device)

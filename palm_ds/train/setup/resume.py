@@ -113,6 +113,9 @@ def find_starting_point(
         log.info("%s", "\n".join(loaded.lines()))
         _check_masked_lm(recipe, model, loaded)
     _load_generators(recipe, model)
+    for head in model.heads.values():
+        if isinstance(head, SpladeHead):
+            head.shift_bias()
     return StartingPoint()
 
 
