@@ -1,6 +1,11 @@
 """Retrieval: the vector of a query is closer to that of its positive than to those of other texts.
 
-Rows, predictions and metrics: palm_ds/tasks/shared/retrieval_task.py.
+[CLS] query [SEP] | [CLS] positive [SEP] | [CLS] negative [SEP] ...; InfoNCE over all positives and
+negatives of a step, in whatever micro-batch and process they are. A text that is a positive of the
+same query elsewhere, or the query itself, is no negative. A row without a query is a further text
+to search in at evaluation, and is not trained on. Predictions: `score`, of the query and its
+positive, and `scores`, of the positive and each negative. Metrics search all texts of the
+evaluated rows for every query.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 SPLADE (Formal, Piwowarski & Clinchant 2021, arXiv 2107.05720; v2 with the maximum over tokens,
 arXiv 2109.10086): log(1 + relu(logits of the masked-LM head)), the largest over the tokens of a
 text. Two vectors are compared by their dot product. Most of their numbers become 0, by a penalty on
-the mean vector of all queries and that of all texts of a step. Rows, predictions and metrics:
-palm_ds/tasks/shared/retrieval_task.py.
+the mean vector of all queries and that of all texts of a step. Rows, predictions and metrics are
+those of retrieval, and `query_active_dims` and `document_active_dims`, the mean number of non-zero
+entries.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Base class of tasks that find texts by queries: their rows, their predictions and their metrics.
 
-[CLS] query [SEP] | [CLS] positive [SEP] | [CLS] negative [SEP] ...; InfoNCE over all positives and
-negatives of a step, in whatever micro-batch and process they are. A text that is a positive of the
-same query elsewhere, or the query itself, is no negative. A row without a query is a further text
-to search in at evaluation, and is not trained on. Predictions: `score`, of the query and its
-positive, and `scores`, of the positive and each negative. Metrics search all texts of the
-evaluated rows for every query.
+    {query, positive, negatives} ──> query | positive | negative ...   a text each
+    {query: null, positive}      ──> a text to search in at evaluation
+
+Which vectors texts have, and how they are compared, is for the task.
 """
 
 from __future__ import annotations
