@@ -146,9 +146,8 @@ class Engine:
         non-finite gradients changes nothing; `skipped_steps` counts it.
 
         `weights`: of each task's loss. `frozen`: some of `freezable`: weights, moments and update
-        counts stay, and clipping leaves them out. `decay_scale`: factor of the weight decay.
-        `own`: `betas`, `eps` and `clip` of this step, instead of the optimizer's. `progress`: the
-        share of the run's steps that are done, on which losses over whole steps may depend."""
+        counts stay, and clipping leaves them out. `decay_scale`: factor of the weight decay. `own`:
+        `betas`, `eps`, `clip` of this step. `progress`: share of the run's steps that are done."""
         assert not self._state.swapped, "the model holds the averaged weights"
         flags = (stop, self._state.writer.written)
         agreed = _agree(self.processes, self._over_tokens, batches, step, flags)

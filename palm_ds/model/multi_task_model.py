@@ -212,20 +212,7 @@ class Model(nn.Module):
 
     def _labels(self, batch: Batch, task: str) -> TaskLabels:
         """The task's labels; if there are none, a dummy one at position 0."""
-        head = self._head(task)
-        grouped = getattr(head, "grouped", False)
-        if task in batch.labels and len(batch.labels[task][0]):
-            at, targets = batch.labels[task]
-            if _reads_texts(head):
-                at, lengths = batch.tokens_of(at)
-                return TaskLabels(at, targets, (lengths,), 1)
-            at = _read_positions(head, batch, at)
-            return TaskLabels(at, targets, (batch.groups[task],) if grouped else (), 1)
-        zero = torch.zeros(1, dtype=torch.int64, device=batch.input_ids.device)
-        target = head.dummy_target(zero.device) if isinstance(head, Head) else zero
-        at = zero.repeat(2) if _reads_pairs(head) else zero
-        further = ([1],) if _reads_texts(head) else (zero,) if grouped else ()
-        return TaskLabels(at, target, further, 0)
+        return _task_labels(self._head(task), batch, task)
 
     def _read(
         self,
@@ -379,6 +366,23 @@ def _check_heads(heads: Mapping[str, nn.Module], head_of: Mapping[str, str]) -> 
             f"tasks.{names[1]}: an encoder has one generator, that of tasks.{names[0]}; use it "
             f"with `share: {names[0]}`"
         )
+
+
+def _task_labels(head: nn.Module, batch: Batch, task: str) -> TaskLabels:
+    """The task's labels; if there are none, a dummy one at position 0."""
+    grouped = getattr(head, "grouped", False)
+    if task in batch.labels and len(batch.labels[task][0]):
+        at, targets = batch.labels[task]
+        if _reads_texts(head):
+            at, lengths = batch.tokens_of(at)
+            return TaskLabels(at, targets, (lengths,), 1)
+        at = _read_positions(head, batch, at)
+        return TaskLabels(at, targets, (batch.groups[task],) if grouped else (), 1)
+    zero = torch.zeros(1, dtype=torch.int64, device=batch.input_ids.device)
+    target = head.dummy_target(zero.device) if isinstance(head, Head) else zero
+    at = zero.repeat(2) if _reads_pairs(head) else zero
+    further = ([1],) if _reads_texts(head) else (zero,) if grouped else ()
+    return TaskLabels(at, target, further, 0)
 
 
 def _reads_texts(head: nn.Module) -> bool:

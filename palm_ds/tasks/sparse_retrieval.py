@@ -39,9 +39,9 @@ class SparseRetrieval(RetrievalTask):
     document_regularizer_weight: NonNegativeFloat = 3.0e-5
     """That of all positives and negatives."""
     initial_bias: float = 0.0
-    """Added to the bias of the masked-LM head once, at the start of the run. The softmax that trained
-    it does not depend on a constant, but which logits are above 0 does: a negative number where
-    most words are, as in a head that was trained for few steps."""
+    """Added to the bias of the masked-LM head once, at the start of the run. The softmax that
+    trained it does not depend on a constant, but which logits are above 0 does: a negative number
+    where most words are, as in a head that was trained for few steps."""
     regularizer_warmup: Share = 0.33
     """Share of the run's steps over which both weights rise, with the square of the steps done."""
 

@@ -70,11 +70,12 @@ class SpladeHead(MaskedLMHead):
     def dummy_target(self, device: torch.device) -> torch.Tensor:
         return self.ranking.dummy_target(device)
 
-    def forward(self, rows: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:  # type: ignore[override]
-        """The vectors of texts: a loss is computed from those of a whole step."""
-        return self.text_vectors(rows, lengths)
+    def forward(self, rows: torch.Tensor, targets, *, temperature=None) -> torch.Tensor:
+        """The vectors (texts, vocabulary) fp32 of texts of these lengths (`targets`), given rows
+        (tokens, hidden): a loss is computed from those of a whole step."""
+        return self.text_vectors(rows, targets)
 
-    def logits(self, rows: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:  # type: ignore[override]
+    def logits(self, rows: torch.Tensor, lengths: Sequence[int] = ()) -> torch.Tensor:
         """The vectors."""
         return self(rows, lengths)
 

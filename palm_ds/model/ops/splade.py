@@ -9,7 +9,7 @@ the words alone whose weight is not 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -37,7 +37,7 @@ class _LargestLogits(torch.autograd.Function):
     """(texts, vocabulary) the largest of a text's logits rows @ embeddings.T + bias."""
 
     @staticmethod
-    def forward(ctx: Any, rows, embeddings, bias, lengths):
+    def forward(ctx, rows, embeddings, bias, lengths):
         largest = rows.new_empty(len(lengths), len(embeddings))
         at = torch.empty(largest.shape, dtype=torch.int32, device=rows.device)
         first = 0
@@ -51,7 +51,7 @@ class _LargestLogits(torch.autograd.Function):
         return largest
 
     @staticmethod
-    def backward(ctx: Any, *grads):
+    def backward(ctx, *grads):
         (grad,) = grads
         rows, embeddings, at = ctx.saved_tensors
         wide = torch.promote_types(rows.dtype, torch.float32)
