@@ -60,7 +60,6 @@ TYPES = {
     413: "too_large",
     421: "misdirected_request",
     422: "invalid_request",
-    424: "wrong_model",
     429: "overloaded",
     431: "headers_too_large",
     500: "internal_error",

@@ -94,7 +94,7 @@ class Service:
         model = self.models.named(name)
         if not model.embedder.sparse:
             raise RequestError(
-                424,
+                404,
                 f"{model.name} has dense vectors ({model.embedder.settings.pooling}); sparse ones "
                 "are those of a model trained to give them, or of `--pooling splade`",
             )

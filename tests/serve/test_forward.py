@@ -76,7 +76,7 @@ def test_an_index_of_them_is_searched(server: Local, embedder: Embedder) -> None
 def test_a_model_of_dense_vectors_has_none(words_run: Path) -> None:
     with local(*opened(words=words_run)) as dense:
         status, message = dense.refusal("/embed_sparse", {"inputs": TEXTS})
-    assert status == 424 and message.startswith("words has dense vectors (mean)")
+    assert status == 404 and message.startswith("words has dense vectors (mean)")
 
 
 def test_an_index_of_them_needs_a_masked_lm_head(

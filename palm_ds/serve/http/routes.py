@@ -258,7 +258,7 @@ ROUTES = (
     Route("POST", "/predict", compatible.tei_predict, schemas.TEI, schemas.TeiLabels, _COMPUTED),
     Route(
         *("POST", "/embed_sparse", compatible.tei_embed_sparse, schemas.TEI),
-        *(schemas.TeiSparseVectors, (*_COMPUTED, 424)),
+        *(schemas.TeiSparseVectors, _COMPUTED),
     ),
     Route("POST", "/", compatible.tei_embed, model=schemas.TeiVectors, errors=_COMPUTED),
     Route("GET", "/health", health, "server", schemas.Status),
