@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -73,7 +74,7 @@ class SpladeHead(MaskedLMHead):
     def forward(self, rows: torch.Tensor, targets, *, temperature=None) -> torch.Tensor:
         """The vectors (texts, vocabulary) fp32 of texts of these lengths (`targets`), given rows
         (tokens, hidden): a loss is computed from those of a whole step."""
-        return self.text_vectors(rows, targets)
+        return self.text_vectors(rows, cast("Sequence[int]", targets))
 
     def logits(self, rows: torch.Tensor, lengths: Sequence[int] = ()) -> torch.Tensor:
         """The vectors."""

@@ -9,7 +9,7 @@ Which vectors texts have, and how they are compared, is for the task.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -162,7 +162,7 @@ class RetrievalTask(EmbeddingTask):
     def compare(self, vectors: np.ndarray) -> np.ndarray:
         """(n, size) vectors whose dot products are the similarity."""
 
-    def kept(self, vectors: np.ndarray) -> Sequence[Any]:
+    def kept(self, vectors: np.ndarray) -> Iterable[Any]:
         """The vectors (n, size) of a row's texts, as they wait for the metrics."""
         return vectors
 

@@ -47,7 +47,7 @@ include-path = "/search"
 checks.positive_data_acceptance.expected-statuses = ["2xx", "422"]
 
 [[operations]]
-include-path-regex = "^/(embed|v1/embeddings|predict)$"
+include-path-regex = "^/(embed|embed_sparse|v1/embeddings|predict)$"
 checks.positive_data_acceptance.expected-statuses = ["2xx", "404", "413", "422"]
 
 [[operations]]
