@@ -2,13 +2,14 @@
 
     python benchmarks/retrieval.py rows --data DATA --output rows
     palm-ds finetune launch/recipes/finetune/cranfield.yaml ... --run_dir runs/cranfield
-    python benchmarks/retrieval.py cranfield --rows rows --models MINILM runs/cranfield
+    python benchmarks/retrieval.py cranfield --rows rows --models bm25 MINILM runs/cranfield
     python benchmarks/retrieval.py stsb --rows rows --models MINILM runs/stsb
 
 `rows` reads the Cranfield collection (cran.all.1400, cran.qry, cranqrel*) and STS-B's csv files
 anywhere under DATA. Every third Cranfield query is held out with all its judgements. The scores
 are computed from the vectors of `palm-ds embed`, with nothing of the training code: nDCG@10 by
-trec_eval over all documents; Spearman correlation of cosines by SciPy.
+trec_eval over all documents; Spearman correlation of cosines by SciPy. `bm25` is that of the words
+of `palm-ds index`. Of sparse vectors the mean number of non-zero entries is shown, too.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -71,15 +73,45 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
 
 
-def embedded(model: str, texts: list[str], length: int) -> np.ndarray:
-    """Unit vectors of texts, pooled as the model's folder says."""
+def embedded(model: str, texts: list[str], length: int) -> Any:
+    """Vectors of texts, pooled as the model's folder says: of length 1, or sparse."""
     from palm_ds.inference.embedder import EmbeddingSettings
+    from palm_ds.inference.search.vectors import unit
     from palm_ds.inference.trained_model import TrainedModel
 
-    embedder = TrainedModel.open(model).embedder(
-        EmbeddingSettings(normalize=True, max_length=length)
-    )
-    return embedder.embed(texts)
+    vectors = TrainedModel.open(model).embedder(EmbeddingSettings(max_length=length)).vectors(texts)
+    return unit(vectors) if isinstance(vectors, np.ndarray) else vectors
+
+
+def by_words(queries: list[str], texts: list[str]) -> np.ndarray:
+    """(queries, texts) BM25 of whole texts."""
+    from palm_ds.inference.search.ranking import bm25
+    from palm_ds.inference.search.words import query_words, words_of
+
+    words = [words_of(text) for text in texts]
+    postings: dict[str, list[tuple[int, int]]] = {}
+    for row, own in enumerate(words):
+        for word, times in Counter(own).items():
+            postings.setdefault(word, []).append((row, times))
+    known = {word: np.array(pairs) for word, pairs in postings.items()}
+    lengths = np.array([len(own) for own in words])
+    asked = [[known[word] for word in query_words(query) if word in known] for query in queries]
+    return np.array([bm25(each, lengths, lengths >= 0, len(texts)) for each in asked])
+
+
+def compared(
+    model: str, queries: list[str], texts: list[str], length: int
+) -> tuple[np.ndarray, dict[str, float]]:
+    """(queries, texts) scores, and facts about sparse vectors."""
+    from palm_ds.common.sparse_vectors import products
+
+    if model == "bm25":
+        return by_words(queries, texts), {}
+    asked, found = embedded(model, queries, length), embedded(model, texts, length)
+    facts = {}
+    if not isinstance(found, np.ndarray):
+        facts = {"query_active": asked.active.mean(), "document_active": found.active.mean()}
+    return products(asked, found), facts
 
 
 def score_cranfield(model: str, rows: Path, length: int) -> dict[str, float]:
@@ -93,11 +125,12 @@ def score_cranfield(model: str, rows: Path, length: int) -> dict[str, float]:
         if row["query"]:
             judged = relevant.setdefault(str(queries.index(row["query"])), {})
             judged[str(texts.index(row["positive"]))] = 1
-    scores = embedded(model, queries, length) @ embedded(model, texts, length).T
+    scores, facts = compared(model, queries, texts, length)
     run = {str(q): {str(t): float(x) for t, x in enumerate(row)} for q, row in enumerate(scores)}
     names = {"ndcg_cut_10", "recall_10", "recip_rank", "map"}
     found = pytrec_eval.RelevanceEvaluator(relevant, names).evaluate(run)
-    return {name: float(np.mean([each[name] for each in found.values()])) for name in sorted(names)}
+    means = {name: np.mean([each[name] for each in found.values()]) for name in sorted(names)}
+    return {name: float(value) for name, value in (means | facts).items()}
 
 
 def score_stsb(model: str, rows: Path, length: int) -> dict[str, float]:

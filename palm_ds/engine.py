@@ -140,13 +140,14 @@ class Engine:
         frozen: Iterable[Selection] = (),
         decay_scale: float = 1.0,
         own: Mapping[str, Any] = MappingProxyType({}),
+        progress: float = 1.0,
     ) -> StepResult:
         """Train one step on this process's micro-batches, as many on all processes. One with
         non-finite gradients changes nothing; `skipped_steps` counts it.
 
         `weights`: of each task's loss. `frozen`: some of `freezable`: weights, moments and update
-        counts stay, and clipping leaves them out. `decay_scale`: factor of the weight decay.
-        `own`: `betas`, `eps` and `clip` of this step, instead of the optimizer's."""
+        counts stay, and clipping leaves them out. `decay_scale`: factor of the weight decay. `own`:
+        `betas`, `eps`, `clip` of this step. `progress`: share of the run's steps that are done."""
         assert not self._state.swapped, "the model holds the averaged weights"
         flags = (stop, self._state.writer.written)
         agreed = _agree(self.processes, self._over_tokens, batches, step, flags)
@@ -154,7 +155,7 @@ class Engine:
         self._hyperparameters.apply(lr, decay_scale, own)
         self._step_freezing.prepare(self._optimizer.param_groups, frozen)
         with names_micro_batch(self.micro_rows):
-            sums = self._micro_steps.run(batches, step, agreed.counts, weights or {})
+            sums = self._micro_steps.run(batches, step, agreed.counts, weights or {}, progress)
         self._watchdog.stepped()
         self.processes.reached(step + 1)
         return agreed.result(sums)

@@ -58,8 +58,9 @@ class EmbeddingKeywords(TypedDict, total=False):
     """Keywords of palm.Backbone, called on texts."""
 
     pooling: str | None
-    """`mean`, over all tokens with [CLS] and [SEP]; `cls`; `max`; or `pooler`, the trained layer
-    over [CLS]. Default: mean.
+    """`mean`, over all tokens with [CLS] and [SEP]; `cls`; `max`; `pooler`, the trained layer over
+    [CLS]; or `splade`, a weight for each word of the vocabulary by the masked-LM head. Default:
+    mean.
     """
     layers: int | Sequence[int]
     """Layers whose outputs are averaged: 1 is the first, -1 the last, 0 the embeddings."""
@@ -71,6 +72,8 @@ class EmbeddingKeywords(TypedDict, total=False):
     """Scale vectors to length 1. Default: no."""
     dimensions: int
     """Keep only the first ones (Matryoshka), before normalizing. Default: all."""
+    max_active_dims: int
+    """Of a sparse vector (splade) keep only so many of the largest numbers. Default: all."""
     max_length: int | None
     """The most tokens of a text, special ones included; longer texts are truncated. Default: what
     the model reads.

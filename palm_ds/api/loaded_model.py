@@ -116,6 +116,13 @@ class LoadedModel(Summary):
         """The encoder's vectors (texts, hidden) of texts, as `palm.Backbone` gives them."""
         return self._vectors(texts, settings)
 
+    @documents(EmbeddingSettings)
+    def words(
+        self, texts: str | Sequence[Text], **settings: Unpack[EmbeddingKeywords]
+    ) -> list[dict[str, float]]:
+        """The sparse vectors of texts as {token: weight}, the largest weight first."""
+        return self._vectors.words(texts, settings)
+
     @cached_property
     def _vectors(self) -> TextVectors:
         encoder, device = self.predictor.model.backbone, self.predictor.device

@@ -103,12 +103,27 @@ class Backbone(Summary):
     ) -> torch.Tensor | list[torch.Tensor]:
         """The vectors (texts, hidden) float32 of texts, of pairs of texts (each as one input with
         both), or of ids with their special tokens; with
-        `tokens=True` a list of (tokens, hidden). The weights are loaded at the first call. Raises
+        `tokens=True` a list of (tokens, hidden); sparse vectors (splade) are a sparse tensor
+        (texts, vocabulary). The weights are loaded at the first call. Raises UserError."""
+        return self._vectors_on(device)(texts, settings)
+
+    @documents(EmbeddingSettings)
+    def words(
+        self,
+        texts: str | Sequence[Text],
+        *,
+        device: str = "cpu",
+        **settings: Unpack[EmbeddingKeywords],
+    ) -> list[dict[str, float]]:
+        """The sparse vectors of texts as {token: weight}, the largest weight first. Raises
         UserError."""
+        return self._vectors_on(device).words(texts, settings)
+
+    def _vectors_on(self, device: str) -> TextVectors:
         _ = self._contents  # checks itself
         if device not in self._vectors:
             self._vectors[device] = TextVectors(open=partial(self._embedder, device))
-        return self._vectors[device](texts, settings)
+        return self._vectors[device]
 
     def _embedder(self, device: str, settings: EmbeddingSettings) -> Embedder:
         tokenizer = load_tokenizer(self.tokenizer) if self.tokenizer else None

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.sparse_vectors import SparseVectors
 from palm_ds.inference.embedder import Embedder, EmbeddingSettings, Text
 from palm_ds.model.inputs.batch import PackedText
+from palm_ds.model.pooling import SPLADE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +34,40 @@ class TextVectors:
         encoded = _encoded(texts, embedder)
         if embedder.settings.tokens:
             return [torch.from_numpy(vectors) for vectors in embedder.embed_tokens(encoded)]
-        return torch.from_numpy(embedder.embed_encoded(encoded))
+        vectors = embedder.vectors_encoded(encoded)
+        return _sparse(vectors) if isinstance(vectors, SparseVectors) else torch.from_numpy(vectors)
+
+    def words(
+        self, texts: str | Sequence[Text], settings: Mapping[str, Any]
+    ) -> list[dict[str, float]]:
+        """{token: weight} of the sparse vector of each text. Raises UserError."""
+        embedder = self._embedder(_settings(settings))
+        vectors = embedder.vectors_encoded(_encoded(texts, embedder))
+        if not isinstance(vectors, SparseVectors):
+            raise UserError(
+                f"words: vectors of {embedder.folder} ({embedder.settings.pooling}) have no words; "
+                "those of a masked-LM head have (pooling: splade)"
+            )
+        return [embedder.named(vector) for vector in vectors]
 
     def _embedder(self, settings: EmbeddingSettings) -> Embedder:
         if settings not in self.embedders:
             opened = next(iter(self.embedders.values()), None)
+            if opened and opened.words is None and settings.pooling == SPLADE:
+                opened = None  # its masked-LM head was not read
             made = opened.with_settings(settings) if opened else self.open(settings)
             self.embedders[settings] = made
         return self.embedders[settings]
+
+
+def _sparse(vectors: SparseVectors) -> torch.Tensor:
+    """A sparse tensor in COO format, as sentence-transformers' SparseEncoder gives."""
+    rows = np.arange(len(vectors)).repeat(vectors.active)
+    at = torch.from_numpy(np.stack([rows, vectors.indices.astype(np.int64)]))
+    values = torch.from_numpy(vectors.data)
+    return torch.sparse_coo_tensor(
+        at, values, vectors.shape, is_coalesced=True, check_invariants=True
+    )
 
 
 def _settings(given: Mapping[str, Any]) -> EmbeddingSettings:

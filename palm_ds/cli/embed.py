@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="files of rows, .txt, or - (a pipe)",
     )
-    add("--output", default=None, type=local_path, metavar="FILE", help="a .npy or .parquet file")
+    files = "a .npy or .parquet file; of sparse vectors .npz"
+    add("--output", default=None, type=local_path, metavar="FILE", help=files)
     add(
         "--column",
         nargs="+",
@@ -41,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the column of texts (text_a, text, ...), or the two of pairs",
     )
     add("--format", default="", help="format of the files, if not by their suffixes")
-    add("--pooling", default=None, help="mean, cls, max or pooler (as the model says, or mean)")
+    poolings = "mean, cls, max, pooler or splade (as the model says, or mean)"
+    add("--pooling", default=None, help=poolings)
     add("--layers", default="-1", metavar="A,B", help="average these layers (-1: the last)")
     add("--concat", action="store_true", help="put these layers one after another instead")
     add("--tokens", action="store_true", help="one vector for each token")
@@ -52,6 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="scale vectors to length 1 (as the model says, or not)",
     )
     add("--dimensions", type=int, default=0, metavar="N", help="keep the first N numbers (all)")
+    most = "of sparse vectors (splade) keep the N largest numbers (all)"
+    add("--max_active_dims", type=int, default=0, metavar="N", help=most)
     add("--max_length", type=int, default=None, metavar="N", help="truncate texts to N tokens")
     add("--prompt", default=None, metavar="TEXT", help="put before every text (as the model says)")
     add("--task", default="", help="use the task embedding of this task")
@@ -75,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
         tokens=args.tokens,
         normalize=args.normalize,
         dimensions=args.dimensions,
+        max_active_dims=args.max_active_dims,
         max_length=args.max_length,
         prompt=args.prompt,
         task=args.task,
@@ -112,8 +117,11 @@ def _embed_files(
         speed = result.rows / max(result.seconds, 1e-9)
         took = f"{result.seconds:.1f} s, {speed:,.0f} rows/s"
         what = f"{result.rows:,} rows, {result.size} numbers each"
+        if result.active is not None:
+            what += f", of which {result.active:,.1f} are not 0"
         record = {"rows": result.rows, "size": result.size, "seconds": result.seconds}
         record |= {"continued": result.continued, "output": args.output}
+        record |= {} if result.active is None else {"active": result.active}
         summarize(args, record, f"{what}, {took}; written to {args.output}")
     return 0
 
@@ -140,6 +148,7 @@ palm-ds embed runs/mine --input texts.txt --output vectors.npy
 palm-ds embed models/minilm --input news.jsonl --column body --output news.parquet --dtype int8
 palm-ds embed runs/mine --input texts.txt --output vectors.npy --layers=-4,-3,-2,-1 --normalize
 palm-ds embed runs/mine --input - --normalize < texts.txt
+palm-ds embed runs/splade --input texts.txt --output vectors.npz
 torchrun --nproc_per_node 4 --module palm_ds.cli.embed runs/mine --input a.txt --output a.npy
 """,
     notes="""

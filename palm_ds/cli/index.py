@@ -96,8 +96,11 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
     add("index", type=local_path, metavar="INDEX", help="a new folder")
     add("model", metavar="MODEL", help="a run folder, or a checkpoint of any format")
     _input_arguments(parser)
-    add("--pooling", default=None, help="mean, cls, max or pooler (as the model says, or mean)")
+    poolings = "mean, cls, max, pooler or splade (as the model says, or mean)"
+    add("--pooling", default=None, help=poolings)
     add("--dimensions", type=int, default=0, metavar="N", help="keep the first N numbers (all)")
+    most = "of sparse vectors (splade) keep the N largest numbers (all)"
+    add("--max_active_dims", type=int, default=0, metavar="N", help=most)
     add("--max_length", type=int, default=None, metavar="N", help="truncate texts to N tokens")
     add("--prompt", default=None, metavar="TEXT", help="put before every text (as the model says)")
     add("--task", default="", help="use the task embedding of this task")
@@ -115,7 +118,7 @@ def _build(args: argparse.Namespace) -> int:
         raise UserError(f"{args.index}: is an index already; `palm-ds index add` adds to it")
     check_new_folder(args.index)
     next(read_texts(args.input, _columns(args)), None)  # a mistake in them leaves no index behind
-    names = ("pooling", "dimensions", "max_length", "prompt", "task")
+    names = ("pooling", "dimensions", "max_active_dims", "max_length", "prompt", "task")
     settings = EmbeddingSettings(**{name: getattr(args, name) for name in names})
     embedder = _open_embedder(args, args.model, settings)
     create_index(args.index, embedding_of(embedder, args.model), embedder.size)
@@ -283,7 +286,7 @@ def _search(args: argparse.Namespace) -> int:
     if not args.query.strip():
         raise UserError("QUERY: the text is empty")
     with open_index(args.index) as index:
-        vector = _own_embedder(args, index).embed([args.query])[0]
+        vector = _own_embedder(args, index).vectors([args.query])[0]
         index.open_graph()
         found = index.search(
             vector,
@@ -334,13 +337,15 @@ def _info(args: argparse.Namespace) -> int:
             rows = now.rows
         covered = index.graph.covered if index.graph else 0
         embedding, size = index.embedding, index.size
-        wanted = index.wants_graph
+        wanted, sparse = index.wants_graph, index.store.sparse
     deleted = rows.count - rows.total
     hint = "; `palm-ds index compact` frees their space" if deleted > _MANY * rows.count else ""
     lines = [
         f"{rows.total:,} texts, {deleted:,} deleted{hint}",
         f"vectors of {size} numbers by {embedding.model} ({embedding.settings.pooling})",
-        _about_graph(covered, wanted, available()),
+        "searched by the texts of each word"
+        if sparse
+        else _about_graph(covered, wanted, available()),
     ]
     record = {
         "texts": rows.total,

@@ -2,6 +2,7 @@
 
     embedder = TrainedModel.open("runs/mine").embedder(EmbeddingSettings(normalize=True))
     embedder.embed(["a text", ("a text", "its pair")])      # (2, hidden) float32
+    embedder.vectors(["a text"])                            # the same; SparseVectors of splade
 
     texts ──tokens, sorted by length──> batches without padding ──encoder──> pooled ──> input order
 
@@ -22,12 +23,15 @@ from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.settings import Settings, one_of
+from palm_ds.common.sparse_vectors import NO_ENTRIES, DenseOrSparse, SparseVector, SparseVectors
 from palm_ds.data.stream.packing import even_parts, padded_length, rows_to_predict
 from palm_ds.data.tasks.example import build_input
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.encoder.states import WantedStates, recorded
+from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.inputs.batch import Batch, PackedText
-from palm_ds.model.pooling import OF_ALL_TOKENS, POOLINGS, pool
+from palm_ds.model.ops.splade import largest
+from palm_ds.model.pooling import OF_ALL_TOKENS, POOLINGS, SPLADE, pool
 from palm_ds.tasks.shared.text_task import level
 from palm_ds.text.exported_tokenizer import normalizing_tokenizer
 from palm_ds.text.tokenizer import Tokenizer
@@ -50,9 +54,10 @@ class EmbeddingSettings(Settings):
     """Settings for turning a text into a vector. Those that are None are as the model's folder says
     (its files of sentence-transformers), or else as stated here."""
 
-    pooling: Annotated[str, one_of((*POOLINGS, "pooler"))] | None = None
-    """`mean`, over all tokens with [CLS] and [SEP]; `cls`; `max`; or `pooler`, the trained layer
-    over [CLS]. Default: mean."""
+    pooling: Annotated[str, one_of((*POOLINGS, "pooler", SPLADE))] | None = None
+    """`mean`, over all tokens with [CLS] and [SEP]; `cls`; `max`; `pooler`, the trained layer over
+    [CLS]; or `splade`, a weight for each word of the vocabulary by the masked-LM head. Default:
+    mean."""
     layers: tuple[int, ...] = (-1,)
     """Layers whose outputs are averaged: 1 is the first, -1 the last, 0 the embeddings."""
     concat: bool = False
@@ -63,6 +68,8 @@ class EmbeddingSettings(Settings):
     """Scale vectors to length 1. Default: no."""
     dimensions: NonNegativeInt = 0
     """Keep only the first ones (Matryoshka), before normalizing. Default: all."""
+    max_active_dims: NonNegativeInt = 0
+    """Of a sparse vector (splade) keep only so many of the largest numbers. Default: all."""
     max_length: int | None = None
     """The most tokens of a text, special ones included; longer texts are truncated. Default: what
     the model reads."""
@@ -80,10 +87,19 @@ class EmbeddingSettings(Settings):
             raise UserError("layers: the pooler reads the last layer; choose another pooling")
         if not self.layers:
             raise UserError("layers: empty; -1 is the last layer")
+        if self.pooling == SPLADE:
+            self._check_splade()
         if self.concat and self.dimensions:
             raise UserError(
                 "dimensions: the first numbers of layers one after another; leave out concat"
             )
+
+    def _check_splade(self) -> None:
+        """Raises UserError for a setting of dense vectors."""
+        if self.layers != (-1,):
+            raise UserError("layers: the masked-LM head of splade reads the last one; leave it out")
+        if self.dimensions:
+            raise UserError("dimensions: those of splade are words; give max_active_dims")
 
 
 class _TextBatch(NamedTuple):
@@ -109,6 +125,8 @@ class Embedder:
     batch_tokens: int = 1024
     pools_prompt: bool = True
     """Whether the model was trained to pool the tokens of a prompt too, as is done here."""
+    words: MaskedLMHead | None = None
+    """The masked-LM head that splade reads."""
 
     @property
     def folder(self) -> Path:
@@ -118,12 +136,23 @@ class Embedder:
     def with_settings(self, settings: EmbeddingSettings) -> Embedder:
         """The same model with other settings. Raises UserError."""
         complete = complete_settings(settings, self.contents)
+        if complete.pooling == SPLADE and self.words is None:
+            raise UserError(
+                "pooling: splade reads a masked-LM head, with which this was not opened"
+            )
         task_id = embedding_task_id(self.contents, complete.task)
         return replace(self, settings=complete, task_id=task_id)
 
     @property
+    def sparse(self) -> bool:
+        """Whether most numbers of its vectors are 0."""
+        return self.settings.pooling == SPLADE
+
+    @property
     def size(self) -> int:
         """Numbers in a vector."""
+        if self.sparse:
+            return self.encoder.word.num_embeddings
         size = self.encoder.hidden_size
         if self.settings.concat:
             return size * len(self.settings.layers)
@@ -137,10 +166,35 @@ class Embedder:
     def embed_encoded(self, texts: Sequence[PackedText]) -> np.ndarray:
         """Likewise, of encoded texts."""
         out = np.empty((len(texts), self.size), np.float32)
+        for numbers, vectors in self._computed(texts):
+            out[numbers] = vectors
+        return out
+
+    def vectors(self, texts: Sequence[Text]) -> DenseOrSparse:
+        """`embed`; where most numbers are 0, without these."""
+        return self.vectors_encoded(self.encode(texts))
+
+    def vectors_encoded(self, texts: Sequence[PackedText]) -> DenseOrSparse:
+        """Likewise, of encoded texts."""
+        if not self.sparse:
+            return self.embed_encoded(texts)
+        out = [NO_ENTRIES] * len(texts)
+        for numbers, vectors in self._computed(texts):
+            for number, vector in zip(numbers.tolist(), SparseVectors.of(vectors), strict=True):
+                out[number] = vector
+        return SparseVectors.stack(out, self.size)
+
+    def named(self, vector: SparseVector) -> dict[str, float]:
+        """{token: weight} of a sparse vector, the largest weight first."""
+        order = np.argsort(-vector.values, kind="stable")
+        tokens = self.tokenizer.tokens(vector.indices[order].tolist())
+        return dict(zip(tokens, vector.values[order].tolist(), strict=True))
+
+    def _computed(self, texts: Sequence[PackedText]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """(numbers of texts, their vectors), of one batch after another."""
         for piece in self._batches(texts):
             with torch.inference_mode():
-                out[piece.texts] = self._finished(self._vectors(piece))
-        return out
+                yield piece.texts, self._finished(self._vectors(piece))
 
     def embed_tokens(self, texts: Sequence[PackedText]) -> list[np.ndarray]:
         """The vectors of every token of each encoded text, (tokens, size) float32."""
@@ -218,6 +272,11 @@ class Embedder:
         """The vectors (n, hidden) of a batch's texts."""
         batch, pooling = piece.batch.to(self.device), self.settings.pooling
         wanted = torch.from_numpy(piece.segments).to(self.device)
+        if self.sparse:
+            assert self.words is not None, "checked where it was opened"
+            at, lengths = batch.tokens_of(batch.cu_seqlens[:-1].long()[wanted])
+            rows = self.encoder.of_texts(self.encoder(batch)).flatten(0, 1)[at]
+            return self.words.text_vectors(rows, lengths)
         averaged = pooling == "pooler" and self.encoder.averages_texts
         if averaged or pooling in OF_ALL_TOKENS or self.settings.layers != (-1,):
             how = "mean" if averaged else str(pooling)
@@ -252,6 +311,8 @@ class Embedder:
         vectors = vectors[:, : self.size].float()
         if self.settings.normalize:
             vectors = F.normalize(vectors, dim=1)
+        if most := self.settings.max_active_dims:
+            vectors = largest(vectors, most)
         return vectors.cpu().numpy()
 
 
@@ -266,9 +327,12 @@ def make_embedder(
     *,
     device: torch.device,
     batch_tokens: int,
+    words: MaskedLMHead | None = None,
 ) -> Embedder:
     """An embedder with a checkpoint's built encoder and tokenizer. Raises UserError."""
     complete, stated = complete_settings(settings, contents), modules_of(contents)
+    if complete.pooling == SPLADE and words is None:
+        raise UserError(f"{contents.path}: pooling: its masked-LM head is not built; give another")
     return Embedder(
         contents=contents,
         encoder=encoder,
@@ -278,7 +342,17 @@ def make_embedder(
         device=device,
         batch_tokens=batch_tokens,
         pools_prompt=stated.pools_prompt,
+        words=words,
     )
+
+
+def splade_head(contents: CheckpointContents) -> str:
+    """The name of the masked-LM head that splade reads: that of the exported task, or the first.
+    Raises UserError if there is none."""
+    if not (heads := contents.masked_lm_heads):
+        raise UserError(f"{contents.path}: pooling: splade reads a masked-LM head, which it lacks")
+    exported = contents.head_of.get(contents.export_task, "")
+    return exported if exported in heads else heads[0]
 
 
 def complete_settings(
@@ -296,15 +370,20 @@ def complete_settings(
     for number in settings.layers:
         if not -count - 1 <= number <= count:
             raise UserError(f"layers: {number}: {folder} has {count}; 0 are the embeddings")
-    most = config.max_length
+    reads = config.max_length
     longest = settings.max_length or embedding_length(contents)
-    if not 3 <= longest <= most:
-        raise UserError(f"max_length: {longest}: {folder} reads from 3 to {most} tokens")
+    if not 3 <= longest <= reads:
+        raise UserError(f"max_length: {longest}: {folder} reads from 3 to {reads} tokens")
     dimensions = 0 if settings.concat else settings.dimensions or stated.dimensions
     if dimensions > config.hidden_size:
         raise UserError(f"dimensions: {dimensions}: vectors of {folder} have {config.hidden_size}")
     normalize = stated.normalize if settings.normalize is None else settings.normalize
     pooling = None if settings.tokens else settings.pooling or stated.pooling or "mean"
+    most = settings.max_active_dims or (stated.max_active_dims if pooling == SPLADE else 0)
+    if most and pooling != SPLADE:
+        raise UserError("max_active_dims: only of sparse vectors (pooling: splade)")
+    if pooling == SPLADE:
+        splade_head(contents)  # checks itself
     if pooling == "pooler" and not has_pooler(contents):
         raise UserError(f"{folder}: pooling: it has no trained pooler; choose mean, cls or max")
     return replace(
@@ -312,6 +391,7 @@ def complete_settings(
         pooling=pooling,
         normalize=normalize,
         dimensions=dimensions,
+        max_active_dims=most,
         max_length=longest,
         prompt=stated.prompt if settings.prompt is None else settings.prompt,
     )

@@ -26,13 +26,14 @@ from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.files import hash_of_text
 from palm_ds.common.json_files import write_json
+from palm_ds.common.sparse_vectors import SparseVectors, load_sparse
 from palm_ds.common.version import __version__
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.inference.embedder import CHUNK, Embedder, Text
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS, ProcessGroup
 
 TYPES = ("float32", "float16", "int8")
-_SUFFIXES = (".npy", ".parquet")
+_SUFFIXES, _SPARSE = (".npy", ".parquet"), ".npz"
 _KEY = "key.json"
 _ROWS = 512  # of a row group of a parquet file
 _INT8 = 127
@@ -55,7 +56,9 @@ class EmbeddingJob:
         """Raises UserError for what cannot be written."""
         if self.dtype not in TYPES:
             raise UserError(f"dtype: {self.dtype!r}{suggest(self.dtype, TYPES)}")
-        if self.output.suffix not in _SUFFIXES:
+        if embedder.sparse:
+            self._check_sparse()
+        elif self.output.suffix not in _SUFFIXES:
             raise UserError(f"{self.output}: its suffix is none of {', '.join(_SUFFIXES)}")
         if self.output.is_dir():
             raise UserError(f"{self.output}: is a folder; name a file")
@@ -65,6 +68,15 @@ class EmbeddingJob:
             )
         if embedder.settings.tokens and self.dtype == "int8":
             raise UserError("dtype: int8 is for vectors of texts; use float16")
+
+    def _check_sparse(self) -> None:
+        if self.output.suffix != _SPARSE:
+            raise UserError(
+                f"{self.output}: sparse vectors (splade) are written as SciPy's {_SPARSE}; name "
+                "such a file"
+            )
+        if self.dtype != "float32":
+            raise UserError(f"dtype: {self.dtype}: sparse vectors are float32")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +88,8 @@ class EmbeddingSummary:
     continued: int
     """Rows that an interrupted run had finished."""
     seconds: float
+    active: float | None = None
+    """Mean number of non-zero entries of sparse vectors; None: they are dense."""
 
 
 def embed_files(
@@ -107,13 +121,14 @@ def embed_files(
     if group.rank:
         return None
     about = _about(embedder, job, model, len(texts))
-    _publish(parts, job, table, about, embedder.size)
+    active = _publish(parts, job, table, about, embedder)
     shutil.rmtree(parts)
     return EmbeddingSummary(
         rows=len(texts),
         size=embedder.size,
         continued=continued,
         seconds=time.monotonic() - started,
+        active=active,
     )
 
 
@@ -188,12 +203,17 @@ def _part(parts: Path, first: int) -> Path:
 
 def _write_part(embedder: Embedder, texts: Sequence[Text], file: Path) -> None:
     encoded = embedder.encode(texts)
-    if embedder.settings.tokens:
+    temporary = file.with_suffix(".tmp.npz")
+    vectors = None if embedder.settings.tokens else embedder.vectors_encoded(encoded)
+    if isinstance(vectors, SparseVectors):
+        vectors.save(temporary)
+        move_into_place(temporary, file)
+        return
+    if vectors is None:
         vectors = np.concatenate(embedder.embed_tokens(encoded))
         lengths = np.array([len(encoding.input_ids) for encoding in encoded])
     else:
-        vectors, lengths = embedder.embed_encoded(encoded), np.ones(len(encoded), np.int64)
-    temporary = file.with_suffix(".tmp.npz")
+        lengths = np.ones(len(encoded), np.int64)
     np.savez(temporary, vectors=vectors, lengths=lengths)
     move_into_place(temporary, file)
 
@@ -216,19 +236,25 @@ def _about(embedder: Embedder, job: EmbeddingJob, model: str, rows: int) -> dict
 
 
 def _publish(
-    parts: Path, job: EmbeddingJob, table: Table, about: dict[str, Any], size: int
-) -> None:
-    """Write the output and what it is."""
+    parts: Path, job: EmbeddingJob, table: Table, about: dict[str, Any], embedder: Embedder
+) -> float | None:
+    """Write the output and what it is; returns the mean number of non-zero entries of sparse
+    vectors."""
     first = range(0, len(table), CHUNK)
     files = [_part(parts, number) for number in first]
-    convert = _converter(files, job.dtype, about)
-    temporary = parts / f"joined{job.output.suffix}"
-    if job.output.suffix == ".npy":
-        _write_npy(temporary, files, convert, (len(table), size))
+    temporary, active = parts / f"joined{job.output.suffix}", None
+    if embedder.sparse:
+        joined = SparseVectors.join([load_sparse(file) for file in files])
+        joined.save(temporary)
+        active = float(joined.active.mean()) if len(joined) else 0.0
+    elif job.output.suffix == ".npy":
+        convert = _converter(files, job.dtype, about)
+        _write_npy(temporary, files, convert, (len(table), embedder.size))
     else:
-        _write_parquet(temporary, files, convert, table, about)
+        _write_parquet(temporary, files, _converter(files, job.dtype, about), table, about)
     write_json(job.output.with_name(f"{job.output.name}.json"), about)
     move_into_place(temporary, job.output)
+    return active
 
 
 def _converter(

@@ -12,7 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import numpy as np
+
 from palm_ds.common.errors import UserError
+from palm_ds.common.sparse_vectors import SparseVector
 from palm_ds.data.reader.options import TableSettings
 from palm_ds.data.reader.piped_rows import alike
 from palm_ds.data.reader.table import ReadRows, Table
@@ -118,7 +121,8 @@ class PredictionAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingAnswer:
-    """Vectors of texts: `embedding`, or `embeddings` of a text's tokens."""
+    """Vectors of texts: `embedding`, or `embeddings` of a text's tokens; a sparse one is {token:
+    weight}."""
 
     embedder: Embedder
     columns: Mapping[str, str | int] = field(default_factory=dict)
@@ -132,8 +136,14 @@ class EmbeddingAnswer:
         if self.embedder.settings.tokens:
             made = [{"embeddings": x.tolist()} for x in self.embedder.embed_tokens(encoded)]
         else:
-            made = [{"embedding": x.tolist()} for x in self.embedder.embed_encoded(encoded)]
+            vectors = self.embedder.vectors_encoded(encoded)
+            made = [{"embedding": self._plain(x)} for x in vectors]
         return [{**first, **more} for first, more in zip(_ids(table), made, strict=True)]
+
+    def _plain(self, vector: np.ndarray | SparseVector) -> list[float] | dict[str, float]:
+        if isinstance(vector, np.ndarray):
+            return vector.tolist()
+        return self.embedder.named(vector)
 
 
 def _ids(table: Table) -> list[Record]:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import torch
 from pydantic import NonNegativeInt
@@ -28,7 +28,13 @@ from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.stream.packing import batch_tokens_for
 from palm_ds.data.tasks.task import TableTask, build
-from palm_ds.inference.embedder import Embedder, EmbeddingSettings, make_embedder
+from palm_ds.inference.embedder import (
+    Embedder,
+    EmbeddingSettings,
+    complete_settings,
+    make_embedder,
+    splade_head,
+)
 from palm_ds.inference.fill_mask import Filler, example_lines
 from palm_ds.inference.model_tasks import asked_tasks, recipe_of
 from palm_ds.inference.predictor import Predictor
@@ -38,6 +44,7 @@ from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.heads.outputs import Reading
 from palm_ds.model.kernels import Kernels, choose_kernels
 from palm_ds.model.multi_task_model import Model
+from palm_ds.model.pooling import SPLADE
 from palm_ds.model.prepare_to_predict import prepare_to_predict
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.text.tokenizer import Tokenizer
@@ -205,15 +212,20 @@ class TrainedModel(Settings):
         self.check_reads_texts()
         kernels = self._kernels
         alike = encoder and encoder.kernels == kernels
-        if encoder is None or not alike or next(encoder.parameters()).dtype != self.dtype:
+        settings, words = settings or EmbeddingSettings(), None
+        if complete_settings(settings, self.contents).pooling == SPLADE:
+            model = self._word_model({SPLADE: splade_head(self.contents)}, kernels)
+            encoder, words = model.backbone, cast("MaskedLMHead", next(iter(model.heads.values())))
+        elif encoder is None or not alike or next(encoder.parameters()).dtype != self.dtype:
             encoder = self._word_model({}, kernels).backbone
         return make_embedder(
             self.contents,
             encoder,
             self.text_tokenizer,
-            settings or EmbeddingSettings(),
+            settings,
             device=self.device,
             batch_tokens=self.tokens,
+            words=words,
         )
 
     def filler(self, task: str = "") -> Filler:

@@ -48,9 +48,10 @@ class TaskLabels(NamedTuple):
 
     positions: torch.Tensor
     """(n,), flat; (2 n,) with those of first tokens behind, if its head reads them, or those of
-    first regions and first tokens."""
+    first regions and first tokens; or those of all tokens of its texts."""
     targets: torch.Tensor  # (n, ...)
-    groups: tuple[torch.Tensor, ...]  # the third argument of a grouped head
+    groups: tuple[Any, ...]
+    """The third argument of a grouped head; of one that reads whole texts their lengths."""
     real: int  # 1; 0 for the dummy label of a batch without labels
 
 
@@ -149,6 +150,7 @@ class Model(nn.Module):
                 outputs[task] = self._soft_output(task, rows, label, batch.teacher)
                 continue
             if getattr(head, "global_batch", False):
+                rows = head(rows, *label.groups) if _reads_texts(head) else rows
                 outputs[task] = _vectors(rows, label)
                 continue
             loss, correct = head(rows, label.targets, *label.groups)
@@ -210,16 +212,7 @@ class Model(nn.Module):
 
     def _labels(self, batch: Batch, task: str) -> TaskLabels:
         """The task's labels; if there are none, a dummy one at position 0."""
-        head = self._head(task)
-        grouped = getattr(head, "grouped", False)
-        if task in batch.labels and len(batch.labels[task][0]):
-            at, targets = batch.labels[task]
-            at = _read_positions(head, batch, at)
-            return TaskLabels(at, targets, (batch.groups[task],) if grouped else (), 1)
-        zero = torch.zeros(1, dtype=torch.int64, device=batch.input_ids.device)
-        target = head.dummy_target(zero.device) if isinstance(head, Head) else zero
-        at = zero.repeat(2) if _reads_pairs(head) else zero
-        return TaskLabels(at, target, (zero,) if grouped else (), 0)
+        return _task_labels(self._head(task), batch, task)
 
     def _read(
         self,
@@ -373,6 +366,28 @@ def _check_heads(heads: Mapping[str, nn.Module], head_of: Mapping[str, str]) -> 
             f"tasks.{names[1]}: an encoder has one generator, that of tasks.{names[0]}; use it "
             f"with `share: {names[0]}`"
         )
+
+
+def _task_labels(head: nn.Module, batch: Batch, task: str) -> TaskLabels:
+    """The task's labels; if there are none, a dummy one at position 0."""
+    grouped = getattr(head, "grouped", False)
+    if task in batch.labels and len(batch.labels[task][0]):
+        at, targets = batch.labels[task]
+        if _reads_texts(head):
+            at, lengths = batch.tokens_of(at)
+            return TaskLabels(at, targets, (lengths,), 1)
+        at = _read_positions(head, batch, at)
+        return TaskLabels(at, targets, (batch.groups[task],) if grouped else (), 1)
+    zero = torch.zeros(1, dtype=torch.int64, device=batch.input_ids.device)
+    target = head.dummy_target(zero.device) if isinstance(head, Head) else zero
+    at = zero.repeat(2) if _reads_pairs(head) else zero
+    further = ([1],) if _reads_texts(head) else (zero,) if grouped else ()
+    return TaskLabels(at, target, further, 0)
+
+
+def _reads_texts(head: nn.Module) -> bool:
+    """Whether a head reads all tokens of the texts of its labels."""
+    return getattr(head, "reads_texts", False)
 
 
 def _reads_pairs(head: nn.Module) -> bool:

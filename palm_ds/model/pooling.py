@@ -16,7 +16,10 @@ from torch.nn import functional as F  # noqa: N812
 from palm_ds.common.settings import Settings, one_of
 
 POOLINGS = ("mean", "cls", "max")
-OF_ALL_TOKENS = ("mean", "max")
+SPLADE = "splade"
+"""The pooling of a masked-LM head's scores into a weight for each word of the vocabulary, of which
+most are 0 (palm_ds/model/ops/splade.py)."""
+OF_ALL_TOKENS = ("mean", "max", SPLADE)
 """The poolings that read more than the first token."""
 
 
@@ -24,8 +27,8 @@ OF_ALL_TOKENS = ("mean", "max")
 class Pooling(Settings):
     """The vector of a text, made from those of its tokens, special ones included."""
 
-    pooling: Annotated[str, one_of(POOLINGS)] = "mean"
-    """mean, cls or max over the tokens of a text."""
+    pooling: Annotated[str, one_of((*POOLINGS, SPLADE))] = "mean"
+    """mean, cls or max over the tokens of a text, or splade."""
     normalize: bool = False
     """Scale vectors to length 1."""
     max_length: int = 0

@@ -19,10 +19,10 @@ from torch import nn
 from palm_ds.data.stream.packing import padded_length, rows_to_predict
 from palm_ds.data.tasks.example import Example, collate
 from palm_ds.model.encoder.states import WantedStates, recorded
-from palm_ds.model.heads.heads import Head
+from palm_ds.model.heads.heads import Head, MaskedLMHead
 from palm_ds.model.inputs.batch import EncoderStates
 from palm_ds.model.multi_task_model import Model
-from palm_ds.model.pooling import OF_ALL_TOKENS, pool
+from palm_ds.model.pooling import OF_ALL_TOKENS, SPLADE, pool
 
 Scores = Mapping[str, np.ndarray]
 """{head's task: (labels, any) float32} of one example; one row if the task pools."""
@@ -43,10 +43,12 @@ class Asked(NamedTuple):
 
 class VectorHead(Head):
     """Returns the vectors it reads, (n, hidden); with `pooling` the mean or the maximum of those of
-    each text, (texts, hidden)."""
+    each text, (texts, hidden), or what splade makes of them by a masked-LM head, `words`, (texts,
+    vocabulary)."""
 
-    def __init__(self, pooling: str) -> None:
+    def __init__(self, pooling: str, words: MaskedLMHead | None = None) -> None:
         super().__init__()
+        self.words = words if pooling == SPLADE else None
         self.pooled = pooling == "pooler"
         self.one = pooling != EVERY_TOKEN
         """Whether it returns one vector of a text."""
@@ -57,6 +59,8 @@ class VectorHead(Head):
         if groups is None:
             return rows
         _, lengths = groups.unique_consecutive(return_counts=True)
+        if self.words is not None:
+            return self.words.text_vectors(rows, lengths.tolist())
         return pool(rows, lengths, self.pooling)
 
 
@@ -70,11 +74,14 @@ def layer_state(number: int) -> str:
     return f"layer:{number}"
 
 
-def with_vector_heads(model: Model, poolings: Sequence[str]) -> Model:
-    """The same modules, with a head for each pooling and one for all tokens."""
+def with_vector_heads(
+    model: Model, poolings: Sequence[str], words: MaskedLMHead | None = None
+) -> Model:
+    """The same modules, with a head for each pooling and one for all tokens. `words`: the masked-LM
+    head of splade."""
     poolings = [*poolings, EVERY_TOKEN]
     heads: dict[str, nn.Module] = dict(model.heads.items())
-    heads |= {vectors_task(pooling): VectorHead(pooling) for pooling in poolings}
+    heads |= {vectors_task(pooling): VectorHead(pooling, words) for pooling in poolings}
     head_of = model.head_of | {vectors_task(pooling): vectors_task(pooling) for pooling in poolings}
     return Model(model.backbone, heads, head_of).eval()
 

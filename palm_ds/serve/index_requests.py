@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from palm_ds.common.sparse_vectors import DenseOrSparse, SparseVectors
 from palm_ds.inference.search.filters import Filter
 from palm_ds.inference.search.index import SearchHit, SearchIndex
 from palm_ds.inference.search.store import Added
@@ -107,10 +108,10 @@ def _index(service: Service) -> tuple[SearchIndex, ServedModel]:
 
 async def _embedded(
     service: Service, index: SearchIndex, model: ServedModel, texts: Sequence[str], deadline: float
-) -> np.ndarray:
+) -> DenseOrSparse:
     prepare = partial(embed_work, model, texts, index.embedding.settings)
     vectors, _, _ = await service.answer_of(prepare, len(texts), deadline)
-    return vectors
+    return SparseVectors.of(vectors) if index.store.sparse else vectors
 
 
 async def _threaded(service: Service, function: Callable[[], T], deadline: float) -> T:

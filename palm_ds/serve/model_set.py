@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from palm_ds.common.errors import UserError, suggest
@@ -162,8 +162,7 @@ def _embedding_model(index: SearchIndex, models: Mapping[str, ServedModel], file
     able = [
         model
         for model in models.values()
-        if size <= model.embedder.encoder.hidden_size
-        and (embedding.settings.dimensions or model.embedder.encoder.hidden_size) == size
+        if replace(model.embedder, settings=embedding.settings).size == size
         and embedding.settings.pooling in model.poolings
     ]
     if not able:

@@ -28,6 +28,7 @@ from palm_ds.inference.predict_files import without_labels
 from palm_ds.inference.predictor import EncoderPass
 from palm_ds.inference.search.vectors import unit
 from palm_ds.model.inputs.batch import PackedText
+from palm_ds.model.ops.splade import largest
 from palm_ds.serve.forward import (
     EVERY_TOKEN,
     Scores,
@@ -184,7 +185,9 @@ def embed_work(
         own = [score[name] for name in names or [vectors_task(pooling)]]
         joined = np.concatenate(own, 1) if settings.concat else np.mean(own, 0)
         vectors = np.ascontiguousarray(joined[:, : embedder.size], np.float32)
-        return unit(vectors) if settings.normalize else vectors
+        vectors = unit(vectors) if settings.normalize else vectors
+        most = settings.max_active_dims if embedder.sparse else 0
+        return largest(torch.from_numpy(vectors), most).numpy() if most else vectors
 
     def finish(scores: Sequence[Scores]) -> tuple[Any, list[int], int]:
         found = [vectors_of(score) for score in scores]

@@ -16,17 +16,18 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.task import TableTask
-from palm_ds.inference.embedder import Embedder, EmbeddingSettings, make_embedder
+from palm_ds.inference.embedder import Embedder, EmbeddingSettings, make_embedder, splade_head
 from palm_ds.inference.fill_mask import Filler
 from palm_ds.inference.model_tasks import asked_tasks
 from palm_ds.inference.predictor import EncoderPass, Predictor
 from palm_ds.inference.trained_model import TrainedModel
-from palm_ds.model.heads.heads import MaskedLMHead
+from palm_ds.model.heads.heads import MaskedLMHead, predicts_tokens
 from palm_ds.model.multi_task_model import Model
-from palm_ds.model.pooling import POOLINGS
+from palm_ds.model.pooling import POOLINGS, SPLADE
 from palm_ds.model.prepare_to_predict import prepare_to_predict
 from palm_ds.serve.forward import with_vector_heads
 from palm_ds.text.tokenizer import Tokenizer
@@ -101,6 +102,7 @@ def open_served(path: Path, name: str, options: ModelOptions) -> ServedModel:
     tasks = _tasks_on_rows(opened)
     predictor = opened.predictor(tasks) if tasks else None
     model = predictor.model if predictor else opened.words()
+    words = _splade_words(model, opened.contents)
     embedder = make_embedder(
         opened.contents,
         model.backbone,
@@ -108,9 +110,10 @@ def open_served(path: Path, name: str, options: ModelOptions) -> ServedModel:
         options.embedding,
         device=opened.device,
         batch_tokens=opened.tokens,
+        words=words,
     )
-    poolings = [*POOLINGS, *["pooler"] * has_pooler(opened.contents)]
-    first = with_vector_heads(model, poolings)
+    poolings = [*POOLINGS, *["pooler"] * has_pooler(opened.contents), *[SPLADE] * bool(words)]
+    first = with_vector_heads(model, poolings, words)
     return ServedModel(
         name=name,
         path=path,
@@ -123,6 +126,14 @@ def open_served(path: Path, name: str, options: ModelOptions) -> ServedModel:
         filler=_filler(first, embedder, opened),
         batch_tokens=opened.tokens,
     )
+
+
+def _splade_words(model: Model, contents: CheckpointContents) -> MaskedLMHead | None:
+    """The masked-LM head that sparse vectors are read from, if the model has it."""
+    if not contents.masked_lm_heads or splade_head(contents) not in model.heads:
+        return None
+    head = model.heads[splade_head(contents)]
+    return head if isinstance(head, MaskedLMHead) else None
 
 
 def _copied(model: Model, device: torch.device, dtype: torch.dtype) -> Model:
@@ -150,7 +161,7 @@ def _task_ids(contents: CheckpointContents) -> Mapping[str, int]:
 def _filler(model: Model, embedder: Embedder, opened: TrainedModel) -> Filler | None:
     """The masked-LM head of the exported task, else of the first that has one."""
     heads = model.head_of.items()
-    words = [task for task, head in heads if isinstance(model.heads[head], MaskedLMHead)]
+    words = [task for task, head in heads if _predicts_words(model.heads[head])]
     if not words:
         return None
     exported = opened.contents.export_task
@@ -158,6 +169,10 @@ def _filler(model: Model, embedder: Embedder, opened: TrainedModel) -> Filler | 
     task_id = _task_ids(opened.contents).get(task, 0)
     reading = opened.reading(task, model.head_of[task])
     return Filler(model, embedder.tokenizer, embedder.folder, task, task_id, reading)
+
+
+def _predicts_words(head: nn.Module) -> bool:
+    return isinstance(head, MaskedLMHead) and predicts_tokens(head)
 
 
 def names_of(paths: Sequence[str]) -> dict[str, Path]:

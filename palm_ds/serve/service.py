@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.sparse_vectors import SparseVectors
 from palm_ds.inference.embedder import EmbeddingSettings, Text
 from palm_ds.serve.limits import RequestError, ServingLimits
 from palm_ds.serve.metrics import ServerMetrics
@@ -86,6 +87,22 @@ class Service:
 
         return model, *await self.answer_of(prepare, len(texts), deadline)
 
+    async def embed_sparse(
+        self, texts: Sequence[str], name: str, deadline: float, field: str = "texts"
+    ) -> tuple[ServedModel, SparseVectors, int]:
+        """(model, vectors, truncated texts), of a model whose vectors are sparse."""
+        model = self.models.named(name)
+        if not model.embedder.sparse:
+            raise RequestError(
+                404,
+                f"{model.name} has dense vectors ({model.embedder.settings.pooling}); sparse ones "
+                "are those of a model trained to give them, or of `--pooling splade`",
+            )
+        self._check_texts(texts, field)
+        prepare = functools.partial(embed_work, model, texts, model.embedder.settings)
+        vectors, _, cut = await self.answer_of(prepare, len(texts), deadline)
+        return model, await self.in_thread(SparseVectors.of, vectors), cut
+
     def _check_texts(self, texts: Sequence[Text] | TokenIds, field: str) -> None:
         if isinstance(texts, TokenIds):
             texts.check(self.limits)
@@ -137,10 +154,10 @@ class Service:
         deadline: float,
         field: str = "documents",
     ) -> tuple[ServedModel, list[float]]:
-        """(model, the cosine of the query and each document)."""
+        """(model, the cosine of the query and each document; of sparse vectors the dot product)."""
         model = self.models.named(name)
         self._check_query(query, documents, field)
-        settings = replace(model.embedder.settings, normalize=True)
+        settings = replace(model.embedder.settings, normalize=not model.embedder.sparse)
         prepare = functools.partial(embed_work, model, [query, *documents], settings)
         vectors, _, _ = await self.answer_of(prepare, len(documents) + 1, deadline)
         return model, (vectors[1:] @ vectors[0]).tolist()

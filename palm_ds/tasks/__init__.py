@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # for editors
     from palm_ds.tasks.retrieval import Retrieval as Retrieval
     from palm_ds.tasks.scene_graph_prediction import SceneGraphPrediction as SceneGraphPrediction
     from palm_ds.tasks.similarity import Similarity as Similarity
+    from palm_ds.tasks.sparse_retrieval import SparseRetrieval as SparseRetrieval
     from palm_ds.tasks.tagging import Tagging as Tagging
 else:
 

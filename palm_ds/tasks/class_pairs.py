@@ -23,7 +23,7 @@ from palm_ds.data.tasks.example import Example, build_input, join, layouts
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.embedding import SimilarityHead
 from palm_ds.tasks.shared import labels
-from palm_ds.tasks.shared.embedding_task import EmbeddingTask, need_text
+from palm_ds.tasks.shared.embedding_task import DenseEmbeddingTask, need_text
 from palm_ds.tasks.shared.text_task import level
 
 MOST_PAIRS = 10**7
@@ -85,7 +85,7 @@ class Classes(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassPairs(EmbeddingTask):
+class ClassPairs(DenseEmbeddingTask):
     """Trains vectors that differ by class, from few labelled texts."""
 
     sampling: Literal["random", "oversampling", "undersampling", "unique"] = "random"

@@ -26,9 +26,9 @@ from palm_ds.model.heads.heads import ClassHead, VectorClassHead
 from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.tasks.metrics.class_report import ClassReport
 from palm_ds.tasks.metrics.classes import accuracy, f1, macro, matthews
+from palm_ds.tasks.metrics.probabilities import rounded, softmax
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.image_text import OptionalImages
-from palm_ds.tasks.shared.probabilities import rounded, softmax
 from palm_ds.tasks.shared.text_task import PositiveClassTask
 
 

@@ -30,17 +30,17 @@ from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, build_input, join, layouts, text_numbers
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.regions import CrossModalHead, Member
+from palm_ds.tasks.metrics.probabilities import rounded
 from palm_ds.tasks.metrics.ranking import rank, recalls_of
-from palm_ds.tasks.shared.embedding_task import EmbeddingTask, need_text
+from palm_ds.tasks.shared.embedding_task import DenseEmbeddingTask, need_text
 from palm_ds.tasks.shared.image_text import ImageInput, image_numbers
-from palm_ds.tasks.shared.probabilities import rounded
 from palm_ds.text.tokens import TokenSpan
 
 TEXT, POSITIVES, NEGATIVES = "text_a", "positives", "negatives"
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossModalContrast(ImageInput, EmbeddingTask):
+class CrossModalContrast(ImageInput, DenseEmbeddingTask):
     """Trains vectors of images and texts to find each other."""
 
     pooling: Literal["mean", "cls"] = "cls"

@@ -30,8 +30,8 @@ from palm_ds.model.heads.heads import ClassHead, Head, PairHead
 from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.tasks.metrics.class_report import ClassReport
 from palm_ds.tasks.metrics.classes import accuracy, f1, matthews
+from palm_ds.tasks.metrics.probabilities import rounded, sigmoid, softmax
 from palm_ds.tasks.shared import labels
-from palm_ds.tasks.shared.probabilities import rounded, sigmoid, softmax
 from palm_ds.tasks.shared.text_task import PositiveClassTask, level, missing
 
 _COLUMNS = ("text_a", "text_b", "text_b_neg")

@@ -29,9 +29,9 @@ from palm_ds.tasks.metrics.calibration import calibration_bins
 from palm_ds.tasks.metrics.class_report import ClassReport, multilabel_report
 from palm_ds.tasks.metrics.classes import exact_match, multilabel_macro, multilabel_micro
 from palm_ds.tasks.metrics.numbers import cosine
+from palm_ds.tasks.metrics.probabilities import rounded, sigmoid
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.image_text import OptionalImages
-from palm_ds.tasks.shared.probabilities import rounded, sigmoid
 from palm_ds.tasks.shared.text_task import ClassesTask
 
 _SEPARATORS = (",", ";", "|")

@@ -29,9 +29,9 @@ from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import ChoiceHead
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.tasks.metrics.classes import accuracy
+from palm_ds.tasks.metrics.probabilities import rounded, softmax
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.image_text import OptionalImages
-from palm_ds.tasks.shared.probabilities import rounded, softmax
 from palm_ds.tasks.shared.text_task import RowTexts, level, missing, tokenise
 
 

@@ -32,10 +32,10 @@ from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import ClassHead
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.tasks.metrics.classes import auc, f1
+from palm_ds.tasks.metrics.probabilities import rounded, softmax
 from palm_ds.tasks.metrics.ranking import average_precision, mrr, ndcg, pn_ratio, rank, recalls_of
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.image_text import IMAGE, OptionalImages, image_numbers
-from palm_ds.tasks.shared.probabilities import rounded, softmax
 from palm_ds.tasks.shared.text_task import missing
 
 

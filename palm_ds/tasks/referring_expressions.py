@@ -27,8 +27,8 @@ from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.regions import RegionScoreHead
+from palm_ds.tasks.metrics.probabilities import rounded, sigmoid
 from palm_ds.tasks.shared.image_text import ImageInput, overlaps
-from palm_ds.tasks.shared.probabilities import rounded, sigmoid
 from palm_ds.tasks.shared.text_task import missing
 
 _COUNTED = 1000

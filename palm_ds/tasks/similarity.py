@@ -23,11 +23,11 @@ from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.embedding import SimilarityHead
 from palm_ds.tasks.metrics.numbers import pearson, spearman
 from palm_ds.tasks.shared import labels
-from palm_ds.tasks.shared.embedding_task import EmbeddingTask, need_text
+from palm_ds.tasks.shared.embedding_task import DenseEmbeddingTask, need_text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Similarity(EmbeddingTask):
+class Similarity(DenseEmbeddingTask):
     """Trains vectors whose similarity follows scored pairs."""
 
     loss: Literal["cosent", "cosine"] = "cosent"

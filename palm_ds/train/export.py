@@ -29,6 +29,7 @@ from palm_ds.model.encoder.shared_embeddings import merged_tables
 from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.model.lora import adapter_of, merged
 from palm_ds.model.multi_task_model import Model
+from palm_ds.model.pooling import SPLADE
 from palm_ds.text.exported_tokenizer import normalizing_tokenizer
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.train.recipe.recipe import Recipe
@@ -281,6 +282,7 @@ def write_hf(
     `export_task` (default: the task that trains vectors of texts, or the first masked-word
     task)."""
     taken = None if head else pooling_taken(recipe)
+    sparse = taken is not None and taken[1].pooling == SPLADE
     weights_folder.export_hf(
         state,
         folder,
@@ -293,6 +295,7 @@ def write_hf(
         outputs=info.heads,
         head=None if taken else head or head_taken(recipe, state),
         pooling=taken[1] if taken else None,
+        words=info.head_of[taken[0]] if taken and sparse else "",
         made=_provenance(recipe, steps, scores or {}),
     )
 

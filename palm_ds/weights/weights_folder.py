@@ -147,6 +147,7 @@ def export_hf(
     outputs: Mapping[str, HeadOutputs] | None = None,
     head: ExportedHead | None = None,
     pooling: TextPooling | None = None,
+    words: str = "",
     made: Provenance | None = None,
 ) -> None:
     """Write a folder that AutoModel, AutoModelForMaskedLM, AutoTokenizer and sentence-transformers
@@ -160,8 +161,9 @@ def export_hf(
     `head` is a classification head to export instead (for AutoModelForSequenceClassification and
     the like). `task_ids`: {head: the row of the task embedding of its texts}. `token_heads`: heads
     that do not read whole texts (a Model knows its own). `outputs`: what the scores of the heads
-    mean, if known. `pooling`: how texts become vectors (the mean of their tokens). `made`: the
-    facts for a README.md, or None for none. formats/huggingface has more options.
+    mean, if known. `pooling`: how texts become vectors (the mean of their tokens). `words`: the
+    masked-LM head to write (the first). `made`: the facts for a README.md, or None for none.
+    formats/huggingface has more options.
     """
     tensors = _state(state)
     if isinstance(state, Model):
@@ -171,7 +173,9 @@ def export_hf(
     entries = {name: in_memory_entry(name, tensor) for name, tensor in tensors.items()}
     if config.task_types:
         heads = native.with_task_ids(heads, {}, task_ids or {})
-    target = ExportOptions(family=family, task_id=task_id, pooling=pooling or TextPooling())
+    target = ExportOptions(
+        family=family, task_id=task_id, pooling=pooling or TextPooling(), words=words
+    )
     if head:
         heads[head.name] = replace(heads[head.name], outputs=head.outputs)
         target = replace(target, task_id=head.task_id, head=head.name)

@@ -1,6 +1,6 @@
-"""Losses and weights of a contrastive and a similarity task, a class and RetroMAE, for every run
-(`stage:precision:micro`, with `:plain` for torch's own dropout), and a plain torch loop that
-has all texts of a step in one batch."""
+"""Losses and weights of tasks that compare dense and sparse vectors of a whole step, of a class and
+RetroMAE, for every run (`stage:precision:micro`, with `:plain` for torch's own dropout), and a
+plain torch loop that has all texts of a step in one batch."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from palm_ds.engine import Engine
 from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
 from palm_ds.model.heads.embedding import ContrastiveHead, SimilarityHead, VectorSettings
 from palm_ds.model.heads.heads import ClassHead
+from palm_ds.model.heads.splade import FlopsRegularizer, SpladeHead
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
@@ -50,6 +51,11 @@ def make_model(dropout: str) -> Model:
             distillation="kl",
             distillation_share=0.3,
         ),
+        "sparse": SpladeHead(
+            backbone,
+            ContrastiveHead(VectorSettings(similarity="dot"), temperature=1.0),
+            FlopsRegularizer(queries=0.3, documents=0.2, warmup=0.5),
+        ),
         "alike": SimilarityHead(VectorSettings(pooling="cls")),
         "retromae": RetromaeHead(backbone),
     }
@@ -81,8 +87,9 @@ def row(step: int, number: int) -> list[Example]:
         roles = np.minimum(np.arange(len(first)), 2)
         names = rng.integers(0, 12, len(first))  # some texts occur twice
         bits = rng.normal(size=len(first)).astype(np.float32).view(np.int32)
-        example.labels["found"] = first, np.stack([roles, names, bits.astype(np.int64)], 1)
-        example.grouped_labels.add("found")
+        for task in ("found", "sparse"):
+            example.labels[task] = first, np.stack([roles, names, bits.astype(np.int64)], 1)
+            example.grouped_labels.add(task)
     else:
         example.labels["alike"] = first, np.repeat(rng.random(), 2)
         example.grouped_labels.add("alike")
@@ -112,7 +119,8 @@ def run(stage: int, precision: str, micro: int, dropout: str) -> dict[str, Any]:
     losses = []
     for step in range(STEPS):
         batches = share(step, engine.rank, engine.world, engine.micro_rows)
-        result = engine.step(batches, LR, step, weights={"alike": 0.5})
+        weights = {"alike": 0.5}
+        result = engine.step(batches, LR, step, weights=weights, progress=step / STEPS)
         sums = engine.reduce(result.loss_sums)
         losses.append({task: sums[task] / max(result.counts[task], 1) for task in sums})
     state = engine.full_state_dict()
@@ -121,7 +129,8 @@ def run(stage: int, precision: str, micro: int, dropout: str) -> dict[str, Any]:
 
 
 def summary(state: dict[str, torch.Tensor]) -> dict[str, Sequence[float]]:
-    names = [name for name in state if "layers.1" in name or "word" in name or "retromae" in name]
+    shown = ("layers.1", "word", "retromae", "sparse")
+    names = [name for name in state if any(part in name for part in shown)]
     return {name: state[name].flatten()[::7].tolist() for name in names}
 
 
@@ -141,7 +150,7 @@ def plain_loop(dropout: str) -> dict[str, Any]:
             mean = output.loss_sum / max(batch.count(task), 1)
             if task in batch.groups:
                 head: Any = model.heads[task]
-                targets = batch.labels[task][1], batch.groups[task]
+                targets = batch.labels[task][1], batch.groups[task], step / STEPS
                 mean = head.step_losses(output.scores, *targets).losses.mean()
             each[task] = mean.item()
             total = total + mean * (0.5 if task == "alike" else 1)

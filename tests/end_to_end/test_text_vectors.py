@@ -101,6 +101,66 @@ def test_a_run_of_retrieval_is_used_as_it_was_trained(tmp_path: Path) -> None:
     assert other.similarity_fn_name == "cosine"
 
 
+@pytest.mark.slow
+def test_sparse_vectors_are_those_of_a_sparse_encoder(tmp_path: Path) -> None:
+    """Trained, then the same from palm_ds, in files and by sentence-transformers."""
+    write_rows(tmp_path)
+    values: dict[str, Any] = {
+        "backbone": {"preset": "tiny", "max_positions": 32, "dropout": 0.0},
+        "length": 64,
+        "batch": "16 examples",
+        "optimizer": {"lr": 2.0e-3},
+        "schedule": {"kind": "constant"},
+        "sources": {
+            "texts": {
+                "table": str(tmp_path / "train.jsonl"),
+                "validation": str(tmp_path / "dev.jsonl"),
+                "tokenizer": str(tmp_path / "vocab.txt"),
+            }
+        },
+        "tasks": {
+            "found": {"kind": "sparse_retrieval", "source": "texts", "max_length": 16, "k": 3}
+            | {"query_regularizer_weight": 0.02, "document_regularizer_weight": 0.02}
+        },
+        "stages": [{"found": 40}],
+        "evaluate": {"every": 40},
+        "log": {"every": 30},
+    }
+    run = RunSpec(recipe=make_recipe(values, "r"), ds_config=DS_CONFIG, folder=tmp_path / "run")
+    assert train(run) == 0
+    (last,) = read_metrics(run.folder / "metrics.jsonl").evaluations
+    metrics = last["scores"]["found"]["metrics"]
+    assert next(iter(metrics)) == "ndcg@3" and metrics["ndcg@3"] > 0.5
+    assert 0 < metrics["query_active_dims"] < 80
+
+    dev = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
+    texts = [*dict.fromkeys(row["positive"] for row in dev)]
+    queries = [row["query"] for row in dev if row["query"]]
+    made = TrainedModel.open(run.folder).embedder()
+    assert made.settings.pooling == "splade" and made.settings.max_length == 16
+    vectors = made.vectors(texts)
+    found = [each.active.mean() for each in (vectors, made.vectors(queries))]
+    assert found == pytest.approx([metrics["document_active_dims"], metrics["query_active_dims"]])
+    np.testing.assert_allclose(vectors.toarray(), made.embed(texts), atol=1e-6)
+    assert not (run.folder / "hf" / "onnx").exists()
+
+    st = pytest.importorskip("sentence_transformers", reason="not installed")
+    encoder = st.SparseEncoder(str(run.folder / "hf"), device="cpu")
+    theirs = encoder.encode(texts, convert_to_sparse_tensor=False).numpy()
+    np.testing.assert_allclose(theirs, vectors.toarray(), atol=1e-5)
+    assert encoder.similarity_fn_name == "dot" and encoder.max_seq_length == 16
+    words = load(run.folder).words(texts[0])[0]
+    decoded = dict(encoder.decode(encoder.encode(texts[:1])[0]))
+    assert words == pytest.approx(decoded, abs=1e-5) and list(words) == list(decoded)
+    # and back: what it writes itself
+    encoder.max_active_dims = 5
+    encoder.save_pretrained(str(tmp_path / "saved"))
+    again = TrainedModel.open(tmp_path / "saved").embedder().vectors(texts)
+    few = encoder.encode(texts, convert_to_sparse_tensor=False).numpy()
+    np.testing.assert_allclose(again.toarray(), few, atol=1e-5)
+    assert again.active.max() == 5
+
+
 def test_few_labelled_texts_make_pairs_and_then_classes(tmp_path: Path) -> None:
     """The shipped recipe with an encoder of its own; the second stage trains its head alone."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(24))]

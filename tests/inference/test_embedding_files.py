@@ -70,7 +70,7 @@ def test_the_same_bytes_from_two_processes(run, folder: Path) -> None:
         embedding_files._write_parts(embedder, TEXTS, parts, Rank(rank, 2), lambda rows, of: None)
     table = embedding_files.open_table([str(folder / "texts.txt")])
     embedding_files._publish(
-        parts, job, table, embedding_files._about(embedder, job, "", len(TEXTS)), embedder.size
+        parts, job, table, embedding_files._about(embedder, job, "", len(TEXTS)), embedder
     )
     assert (folder / "b.npy").read_bytes() == whole
 

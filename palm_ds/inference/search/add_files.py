@@ -47,7 +47,7 @@ def add_files(
         known = index.store.unchanged(texts)
         new = [text for text, same in zip(texts, known, strict=True) if not same]
         if new:
-            added = index.add(new, embedder.embed([text.passage for text in new]))
+            added = index.add(new, embedder.vectors([text.passage for text in new]))
             summary.added += added.added
             summary.replaced += added.replaced
         summary.unchanged += len(texts) - len(new)

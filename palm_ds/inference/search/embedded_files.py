@@ -22,6 +22,7 @@ from palm_ds.inference.search.index import IndexEmbedding, SearchIndex
 from palm_ds.inference.search.store import Store
 from palm_ds.inference.search.texts import IndexedText
 from palm_ds.inference.search.vectors import VectorArray, unit
+from palm_ds.model.pooling import SPLADE
 
 _ROWS = 65_536  # vectors that are read and normalised at a time
 
@@ -77,6 +78,10 @@ def _settings(file: Path, about: Mapping[str, Any]) -> EmbeddingSettings:
         raise UserError(f"--index: {file}.json: settings: {error}") from None
     if settings.tokens:
         raise UserError(f"--index: {file}: has vectors of tokens; embed without --tokens")
+    if settings.pooling == SPLADE:
+        raise UserError(
+            f"--index: {file}: has sparse vectors; `palm-ds index build` makes an index of them"
+        )
     if settings.layers != (-1,):
         raise UserError(f"--index: {file}: is of layers {settings.layers}; a server computes -1")
     return settings

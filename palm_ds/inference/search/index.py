@@ -5,6 +5,8 @@
     INDEX/vectors-0.f32  their vectors, of length 1 (vectors.py)
     INDEX/graph          finds near vectors without comparing all (graph.py); may be deleted
 
+Sparse vectors (splade) are in texts.sqlite, as postings, and are compared by their dot products.
+
     create_index(folder, embedding, size)
     with open_index(folder) as index:
         index.add(texts, vectors)
@@ -36,6 +38,7 @@ import numpy as np
 from palm_ds.common.atomic import write_new_folder
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
+from palm_ds.common.sparse_vectors import DenseOrSparse, SparseVector, SparseVectors
 from palm_ds.common.version import __version__
 from palm_ds.inference.embedder import EmbeddingSettings
 from palm_ds.inference.search.filters import Filter
@@ -50,7 +53,8 @@ from palm_ds.inference.search.store import (
     create_database,
 )
 from palm_ds.inference.search.texts import IndexedText
-from palm_ds.inference.search.vectors import VectorFile, unit
+from palm_ds.inference.search.vectors import SparseTable, VectorFile, unit
+from palm_ds.model.pooling import SPLADE
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +89,8 @@ class SearchHit:
 
     record: StoredText
     score: float
-    """The cosine of its vector and the query's; of a hybrid search the fused score."""
+    """The cosine of its vector and the query's, the dot product of sparse ones; of a hybrid search
+    the fused score."""
 
 
 class SearchIndex:
@@ -129,7 +134,7 @@ class SearchIndex:
 
     def search(
         self,
-        vector: np.ndarray,
+        vector: np.ndarray | SparseVector,
         query: str = "",
         *,
         top: int = 10,
@@ -138,7 +143,8 @@ class SearchIndex:
         exact: bool = False,
     ) -> list[SearchHit]:
         """The best texts for a query with this vector (size,). `hybrid`: by vectors and by the
-        words of `query`, fused; `exact`: every vector is compared. Raises UserError."""
+        words of `query`, fused; `exact`: every vector is compared, as sparse ones always are.
+        Raises UserError."""
         if hybrid and not self.store.has_words:
             raise UserError(
                 "hybrid: these are vectors of `palm-ds embed`, without words; "
@@ -147,7 +153,10 @@ class SearchIndex:
         with self.store.reading() as now:
             allowed = now.allowed(filter) if filter else None
             depth = max(top, _DEPTH) if hybrid else top
-            ranking = self._near(now, vector, depth, allowed, exact)
+            if isinstance(vector, SparseVector):
+                ranking = now.by_weights(vector, depth, allowed)
+            else:
+                ranking = self._near(now, vector, depth, allowed, exact)
             if hybrid:
                 ranking = fused([ranking, now.by_words(query, depth, allowed)])[:top]
             records = now.records([row for row, _ in ranking])
@@ -188,15 +197,17 @@ class SearchIndex:
 
     # ---- changes ----
 
-    def add(self, texts: Sequence[IndexedText], vectors: np.ndarray) -> Added:
+    def add(self, texts: Sequence[IndexedText], vectors: DenseOrSparse) -> Added:
         """Add texts with their vectors (texts, size); they replace texts of the same ids. They are
         on disk, and are found, when this returns. Raises UserError."""
         self._check_writable()
         if vectors.shape != (len(texts), self.size):
             raise UserError(f"vectors of {vectors.shape[1]} numbers; the index has {self.size}")
-        if not np.isfinite(vectors).all():
+        numbers = vectors.data if isinstance(vectors, SparseVectors) else vectors
+        if not np.isfinite(numbers).all():
             raise UserError("vectors: some numbers are not finite")
-        return self.store.add(texts, unit(vectors))
+        dense = not isinstance(vectors, SparseVectors)
+        return self.store.add(texts, unit(vectors) if dense else vectors)
 
     def delete(self, ids: Sequence[str] = (), filter: Filter | None = None) -> int:
         """Delete texts by id, or those that a filter allows; returns how many. Raises UserError."""
@@ -221,7 +232,8 @@ class SearchIndex:
     @property
     def wants_graph(self) -> bool:
         """Whether a graph would make searches faster."""
-        return self.folder is not None and self.total >= self.approximate_from
+        large = self.folder is not None and self.total >= self.approximate_from
+        return large and not self.store.sparse
 
     def _graph_name(self, rows: LiveRows) -> str:
         """Of the graph of an index with these rows."""
@@ -299,12 +311,15 @@ class SearchIndex:
     # ---- the model ----
 
     def samples(self) -> tuple[list[str], np.ndarray]:
-        """Some passages and their vectors, which show whether a model made them."""
+        """Some passages and their vectors of length 1, which show whether a model made them."""
         with self.store.reading() as now:
             rows = np.flatnonzero(now.rows.alive)
             if len(rows):
                 rows = rows[np.unique(np.linspace(0, len(rows) - 1, _SAMPLE).astype(int))]
-            return [each.passage for each in now.records(rows.tolist())], now.vectors[rows]
+            passages = [each.passage for each in now.records(rows.tolist())]
+            if self.store.sparse:
+                return passages, unit(now.sparse_vectors(rows, self.size))
+            return passages, now.vectors[rows]
 
     def stop(self) -> None:
         """Let the graph grow no more in the background; searches go on."""
@@ -363,8 +378,10 @@ def create_index(folder: Path, embedding: IndexEmbedding, size: int) -> None:
     }
 
     def fill(part: Path) -> None:
-        create_database(part / _DATABASE)
-        VectorFile(part, size).path(0).touch()
+        sparse = embedding.settings.pooling == SPLADE
+        create_database(part / _DATABASE, sparse=sparse)
+        if not sparse:
+            VectorFile(part, size).path(0).touch()
         write_json(part / _ABOUT, about)
 
     write_new_folder(folder, fill)
@@ -380,13 +397,11 @@ def open_index(folder: Path, *, approximate_from: int = APPROXIMATE_FROM) -> Sea
     about = _about(folder)
     if not (folder / _DATABASE).is_file():
         raise UserError(f"{folder}: damaged: {_DATABASE} is missing")
+    settings, size = EmbeddingSettings(**about["settings"]), about["size"]
+    sparse = settings.pooling == SPLADE
     return SearchIndex(
-        Store(folder / _DATABASE, VectorFile(folder, about["size"])),
-        IndexEmbedding(
-            model=about["model"],
-            fingerprint=about["fingerprint"],
-            settings=EmbeddingSettings(**about["settings"]),
-        ),
+        Store(folder / _DATABASE, SparseTable(size) if sparse else VectorFile(folder, size)),
+        IndexEmbedding(model=about["model"], fingerprint=about["fingerprint"], settings=settings),
         name=about["name"],
         folder=folder,
         approximate_from=approximate_from,

@@ -60,6 +60,12 @@ def open_pairs(files: Sequence[str], columns: Mapping[str, str | int | list[str 
     return table
 
 
+_NO_SPARSE = (
+    "negatives are mined by cosines of dense vectors; these are sparse (splade): mine with another "
+    "model"
+)
+
+
 def answers_of(table: Table) -> dict[str, list[str]]:
     """{query: its positives}"""
     answers: dict[str, list[str]] = {}
@@ -70,7 +76,9 @@ def answers_of(table: Table) -> dict[str, list[str]]:
 
 
 def passages_of_index(index: SearchIndex) -> Passages:
-    """All texts of an index."""
+    """All texts of an index. Raises UserError for sparse vectors."""
+    if index.store.sparse:
+        raise UserError(_NO_SPARSE)
     with index.store.reading() as now:
         rows = np.flatnonzero(now.rows.alive)
         texts = [each.passage for each in now.records(rows.tolist())]
@@ -84,7 +92,9 @@ def texts_of_files(files: Sequence[str], columns: TextColumns) -> list[str]:
 
 
 def embedded(texts: Sequence[str], embedder: Embedder, done: Progress) -> Passages:
-    """Texts with their vectors."""
+    """Texts with their vectors. Raises UserError for sparse ones."""
+    if embedder.sparse:
+        raise UserError(_NO_SPARSE)
     vectors = np.empty((len(texts), embedder.size), np.float32)
     for first in range(0, len(texts), CHUNK):
         part = texts[first : first + CHUNK]

@@ -2,6 +2,7 @@
 
 best_of(cosines, 10)                          the ten highest, equal ones in their order
 bm25([postings of each word], ...)            a score for each row
+dot_products(query, [postings of each token]) the same, of sparse vectors
 fused([by vectors, by words])                 reciprocal ranks
 """
 
@@ -11,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from math import log
 
 import numpy as np
+
+from palm_ds.common.sparse_vectors import SparseVector
 
 Ranking = list[tuple[int, float]]
 """(row, score), the best first."""
@@ -56,6 +59,17 @@ def bm25(
         rare = log((total - len(rows) + 0.5) / (len(rows) + 0.5))
         weight = rare if rare > 0 else _LEAST
         scores[rows] += weight * (f * (_K1 + 1) / (f + damped[rows]))
+    return scores
+
+
+def dot_products(
+    query: SparseVector, postings: Iterable[tuple[np.ndarray, np.ndarray]], count: int
+) -> np.ndarray:
+    """(count,) float64 products of a sparse query with the vectors of rows: of each of its entries,
+    `postings` are the rows that have one too, and their weights (float32)."""
+    scores = np.zeros(count)
+    for weight, (rows, weights) in zip(query.values.astype(np.float64), postings, strict=True):
+        scores[rows] += weight * weights
     return scores
 
 

@@ -3,6 +3,7 @@
     texts(row, id, title, text, metadata)   those that are there
     deleted(number, row)                    those that were; a row is never used again
     vocabulary, postings, lengths           the words of each passage, for BM25 (postings.py)
+    weights                                 sparse vectors, if these are what it has
     state(next_row, generation)             rows that were ever used; which file has the vectors
 
     add:     begin ─ vectors behind the last row, flushed ─ texts, words, next_row ─ commit
@@ -30,17 +31,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.sparse_vectors import DenseOrSparse, SparseVector, SparseVectors
 from palm_ds.inference.search.filters import Filter, clause_of
 from palm_ds.inference.search.postings import SCHEMA as _WORDS
 from palm_ds.inference.search.postings import (
+    SPARSE_SCHEMA,
+    append_vectors,
     append_words,
     lengths_from,
     postings_of,
     renumber,
+    renumber_vectors,
+    vectors_of,
+    weights_of,
 )
-from palm_ds.inference.search.ranking import Ranking, best_of, bm25
+from palm_ds.inference.search.ranking import Ranking, best_of, bm25, dot_products
 from palm_ds.inference.search.texts import IndexedText
-from palm_ds.inference.search.vectors import VectorFile, Vectors
+from palm_ds.inference.search.vectors import SparseTable, VectorFile, Vectors
 from palm_ds.inference.search.words import query_words, words_of
 
 _FORMAT = 1
@@ -106,7 +113,8 @@ class Snapshot:
     connection: sqlite3.Connection
     rows: LiveRows
     vectors: np.ndarray
-    """(rows.count, size) float32 of length 1, also of rows that were deleted."""
+    """(rows.count, size) float32 of length 1, also of rows that were deleted; no numbers of sparse
+    ones."""
 
     def allowed(self, filter: Filter) -> np.ndarray:
         """The rows that a filter allows, ascending. Raises UserError."""
@@ -123,6 +131,22 @@ class Snapshot:
         scores = bm25(postings, rows.lengths, rows.alive, rows.total)
         having = np.flatnonzero(scores) if allowed is None else allowed[scores[allowed] > 0]
         return best_of(scores[having], top, having)
+
+    def by_weights(
+        self, query: SparseVector, top: int, allowed: np.ndarray | None = None
+    ) -> Ranking:
+        """The texts with any token of a sparse query, by the dot product of their vectors, of the
+        rows `allowed` (None: all)."""
+        rows = self.rows
+        postings = (weights_of(self.connection, token) for token in query.indices.tolist())
+        scores = dot_products(query, postings, rows.count)
+        having = np.flatnonzero(rows.alive) if allowed is None else allowed
+        having = having[scores[having] > 0]
+        return best_of(scores[having], top, having)
+
+    def sparse_vectors(self, rows: np.ndarray, size: int) -> np.ndarray:
+        """The vectors (rows, size) of some rows of a sparse index, ascending."""
+        return vectors_of(self.connection, rows, size)
 
     def records(self, rows: Sequence[int]) -> list[StoredText]:
         """The texts of rows that are there, in this order."""
@@ -164,6 +188,16 @@ class Store:
             connection.executemany(_INSERT, (_values(n, text) for n, text in enumerate(texts)))
             connection.execute("UPDATE state SET next_row = ?", [len(texts)])
         return store
+
+    @property
+    def sparse(self) -> bool:
+        """Whether its vectors are sparse."""
+        return isinstance(self.vectors, SparseTable)
+
+    @property
+    def _file(self) -> VectorFile:
+        assert isinstance(self.vectors, VectorFile), "an index in memory is read only"
+        return self.vectors
 
     # ---- reading ----
 
@@ -233,15 +267,17 @@ class Store:
 
     # ---- writing ----
 
-    def add(self, texts: Sequence[IndexedText], vectors: np.ndarray) -> Added:
-        """Add texts with their vectors (texts, size) of length 1, all or none of them; they replace
-        texts of the same ids. They are on disk when this returns. Raises UserError."""
-        assert isinstance(self.vectors, VectorFile), "an index in memory is read only"
+    def add(self, texts: Sequence[IndexedText], vectors: DenseOrSparse) -> Added:
+        """Add texts with their vectors (texts, size), dense ones of length 1, all or none of them;
+        they replace texts of the same ids. They are on disk when this returns. Raises UserError."""
         assert vectors.shape == (len(texts), self.vectors.size)
         with self._writing() as connection:
             state = "SELECT generation, next_row FROM state"
             generation, first = connection.execute(state).fetchone()
-            self.vectors.write(first, vectors, generation)
+            if isinstance(vectors, SparseVectors):
+                append_vectors(connection, first, vectors)
+            else:
+                self._file.write(first, vectors, generation)
             replaced = self._remove(connection, [text.id for text in texts])
             for row, text in enumerate(texts, first):
                 # the last of several texts with one id stays
@@ -279,24 +315,25 @@ class Store:
     def compact(self) -> int:
         """Leave deleted texts out of the files, and number the others anew; returns how many were
         left out. Raises UserError; until it is committed nothing has changed."""
-        assert isinstance(self.vectors, VectorFile), "an index in memory is read only"
         with self._writing() as connection:
             rows = self._rows_of(connection)
             left_out = rows.count - rows.total
             if left_out:
-                self._renumber(connection, self.vectors, rows)
+                self._renumber(connection, rows)
         with self._said():
-            self.vectors.remove_before(rows.generation + bool(left_out))
+            if not self.sparse:
+                self._file.remove_before(rows.generation + bool(left_out))
             connection.execute("VACUUM")  # the database has not changed; its file becomes smaller
         return left_out
 
-    def _renumber(
-        self, connection: sqlite3.Connection, vectors: VectorFile, rows: LiveRows
-    ) -> None:
+    def _renumber(self, connection: sqlite3.Connection, rows: LiveRows) -> None:
         stay = np.flatnonzero(rows.alive)
-        vectors.copy(stay, rows.count, rows.generation)
         places = np.full(rows.count, -1)
         places[stay] = np.arange(len(stay))
+        if self.sparse:
+            renumber_vectors(connection, places)
+        else:
+            self._file.copy(stay, rows.count, rows.generation)
         moved = ((new, row) for new, row in enumerate(stay.tolist()) if new < row)
         # ascending: a row in whose place another comes has moved before, or is deleted
         connection.executemany("UPDATE texts SET row = ? WHERE row = ?", moved)
@@ -346,11 +383,11 @@ def _close(connections: list[sqlite3.Connection]) -> None:
         connections.pop().close()
 
 
-def create_database(path: Path) -> None:
-    """A database without texts."""
+def create_database(path: Path, *, sparse: bool = False) -> None:
+    """A database without texts; `sparse`: with a table of their vectors."""
     with closing(_connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
-        connection.executescript(_SCHEMA)
+        connection.executescript(_SCHEMA + SPARSE_SCHEMA if sparse else _SCHEMA)
 
 
 def _connect(path: Path | None) -> sqlite3.Connection:

@@ -1,4 +1,5 @@
-"""Vectors of an index in a file that only grows: row r is at byte r * size * 4, as float32.
+"""Vectors of an index in a file that only grows: row r is at byte r * size * 4, as float32. Sparse
+ones are in the texts' database instead (postings.py).
 
     vectors-0.f32     of a new index; compacting it writes vectors-1.f32, and removes this one
 
@@ -48,6 +49,16 @@ class VectorArray:
     def first(self, count: int, generation: int) -> np.ndarray:
         assert not generation, "vectors in memory are never compacted"
         return self._vectors[:count]
+
+
+class SparseTable:
+    """Sparse vectors, in the texts' database."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def first(self, count: int, generation: int) -> np.ndarray:
+        return np.empty((count, 0), np.float32)
 
 
 class VectorFile:

@@ -133,10 +133,15 @@ class EmbeddingHead(Head):
         return rows
 
     def step_losses(
-        self, vectors: torch.Tensor, targets: torch.Tensor, groups: torch.Tensor
+        self,
+        vectors: torch.Tensor,
+        targets: torch.Tensor,
+        groups: torch.Tensor,
+        progress: float | None = None,
     ) -> StepLosses:
         """Given vectors (n, hidden), targets (n, ...) and groups (n,) of all texts of a step, the
-        losses (examples,)."""
+        losses (examples,). `progress`: the share of the run's steps that were done before; None:
+        it is no training step."""
         whole = self._losses(compared(vectors, self.vectors.similarity), targets, groups)
         losses = whole.losses
         for size, weight in self.vectors.matryoshka.items():

@@ -9,6 +9,7 @@
     PairHead         a better and a worse text: hinge on their difference   reads pooled rows
     ChoiceHead       one of an example's texts: softmax over them           reads pooled rows
     EmbeddingHead    vectors of texts: palm_ds/model/heads/embedding.py
+    SpladeHead       sparse vectors of texts: palm_ds/model/heads/splade.py
     regions of images, and whether an image fits a text: palm_ds/model/heads/regions.py
 
 A head gets only the rows that carry a label, after dropout. `forward` returns the sum of their
@@ -39,6 +40,7 @@ from palm_ds.model.ops.masked_lm_loss import (
     smoothed_cross_entropy,
     smoothed_lm_loss,
 )
+from palm_ds.model.ops.splade import splade_vectors
 
 if TYPE_CHECKING:
     from torch.nn.modules.module import _IncompatibleKeys
@@ -76,8 +78,13 @@ class Head(nn.Module):
     """Whether it reads the mean over the tokens of the sequence that a labelled position is in."""
     global_batch = False
     """Whether its loss compares the texts of a whole step, whatever micro-batch and process they
-    are in, as in-batch negatives do. Such a head is an `EmbeddingHead`
+    are in, as in-batch negatives do. Such a head has the `step_losses` of an `EmbeddingHead`
     (palm_ds/model/heads/embedding.py)."""
+    reads_texts = False
+    """Whether it gets the rows of all tokens of the texts that its labels are in, one text after
+    the other, and the lengths of these texts."""
+    sparse = False
+    """Whether most numbers of its vectors are 0."""
     reads_first = False
     """Whether it gets two rows for each label: first those of all labelled tokens, then those of
     the first tokens of their texts."""
@@ -264,6 +271,12 @@ class MaskedLMHead(Head):
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         return F.linear(self.transform(rows), self.output_embeddings, self.bias)  # (n, vocabulary)
+
+    def text_vectors(self, rows: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """SPLADE's vectors (texts, vocabulary) fp32, given rows (tokens, hidden) of texts of these
+        lengths."""
+        rows = self.transform(rows)
+        return splade_vectors(rows, lengths, self.output_embeddings, self.output_bias)
 
     def transform(self, rows: torch.Tensor) -> torch.Tensor:
         if self.dense is None or self.norm is None:

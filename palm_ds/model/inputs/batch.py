@@ -222,6 +222,15 @@ class Batch:
         """(n,) the flat positions of the first tokens of these sequences."""
         return self.cu_seqlens.long()[self.sequence_of(positions)]
 
+    def tokens_of(self, positions: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+        """The flat positions (tokens,) of all tokens of the sequences that flat positions (n,) are
+        in, one sequence after the other, and the lengths of these. Waits for the device."""
+        number = self.sequence_of(positions)
+        first, lengths = self.cu_seqlens.long()[number], self.sequence_lengths[number]
+        behind = lengths.cumsum(0)
+        shift = (first - behind + lengths).repeat_interleave(lengths)
+        return torch.arange(len(shift), device=shift.device) + shift, lengths.tolist()
+
     def first_regions_of(self, positions: torch.Tensor) -> torch.Tensor:
         """(n,) the flat positions of the first regions of the sequences, each with an image, that
         flat positions (n,) are in."""

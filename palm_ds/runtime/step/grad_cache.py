@@ -34,13 +34,19 @@ B = TypeVar("B", bound=LabelledBatch)
 
 
 class GlobalBatchLoss(Protocol):
-    """A head, as far as its loss is computed here; it has no parameters
+    """A head, as far as its loss is computed here, which no parameters are part of
     (palm_ds/model/heads/embedding.py)."""
 
     def step_losses(
-        self, vectors: torch.Tensor, targets: torch.Tensor, groups: torch.Tensor
+        self,
+        vectors: torch.Tensor,
+        targets: torch.Tensor,
+        groups: torch.Tensor,
+        progress: float | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Losses (examples,) of vectors (n, hidden), and whether each is predicted correctly."""
+        """Losses (examples,) of vectors (n, hidden), and whether each is predicted correctly.
+        `progress`: the share of the run's steps that were done before; None: it is no training
+        step."""
         ...
 
     def dummy_target(self, device: torch.device) -> torch.Tensor: ...
@@ -79,8 +85,9 @@ class StepVectors(Generic[B]):
         self.targets.append(targets)
         self.groups.append(groups)
 
-    def finish(self, processes: Processes) -> CachedGradients:
-        """The loss over the vectors of all processes. Collective; waits for the device."""
+    def finish(self, processes: Processes, progress: float | None = None) -> CachedGradients:
+        """The loss over the vectors of all processes, as of `step_losses`. Collective; waits for
+        the device."""
         own = consecutive(self.groups)
         vectors = processes.gather_rows(torch.cat(self.vectors))
         targets = processes.gather_rows(torch.cat(self.targets))
@@ -89,7 +96,8 @@ class StepVectors(Generic[B]):
         first = sum(before[: processes.rank])
         every = torch.cat(vectors).requires_grad_()
         with torch.enable_grad():
-            losses, correct = self.loss.step_losses(every, torch.cat(targets), consecutive(numbers))
+            of_texts = torch.cat(targets), consecutive(numbers)
+            losses, correct = self.loss.step_losses(every, *of_texts, progress)
             (gradient,) = torch.autograd.grad(losses.sum(), every)
         mine = gradient.split([len(part) for part in vectors])[processes.rank]
         examples = slice(first, first + before[processes.rank])

@@ -226,9 +226,11 @@ class MicroSteps(Generic[B]):
         step: int,
         counts: Mapping[str, int],
         weights: Mapping[str, float],
+        progress: float = 1.0,
     ) -> LossSums:
         """Train on them. `counts`: the labels of each task in the whole step, over all processes;
-        `weights`: the weight of each task's loss (default 1)."""
+        `weights`: the weight of each task's loss (default 1); `progress`: the share of the run's
+        steps that are done."""
         # What draws from torch's generator depends on (seed, step, rank) alone, so checkpoints need
         # no random state.
         torch.manual_seed(derive_key(self.seed, "dropout", step, self.processes.rank))
@@ -240,7 +242,7 @@ class MicroSteps(Generic[B]):
         sums = LossSums()
         self.engine.train()
         whole = [task for task in self.global_batch if counts[task]]
-        cached = self._cached_gradients(batches, whole, step) if whole else {}
+        cached = self._cached_gradients(batches, whole, step, progress) if whole else {}
         if self.memories:
             self.memories.begin(batches)
         for number, batch in enumerate(self.copies.copied(batches)):
@@ -276,7 +278,7 @@ class MicroSteps(Generic[B]):
         return {task: loss for task, loss in sums.loss.items() if task in tasks}
 
     def _cached_gradients(
-        self, batches: Sequence[B], tasks: Sequence[str], step: int
+        self, batches: Sequence[B], tasks: Sequence[str], step: int, progress: float
     ) -> dict[str, CachedGradients]:
         """The loss of each task over all micro-batches of all processes. Collective."""
         vectors: list[StepVectors[B]] = [
@@ -288,7 +290,7 @@ class MicroSteps(Generic[B]):
                 outputs = self.engine(self._with_dropout(batch, step))
             for each in vectors:
                 each.add(batch, outputs[each.task].scores)
-        return {vector.task: vector.finish(self.processes) for vector in vectors}
+        return {vector.task: vector.finish(self.processes, progress) for vector in vectors}
 
     def _repeat_draws(self, step: int, number: int) -> None:
         """Let both passes of a micro-batch draw the same from torch's generator: dropout that is

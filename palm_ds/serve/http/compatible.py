@@ -4,6 +4,7 @@
 /v1/rerank, /v2/rerank                   Jina, Cohere
 /embed, /rerank, /predict, / (POST)      Hugging Face's text-embeddings-inference, by their keys:
                                          `inputs` and `texts` where our own have others
+/embed_sparse                            text-embeddings-inference alone
 """
 
 from __future__ import annotations
@@ -118,6 +119,16 @@ async def tei_embed(body: schemas.TeiEmbedBody, request: Request) -> Response:
     )
     _check_whole(cut, body.truncate)
     return Json(list(vectors))
+
+
+async def tei_embed_sparse(body: schemas.TeiSparseBody, request: Request) -> Response:
+    """The sparse vector of each text, as text-embeddings-inference answers."""
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    service, deadline = service_of(request), deadline_of(request)
+    _, vectors, cut = await service.embed_sparse(texts, "", deadline, "inputs")
+    _check_whole(cut, body.truncate)
+    pairs = (zip(*map(np.ndarray.tolist, vector), strict=True) for vector in vectors)
+    return Json([[{"index": n, "value": x} for n, x in each] for each in pairs])
 
 
 async def tei_rerank(body: schemas.TeiRerankBody, request: Request) -> Response:

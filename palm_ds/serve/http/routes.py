@@ -256,6 +256,10 @@ ROUTES = (
         for path in ("/v1/rerank", "/v2/rerank")
     ),
     Route("POST", "/predict", compatible.tei_predict, schemas.TEI, schemas.TeiLabels, _COMPUTED),
+    Route(
+        *("POST", "/embed_sparse", compatible.tei_embed_sparse, schemas.TEI),
+        *(schemas.TeiSparseVectors, _COMPUTED),
+    ),
     Route("POST", "/", compatible.tei_embed, model=schemas.TeiVectors, errors=_COMPUTED),
     Route("GET", "/health", health, "server", schemas.Status),
     Route("GET", "/ready", ready, "server", schemas.Status, errors=(*_READ, 503)),

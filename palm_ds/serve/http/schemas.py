@@ -188,6 +188,10 @@ class TeiEmbedBody(TeiBody):
     dimensions: int | None = Field(None, ge=1)
 
 
+class TeiSparseBody(TeiBody):
+    inputs: Text | Annotated[list[Text], Field(json_schema_extra=_SOME)]
+
+
 class TeiRerankBody(TeiBody):
     query: Text
     texts: list[Text] = Field(json_schema_extra=_SOME)
@@ -279,7 +283,13 @@ class TeiLabel(BaseModel):
     score: float
 
 
+class TeiSparseValue(BaseModel):
+    index: int = Field(description="A token's id.")
+    value: float
+
+
 TeiVectors = list[list[float]]
+TeiSparseVectors = list[list[TeiSparseValue]]
 TeiLabels = list[TeiLabel] | list[list[TeiLabel]]
 AnyEmbeddings = Embeddings | TeiVectors
 AnyRankings = Rankings | list[TeiRanked]
@@ -297,8 +307,8 @@ class Hit(BaseModel):
     text: str
     metadata: Row
     score: float = Field(
-        description="The cosine of the text's vector and the query's; of a hybrid search the fused "
-        "score; reranked, the head's."
+        description="The cosine of the text's vector and the query's, the dot product of sparse "
+        "ones; of a hybrid search the fused score; reranked, the head's."
     )
 
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from palm_ds.common.errors import need_extra
+from palm_ds.common.sparse_vectors import DenseOrSparse, part_of, products
 
 DEPTH = 1000
 _BLOCK = 1 << 24  # scores that are computed at a time
 
 
 def retrieval_metrics(
-    queries: npt.NDArray[np.float32],
-    texts: npt.NDArray[np.float32],
+    queries: DenseOrSparse,
+    texts: DenseOrSparse,
     relevant: Sequence[Sequence[int]],
     *,
     k: int = 10,
@@ -53,13 +53,13 @@ def retrieval_metrics(
 
 
 def _ranked(
-    queries: npt.NDArray[np.float32], texts: npt.NDArray[np.float32], left_out: Mapping[int, int]
+    queries: DenseOrSparse, texts: DenseOrSparse, left_out: Mapping[int, int]
 ) -> dict[str, dict[str, float]]:
     """{query: {text: score}} of each query's best texts."""
     ranked: dict[str, dict[str, float]] = {}
     size = max(_BLOCK // len(texts), 1)
     for first in range(0, len(queries), size):
-        scores = queries[first : first + size] @ texts.T
+        scores = products(part_of(queries, first, first + size), texts)
         for q, own in enumerate(scores, first):
             if q in left_out:
                 own[left_out[q]] = -np.inf

@@ -26,7 +26,7 @@ from palm_ds.model.heads.embedding import VectorSettings
 from palm_ds.model.pooling import TextPooling
 from palm_ds.tasks.shared.text_task import RowTexts, TextTask, tokenise
 
-AnyEmbeddingTask = TypeVar("AnyEmbeddingTask", bound="EmbeddingTask")
+AnyDenseTask = TypeVar("AnyDenseTask", bound="DenseEmbeddingTask")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,65 +36,19 @@ class EmbeddingTask(TextTask):
     max_length: int = 0
     """Maximum tokens of one text, including [CLS] and [SEP]; 0: the length of a row. All texts of a
     table row share a row of the batch, so `length` should be as long as they are together."""
-    pooling: Literal["mean", "cls"] = "mean"
-    """A text's vector: the mean over its tokens, or that of [CLS]."""
-    similarity: Literal["cosine", "dot"] = "cosine"
-    """How two vectors are compared."""
-    matryoshka: Several[PositiveInt] = ()
-    """Train the first numbers of vectors too, as in [64, 128]: they can then be truncated to 64
-    or 128 (Kusupati et al. 2022)."""
-    matryoshka_weights: Several[float] = ()
-    """Weights of their losses, one each; that of whole vectors is 1. Default: 1 each."""
 
     eval_only: ClassVar[Sequence[str]] = ("vectors",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        sizes, weights = self.matryoshka, self.matryoshka_weights
-        if len(set(sizes)) < len(sizes):
-            raise UserError(f"{self.where}.matryoshka: {list(sizes)}: expected different numbers")
-        if weights and len(weights) != len(sizes):
-            raise UserError(
-                f"{self.where}.matryoshka_weights: {len(weights)}, for {len(sizes)} sizes in "
-                "`matryoshka`; give one each"
-            )
 
     @classmethod
     def labels_others(cls) -> bool:
         return False
 
-    def with_head_of(self: AnyEmbeddingTask, origin: Task) -> AnyEmbeddingTask:
-        """With the vectors of the task that owns the shared head."""
-        super().with_head_of(origin)
-        assert isinstance(origin, EmbeddingTask)
-        return replace(self, pooling=origin.pooling, similarity=origin.similarity)
-
     def longest_text(self, length: int) -> int:
         return self.max_length or length
 
+    @abstractmethod
     def text_pooling(self) -> TextPooling:
-        return TextPooling(
-            pooling=self.pooling,
-            normalize=self.similarity == "cosine",
-            similarity=self.similarity,
-            max_length=self.max_length,
-            trained=True,
-        )
-
-    def vector_settings(self, backbone: Encoder) -> VectorSettings:
-        """For its head. Raises UserError if vectors have too few numbers."""
-        sizes = self.matryoshka
-        if any(size >= backbone.hidden_size for size in sizes):
-            raise UserError(
-                f"{self.where}.matryoshka: {max(sizes)}, but vectors have {backbone.hidden_size} "
-                "numbers; give fewer"
-            )
-        weights = self.matryoshka_weights or (1.0,) * len(sizes)
-        return VectorSettings(
-            pooling=self.pooling,
-            similarity=self.similarity,
-            matryoshka=dict(zip(sizes, weights, strict=True)),
-        )
+        """How a text becomes a vector, in the files of the trained model."""
 
     # -- examples --
 
@@ -137,6 +91,62 @@ class EmbeddingTask(TextTask):
         first = np.cumsum([0, *example.sub_lengths[:-1]])
         example.labels[self.name] = first, targets
         example.grouped_labels.add(self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseEmbeddingTask(EmbeddingTask):
+    """A task over vectors as wide as the encoder's."""
+
+    pooling: Literal["mean", "cls"] = "mean"
+    """A text's vector: the mean over its tokens, or that of [CLS]."""
+    similarity: Literal["cosine", "dot"] = "cosine"
+    """How two vectors are compared."""
+    matryoshka: Several[PositiveInt] = ()
+    """Train the first numbers of vectors too, as in [64, 128]: they can then be truncated to 64
+    or 128 (Kusupati et al. 2022)."""
+    matryoshka_weights: Several[float] = ()
+    """Weights of their losses, one each; that of whole vectors is 1. Default: 1 each."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sizes, weights = self.matryoshka, self.matryoshka_weights
+        if len(set(sizes)) < len(sizes):
+            raise UserError(f"{self.where}.matryoshka: {list(sizes)}: expected different numbers")
+        if weights and len(weights) != len(sizes):
+            raise UserError(
+                f"{self.where}.matryoshka_weights: {len(weights)}, for {len(sizes)} sizes in "
+                "`matryoshka`; give one each"
+            )
+
+    def with_head_of(self: AnyDenseTask, origin: Task) -> AnyDenseTask:
+        """With the vectors of the task that owns the shared head."""
+        super().with_head_of(origin)
+        assert isinstance(origin, DenseEmbeddingTask)
+        return replace(self, pooling=origin.pooling, similarity=origin.similarity)
+
+    def text_pooling(self) -> TextPooling:
+        return TextPooling(
+            pooling=self.pooling,
+            normalize=self.similarity == "cosine",
+            similarity=self.similarity,
+            max_length=self.max_length,
+            trained=True,
+        )
+
+    def vector_settings(self, backbone: Encoder) -> VectorSettings:
+        """For its head. Raises UserError if vectors have too few numbers."""
+        sizes = self.matryoshka
+        if any(size >= backbone.hidden_size for size in sizes):
+            raise UserError(
+                f"{self.where}.matryoshka: {max(sizes)}, but vectors have {backbone.hidden_size} "
+                "numbers; give fewer"
+            )
+        weights = self.matryoshka_weights or (1.0,) * len(sizes)
+        return VectorSettings(
+            pooling=self.pooling,
+            similarity=self.similarity,
+            matryoshka=dict(zip(sizes, weights, strict=True)),
+        )
 
     def compare(self, vectors: np.ndarray) -> np.ndarray:
         """(n, hidden) vectors whose dot products are the similarity."""

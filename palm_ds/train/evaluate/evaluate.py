@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 import torch
 
+from palm_ds.common.sparse_vectors import DenseOrSparse, SparseVectors
 from palm_ds.data.stream.decode import Decoded, decoded, gathered
 from palm_ds.data.stream.packing import micro_batches
 from palm_ds.data.stream.task_group_dataset import (
@@ -53,7 +54,7 @@ class ExampleVectors(NamedTuple):
     task: str
     dataset: int
     number: int
-    vectors: np.ndarray
+    vectors: DenseOrSparse
     targets: np.ndarray
 
 
@@ -66,19 +67,24 @@ class LossTotals(NamedTuple):
 
 
 def example_vectors(
-    tasks: Sequence[str], built: Sequence[BuiltRow], batch: Batch, outputs: Mapping[str, Any]
+    losses: Mapping[str, GlobalBatchLoss],
+    built: Sequence[BuiltRow],
+    batch: Batch,
+    outputs: Mapping[str, Any],
 ) -> Iterator[ExampleVectors]:
     """Those of a batch, for tasks whose loss is over whole steps."""
-    for task in tasks:
+    for task, loss in losses.items():
         if task not in batch.labels:
             continue
+        sparse = getattr(loss, "sparse", False)
         vectors, used = outputs[task].scores.float().cpu().numpy(), 0
         targets = batch.labels[task][1].cpu().numpy()
         for ref, example in (each for row in built for each in row):
             if task in example.labels:
                 own = slice(used, used + len(example.labels[task][0]))
                 used = own.stop
-                yield ExampleVectors(task, ref.dataset, ref.number, vectors[own], targets[own])
+                kept = SparseVectors.of(vectors[own]) if sparse else vectors[own]
+                yield ExampleVectors(task, ref.dataset, ref.number, kept, targets[own])
 
 
 def global_batch_losses(
@@ -101,11 +107,15 @@ def global_batch_losses(
 def _block(loss: GlobalBatchLoss, examples: Sequence[ExampleVectors]) -> LossTotals:
     counts = torch.tensor([len(example.vectors) for example in examples])
     losses, correct = loss.step_losses(
-        torch.from_numpy(np.concatenate([example.vectors for example in examples])),
+        torch.from_numpy(np.concatenate([_dense(example.vectors) for example in examples])),
         torch.from_numpy(np.concatenate([example.targets for example in examples])),
         torch.arange(len(examples)).repeat_interleave(counts),
     )
     return LossTotals(len(losses), float(losses.sum()), float(correct.sum()))
+
+
+def _dense(vectors: DenseOrSparse) -> np.ndarray:
+    return vectors.toarray() if isinstance(vectors, SparseVectors) else vectors
 
 
 def generation_eval(
@@ -267,18 +277,17 @@ def evaluate(
     tables = {name: task for name, task in tasks.items() if isinstance(task, TableTask)}
     scored = [x for x in sums.source_of if x in tables and tables[x].predicts == "scores"]
     pieces: list[Decoded] = []
-    global_batch = [name for name in engine.global_batch if name in sums.source_of]
+    losses = {name: loss for name, loss in engine.global_batch.items() if name in sums.source_of}
     vectors: list[ExampleVectors] = []
     for built, batch in data.batches(engine.rank, engine.world, engine.micro_rows):
         outputs = engine.evaluate(batch, scored)
         scores = {name: outputs[name].scores for name in scored}
         scores = {name: found for name, found in scores.items() if found is not None}
-        vectors += example_vectors(global_batch, built, batch, outputs)
+        vectors += example_vectors(losses, built, batch, outputs)
         pieces += decoded(built, scores, tables, sources)
         sums.add(batch, outputs)
     totals = engine.reduce(sums.values) if sums.values else {}
-    if global_batch:
-        losses = {name: engine.global_batch[name] for name in global_batch}
+    if losses:
         for name, found in global_batch_losses(losses, vectors, engine.processes).items():
             parts = {"count": found.examples, "loss": found.loss, "right": found.correct}
             totals |= {f"{part} {name}": value for part, value in parts.items()}

@@ -131,7 +131,8 @@ class Loop:
         lr = self.recipe.optimizer.lr * self.recipe.lr_scale(at)
         frozen, decay = self.recipe.step_settings.frozen(at), self.recipe.decay_scale(at)
         own = self.recipe.step_settings.optimizer(at).of_step
-        result = self.engine.step(batches, lr, step, self.task_weights, stop, frozen, decay, own)
+        how = stop, frozen, decay, own, step / self.recipe.curriculum.steps
+        result = self.engine.step(batches, lr, step, self.task_weights, *how)
         self._meter.add(result, _flops(self.model, batches), waited)
         for task in self._label_watch.add(at, result.counts):
             text = self._label_watch.describe(task)

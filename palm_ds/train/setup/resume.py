@@ -10,6 +10,7 @@ from pathlib import Path
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.task import kind_of
 from palm_ds.engine import Engine
+from palm_ds.model.heads.splade import SpladeHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.pretrain.replaced_token_detection import ReplacedTokenDetection
 from palm_ds.runtime.checkpoint import checkpoint
@@ -22,6 +23,7 @@ from palm_ds.train.setup.sources import Data
 from palm_ds.weights import weights_folder
 from palm_ds.weights.generator_weights import load_generator
 from palm_ds.weights.model_folder import open_model
+from palm_ds.weights.weights_folder import LoadReport
 
 log = logging.getLogger(__name__)
 
@@ -109,8 +111,27 @@ def find_starting_point(
             layers=recipe.init_layers,
         )
         log.info("%s", "\n".join(loaded.lines()))
+        _check_masked_lm(recipe, model, loaded)
     _load_generators(recipe, model)
+    for head in model.heads.values():
+        if isinstance(head, SpladeHead):
+            head.shift_bias()
     return StartingPoint()
+
+
+def _check_masked_lm(recipe: Recipe, model: Model, loaded: LoadReport) -> None:
+    """Raises UserError for a task that reads the masked-LM head of `init_from` as a vector, if it
+    has none."""
+    for name, task in recipe.built_tasks.items():
+        start = f"heads.{model.head_of[name]}."
+        missing = any(each.startswith(start) for each in loaded.newly_initialized)
+        reads = isinstance(model.heads[model.head_of[name]], SpladeHead)
+        if reads and missing and not task.new_head:
+            raise UserError(
+                f"tasks.{name}: sparse vectors are read from the masked-LM head, which "
+                f"{recipe.init_from} lacks; train one before (knowledge_masking, for example), or "
+                "set `new_head: true` to start with a new one"
+            )
 
 
 def _load_generators(recipe: Recipe, model: Model) -> None:

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
+from palm_ds.model.pooling import SPLADE
 from palm_ds.runtime.device.memory import free_host_memory
 from palm_ds.weights.convert.to_onnx import OnnxFile, add_onnx, check_installed
+from palm_ds.weights.formats.huggingface.sentence_transformers import modules_of
 from palm_ds.weights.formats.onnx.description import FOLDER
+from palm_ds.weights.formats.onnx.graph import NO_SPARSE
 from palm_ds.weights.formats.open import open_checkpoint
 
 MEMORY = 5
@@ -64,6 +67,8 @@ def why_no_onnx(folder: Path, precisions: Sequence[str] | None) -> str:
         check_installed("onnx/")
     except UserError as error:
         return str(error)
+    if modules_of(open_checkpoint(folder)).pooling == SPLADE:
+        return NO_SPARSE
     return _too_large(folder) if precisions is None else ""
 
 

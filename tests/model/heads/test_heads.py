@@ -195,7 +195,8 @@ def test_pretraining_heads_start_from_a_truncated_normal_distribution(kind) -> N
 def test_every_kind_of_fine_tuning_is_covered() -> None:
     kinds = {each.name for each in pkgutil.iter_modules(palm_ds.tasks.__path__) if not each.ispkg}
     without_parameters = {"class_pairs", "cross_modal_contrast", "retrieval", "similarity"}
-    of_masked_words = {"masked_words", "generation"}  # the head begins as in pretraining
+    # the head begins as in pretraining
+    of_masked_words = {"masked_words", "generation", "sparse_retrieval"}
     of_images = {
         *("image_text_matching", "masked_regions", "referring_expressions"),
         "scene_graph_prediction",

@@ -47,7 +47,7 @@ include-path = "/search"
 checks.positive_data_acceptance.expected-statuses = ["2xx", "422"]
 
 [[operations]]
-include-path-regex = "^/(embed|v1/embeddings|predict)$"
+include-path-regex = "^/(embed|embed_sparse|v1/embeddings|predict)$"
 checks.positive_data_acceptance.expected-statuses = ["2xx", "404", "413", "422"]
 
 [[operations]]
@@ -81,5 +81,5 @@ def test_the_server_keeps_its_contract(url: str, examples: int, tmp_path: Path) 
         cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "18 selected / 18 total" in done.stdout
+    assert "19 selected / 19 total" in done.stdout
     assert "Coverage" in done.stdout and "Fuzzing" in done.stdout

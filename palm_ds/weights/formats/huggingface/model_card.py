@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from palm_ds.common.messages import printable
+from palm_ds.model.pooling import SPLADE
 from palm_ds.weights.formats.huggingface.architecture import READING
 from palm_ds.weights.formats.huggingface.plan import ExportPlan
 
@@ -87,6 +88,7 @@ def _head(plan: ExportPlan, made: Provenance) -> str:
     """The metadata that the hub reads."""
     own = plan.pooling is not None and plan.pooling.trained
     pipeline = _SENTENCES if own else _PIPELINES.get(_ending(plan), "")
+    pipeline = "feature-extraction" if _sparse(plan) else pipeline
     pipeline = "" if READING in plan.config_json else pipeline
     pipeline = "text-ranking" if _reranks(plan) else pipeline
     tags = ["palm_ds", *_tags(plan)]
@@ -109,10 +111,17 @@ def _tags(plan: ExportPlan) -> list[str]:
     pooling."""
     if not plan.embeds:
         return []
+    if _sparse(plan):
+        return ["sentence-transformers", "sparse-encoder", "splade", "feature-extraction"]
     known = plan.config_json["model_type"] != "ernie"
     known = known and (plan.pooling is None or plan.pooling.pooling != "max")
     other = ["text-embeddings-inference"] if known else []
     return ["sentence-transformers", "feature-extraction", *other]
+
+
+def _sparse(plan: ExportPlan) -> bool:
+    """Whether it was trained to give sparse vectors."""
+    return plan.pooling is not None and plan.pooling.pooling == SPLADE
 
 
 def _notes(plan: ExportPlan, made: Provenance) -> tuple[str, ...]:
@@ -167,6 +176,7 @@ def _example(plan: ExportPlan, made: Provenance) -> str:
     if plan.embeds:
         trained = plan.pooling is not None and plan.pooling.trained
         parts = [_EMBEDDING] if trained or not shown else [shown, _EMBEDDING]
+        parts = [_SPARSE] if _sparse(plan) else parts
     return "\n\n".join(parts) or _OPENING.format(name=ending)
 
 
@@ -219,6 +229,10 @@ _EMBEDDING = """from sentence_transformers import SentenceTransformer
 
 vectors = SentenceTransformer(MODEL).encode(["A text.", "Another text."])
 print(vectors.shape)"""
+_SPARSE = """from sentence_transformers import SparseEncoder
+
+encoder = SparseEncoder(MODEL)
+print(encoder.decode(encoder.encode(["A text."])[0], top_k=10))"""
 _OPENING = """from transformers import Auto{name}, AutoTokenizer
 
 tokenizer, model = AutoTokenizer.from_pretrained(MODEL), Auto{name}.from_pretrained(MODEL)

@@ -1,6 +1,7 @@
 """Keeps the files of sentence-transformers in a model folder, which its embeddings depend on.
 
-    modules.json                     modules after the encoder: Pooling, Normalize, Dense, ...
+    modules.json                     modules after the encoder: Pooling, Normalize, Dense,
+                                     SpladePooling, ...
     1_Pooling/config.json, ...       settings of a module, and its weights if it has any
     sentence_bert_config.json        maximum length
     config_sentence_transformers.json  prompts, similarity function
@@ -25,8 +26,13 @@ from palm_ds.common.config import shorten
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.common.messages import printable
+from palm_ds.model.pooling import SPLADE
 from palm_ds.weights.formats.contents import CheckpointContents, TensorEntry
-from palm_ds.weights.formats.huggingface.text_pooling import FLAGS, in_both_dialects
+from palm_ds.weights.formats.huggingface.text_pooling import (
+    FLAGS,
+    SPLADE_SETTINGS,
+    in_both_dialects,
+)
 from palm_ds.weights.formats.tensor_files import (
     BIN,
     SAFETENSORS,
@@ -43,11 +49,13 @@ FOLDER = "sentence_transformers"
 _SETTINGS = "config_sentence_transformers.json"
 _ENCODERS = ("Transformer", "MLMTransformer")
 _FOLLOWING = ("Pooling", "Normalize", "Dense", "LayerNorm", "Dropout", "SpladePooling")
+_READ = ("Pooling", "Normalize", "Dropout", "SpladePooling")
 _PARTS = ("config.json", SAFETENSORS, BIN)
 _FLAG = "pooling_mode_"
 _POOLINGS = {
     **{"mean": "mean", "cls": "cls", "max": "max"},
     **{"mean_tokens": "mean", "cls_token": "cls", "max_tokens": "max"},
+    SPLADE: SPLADE,
 }
 _KNOWN_POOLINGS = {*FLAGS, *(flag.removeprefix(_FLAG) for flag in FLAGS.values())}
 """Names of sentence-transformers 6, and of earlier versions."""
@@ -206,7 +214,7 @@ class EmbeddingModules:
     """Modules that follow the encoder, as far as vectors of texts depend on them."""
 
     pooling: str = ""
-    """mean, cls or max; empty: not stated."""
+    """mean, cls, max or splade; empty: not stated."""
     normalize: bool = False
     max_length: int = 0
     """Tokens; 0: not stated."""
@@ -220,6 +228,8 @@ class EmbeddingModules:
     """Whether the tokens of a prompt are pooled like those of the text."""
     dimensions: int = 0
     """Only the first numbers of a vector are used; 0: all."""
+    max_active_dims: int = 0
+    """Only so many of the largest numbers of a sparse vector are used; 0: all."""
     lower: bool = False
     """Texts are lower-cased, whatever the tokenizer does."""
 
@@ -249,19 +259,20 @@ def read_modules(files: Mapping[str, Path]) -> EmbeddingModules:
     settings = read_json(files[_SETTINGS]) if _SETTINGS in files else {}
     named = settings.get("prompts")
     named = named if isinstance(named, dict) else {}
-    size = settings.get("truncate_dim")
+    size, most = settings.get("truncate_dim"), settings.get("max_active_dims")
     described = EmbeddingModules(
         max_length=length,
         prompts=any(named.values()),
         prompt=str(named.get(settings.get("default_prompt_name")) or ""),
         dimensions=size if isinstance(size, int) else 0,
+        max_active_dims=most if isinstance(most, int) else 0,
         lower=any(read_json(path).get("do_lower_case") is True for path in _encoders(files)),
     )
     if MODULES not in files:
         return described
     modules = _modules(files[MODULES])[1:]
     kinds = [_kind(module) for module in modules]
-    other = next((kind for kind in kinds if kind not in ("Pooling", "Normalize", "Dropout")), "")
+    other = next((kind for kind in kinds if kind not in _READ), "")
     pooling, pools_prompt = "", True
     for module in modules:
         if _kind(module) == "Pooling":
@@ -269,6 +280,9 @@ def read_modules(files: Mapping[str, Path]) -> EmbeddingModules:
             pooling, pools_prompt = _pooling(settings), settings.get("include_prompt", True)
             if pooling not in _POOLINGS:
                 pooling, other = "", f"Pooling {printable(pooling)}"
+        elif _kind(module) == "SpladePooling":
+            pooling = SPLADE
+            other = other or _other_splade(read_json(files[f"{module['path']}/config.json"]))
     return replace(
         described,
         pooling=_POOLINGS.get(pooling, ""),
@@ -276,6 +290,14 @@ def read_modules(files: Mapping[str, Path]) -> EmbeddingModules:
         other=other,
         pools_prompt=bool(pools_prompt),
     )
+
+
+def _other_splade(settings: Mapping[str, Any]) -> str:
+    """How a SpladePooling differs from SPLADE v2's; empty if it does not."""
+    for key in ("pooling_strategy", "activation_function"):
+        if (value := settings.get(key, SPLADE_SETTINGS[key])) != SPLADE_SETTINGS[key]:
+            return f"SpladePooling with {key} {printable(shorten(value))}"
+    return ""
 
 
 def _encoders(files: Mapping[str, Path]) -> list[Path]:

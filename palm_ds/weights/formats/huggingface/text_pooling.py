@@ -1,12 +1,14 @@
 """Pooling of a model's token vectors into one vector of a text, as files of sentence-transformers.
 
-    modules.json                       encoder, Pooling, and Normalize if there is one
+    modules.json                       encoder, Pooling, and Normalize if there is one; of sparse
+                                       vectors the masked-LM model and SpladePooling
     1_Pooling/config.json              the pooling twice: the flags that text-embeddings-inference
                                        requires, and the name that sentence-transformers 6 writes
     sentence_bert_config.json          maximum length
     config_sentence_transformers.json  prompts, similarity
 
-The classes have the names of sentence-transformers 2 to 5, which all versions and vLLM know.
+The classes have the names of sentence-transformers 2 to 5, which all versions and vLLM know; those
+of a SparseEncoder are of 5.0.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.json_files import write_json
-from palm_ds.model.pooling import TextPooling
+from palm_ds.model.pooling import SPLADE, TextPooling
 
 FLAGS = {
     "cls": "pooling_mode_cls_token",
@@ -27,30 +29,42 @@ FLAGS = {
     "lasttoken": "pooling_mode_lasttoken",
 }
 """{pooling in sentence-transformers 6: its flag in earlier versions}"""
-_PREFIX = "sentence_transformers.models."
+_PREFIX, _SPARSE = "sentence_transformers.models.", "sentence_transformers.sparse_encoder.models."
+
+
+SPLADE_SETTINGS = {
+    "pooling_strategy": "max",
+    "activation_function": "relu",
+    "word_embedding_dimension": None,
+}
+"""Those of a SpladePooling that is SPLADE v2's; the dimension is the vocabulary's."""
 
 
 def pooling_files(pooling: TextPooling, hidden_size: int, max_length: int) -> dict[str, Any]:
     """{path: JSON content} for an encoder that reads up to `max_length` tokens."""
-    kinds = ["Transformer", "Pooling", *(["Normalize"] if pooling.normalize else [])]
+    sparse = pooling.pooling == SPLADE
+    kinds = ["MLMTransformer", "SpladePooling"] if sparse else ["Transformer", "Pooling"]
+    kinds += ["Normalize"] if pooling.normalize else []
     modules = [
         {
             "idx": i,
             "name": str(i),
             "path": f"{i}_{kind}" if i else "",
-            "type": f"{_PREFIX}{kind}",
+            "type": f"{_PREFIX if kind == 'Normalize' or not sparse else _SPARSE}{kind}",
         }
         for i, kind in enumerate(kinds)
     ]
     length = min(pooling.max_length or max_length, max_length)
     return {
         "modules.json": modules,
-        "1_Pooling/config.json": in_both_dialects(
+        f"{modules[1]['path']}/config.json": SPLADE_SETTINGS
+        if sparse
+        else in_both_dialects(
             {"word_embedding_dimension": hidden_size, "pooling_mode": pooling.pooling}
         ),
         "sentence_bert_config.json": {"max_seq_length": length, "do_lower_case": False},
         "config_sentence_transformers.json": {
-            "model_type": "SentenceTransformer",
+            "model_type": "SparseEncoder" if sparse else "SentenceTransformer",
             "prompts": dict(pooling.prompts),
             "default_prompt_name": None,
             "similarity_fn_name": pooling.similarity,

@@ -24,7 +24,7 @@ from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
-from palm_ds.model.pooling import Pooling, pool_padded
+from palm_ds.model.pooling import SPLADE, Pooling, pool_padded
 from palm_ds.weights.formats.contents import NEXT_SENTENCE_CLASSES, CheckpointContents, HeadInfo
 from palm_ds.weights.formats.huggingface.sentence_transformers import (
     embedding_length,
@@ -47,6 +47,7 @@ from palm_ds.weights.formats.runnable import (
 LAST, POOLED, EMBEDDING = "last_hidden_state", "pooler_output", "sentence_embedding"
 TASKS, WORD_STARTS = "task_type_ids", "word_mask"
 _ANSWERS = "ForQuestionAnswering"
+NO_SPARSE = "its vectors are sparse (SPLADE), which graphs do not compute; use the folder itself"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +173,8 @@ def _embedding(contents: CheckpointContents) -> tuple[Pooling | None, tuple[str,
     if stated.other:
         what = f"depend on {stated.other} of sentence-transformers"
         return None, (f"no {EMBEDDING} in the graph: its vectors {what}",)
+    if stated.pooling == SPLADE:
+        return None, (f"no {EMBEDDING} in the graph: {NO_SPARSE}",)
     made = Pooling(
         pooling=stated.pooling or "mean",
         normalize=stated.normalize,
