@@ -107,7 +107,7 @@ class Predictor:
         """The fewest encoder passes that cover all tasks."""
         alike: dict[str, list[tuple[TableTask, TableTask]]] = {}
         for name, task in self.tasks.items():
-            input_task = input_task_of(self.recipe, name)
+            input_task = input_task_of(self.recipe, name).for_prediction()
             alike.setdefault(self._alike(input_task, task), []).append((input_task, task))
         return tuple(
             EncoderPass(

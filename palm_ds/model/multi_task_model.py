@@ -283,6 +283,11 @@ class Model(nn.Module):
 
     def _pool(self, task: str, rows: torch.Tensor, labels: TaskLabels) -> torch.Tensor:
         """Input of the task's head, of the rows that `_read` returns."""
+        head, rows = self._head(task), self._pooled(task, rows, labels)
+        return head.hidden_rows(rows) if isinstance(head, Head) else rows
+
+    def _pooled(self, task: str, rows: torch.Tensor, labels: TaskLabels) -> torch.Tensor:
+        """What the encoder makes of these rows for the task's head."""
         head = self._head(task)
         if _matches(head):
             return self.backbone.match(rows)

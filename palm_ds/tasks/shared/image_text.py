@@ -30,6 +30,20 @@ _WHOLE = np.array([[0, 0, 1, 1, 1]], np.float32)
 
 
 @dataclass(frozen=True, kw_only=True)
+class CutTexts:
+    """How many tokens of texts, and of what stands beside them, fit."""
+
+    length: np.ndarray
+    """(n,) in all, with special tokens"""
+    tokens: np.ndarray
+    """(n, texts) of each text"""
+    regions: np.ndarray
+    """(n,)"""
+    tags: np.ndarray
+    """(n,) of object tags"""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ImageInput(TextTask):
     """A task on rows of texts and an image."""
 
@@ -92,13 +106,26 @@ class ImageInput(TextTask):
             return super().layout(items, uniform, source, max_length)
         item = items[:, 0]
         image = self.image_items(item, uniform, source)
+        cut = self.cut_beside(item, image, source, self.input_length(max_length))
+        return layouts(
+            cut.length,
+            item=item,
+            tokens=cut.tokens,
+            image=image,
+            regions=cut.regions,
+            tags=cut.tags,
+        )
+
+    def cut_beside(
+        self, item: np.ndarray, image: np.ndarray, source: TableSource, most: int
+    ) -> CutTexts:
+        """Texts of rows `item` (n,) beside the images of rows `image` (n,), in `most` tokens."""
         lengths = [source.encoded(column).lengths[item] for column in self.columns_of(source)]
         special = source.vocabulary.around(len(lengths))
-        regions, tags = self.image_lengths(image, source, self.input_length(max_length) - special)
+        regions, tags = self.image_lengths(image, source, most - special)
         added = special + regions + tags
-        kept = level(np.stack(lengths, 1), self.input_length(max_length) - added)
-        length = kept.sum(1) + added
-        return layouts(length, item=item, tokens=kept, image=image, regions=regions, tags=tags)
+        kept = level(np.stack(lengths, 1), most - added)
+        return CutTexts(length=kept.sum(1) + added, tokens=kept, regions=regions, tags=tags)
 
     def image_lengths(
         self, image: np.ndarray, source: TableSource, room: int | np.ndarray
@@ -212,6 +239,10 @@ class OptionalImages(ImageInput):
         kind = type(self)
         if any(getattr(kind, x) is not getattr(OptionalImages, x) for x in ARRANGED_BY):
             return super().input_key()
+        return self.image_key()
+
+    def image_key(self) -> str:
+        """The `input_key` of a task that arranges texts and images as this class does."""
         images = self.max_regions, self.max_tags, self.whole_image, self.region_size
         return repr((self.text_key(), images if self.images else ()))
 
