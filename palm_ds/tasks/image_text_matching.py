@@ -39,6 +39,7 @@ class ImageTextMatching(ImageTextTask):
     """Share of the texts that get the image of another row."""
 
     labels = NAMES
+    edits_text: ClassVar[bool] = False
     num_uniforms: ClassVar[int] = 2
     prediction_key: ClassVar[str] = "label"
     eval_only: ClassVar[Sequence[str]] = ("belongs",)
