@@ -10,9 +10,10 @@ task can be solved, and only by reading the image: what a task's baseline knows 
 its labels.
 
 Each task is trained by palm_ds from random weights, with a tiny encoder, for 400 steps; those that
-these teach too little, for more, some at a lower rate (LONGER). Then every held-out row is scored by itself. The table has the mean of the losses and of right
-predictions, those of the baseline on the same rows, and how many standard errors (of the mean of
-the differences between the two, over rows) lie between. A finished run is not repeated.
+these teach too little, for more, some at a lower rate (LONGER). Then every held-out row is scored
+by itself. The table has the mean of the losses and of right predictions, those of the baseline on
+the same rows, and how many standard errors (of the mean of the differences between the two, over
+rows) lie between. A finished run is not repeated.
 """
 
 from __future__ import annotations

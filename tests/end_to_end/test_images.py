@@ -104,7 +104,8 @@ tasks:
   answers: {kind: multi_label, source: asked, images: true, hidden_layer: 8}
   find: {kind: referring_expressions, source: found}
   match: {kind: image_text_matching, source: found}
-  rank: {kind: ranking, source: graded, images: true, loss: circle, negative_images: 2}
+  rank: {kind: ranking, source: graded, images: true, loss: circle, negative_images: 2,
+         max_length: 20}
   tell: {kind: generation, source: told, images: true, decoder: next_token, end: mask,
          max_target: 8}
 stages: [{answers: 1, find: 1, match: 1, rank: 1, tell: 1}]

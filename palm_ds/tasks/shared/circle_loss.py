@@ -75,6 +75,17 @@ class CircleLoss(OptionalImages):
     def for_prediction(self) -> Self:
         return replace(self, negative_images=0, negative_texts=0)
 
+    def longest_text(self, length: int) -> int:
+        return self.max_length or length if self.circle else super().longest_text(length)
+
+    def check(self, source: TableSource, *, labelled: bool) -> None:
+        if self.circle and not self.max_length:
+            raise UserError(
+                f"{self.where}.max_length: missing; with the circle loss it is the most tokens of "
+                f"a text with its image, and a row of `length` tokens holds {1 + self.negatives}"
+            )
+        super().check(source, labelled=labelled)
+
     def check_labels(self, source: TableSource) -> None:
         if self.circle and self.negatives and len(self._pairs(source).images) < 2:
             raise UserError(
@@ -93,8 +104,7 @@ class CircleLoss(OptionalImages):
         self, items: np.ndarray, uniform: np.ndarray, source: TableSource, max_length: int
     ) -> np.ndarray:
         """Circle loss: `item`, and of the `pairs` of texts and images, negatives behind the own
-        pair, `text` and `image` (pairs,), the rows of each, `tokens` (pairs, texts) and `tags`. A
-        pair has an equal share of a row, or `max_length`."""
+        pair, `text` and `image` (pairs,), the rows of each, `tokens` (pairs, texts) and `tags`."""
         if not self.circle:
             return super().layout(items, uniform, source, max_length)
         item, many = items[:, 0], 1 + self.negatives

@@ -22,7 +22,8 @@ from tests.helpers.text_tables import built_of, dataset_of, learned, model_of, s
 
 def task_of(source: TableSource, **values: Any) -> Ranking:
     given = {"kind": "ranking", "source": "s", "images": True, "loss": "circle", "dropout": 0.0}
-    task = build("rank", {**given, "negative_images": 4, **values}).resolved(source)
+    given |= {"negative_images": 4, "max_length": 12}
+    task = build("rank", {**given, **values}).resolved(source)
     assert isinstance(task, Ranking)
     return task
 
@@ -68,7 +69,7 @@ def test_the_pairs_beside_a_row_are_of_other_images(tmp_path: Path) -> None:
 
 def test_an_example_holds_its_pairs(tmp_path: Path) -> None:
     source = asked_source(tmp_path, 8)
-    task = task_of(source, max_length=12)
+    task = task_of(source)
     built, batch = built_of(dataset_of(source, task))
     (part,) = (x for row in built for x in row if x.example.item == 2)
     example, layout = part.example, part.ref.layout
@@ -145,6 +146,8 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         task_of(source, negative_texts=1)
     with pytest.raises(UserError, match=r"rank\.max_length: 40 tokens .* raise `length` to 200"):
         dataset_of(source, task_of(source, max_length=40)).layouts(np.arange(4))
+    with pytest.raises(UserError, match=r"rank\.max_length: missing; .*`length` tokens holds 5"):
+        task_of(source, max_length=0).check(source, labelled=True)
     single = named_source(tmp_path)
     few = TableSource(single.table, np.array([0, 1, 4]), single.tokenizer, "few")
     with pytest.raises(UserError, match="few has texts of fewer than 2 images; the circle loss"):
