@@ -97,8 +97,10 @@ class CircleLoss(OptionalImages):
         items = self.items(source, max_length)
         return items[self.belongs(source)[items[:, 0]]] if self.circle else items
 
-    def _pairs(self, source: TableSource) -> Pairs:
-        return source.cached(f"pairs {self.name}", lambda: Pairs.of(source, self.belongs(source)))
+    def _pairs(self, source: TableSource) -> MatchingPairs:
+        return source.cached(
+            f"pairs {self.name}", lambda: MatchingPairs.of(source, self.belongs(source))
+        )
 
     def layout(
         self, items: np.ndarray, uniform: np.ndarray, source: TableSource, max_length: int
@@ -174,7 +176,7 @@ class CircleLoss(OptionalImages):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs:
+class MatchingPairs:
     """The rows of a table by the image they belong to."""
 
     pictures: np.ndarray
@@ -189,7 +191,7 @@ class Pairs:
     """(images,) how many each has."""
 
     @classmethod
-    def of(cls, source: TableSource, belong: np.ndarray) -> Pairs:
+    def of(cls, source: TableSource, belong: np.ndarray) -> MatchingPairs:
         """Of the rows that `belong` (rows,) together."""
         pictures, rows = image_numbers(source), np.flatnonzero(belong)
         rows = rows[np.argsort(pictures[rows], kind="stable")]
