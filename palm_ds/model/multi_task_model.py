@@ -283,14 +283,9 @@ class Model(nn.Module):
 
     def _pool(self, task: str, rows: torch.Tensor, labels: TaskLabels) -> torch.Tensor:
         """Input of the task's head, of the rows that `_read` returns."""
-        head, rows = self._head(task), self._pooled(task, rows, labels)
-        return head.hidden_rows(rows) if isinstance(head, Head) else rows
-
-    def _pooled(self, task: str, rows: torch.Tensor, labels: TaskLabels) -> torch.Tensor:
-        """What the encoder makes of these rows for the task's head."""
         head = self._head(task)
         if _matches(head):
-            return self.backbone.match(rows)
+            return head.hidden_rows(self.backbone.match(rows))
         if getattr(head, "reads_regions", False):
             return self.backbone.of_regions(rows)
         rows = self.backbone.of_texts(rows)

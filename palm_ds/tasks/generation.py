@@ -22,7 +22,7 @@ there. Several sources are cut as elsewhere, the longest first; ERNIE cuts the l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -42,14 +42,19 @@ from palm_ds.data.tasks.generation_flows import (
     random_spans,
     same_head,
 )
-from palm_ds.data.tasks.interfaces import QUESTION, Form, FormField, StoredPrediction, text_field
+from palm_ds.data.tasks.interfaces import Form, StoredPrediction
 from palm_ds.data.tasks.masking import unigram_baseline
 from palm_ds.data.tasks.task import Task
 from palm_ds.data.tasks.text_generation import GenerationLimits, TextGenerator
 from palm_ds.model.generation.cached_decoder import Prompt, TargetFormat, check_generates
 from palm_ds.model.generation.generate import DecodingSettings
 from palm_ds.model.inputs.batch import PackedText
-from palm_ds.tasks.shared.generation_sources import TURNS, GenerationSources, dialogue_types
+from palm_ds.tasks.shared.generation_sources import (
+    TURNS,
+    GenerationSources,
+    dialogue_types,
+    source_form,
+)
 from palm_ds.tasks.shared.image_text import IMAGE, OptionalImages
 from palm_ds.tasks.shared.text_scores import check_rules, text_scores
 from palm_ds.tasks.shared.text_task import SHORTEST, TextTask
@@ -238,22 +243,8 @@ class Generation(FlowOptions, OptionalImages, TextGenerator):
     def source_roles(self) -> tuple[str, ...]:
         return (*(self.texts or SOURCES), *[TURNS] * bool(self.max_turns))
 
-    def row_of(self, texts: str | Sequence[str]) -> dict[str, Any]:
-        given = [texts] if isinstance(texts, str) else list(texts)
-        if self.max_turns:
-            return {TURNS: given}
-        if len(given) > len(self.source_roles):
-            raise UserError(f"{len(given)} texts; the task reads {' and '.join(self.source_roles)}")
-        return dict(zip(self.source_roles, given, strict=False))
-
     def form(self) -> Form:
-        first, *_ = self.source_roles
-        fields = (replace(text_field(first), optional=bool(self.max_turns)),)
-        if self.max_turns:
-            label = "turns, one on each line"
-            turns = FormField(name=TURNS, role=TURNS, label=label, value=QUESTION, listed=True)
-            fields = (turns, replace(fields[0], label="facts", value=""))
-        return Form(about="Writes a text.", fields=fields, shows="text")
+        return source_form(self.source_roles)
 
     @property
     def decoding(self) -> DecodingSettings:

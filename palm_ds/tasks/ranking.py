@@ -38,8 +38,7 @@ from palm_ds.model.heads.regions import CircleHead
 from palm_ds.tasks.metrics.classes import auc, f1
 from palm_ds.tasks.metrics.ranking import average_precision, mrr, ndcg, pn_ratio, rank, recalls_of
 from palm_ds.tasks.shared import labels
-from palm_ds.tasks.shared.circle_loss import CircleLoss
-from palm_ds.tasks.shared.image_text import IMAGE, image_numbers
+from palm_ds.tasks.shared.image_text import IMAGE, CircleLoss, image_numbers
 from palm_ds.tasks.shared.probabilities import rounded, sigmoid, softmax
 from palm_ds.tasks.shared.text_task import missing
 

@@ -242,9 +242,14 @@ class Serves:
     """Whether its score orders texts by how well they fit another: 0: it does not; 1: where a
     request names the task; of those above, the highest answers requests that name none."""
 
+    @property
+    def source_roles(self) -> Sequence[str]:
+        """The columns of its texts that a program may give as they are; empty: the usual ones."""
+        return self.texts
+
     def row_of(self, texts: str | Sequence[str]) -> dict[str, Any]:
         """The row of a bare text, or of several. Raises UserError for more than the task reads."""
-        named = tuple(self.texts) or PAIR
+        named = tuple(self.source_roles) or PAIR
         if isinstance(texts, str):
             return {named[0]: texts}
         if len(texts) > len(named):

@@ -375,11 +375,6 @@ class TableTask(Task[TableSource], PredictionFiles, Serves):
                 raise UserError(f"{name}: takes rows by {name}.on(train=..., dev=...)")
             return super().__new__(cls, **settings)
 
-    @property
-    def source_roles(self) -> Sequence[str]:
-        """The columns of its texts that a program may give as they are; empty: the usual ones."""
-        return self.texts
-
     def check(self, source: TableSource, *, labelled: bool) -> None:
         """Raises UserError, with the row's place, if a row of its table cannot be used; with
         `labelled` (training, evaluation) every row must have a label."""

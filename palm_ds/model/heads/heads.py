@@ -105,8 +105,8 @@ class Head(nn.Module):
         return torch.zeros(1, dtype=torch.int64, device=device)
 
     def hidden_rows(self, rows: torch.Tensor) -> torch.Tensor:
-        """What it reads, to which the dropout applies, of rows (n, hidden) of the encoder: its own
-        hidden layer, or the rows themselves."""
+        """Of a head that `matches_images` the rows (n, any) that its dropout applies to, after its
+        hidden layer if it has one, of those (n, hidden) that the encoder returns."""
         return rows
 
     def reads(self, *, images: bool) -> None:

@@ -126,7 +126,7 @@ class ImageMatchHead(Head):
 
 
 class CircleHead(PooledHead):
-    """How well an image and a text match: the sigmoid of a score. An example is a pair that belongs
+    """The match of an image and a text: the sigmoid of a score. An example is a pair that belongs
     together, and negatives in two halves; its loss is the mean over both of the circle loss (Sun et
     al. 2020, arXiv 2002.10857, equation 6) of the pair against that half, as in ERNIE-ViL's
     retrieval. It is correct if the pair has the highest score. A pair alone has no loss."""
