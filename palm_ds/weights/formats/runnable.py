@@ -217,7 +217,7 @@ class ClassScores(nn.Module):
 def _linear(contents: CheckpointContents, module: str) -> nn.Linear:
     weight, bias = (read_values(contents, f"{module}.{end}") for end in ("weight", "bias"))
     with on_meta():
-        layer = nn.Linear(*weight.shape[::-1])
+        layer = nn.Linear(weight.shape[1], weight.shape[0])
     layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(bias)
     return layer
 

@@ -287,7 +287,8 @@ def test_a_head_of_questions_has_a_hidden_layer(tmp_path: Path) -> None:
     base = whole_task("multi_label", source).baseline(wanted, source)[0]
     assert np.allclose(task.baseline(wanted, source)[0], base * wanted.shape[1])
     seen: list[torch.Tensor] = []
-    model.heads["seen"].out.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    head: Any = model.heads["seen"]
+    head.out.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     model.train()(batch)
     kept = seen[0].detach().numpy() != 0
     assert np.allclose(seen[0].detach().numpy()[kept], 2 * inside[kept], atol=1e-5)
