@@ -210,12 +210,10 @@ class Generation(FlowOptions, OptionalImages, TextGenerator):
         items = self.items(source, max_length)
         layouts = self.layout(items, np.empty((len(items), 0)), source, max_length)
         whole = self._sources(source).whole_lengths(items[:, 0]).sum(1)
-        parts = [f"{self.name}: {len(source):,} rows"]
-        if cut := int((layouts["tokens"].sum(1) < whole).sum()):
-            parts.append(f"sources truncated: {cut:,}")
-        if cut := int((layouts["ends"] == 0).sum()):
-            parts.append(f"targets truncated to {self.max_target} tokens: {cut:,}")
-        return "; ".join(parts)
+        cut = int((layouts["tokens"].sum(1) < whole).sum()), int((layouts["ends"] == 0).sum())
+        named = "sources truncated", f"targets truncated to {self.max_target} tokens"
+        parts = [f"{name}: {many:,}" for name, many in zip(named, cut, strict=True) if many]
+        return "; ".join([f"{self.name}: {len(source):,} rows", *parts])
 
     def example(self, layout: np.void, source: TableSource, rng: np.random.Generator) -> Example:
         item, many, vocabulary = int(layout["item"]), int(layout["target"]), source.vocabulary
@@ -248,8 +246,7 @@ class Generation(FlowOptions, OptionalImages, TextGenerator):
 
     @property
     def decoding(self) -> DecodingSettings:
-        most = self.generate.max_tokens or self.max_target - 1
-        return replace(self.generate, max_tokens=most)
+        return replace(self.generate, max_tokens=self.generate.max_tokens or self.max_target - 1)
 
     @property
     def evaluation_decoding(self) -> DecodingSettings:
