@@ -107,7 +107,7 @@ class Predictor:
         """The fewest encoder passes that cover all tasks."""
         alike: dict[str, list[tuple[TableTask, TableTask]]] = {}
         for name, task in self.tasks.items():
-            input_task = input_task_of(self.recipe, name)
+            input_task = input_task_of(self.recipe, name).for_prediction()
             alike.setdefault(self._alike(input_task, task), []).append((input_task, task))
         return tuple(
             EncoderPass(
@@ -170,13 +170,17 @@ class Predictor:
             raise UserError(f"generate: of {', '.join(self.tasks)}, none writes texts")
         return replace(self, tasks={**self.tasks, **tasks})
 
+    def limits(self, each: EncoderPass) -> GenerationLimits:
+        """With which the sources of texts are read."""
+        return GenerationLimits(
+            length=self.recipe.length,
+            segments=self.recipe.backbone_config.token_types,
+            task_id=each.task_id,
+        )
+
     def _written(self, each: EncoderPass, source: TableSource) -> PredictedChunk:
         """Texts for the rows of a source."""
-        encoder = self.recipe.backbone_config
-        limits = GenerationLimits(
-            length=self.recipe.length, segments=encoder.token_types, task_id=each.task_id
-        )
-        texts, cut = {}, 0
+        limits, texts, cut = self.limits(each), {}, 0
         for task in each.tasks:
             assert isinstance(task, TextGenerator), "other tasks build other examples"
             cut = task.cut_sources(source, limits)
@@ -287,17 +291,12 @@ def _chunk(work: _Work, pieces: list[Decoded], tasks: Mapping[str, TableTask]) -
         rows=work.source.numbers,
         predictions={
             name: [
-                _written(task, predictions.get(name, {}).get(i, {}))
-                for i in range(len(work.source))
+                task.shown(predictions.get(name, {}).get(i, {})) for i in range(len(work.source))
             ]
             for name, task in tasks.items()
         },
         cut=work.cut,
     )
-
-
-def _written(task: TableTask, prediction: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in prediction.items() if key not in task.eval_only}
 
 
 def chunks(source: TableSource) -> list[np.ndarray]:

@@ -278,7 +278,7 @@ class Model(nn.Module):
         """Input of the task's head, of the rows that `_read` returns."""
         head = self._head(task)
         if _matches(head):
-            return self.backbone.match(rows)
+            return head.hidden_rows(self.backbone.match(rows))
         if getattr(head, "reads_regions", False):
             return self.backbone.of_regions(rows)
         rows = self.backbone.of_texts(rows)

@@ -1,6 +1,6 @@
 """From the texts of a request to work for the model, and from its scores to the answer.
 
-    predict_work    rows ──arranged and decoded by their task──> what `palm-ds predict` writes
+    predict_work    rows ──decoded, or written, by their task──> as of `palm-ds predict`
     embed_work      texts, or ids ──> vectors, as of `palm-ds embed`
     fill_work       texts with [MASK] ──> the most probable tokens
 
@@ -19,15 +19,18 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.data.reader import Table
 from palm_ds.data.reader.options import ONLY_NAMED
+from palm_ds.data.sources.table import TableSource
 from palm_ds.data.stream.decode import Decoded, gathered
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.task import TableTask
+from palm_ds.data.tasks.text_generation import TextGenerator, generate_texts
 from palm_ds.inference.embedder import EmbeddingSettings, Text
 from palm_ds.inference.fill_mask import Filled, Filler, MaskedText, as_record, best_guesses
 from palm_ds.inference.predict_files import without_labels
 from palm_ds.inference.predictor import EncoderPass
 from palm_ds.inference.search.vectors import unit
 from palm_ds.model.inputs.batch import PackedText
+from palm_ds.model.multi_task_model import Model
 from palm_ds.model.ops.splade import largest
 from palm_ds.serve.forward import (
     EVERY_TOKEN,
@@ -125,18 +128,16 @@ def predict_work(model: ServedModel, task: str, inputs: Sequence[Input] | TokenI
     what it cannot read."""
     assert model.predictor is not None
     predictor, each = model.predictor, model.passes[task]
+    own = model.tasks[task]
+    if isinstance(own, TextGenerator):
+        if isinstance(inputs, TokenIds):
+            raise UserError(f"{inputs.name}: ids are not read by tasks that write; send `inputs`")
+        return _write_work(model, own, _source_of(model, task, rows_of(inputs, own, each)))
     if isinstance(inputs, TokenIds):
-        rows = [sample_row(model.tasks[task])] * len(inputs)
+        rows = [sample_row(own)] * len(inputs)
     else:
-        rows = rows_of(inputs, model.tasks[task], each)
-        _check_images(rows)
-    named = {role: role for role in ONLY_NAMED if any(role in row for row in rows)}
-    read = replace(
-        each.read, columns=named, format="auto", drop={}, bad_rows="stop", split="", header=True
-    )
-    source = predictor.source(Table.from_rows(rows, without_labels(read), name="inputs"))
-    for checked in (each.input_task, *each.tasks):
-        checked.check(source, labelled=False)
+        rows = rows_of(inputs, own, each)
+    source = _source_of(model, task, rows)
     built = predictor.examples(each, source)
     # counting costs as much as arranging: only where a row may have been too long
     most = getattr(each.input_task, "max_length", 0) or predictor.recipe.length
@@ -152,16 +153,52 @@ def predict_work(model: ServedModel, task: str, inputs: Sequence[Input] | TokenI
                 0,
                 one.example.item,
                 one.ref.number,
-                model.tasks[task].decode(own[task], one.example, source),
+                own.decode(score[task], one.example, source),
             )
-            for one, own in zip(built, scores, strict=True)
-            if task in own
+            for one, score in zip(built, scores, strict=True)
+            if task in score
         ]
         _, predictions = gathered(pieces, model.tasks, [source]).get(task, (0, {}))
-        return [predictions.get(item, {}) for item in range(len(rows))], cut
+        return [own.shown(predictions.get(item, {})) for item in range(len(rows))], cut
 
     examples = [one.example for one in built]
     return Work(model=model, examples=examples, task_id=each.task_id, finish=finish)
+
+
+def _source_of(model: ServedModel, task: str, rows: Sequence[Row]) -> TableSource:
+    """Rows by role as a table. Raises UserError for what the task cannot read."""
+    assert model.predictor is not None
+    each = model.passes[task]
+    _check_images(rows)
+    named = {role: role for role in ONLY_NAMED if any(role in row for row in rows)}
+    read = replace(
+        each.read, columns=named, format="auto", drop={}, bad_rows="stop", split="", header=True
+    )
+    source = model.predictor.source(Table.from_rows(rows, without_labels(read), name="inputs"))
+    for checked in (each.input_task, *each.tasks):
+        checked.check(source, labelled=False)
+    return source
+
+
+def _write_work(model: ServedModel, task: TextGenerator, source: TableSource) -> Work:
+    """Texts for rows; the answer is as of `predict_work`."""
+    assert model.predictor is not None
+    limits = model.predictor.limits(model.passes[task.name])
+    prompts = task.prompts(np.arange(len(source)), source, limits)
+    cut = task.cut_sources(source, limits)
+
+    def write(replica: Model, number: int) -> dict[str, Any]:
+        how = {"settings": task.decoding, "batch_tokens": model.batch_tokens}
+        (text,) = generate_texts(replica, task, [number], source, limits, **how)
+        return text
+
+    return Work(
+        model=model,
+        examples=[_plain(prompt.source) for prompt in prompts],
+        task_id=limits.task_id,
+        write=write,
+        finish=lambda texts: (list(texts), cut),
+    )
 
 
 # ---- vectors ----

@@ -6,9 +6,9 @@
 
 There is no waiting for a batch to fill: while a device computes, requests gather; when it is free,
 it takes one text of each waiting request in turn, until the batch is full. A batch holds what the
-device computes in about `_TURN`. So a short request waits for two short turns, never for all texts
-of a long one, and without load it is answered immediately. One thread for each device runs the
-model; another turns scores into answers.
+device computes in about `_TURN`; a text that a model writes is a batch of its own. So a short
+request waits for two short turns, never for all texts of a long one, and without load it is
+answered immediately. One thread for each device runs the model; another turns scores into answers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from palm_ds.data.tasks.example import Example
-from palm_ds.serve.forward import EVERY_TOKEN, Asked, Scores, scores_of
+from palm_ds.model.multi_task_model import Model
+from palm_ds.serve.forward import EVERY_TOKEN, Asked, scores_of
 from palm_ds.serve.served_model import ServedModel
 
 log = logging.getLogger(__name__)
@@ -45,10 +46,12 @@ class Work:
     """Layers below the last whose states are wanted, too."""
     pooling: str = EVERY_TOKEN
     """How these are pooled."""
-    finish: Callable[[Sequence[Scores]], Any]
-    """From the scores of each example to the answer."""
+    write: Callable[[Model, int], Any] | None = None
+    """Instead of scores of a forward pass: what a model writes for an example, by its number."""
+    finish: Callable[[Sequence[Any]], Any]
+    """From the scores of each example, or what was written, to the answer."""
     future: Future[Any] = field(default_factory=Future)
-    scores: list[Scores] = field(default_factory=list)
+    scores: list[Any] = field(default_factory=list)
     taken: int = 0
     left: int = 0
     arrived: float = 0.0
@@ -131,7 +134,8 @@ class Scheduler:
                 continue
             report = _report(pieces, time.monotonic() - started)
             self._observe(report)
-            self._resize(model, report)
+            if not pieces[0][0].write:
+                self._resize(model, report)
             for work in self._note(pieces, results):
                 self._finisher.submit(_finish, work)
 
@@ -146,7 +150,7 @@ class Scheduler:
                 room = 2 * room
             self._room[model.name] = min(room, model.batch_tokens)
 
-    def _note(self, pieces: Sequence[Piece], results: Sequence[Scores]) -> list[Work]:
+    def _note(self, pieces: Sequence[Piece], results: Sequence[Any]) -> list[Work]:
         """Note the scores of pieces; returns the works that are complete now."""
         done: list[Work] = []
         with self._changed:
@@ -176,15 +180,15 @@ class Scheduler:
                 self._changed.wait()
 
     def _taken(self, queue: deque[Work]) -> list[Piece]:
-        """One example of each request in turn, up to the tokens of a batch; removes finished
-        ones."""
+        """One example of each request in turn, up to the tokens of a batch, or one text to be
+        written; removes finished ones."""
         pieces: list[Piece] = []
         model = queue[0].model
         room = self._room.get(model.name, model.batch_tokens)
         while queue:
             work = queue[0]
             length = len(work.examples[work.taken])
-            if pieces and length > room:
+            if pieces and (length > room or work.write or pieces[0][0].write):
                 break
             pieces.append((work, work.taken))
             room -= length
@@ -205,10 +209,13 @@ class Scheduler:
                 del self._queues[key]
 
 
-def compute(model: ServedModel, device: int, pieces: Sequence[Piece]) -> list[Scores]:
-    """The scores of each piece."""
+def compute(model: ServedModel, device: int, pieces: Sequence[Piece]) -> list[Any]:
+    """The scores of each piece, or what is written for it."""
+    replica = model.replicas[device]
+    if pieces[0][0].write:
+        return [work.write(replica, number) for work, number in pieces if work.write]
     return scores_of(
-        model.replicas[device],
+        replica,
         [
             Asked(work.examples[number], work.task_id, work.layers, work.pooling)
             for work, number in pieces

@@ -9,7 +9,6 @@ Both also predict masked words, if the model has that head.
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -33,8 +32,6 @@ from palm_ds.serve.forward import with_vector_heads
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.runnable import has_pooler
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,17 +138,13 @@ def _copied(model: Model, device: torch.device, dtype: torch.dtype) -> Model:
 
 
 def _tasks_on_rows(opened: TrainedModel) -> list[str]:
-    """The tasks of a model that predict something for a row as it is, in one pass (those that mask
-    tokens or write texts do not); none for a checkpoint without a recipe."""
+    """The tasks of a model that predict something for a row as it is (those that mask tokens do
+    not); none for a checkpoint without a recipe."""
     try:
         asked = asked_tasks(opened.recipe, (), opened.path)
     except UserError:
         return []
-    if writing := [name for name, task in asked.items() if task.predicts == "texts"]:
-        names = ", ".join(writing)
-        where = opened.path
-        log.warning("%s: texts are not served; palm-ds predict writes those of %s", where, names)
-    return [name for name in asked if name not in writing and not asked[name].edits_text]
+    return [name for name in asked if not asked[name].edits_text]
 
 
 def _task_ids(contents: CheckpointContents) -> Mapping[str, int]:

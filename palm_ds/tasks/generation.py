@@ -42,14 +42,19 @@ from palm_ds.data.tasks.generation_flows import (
     random_spans,
     same_head,
 )
-from palm_ds.data.tasks.interfaces import StoredPrediction
+from palm_ds.data.tasks.interfaces import Form, StoredPrediction
 from palm_ds.data.tasks.masking import unigram_baseline
 from palm_ds.data.tasks.task import Task
 from palm_ds.data.tasks.text_generation import GenerationLimits, TextGenerator
 from palm_ds.model.generation.cached_decoder import Prompt, TargetFormat, check_generates
 from palm_ds.model.generation.generate import DecodingSettings
 from palm_ds.model.inputs.batch import PackedText
-from palm_ds.tasks.shared.generation_sources import TURNS, GenerationSources, dialogue_types
+from palm_ds.tasks.shared.generation_sources import (
+    TURNS,
+    GenerationSources,
+    dialogue_types,
+    source_form,
+)
 from palm_ds.tasks.shared.image_text import IMAGE, OptionalImages
 from palm_ds.tasks.shared.text_scores import check_rules, text_scores
 from palm_ds.tasks.shared.text_task import SHORTEST, TextTask
@@ -205,12 +210,10 @@ class Generation(FlowOptions, OptionalImages, TextGenerator):
         items = self.items(source, max_length)
         layouts = self.layout(items, np.empty((len(items), 0)), source, max_length)
         whole = self._sources(source).whole_lengths(items[:, 0]).sum(1)
-        parts = [f"{self.name}: {len(source):,} rows"]
-        if cut := int((layouts["tokens"].sum(1) < whole).sum()):
-            parts.append(f"sources truncated: {cut:,}")
-        if cut := int((layouts["ends"] == 0).sum()):
-            parts.append(f"targets truncated to {self.max_target} tokens: {cut:,}")
-        return "; ".join(parts)
+        cut = int((layouts["tokens"].sum(1) < whole).sum()), int((layouts["ends"] == 0).sum())
+        named = "sources truncated", f"targets truncated to {self.max_target} tokens"
+        parts = [f"{name}: {many:,}" for name, many in zip(named, cut, strict=True) if many]
+        return "; ".join([f"{self.name}: {len(source):,} rows", *parts])
 
     def example(self, layout: np.void, source: TableSource, rng: np.random.Generator) -> Example:
         item, many, vocabulary = int(layout["item"]), int(layout["target"]), source.vocabulary
@@ -238,10 +241,12 @@ class Generation(FlowOptions, OptionalImages, TextGenerator):
     def source_roles(self) -> tuple[str, ...]:
         return (*(self.texts or SOURCES), *[TURNS] * bool(self.max_turns))
 
+    def form(self) -> Form:
+        return source_form(self.source_roles)
+
     @property
     def decoding(self) -> DecodingSettings:
-        most = self.generate.max_tokens or self.max_target - 1
-        return replace(self.generate, max_tokens=most)
+        return replace(self.generate, max_tokens=self.generate.max_tokens or self.max_target - 1)
 
     @property
     def evaluation_decoding(self) -> DecodingSettings:

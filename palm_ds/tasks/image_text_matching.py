@@ -4,13 +4,16 @@
     [CLS] a dog runs [SEP] | regions of another one    no match
 
 The first region, that of the whole image, and [CLS] go through a pooler each; the head reads their
-product. Rows that name the same image (several captions of one) are never mismatched.
+product. Rows that name the same image (several captions of one) are never mismatched. Predictions
+are of the pairs as they are: `label`, `logits`, and `probs`, the second of which is that they
+belong together.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from torch import nn
@@ -21,6 +24,8 @@ from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.regions import ImageMatchHead
+from palm_ds.tasks.metrics.classes import accuracy, auc
+from palm_ds.tasks.metrics.probabilities import rounded, softmax
 from palm_ds.tasks.shared.image_text import ImageTextTask, image_numbers
 
 NAMES = ("another image", "its image")
@@ -34,7 +39,13 @@ class ImageTextMatching(ImageTextTask):
     """Share of the texts that get the image of another row."""
 
     labels = NAMES
+    edits_text: ClassVar[bool] = False
     num_uniforms: ClassVar[int] = 2
+    prediction_key: ClassVar[str] = "label"
+    eval_only: ClassVar[Sequence[str]] = ("belongs",)
+
+    def for_prediction(self) -> Self:
+        return replace(self, mismatched=0.0)
 
     def check(self, source: TableSource, *, labelled: bool) -> None:
         super().check(source, labelled=labelled)
@@ -49,9 +60,8 @@ class ImageTextMatching(ImageTextTask):
         return np.where(uniform[:, 0] < self.mismatched, other, items)
 
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
-        pictures = image_numbers(source)
-        same = pictures[example.image] == pictures[example.item]
-        example.labels[self.name] = np.zeros(1, np.int64), np.array([int(same)])
+        target = np.array([_belongs(example, source)], np.int64)
+        example.labels[self.name] = np.zeros(1, np.int64), target
 
     @classmethod
     def labels_others(cls) -> bool:
@@ -66,3 +76,28 @@ class ImageTextMatching(ImageTextTask):
         """The likelier class."""
         share = np.array([self.mismatched, 1 - self.mismatched]).clip(1e-6, 1 - 1e-6)
         return -np.log(share[targets]), (targets == share.argmax()).astype(float)
+
+    def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
+        return {
+            "label": NAMES[int(scores[0].argmax())],
+            "logits": rounded(scores[0]),
+            "probs": rounded(softmax(scores[0])),
+            "belongs": _belongs(example, source),
+        }
+
+    def metrics(
+        self, predictions: Mapping[int, dict[str, Any]], source: TableSource
+    ) -> dict[str, float]:
+        """Accuracy and AUC where some of the images are those of other rows, as in a run."""
+        known = [each["belongs"] for each in predictions.values() if "belongs" in each]
+        if len(known) < len(predictions) or len(set(known)) < 2:
+            return {}
+        labels = [each["label"] == NAMES[1] for each in predictions.values()]
+        probabilities = [each["probs"][1] for each in predictions.values()]
+        return {"accuracy": accuracy(labels, known), "auc": auc(probabilities, known, True)}
+
+
+def _belongs(example: Example, source: TableSource) -> bool:
+    """Whether its image is that of its text."""
+    pictures = image_numbers(source)
+    return bool(pictures[example.image] == pictures[example.item])

@@ -6,16 +6,19 @@ class has its own sigmoid and is predicted if the probability reaches `threshold
 
 A label may also say how much each class is worth, `{"two": 1, "three": 0.3}`: visual question
 answering by its usual 3,129 answers, each worth a third of the people who gave it, at most 1. The
-sigmoids then learn these numbers, and a prediction has the `best` class, too.
+sigmoids then learn these numbers, and a prediction has the `best` class, too. With `images` the
+head may have a hidden layer and add up the losses of the classes, as ERNIE-ViL's for such
+questions: 2,048 wide, with a dropout of 0.5 behind it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
+from pydantic import NonNegativeInt
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.settings import InnerShare, Rate
@@ -49,16 +52,26 @@ class MultiLabel(OptionalImages, ClassesTask):
     nothing: str = "none"
     """Cell value for a row without classes (in list cells: an empty list)."""
     dropout: Rate = 0.1
-    """Dropout on the input of the head during training."""
+    """Dropout on the input of the head, or of its last layer, during training."""
+    hidden_layer: NonNegativeInt = 0
+    """With `images`: the width of a hidden layer of the head, with ReLU; 0: none."""
+    reduction: Literal["mean", "sum"] = "mean"
+    """The loss of a text is the mean, or the sum, of those of the classes."""
     soft: bool = False
     """Labels are {class: worth, from 0 to 1}; by default if a training row has such a label."""
 
     prediction_key: ClassVar[str] = "labels"
     about: ClassVar[str] = "Puts a text (or a pair) into classes."
     imports: ClassVar[ImportedHead | None] = "labels"
+    head_settings: ClassVar[Sequence[str]] = ("hidden_layer", "reduction")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.hidden_layer and not self.images:
+            raise UserError(
+                f"{self.where}.hidden_layer: {self.hidden_layer}, but the head of texts alone is a "
+                "linear map, as in transformers; leave it out, or set images: true"
+            )
         if not self.separator:
             raise UserError(f"{self.where}.separator is empty; give the text between two classes")
         self.check_label_names()
@@ -128,6 +141,8 @@ class MultiLabel(OptionalImages, ClassesTask):
             self.text_width(backbone),
             len(self.labels),
             images=self.images,
+            hidden_layer=self.hidden_layer,
+            summed=self.reduction == "sum",
             threshold=self.threshold,
             dropout=self.dropout,
             init_range=backbone.config.init_range,
@@ -140,7 +155,8 @@ class MultiLabel(OptionalImages, ClassesTask):
         known = self.targets(source)
         known = known[~np.isnan(known[:, 0])]
         share = (known.sum(0) + 1) / (len(known) + 2)
-        loss = -(targets * np.log(share) + (1 - targets) * np.log(1 - share)).mean(-1)
+        each = -(targets * np.log(share) + (1 - targets) * np.log(1 - share))
+        loss = each.sum(-1) if self.reduction == "sum" else each.mean(-1)
         return loss, ((share >= self.threshold) == (targets > 0.5)).all(-1).astype(float)
 
     def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:

@@ -7,6 +7,9 @@ relevant), `logits`, `probs`, and `score`, which orders the candidates of a grou
 
 With `images` a row is an image and a text, as in retrieval from Flickr30k: the texts of an image
 are its candidates, or the images of a text, and the scores are recalls in both directions, too.
+With `loss: circle` it trains as ERNIE-ViL does: on each pair that belongs together beside others
+that do not, which are drawn from the other rows. Rows that do not belong together are only scored;
+predictions have no `logits`, and `score` is that of the pair.
 
 An encoder with memories reads a long candidate in windows, each with the question behind it: [CLS]
 window of the candidate [SEP] question [SEP]. All windows have the grade of their candidate, which
@@ -29,18 +32,19 @@ from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.interfaces import PAIR, StoredPrediction
 from palm_ds.data.tasks.masking import class_prior_baseline
 from palm_ds.model.encoder.encoder import Encoder
-from palm_ds.model.heads.heads import ClassHead
+from palm_ds.model.heads.heads import ClassHead, Head
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
+from palm_ds.model.heads.regions import CircleHead
 from palm_ds.tasks.metrics.classes import auc, f1
-from palm_ds.tasks.metrics.probabilities import rounded, softmax
+from palm_ds.tasks.metrics.probabilities import rounded, sigmoid, softmax
 from palm_ds.tasks.metrics.ranking import average_precision, mrr, ndcg, pn_ratio, rank, recalls_of
 from palm_ds.tasks.shared import labels
-from palm_ds.tasks.shared.image_text import IMAGE, OptionalImages, image_numbers
+from palm_ds.tasks.shared.image_text import IMAGE, CircleLoss, image_numbers
 from palm_ds.tasks.shared.text_task import missing
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranking(OptionalImages):
+class Ranking(CircleLoss):
     """Ranks candidates within groups."""
 
     relevant_from: PositiveFloat = 1.0
@@ -83,6 +87,7 @@ class Ranking(OptionalImages):
         super().check(source, labelled=labelled)
 
     def check_labels(self, source: TableSource) -> None:
+        super().check_labels(source)
         column = self.group_of(source)
         missing(source.column(column), source, column)
         grades = labels.numbers(self, source, strict=True)
@@ -99,15 +104,15 @@ class Ranking(OptionalImages):
     def describe_labels(self, source: TableSource) -> str:
         if self.label_column not in source.columns:
             return ""
-        relevant = int(self._relevant(source).sum())
+        relevant = int(self.belongs(source).sum())
         return f"{relevant:,} relevant (grade {self.relevant_from:g} or more)"
 
     def describe(self, source: TableSource) -> str:
         """A note if every candidate is relevant, or none is; may be empty."""
         if self.label_column not in source.columns or not len(source):
             return ""
-        relevant = self._relevant(source)
-        if relevant.any() and not relevant.all():
+        relevant = self.belongs(source)
+        if relevant.any() and (self.circle or not relevant.all()):
             return ""
         which = "every candidate" if relevant.all() else "no candidate"
         grades = np.nanmin(self.grades(source)), np.nanmax(self.grades(source))
@@ -117,20 +122,26 @@ class Ranking(OptionalImages):
             f"{self.relevant_from:g}"
         )
 
-    def _relevant(self, source: TableSource) -> np.ndarray:
+    def belongs(self, source: TableSource) -> np.ndarray:
         """(rows,) bool; False without a grade."""
         return self.grades(source) >= self.relevant_from
 
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
-        target = self._relevant(source)[[example.item]]
-        self.label_text(example, target.astype(np.int64))
+        if self.circle:
+            self.label_pairs(example)
+        else:
+            target = self.belongs(source)[[example.item]]
+            self.label_text(example, target.astype(np.int64))
 
     def repeated(self, layouts: np.ndarray) -> np.ndarray | None:
         return layouts["tokens"][:, 0]
 
-    def head(self, backbone: Encoder) -> ClassHead:
+    def head(self, backbone: Encoder) -> Head:
+        width = self.text_width(backbone)
+        if self.circle:
+            return CircleHead(width, margin=self.margin, scale=self.scale, dropout=self.dropout)
         return ClassHead(
-            self.text_width(backbone),
+            width,
             2,
             pooled=True,
             images=self.images,
@@ -139,10 +150,16 @@ class Ranking(OptionalImages):
         )
 
     def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
-        return class_prior_baseline(targets, np.bincount(self._relevant(source), minlength=2))
+        if self.circle:
+            return self.alike(targets)
+        return class_prior_baseline(targets, np.bincount(self.belongs(source), minlength=2))
 
     def decode(self, scores: np.ndarray, example: Example, source: TableSource) -> dict[str, Any]:
         logits = scores[0].astype(np.float64)
+        if self.circle:
+            probs = sigmoid(np.array([-logits[0], logits[0]]))
+            label, score = int(logits[0] > 0), float(logits[0])
+            return {"label": label, "probs": rounded(probs), "score": score}
         return {
             "label": int(logits.argmax()),
             "logits": rounded(logits),
@@ -227,7 +244,7 @@ class Ranking(OptionalImages):
         return prediction
 
     def head_outputs(self) -> HeadOutputs:
-        return HeadOutputs(relevance=True)
+        return HeadOutputs(relevance=not self.circle)
 
     def hf_export(self) -> ExportedHead:
         return self.exported()

@@ -4,21 +4,30 @@ way through ours."""
 from __future__ import annotations
 
 import filecmp
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
 from palm_ds.cli.main import main
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import Encoder, build_encoder
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.inputs.regions import PackedRegions
+from palm_ds.model.multi_task_model import Model
+from palm_ds.tasks.multi_label import MultiLabel
+from palm_ds.tasks.multiple_choice import MultipleChoice
+from palm_ds.tasks.ranking import Ranking
+from palm_ds.tasks.referring_expressions import ReferringExpressions
 from palm_ds.weights.convert.convert import ConversionOptions, convert
 from palm_ds.weights.formats.open import open_checkpoint
+from palm_ds.weights.formats.paddle.variable_files import write_variable
 from palm_ds.weights.formats.runnable import load_encoder
+from palm_ds.weights.weights_folder import load_weights
+from tests.helpers.text_tables import make_task
 
 STRICT = ConversionOptions(strict=True, verify=False)
 Arrays = Mapping[str, np.ndarray]
@@ -146,3 +155,73 @@ def test_there_and_back_the_files_are_the_same(
         assert main(["show", str(folder)]) == 0
         text = capsys.readouterr().out
         assert "'region_size': 20" in text and f"kind {name}" in text
+
+
+# Heads of fine-tuning --------------------------------------------------------------------------
+
+CO, REGION = 32, 16  # widths of what poolers return, and of regions
+_HEADS = {
+    "vqa_fc_w_0": (CO, 12),
+    "vqa_fc_b_0": (12,),
+    "vqa_fc_w_1": (12, 7),
+    "vqa_fc_b_1": (7,),
+    "match_fc.w_0": (CO, 1),
+    "match_fc.b_0": (1,),
+    "vcr_fc.w_0": (CO, 1),
+    "vcr_fc.b_0": (1,),
+    "cls_seq_label_vl_out_w": (REGION, 1),
+    "cls_seq_label_vl_out_b": (1,),
+}
+
+
+@pytest.fixture
+def fine_tuned(shared: Path, tmp_path: Path) -> tuple[Path, Arrays]:
+    """ERNIE-ViL with the heads that its fine-tuning adds, and these heads."""
+    folder = tmp_path / "theirs"
+    shutil.copytree(shared / "oracle/ernie_vil", folder)
+    rng = np.random.default_rng(5)
+    heads = {name: rng.normal(size=shape).astype(np.float32) for name, shape in _HEADS.items()}
+    for name, values in heads.items():
+        write_variable(folder / "params" / name, torch.from_numpy(values))
+    return folder, heads
+
+
+def test_heads_of_ernies_fine_tuning_are_read(
+    fine_tuned: tuple[Path, Arrays], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Through our own format, by heads of tasks of these names; their scores in numpy."""
+    folder, heads = fine_tuned
+    convert(folder, tmp_path / "ours", "palm_ds", STRICT)
+    contents = open_checkpoint(tmp_path / "ours")
+    config = contents.config
+    common = {"images": True, "region_size": 20, "labels": list("abcdefg"), "hidden_layer": 12}
+    tasks: list[Any] = [
+        make_task(MultiLabel, "vqa", **common),
+        make_task(Ranking, "match", images=True, region_size=20, loss="circle"),
+        make_task(MultipleChoice, "vcr", images=True, region_size=20),
+        make_task(ReferringExpressions, "referring_expressions", region_size=20),
+    ]
+    backbone = build_encoder(config)
+    model = Model(
+        backbone, {x.name: x.head(backbone) for x in tasks}, {x.name: x.name for x in tasks}
+    )
+    report = load_weights(contents, model)
+    assert not report.newly_initialized and not report.unused, report
+    rng = np.random.default_rng(6)
+    pooled, regions = (rng.normal(size=(3, n)).astype(np.float32) for n in (CO, REGION))
+    inside = np.maximum(pooled @ heads["vqa_fc_w_0"] + heads["vqa_fc_b_0"], 0)
+    expected = {
+        "vqa": inside @ heads["vqa_fc_w_1"] + heads["vqa_fc_b_1"],
+        "match": pooled @ heads["match_fc.w_0"] + heads["match_fc.b_0"],
+        "vcr": pooled @ heads["vcr_fc.w_0"] + heads["vcr_fc.b_0"],
+        "referring_expressions": regions @ heads["cls_seq_label_vl_out_w"]
+        + heads["cls_seq_label_vl_out_b"],
+    }
+    for name, scores in expected.items():
+        head: Any = model.heads[name]
+        given = torch.from_numpy(regions if name.startswith("referring") else pooled)
+        groups = [torch.zeros(3, dtype=torch.int64)] * head.grouped
+        with torch.no_grad():
+            assert np.allclose(head.logits(head.hidden_rows(given), *groups), scores, atol=1e-4)
+    assert main(["show", str(folder)]) == 0
+    assert "vqa (7 classes of whole texts)" in capsys.readouterr().out

@@ -97,13 +97,27 @@ sources:
     tokenizer: vocab.txt
     read: {columns: {text_a: text_a, image: pic, label: worth}}
   found: {table: asked.jsonl, tokenizer: vocab.txt, read: {columns: {image: pic, box: place}}}
+  told: {table: asked.jsonl, tokenizer: vocab.txt, read: {columns: {image: pic, target: target}}}
+  graded: {table: asked.jsonl, tokenizer: vocab.txt, read: {columns: {image: pic, label: grade}}}
 held_out: 0.2
 tasks:
-  answers: {kind: multi_label, source: asked, images: true}
+  answers: {kind: multi_label, source: asked, images: true, hidden_layer: 8}
   find: {kind: referring_expressions, source: found}
-stages: [{answers: 1, find: 1}]
+  match: {kind: image_text_matching, source: found}
+  rank: {kind: ranking, source: graded, images: true, loss: circle, negative_images: 2,
+         max_length: 20}
+  tell: {kind: generation, source: told, images: true, decoder: next_token, end: mask,
+         max_target: 8}
+stages: [{answers: 1, find: 1, match: 1, rank: 1, tell: 1}]
 """
 )
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Numbers to 1e-5."""
+    assert found.keys() == expected.keys()
+    for key, value in expected.items():
+        assert found[key] == (value if isinstance(value, str) else pytest.approx(value, abs=1e-5))
 
 
 @pytest.mark.slow
@@ -111,7 +125,7 @@ def test_a_run_predicts_with_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In files, from Python and on a server; in graphs it is refused."""
-    rows = [{**row, "target": ""} for row in asked_rows(20)]
+    rows = asked_rows(20)
     (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     write_files(tmp_path)
     (tmp_path / "recipe.yaml").write_text(FINE_TUNING)
@@ -123,12 +137,22 @@ def test_a_run_predicts_with_images(
     scores = json.loads(Path("out/scores.json").read_text())
     assert "soft_accuracy" in json.dumps(scores) and "accuracy" in json.dumps(scores)
     given = {key: rows[0][key] for key in ("text_a", "pic")}
-    (alone,) = load("run").predict([given])["answers"]
-    assert alone["best"] == first["best"] and alone["probs"] == pytest.approx(first["probs"])
+    alone = {name: found[0] for name, found in load("run").predict([given]).items()}
+    assert alone["answers"]["best"] == first["best"]
+    assert alone["answers"]["probs"] == pytest.approx(first["probs"])
+    for name in ("match", "tell", "rank"):
+        (line, *_) = Path(f"out/{name}.predictions.json").read_text().splitlines()
+        same(json.loads(line), {"index": 0, **alone[name]})
+    assert list(alone["match"]) == ["label", "logits", "probs"]  # of the pair as it is
     models, served = opened(run=Path("run"))
     with local(models, served) as server:
         answer = server.answer("/predict/find", {"inputs": [given]})["predictions"][0]
         assert answer["box"] == pytest.approx(given["pic"]["boxes"][answer["region"]], abs=0.01)
+        for name in ("match", "tell", "rank"):
+            (answer,) = server.answer(f"/predict/{name}", {"inputs": [given]})["predictions"]
+            same(answer, alone[name])
+        caption = server.answer("/predict/tell", {"inputs": [{"pic": given["pic"]}]})
+        assert caption["predictions"][0]["text"] == alone["tell"]["text"]
         for image, message in (
             ("../7.npz", "image: a name; give the regions"),
             (None, "no column"),

@@ -15,7 +15,6 @@ import palm_ds as palm
 from palm_ds.inference import predictor as predictor_module
 from palm_ds.inference.model_tasks import input_task_of
 from palm_ds.inference.trained_model import TrainedModel
-from palm_ds.serve.served_model import ModelOptions, open_served
 from palm_ds.train.export import head_taken
 from palm_ds.weights import weights_folder
 from tests.helpers.reseal import reseal
@@ -30,6 +29,7 @@ from tests.helpers.saved_model import (
     titles,
     write_rows,
 )
+from tests.helpers.serving import local, opened
 from tests.launch.conftest import Said
 
 TEXT_TASKS = ("mood", "topic", "size")
@@ -396,9 +396,23 @@ def test_texts_from_python(tmp_path) -> None:
     assert set(model.evaluate(rows)["title"]) == {"rouge_l", "rouge_1", "rouge_2", "bleu_4"}
 
 
-def test_a_server_says_that_it_writes_no_texts(tmp_path, caplog) -> None:
-    tasks = {"title": TITLE, "mood": TASKS["mood"]}
-    run = save_model(tmp_path / "run", ["title", "mood"], tasks=tasks)
-    served = open_served(run, "run", ModelOptions())
-    assert list(served.tasks) == ["mood"]
-    assert "texts are not served; palm-ds predict writes those of title" in caplog.text
+def test_a_server_writes_the_same_texts(tmp_path) -> None:
+    """Of bare texts, which are sources, and of rows; beside a task that classifies."""
+    run = save_model(
+        tmp_path / "run", ["title", "mood"], tasks={"title": TITLE, "mood": TASKS["mood"]}
+    )
+    rows = titles(3, seed=8)
+    wanted = palm.load(run).predict(rows, task="title")["title"]
+    models, served = opened(run=run)
+    form = models.models["run"].tasks["title"].form()
+    assert (form.shows, [field.role for field in form.fields]) == ("text", ["source"])
+    with local(models, served) as server:
+        for inputs in (rows, [row["source"] for row in rows]):
+            found = server.answer("/predict/title", {"inputs": inputs})["predictions"]
+            assert [each["text"] for each in found] == [each["text"] for each in wanted]
+            assert [x["score"] for x in found] == pytest.approx([x["score"] for x in wanted])
+        assert "mood" in server.answer("/predict/mood", {"inputs": ["so good"]})["task"]
+        body = {"input_ids": [[1, 2, 3]]}
+        assert "ids are not read by tasks that write" in server.refusal("/predict/title", body)[1]
+        many = {"inputs": [["a", "b", "c", "d"]]}
+        assert "4 texts; the task reads source and" in server.refusal("/predict/title", many)[1]

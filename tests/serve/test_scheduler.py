@@ -91,6 +91,24 @@ def test_a_slow_device_has_short_turns(models: ModelSet, monkeypatch: pytest.Mon
     scheduler.close()
 
 
+def test_a_text_is_written_by_itself(models: ModelSet) -> None:
+    """One each turn, between the passes of others."""
+    model, watched, turns = models.models["words"], Watched(), list[int]()
+
+    def write(replica: Any, number: int) -> str:
+        turns.append(len(watched.reports))
+        assert replica is model.replicas[0]
+        return f"text {number}"
+
+    texts = work(model, "so", "good", "so")
+    texts.write, texts.finish = write, list
+    short = work(model, "good", "bad")
+    watched.run(texts, short)
+    assert texts.future.result(1) == ["text 0", "text 1", "text 2"]
+    assert short.future.result(1)[0].shape == (2, 16)
+    assert [each.texts for each in watched.reports] == [1] * 5 and turns == [0, 2, 4]
+
+
 def test_models_have_passes_of_their_own(models: ModelSet) -> None:
     watched = Watched()
     words, tasks = models.models["words"], models.models["tasks"]

@@ -10,6 +10,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.rows.lines import BadRecordError
 from palm_ds.data.reader.find_files import File
 from palm_ds.data.reader.options import ONLY_NAMED, ROLES, TableSettings
+from palm_ds.data.reader.regions import unimo_line
 
 TEXTS = (
     ("sentence",),
@@ -115,6 +116,8 @@ def _one(key: str | int, names: Sequence[str | int], where: str, format: str) ->
         return key
     if names and isinstance(names[0], int):
         raise UserError(f"{where}: `{key}`: no names here; give a number, 0 to {len(names) - 1}")
+    if unimo := next(filter(None, map(unimo_line, map(str, names))), ""):
+        raise UserError(f"{where}: no column `{key}`; it has {unimo}")
     raise UserError(f"{where}: no column `{key}`; it has {has}")
 
 

@@ -39,6 +39,12 @@ _KEYS = {
 }
 """{value: its names}, the last ones those of bottom-up attention's files."""
 _CELLS = (6, 7)
+_PICKLES = (".mdb", ".lmdb", ".pkl", ".pickle")
+_LINES = (
+    "lines of name, width, height, number of boxes, boxes, features, and maybe classes, separated "
+    "by tabs"
+)
+_UNIMO_FIELDS = 14
 _BROKEN = (OSError, ValueError, KeyError, zipfile.BadZipFile)
 
 
@@ -213,10 +219,35 @@ class RegionFiles:
         files = []
         for pattern in self.paths:
             found = sorted(glob.glob(pattern)) or [pattern]
-            if not Path(found[0]).is_file():
-                raise UserError(f"images: {pattern}: no such file")
+            for path in found:
+                _check_file(Path(path), pattern)
             files += found
         return files
+
+
+def _check_file(path: Path, pattern: str) -> None:
+    """Raises UserError for what is no file of lines."""
+    if path.suffix in _PICKLES or (path / "data.mdb").is_file():
+        raise UserError(
+            f"images: {path}: its values are pickles, which can run any code when they are read, "
+            f"so it is not opened; write {_LINES} instead (docs/images.md)"
+        )
+    if path.is_dir():
+        raise UserError(f"images: {pattern}: a folder; name its files, such as {path}/*.tsv")
+    if not path.is_file():
+        raise UserError(f"images: {pattern}: no such file")
+
+
+def unimo_line(line: str) -> str:
+    """Says that a line, or the name of a column, is one of UNIMO's rows of token ids, which have an
+    image in the same line; empty if it is not."""
+    if line.count(";") != _UNIMO_FIELDS - 1:
+        return ""
+    return (
+        "a line of UNIMO's, `image_id;data_id;label;token_ids;...`, whose ids only its own "
+        "vocabulary explains; write a table of the texts with the names of their images, and the "
+        "images in files of their own (docs/images.md)"
+    )
 
 
 def _lines(path: str) -> Iterator[tuple[int, int, bytes]]:
@@ -237,10 +268,8 @@ def _head(line: bytes, place: str) -> tuple[str, int]:
     """The name of a line's image, and how many regions it has."""
     cells = line.count(b"\t") + 1
     if cells not in _CELLS:
-        raise UserError(
-            f"{place}: {cells} cells; expected name, width, height, number of boxes, boxes, "
-            "features, and maybe classes, separated by tabs"
-        )
+        found = unimo_line(line.decode("utf-8", "replace")) or f"{cells} cells"
+        raise UserError(f"{place}: {found}; expected {_LINES}")
     name, _, _, number, *_ = line.split(b"\t", 4)
     if not number.strip().isdigit() or not int(number):
         raise UserError(

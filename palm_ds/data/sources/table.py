@@ -20,7 +20,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.reader import Table
-from palm_ds.data.reader.regions import ImageRegions
+from palm_ds.data.reader.regions import ImageRegions, unimo_line
 from palm_ds.data.sources.source import CachesResults, train_heldout_split
 from palm_ds.text.tokenizer import CHINESE, Tokenizer
 from palm_ds.text.tokens import SpecialTokens, TokenSpan
@@ -132,6 +132,8 @@ class TableSource(CachesResults):
             return
         missing = f"{what}: {self.name} has no column {column!r}"
         if texts := next((file.path for file in self.table.files if file.format == "text"), ""):
+            if unimo := unimo_line(str(self.row(0).get("text_a"))) if len(self) else "":
+                raise UserError(f"{missing}; it has {unimo}")
             raise UserError(
                 f"{missing}; {texts} was read as a text on each line (`format: text`): give "
                 "another `format`, such as conll, or rename it, as to names.conll"

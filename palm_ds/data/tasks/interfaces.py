@@ -126,6 +126,10 @@ class PredictionFiles(Predicts):
     eval_only: ClassVar[Sequence[str]] = ()
     """Entries of a prediction that only `metrics` reads."""
 
+    def shown(self, prediction: Mapping[str, Any]) -> dict[str, Any]:
+        """A prediction as users get it: without what only `metrics` reads."""
+        return {key: value for key, value in prediction.items() if key not in self.eval_only}
+
     def submission_value(self, prediction: Mapping[str, Any]) -> str:
         """A prediction as the text of one cell: its `prediction_key`, or "" if it has none."""
         value = prediction.get(self.prediction_key, "")
@@ -217,9 +221,10 @@ class Form:
     about: str
     """What the task does, in a sentence."""
     fields: tuple[FormField, ...]
-    shows: Literal["scores", "answer", "choices", "spans"] = "scores"
+    shows: Literal["scores", "answer", "choices", "spans", "text"] = "scores"
     """How its predictions are drawn: a number or classes (what has neither is shown as it is); an
-    answer in the field `context`; the lines of the field `choices`; spans of the field `text`."""
+    answer in the field `context`; the lines of the field `choices`; spans of the field `text`; the
+    text that is written."""
 
 
 class Serves:
@@ -237,9 +242,14 @@ class Serves:
     """Whether its score orders texts by how well they fit another: 0: it does not; 1: where a
     request names the task; of those above, the highest answers requests that name none."""
 
+    @property
+    def source_roles(self) -> Sequence[str]:
+        """The columns of its texts that a program may give as they are; empty: the usual ones."""
+        return self.texts
+
     def row_of(self, texts: str | Sequence[str]) -> dict[str, Any]:
         """The row of a bare text, or of several. Raises UserError for more than the task reads."""
-        named = tuple(self.texts) or PAIR
+        named = tuple(self.source_roles) or PAIR
         if isinstance(texts, str):
             return {named[0]: texts}
         if len(texts) > len(named):

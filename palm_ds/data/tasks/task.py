@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, Self
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat
@@ -375,14 +375,13 @@ class TableTask(Task[TableSource], PredictionFiles, Serves):
                 raise UserError(f"{name}: takes rows by {name}.on(train=..., dev=...)")
             return super().__new__(cls, **settings)
 
-    @property
-    def source_roles(self) -> Sequence[str]:
-        """The columns of its texts that a program may give as they are; empty: the usual ones."""
-        return self.texts
-
     def check(self, source: TableSource, *, labelled: bool) -> None:
         """Raises UserError, with the row's place, if a row of its table cannot be used; with
         `labelled` (training, evaluation) every row must have a label."""
+
+    def for_prediction(self) -> Self:
+        """The task that builds the inputs of predictions: itself, unless it trains on others."""
+        return self
 
     def labelled(self, source: TableSource) -> np.ndarray:
         """(rows,) bool: which rows have a label. A teacher alone labels the others."""

@@ -111,6 +111,11 @@ class Head(nn.Module):
         """A valid target (1, ...), for a batch without labels."""
         return torch.zeros(1, dtype=torch.int64, device=device)
 
+    def hidden_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """Of a head that `matches_images` the rows (n, any) that its dropout applies to, after its
+        hidden layer if it has one, of those (n, hidden) that the encoder returns."""
+        return rows
+
     def reads(self, *, images: bool) -> None:
         """Let a head of whole texts read each with its image."""
         self.matches_images = images
@@ -376,7 +381,7 @@ class PooledHead(Head):
 
 class MultiLabelHead(PooledHead):
     """Any number of `outputs` classes. A text's loss is the mean over its classes (as in
-    `BertForSequenceClassification`); a text is correct if all its classes are."""
+    `BertForSequenceClassification`), or their sum; a text is correct if all its classes are."""
 
     soft = "labels"
 
@@ -385,14 +390,27 @@ class MultiLabelHead(PooledHead):
         hidden_size: int,
         outputs: int,
         *,
+        hidden_layer: int = 0,
+        summed: bool = False,
         threshold: float = 0.5,
         dropout: float = 0.0,
         init_range: float = 0.02,
         images: bool = False,
     ):
+        """`hidden_layer`: the width of a layer with ReLU before the last one; both are initialised
+        as in ERNIE-ViL's head of questions. 0: none."""
         super().__init__(
-            hidden_size, outputs, dropout=dropout, init_range=init_range, images=images
+            hidden_layer or hidden_size,
+            outputs,
+            dropout=dropout,
+            init_range=init_range,
+            images=images,
         )
+        self.summed = summed
+        self.hidden = nn.Linear(hidden_size, hidden_layer) if hidden_layer else None
+        for layer in (self.hidden, self.out) if self.hidden else ():
+            nn.init.xavier_uniform_(layer.weight, gain=0.5**0.5)
+            nn.init.zeros_(layer.bias)
         self.limit = math.log(threshold / (1 - threshold))  # the threshold before the sigmoid
 
     def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
@@ -400,7 +418,10 @@ class MultiLabelHead(PooledHead):
         scores = self.scores(rows).float()
         loss = F.binary_cross_entropy_with_logits(scores, targets.float(), reduction="none")
         right = ((scores.detach() >= self.limit) == (targets > 0.5)).all(-1)
-        return HeadOutput(loss.mean(-1).sum(), right.sum())
+        return HeadOutput((loss.sum(-1) if self.summed else loss.mean(-1)).sum(), right.sum())
+
+    def hidden_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows if self.hidden is None else F.relu(self.hidden(rows))  # (n, hidden_layer)
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         return self.scores(rows)

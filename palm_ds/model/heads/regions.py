@@ -4,6 +4,7 @@ RegionFeatureHead    the features of a masked region: squared error
 RegionClassHead      the detector's distribution over its classes: Kullback-Leibler divergence
 RegionScoreHead      which region a text is about: a sigmoid each
 ImageMatchHead       whether an image and a text belong together
+CircleHead           the same, by the circle loss over a pair and others
 CrossModalHead       which texts belong to an image, and which images to a text, of a whole step
 """
 
@@ -20,7 +21,7 @@ from torch.nn import functional as F  # noqa: N812
 from palm_ds.model.config.config import ACTIVATIONS
 from palm_ds.model.encoder.encoder import Encoder, init_weights
 from palm_ds.model.heads.embedding import EmbeddingHead, StepLosses, VectorSettings
-from palm_ds.model.heads.heads import Head, HeadOutput, best_of_groups, class_loss
+from palm_ds.model.heads.heads import Head, HeadOutput, PooledHead, best_of_groups, class_loss
 from palm_ds.model.kernels import layer_norm
 
 CLASSES = "classes"
@@ -122,6 +123,45 @@ class ImageMatchHead(Head):
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         return self.match(rows)
+
+
+class CircleHead(PooledHead):
+    """The match of an image and a text: the sigmoid of a score. An example is a pair that belongs
+    together, and negatives in two halves; its loss is the mean over both of the circle loss (Sun et
+    al. 2020, arXiv 2002.10857, equation 6) of the pair against that half, as in ERNIE-ViL's
+    retrieval. It is correct if the pair has the highest score. A pair alone has no loss."""
+
+    grouped = True
+    soft = "labels"
+
+    def __init__(
+        self, width: int, *, margin: float = 0.3, scale: float = 32.0, dropout: float = 0.0
+    ):
+        super().__init__(width, dropout=dropout, images=True)
+        self.margin, self.scale = margin, scale
+        nn.init.xavier_uniform_(self.out.weight)  # as ERNIE-ViL's
+
+    def forward(
+        self, rows: torch.Tensor, targets: torch.Tensor, groups: torch.Tensor
+    ) -> HeadOutput:
+        """`targets` (n,) int64: 0 the pair, 1 or 2 a negative of that half; `groups` (n,) int64.
+        Tensors over groups have n entries, as in ChoiceHead."""
+        scores = self.scores(rows)[:, 0].float()
+        near = torch.sigmoid(scores).double()  # since exponentials of the scale overflow
+        far = near.detach()
+        to_pair = F.relu(1 + self.margin - far) * (near - (1 - self.margin))
+        to_other = F.relu(far + self.margin) * (near - self.margin)
+        pair, other = (-self.scale * to_pair).exp(), (self.scale * to_other).exp()
+        own, loss = targets == 0, torch.zeros_like(near)
+        for half in (1, 2):
+            total = torch.zeros_like(near).index_add(0, groups, other * (targets == half))
+            loss = loss + torch.log1p(total[groups] * pair * own) / 2
+        several = torch.zeros_like(near).index_add(0, groups, (~own).double())[groups] > 0
+        right = best_of_groups(scores.detach(), groups) & own & several
+        return HeadOutput(loss.sum().float(), right.sum())
+
+    def logits(self, rows: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+        return self.scores(rows)  # (n, 1)
 
 
 class Member(IntEnum):

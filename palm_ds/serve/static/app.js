@@ -68,7 +68,7 @@ function taskTab(model, task) {
   return { id: `task-${model.name}-${task.name}`, name: task.name, model, task, kind: task.kind, about,
     fields: fields.map((each) => field(each.name, each.label, each.lines, each.value, each.short)),
     body: (v) => [`/predict/${encodeURIComponent(task.name)}`, { inputs: [rowOf(fields, v)], model: model.name }],
-    show: { answer: showAnswer, choices: showChoices, spans: showSpans }[shows] || showScores };
+    show: { answer: showAnswer, choices: showChoices, spans: showSpans, text: showText }[shows] || showScores };
 }
 
 /** What a search may do besides comparing vectors, where it can. */
@@ -122,6 +122,10 @@ function showScores(answer, values, tab) {
   else if (found.probs !== undefined) showClasses(found, tab);
   else Object.entries(found).forEach(([name, value]) =>
     card(name).append(make("p", "text", typeof value === "string" ? value : JSON.stringify(value))));
+}
+
+function showText(answer, values, tab) {
+  card(tab.name).append(make("p", "text", answer.predictions[0].text || "(nothing)"));
 }
 
 function showClasses(found, tab) {

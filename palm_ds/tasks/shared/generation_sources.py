@@ -18,12 +18,13 @@ A source that is too long loses its beginning, facts first, as in ERNIE's code; 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, build_input, select_tokens
+from palm_ds.data.tasks.interfaces import QUESTION, Form, FormField, text_field
 from palm_ds.tasks.shared.text_task import level
 from palm_ds.text.tokens import TokenSpan
 
@@ -34,6 +35,16 @@ TURNS = "turns"
 def dialogue_types(max_turns: int) -> int:
     """The number of token types of dialogues of that many turns."""
     return max_turns + 2
+
+
+def source_form(roles: Sequence[str]) -> Form:
+    """The form of a task that writes texts from columns of these roles."""
+    fields = (text_field(roles[0]),)
+    if TURNS in roles:
+        label = "turns, one on each line"
+        turns = FormField(name=TURNS, role=TURNS, label=label, value=QUESTION, listed=True)
+        fields = (turns, replace(fields[0], label="facts", value="", optional=True))
+    return Form(about="Writes a text.", fields=fields, shows="text")
 
 
 def dialogue_lengths(

@@ -55,14 +55,16 @@ SENTENCE_ORDER_CLASSES = ("swapped", "in order")
 @dataclass(frozen=True, kw_only=True)
 class HeadInfo:
     """A head in a checkpoint. `kind`: masked_words (heads.NAME.{dense,norm,bias}), replaced_tokens
-    (heads.NAME.{dense,out}, in some architectures norm) or classes (heads.NAME.out, and
-    heads.NAME.crf if it has transitions)."""
+    (heads.NAME.{dense,out}, in some architectures norm) or classes (heads.NAME.out, heads.NAME.crf
+    if it has transitions, and heads.NAME.hidden if it has a hidden layer)."""
 
     kind: str
     classes: int = 0
     pooled: bool = True
     transitions: bool = False
     """Whether a CRF is on top of it (palm_ds/model/heads/crf.py)."""
+    hidden: int = 0
+    """Width of its hidden layer."""
     outputs: HeadOutputs = HeadOutputs()
     task_id: int | None = None
     """The row of the task embedding that its texts had, if known."""

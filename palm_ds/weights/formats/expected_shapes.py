@@ -16,7 +16,7 @@ from palm_ds.model.config.meta import on_meta
 from palm_ds.model.encoder.encoder import Encoder, build_encoder, encoder_class
 from palm_ds.model.encoder.kinds.bert import Bert
 from palm_ds.model.heads.crf import CRFHead
-from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
+from palm_ds.model.heads.heads import ClassHead, MaskedLMHead, MultiLabelHead
 from palm_ds.model.heads.replaced_tokens import ReplacedTokenHead
 from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo, check_names
 
@@ -49,7 +49,9 @@ def _head(head: HeadInfo, backbone: Encoder) -> nn.Module:
         return MaskedLMHead(backbone)
     if head.kind == "replaced_tokens":
         return ReplacedTokenHead(backbone)
-    width = backbone.config.hidden_size
+    width = backbone.match_width if head.outputs.images else backbone.config.hidden_size
+    if head.hidden:
+        return MultiLabelHead(width, head.classes, hidden_layer=head.hidden)
     return CRFHead(width, head.classes) if head.transitions else ClassHead(width, head.classes)
 
 

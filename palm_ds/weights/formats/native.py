@@ -73,6 +73,7 @@ _MAY_BE_MASKED = {"dense.bias", "norm.bias", "decoder"}
 _BARE_MASKED = ({"decoder"}, {"decoder", "bias"})
 """Parts of one that is its output alone."""
 _CLASSES = ("out.weight", "out.bias")
+_HIDDEN = ("hidden.weight", "hidden.bias")
 _DETECTION = {"dense.weight", "dense.bias", *_CLASSES}
 """Parts of a head that detects replaced tokens, without its norm and its generator."""
 _GENERATOR = "generator."
@@ -331,13 +332,14 @@ def heads_of(
         if (names >= _MASKED and names <= _MASKED | _MAY_BE_MASKED) or names in _BARE_MASKED:
             meaning = outputs.get(head, HeadOutputs())
             heads[head] = HeadInfo(kind="masked_words", pooled=False, outputs=meaning)
-        elif names in (set(_CLASSES), {*_CLASSES, TRANSITIONS}):
+        elif names in (set(_CLASSES), {*_CLASSES, TRANSITIONS}, {*_CLASSES, *_HIDDEN}):
             crf = TRANSITIONS in names
             heads[head] = HeadInfo(
                 kind="classes",
                 classes=shapes[f"heads.{head}.out.bias"][0],
                 pooled=not crf and head not in token_heads,
                 transitions=crf,
+                hidden=shapes.get(f"heads.{head}.hidden.bias", (0,))[0],
                 outputs=outputs.get(head, HeadOutputs()),
             )
         elif _is_detection(names):

@@ -102,8 +102,7 @@ class _InPalmDs:
                 if self.backbone.pools_tokens or head.pooled:
                     rows = pooled if head.pooled else self.backbone.pooler(rows)
                 assert rows is not None
-                weight, bias = (read_values(self.contents, f"heads.{name}.out.{x}") for x in _ENDS)
-                outputs[f"head {name}"] = as_elsewhere(F.linear(rows, weight, bias), head.outputs)
+                outputs[f"head {name}"] = ClassScores(self.contents, name)(rows)
         return outputs
 
     def _words(self, name: str, rows: torch.Tensor) -> torch.Tensor:
@@ -196,7 +195,31 @@ def as_trained(scores: torch.Tensor, outputs: HeadOutputs) -> torch.Tensor:
     return (scores - outputs.mean) / outputs.deviation if outputs.scaled else scores
 
 
-_ENDS = ("weight", "bias")
+class ClassScores(nn.Module):
+    """The scores of a checkpoint's classification head, as other programs expect them, of rows
+    (..., hidden) that the encoder pooled for it."""
+
+    def __init__(self, contents: CheckpointContents, name: str):
+        super().__init__()
+        self.outputs, hidden = contents.heads[name].outputs, contents.heads[name].hidden
+        self.layers = nn.ModuleList(
+            _linear(contents, f"heads.{name}.{part}")
+            for part in ["hidden"] * bool(hidden) + ["out"]
+        )
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        *hidden, out = self.layers
+        for layer in hidden:
+            rows = F.relu(layer(rows))
+        return as_elsewhere(out(rows), self.outputs)
+
+
+def _linear(contents: CheckpointContents, module: str) -> nn.Linear:
+    weight, bias = (read_values(contents, f"{module}.{end}") for end in ("weight", "bias"))
+    with on_meta():
+        layer = nn.Linear(weight.shape[1], weight.shape[0])
+    layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(bias)
+    return layer
 
 
 def read_values(contents: CheckpointContents, name: str) -> torch.Tensor:

@@ -14,6 +14,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.reader.regions import ImageRegions
 from tests.helpers.small_images import BOXES, FEATURES, encoded, image_rows
+from tests.helpers.text_tables import opened
 
 IMAGE = image_rows(1)[0]["pic"]
 ARRAYS = {key: np.array(IMAGE[key], np.float32) for key in ("boxes", "features", "classes")}
@@ -94,11 +95,43 @@ def test_mistakes_name_the_row(changes: dict[str, Any], message: str) -> None:
     assert message in str(error.value)
 
 
+UNIMO = "7;1;0;0 12 2;0 0 0;2 3 4;-1;100;90;1;AAAA;AAAA;x;y\n"
+"""As its reader of visual entailment takes them."""
+
+
+def test_a_table_of_unimos_lines_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text(UNIMO * 2)
+    with pytest.raises(UserError, match="has no column 'image'; it has a line of UNIMO's"):
+        opened(tmp_path / "t.txt").need("image", "x")
+    (tmp_path / "t.tsv").write_text(UNIMO * 2)
+    with pytest.raises(UserError, match="no column `a`; it has a line of UNIMO's"):
+        opened(tmp_path / "t.tsv", columns={"image": "a"})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("data.mdb", "data.mdb: its values are pickles, .* write lines of name, width, height"),
+        ("x.lmdb", "x.lmdb: its values are pickles"),
+        (".", "a folder; name its files, such as"),
+        ("none.tsv", "none.tsv: no such file"),
+    ],
+)
+def test_what_is_no_file_of_lines(name: str, message: str, tmp_path: Path) -> None:
+    folder = tmp_path / "x.lmdb"
+    folder.mkdir()
+    (folder / "data.mdb").write_bytes(b"x")
+    path = folder / name if name == "data.mdb" else tmp_path / name
+    with pytest.raises(UserError, match=message):
+        read("a", images=[str(path)])
+
+
 def test_mistakes_in_files_name_their_line(tmp_path: Path) -> None:
     file = tmp_path / "f.tsv"
     files = {"images": [str(file)]}
     for text, message in (
         ("a\tb\n", "f.tsv:1: 2 cells"),
+        (UNIMO, "f.tsv:1: a line of UNIMO's, .* write a table of the texts"),
         (line("a") * 2, "f.tsv:2: another image is called 'a'"),
         (line("a").replace("\t3\t", "\tx\t"), "f.tsv:1: 'x' is no number of boxes"),
         (line("ab"), "no 'a'"),

@@ -14,6 +14,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.stream.task_group_dataset import collate_built
 from palm_ds.data.tasks.task import build
+from palm_ds.model.heads.heads import MultiLabelHead
 from palm_ds.tasks.masked_regions import MaskedRegions
 from palm_ds.tasks.shared.image_text import overlaps
 from tests.helpers.small_images import (
@@ -259,3 +260,47 @@ def test_they_are_learned(kind: str, encoder: dict[str, Any], tmp_path: Path) ->
     right = float(output.correct) / 200
     chance = float(np.mean(task.baseline(targets, held)[1]))
     assert right - chance > 5 * np.sqrt(right * (1 - right) / 200)
+
+
+def test_a_head_of_questions_has_a_hidden_layer(tmp_path: Path) -> None:
+    """ERNIE-ViL's: linear map, ReLU, dropout, linear map; the losses of the classes are added."""
+    source = asked_source("multi_label", tmp_path)
+    task = whole_task("multi_label", source, hidden_layer=40, reduction="sum", dropout=0.5)
+    model = model_of(task, **UNIMO)
+    _, batch = built_of(dataset_of(source, task))
+    at, targets = batch.labels["seen"]
+    ends = batch.cu_seqlens
+    after = ends[torch.searchsorted(ends, at.int(), right=True)] - BOXES - 1
+    with torch.no_grad():
+        output, vectors = model(batch, ("seen",))["seen"], model.backbone(batch).flatten(0, 1)
+        both = model.backbone.match(torch.cat([vectors[after], vectors[at]])).double().numpy()
+    weights = {
+        name: x.detach().double().numpy() for name, x in model.heads["seen"].named_parameters()
+    }
+    inside = np.maximum(both @ weights["hidden.weight"].T + weights["hidden.bias"], 0)
+    logits = inside @ weights["out.weight"].T + weights["out.bias"]
+    assert output.scores is not None and np.allclose(output.scores, logits, atol=1e-5)
+    wanted = targets.double().numpy()
+    each = np.logaddexp(0, logits) - wanted * logits
+    assert float(output.loss_sum) == pytest.approx(each.sum(), rel=1e-5)
+    assert np.allclose(model.logits(batch, "seen").detach(), logits, atol=1e-5)
+    base = whole_task("multi_label", source).baseline(wanted, source)[0]
+    assert np.allclose(task.baseline(wanted, source)[0], base * wanted.shape[1])
+    seen: list[torch.Tensor] = []
+    head: Any = model.heads["seen"]
+    head.out.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    model.train()(batch)
+    kept = seen[0].detach().numpy() != 0
+    assert np.allclose(seen[0].detach().numpy()[kept], 2 * inside[kept], atol=1e-5)
+    assert 0.3 < kept[inside > 0].mean() < 0.7
+
+
+def test_the_first_weights_of_a_head_of_questions_are_ernies() -> None:
+    torch.manual_seed(0)
+    head = MultiLabelHead(100, 300, hidden_layer=200, images=True)
+    for layer, total in ((head.hidden, 100 + 200), (head.out, 200 + 300)):
+        assert layer is not None and not layer.bias.any()
+        bound = (3 / total) ** 0.5
+        assert 0.99 * bound < float(layer.weight.detach().abs().max()) <= bound
+    with pytest.raises(UserError, match=r"tasks\.x\.hidden_layer: 8, but the head of texts alone"):
+        build("x", {"kind": "multi_label", "source": "s", "hidden_layer": 8})

@@ -17,11 +17,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.model.encoder.encoder import encoder_class
-from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.pooling import SPLADE, Pooling, pool_padded
@@ -37,11 +35,10 @@ from palm_ds.weights.formats.onnx.description import (
     OnnxHead,
 )
 from palm_ds.weights.formats.runnable import (
-    as_elsewhere,
+    ClassScores,
     has_pooler,
     load_encoder,
     load_masked_lm,
-    read_values,
 )
 
 LAST, POOLED, EMBEDDING = "last_hidden_state", "pooler_output", "sentence_embedding"
@@ -246,18 +243,14 @@ class _ExportedHead(nn.Module):
 
     def __init__(self, contents: CheckpointContents, name: str, encoder: nn.Module):
         super().__init__()
-        self.outputs = HeadOutputs()
+        self.masked_lm = self.classes = None
         if contents.heads[name].kind == "masked_words":
             self.masked_lm = load_masked_lm(contents, name, encoder)  # type: ignore[arg-type]
-            return
-        self.masked_lm = None
-        self.outputs = contents.heads[name].outputs
-        self.weight, self.bias = (
-            nn.Parameter(read_values(contents, f"heads.{name}.out.{part}"))
-            for part in ("weight", "bias")
-        )
+        else:
+            self.classes = ClassScores(contents, name)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         if self.masked_lm is not None:
             return self.masked_lm.logits(rows)
-        return as_elsewhere(F.linear(rows, self.weight, self.bias), self.outputs)
+        assert self.classes is not None
+        return self.classes(rows)

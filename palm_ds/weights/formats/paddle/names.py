@@ -20,9 +20,12 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.encoder.positions import GRAM_BUCKETS
 from palm_ds.weights.formats.huggingface.architecture import CLASSIFIER, MASKED_WORDS, NEXT_SENTENCE
 
+REGIONS = "referring_expressions"
+"""What the head of a region's score is called here."""
 _LINEAR = {
     *("dense", "query", "key", "value", "project", "expand", "contract", "out"),
     *("distance_map", "type_map", "feature", "location", "co_query", "co_key", "co_value"),
+    *("hidden", "score"),
 }
 _VECTORS = ("content_bias", "distance_bias", "type_bias")
 """Parameters that are no module's weight or bias."""
@@ -136,6 +139,10 @@ _STATIC_VIL = {"vl_pre_encoder_layer_norm": "region.norm", **_STATIC_STREAM, **_
 """Of ERNIE-ViL: its stream of regions, and co-attention."""
 _STATIC_WORDS = re.compile(r"(?:(.+)\.)?mask_lm_(trans_fc|trans_layer_norm|out_fc)")
 _STATIC_CLASSES = re.compile(r"(?:(.+)[._])?cls_(\w+_)?out_(?:\d+_)?([wb])")
+_STATIC_QUESTIONS = re.compile(r"(.+)_fc_([wb])_([01])")
+"""The two layers of ERNIE-ViL's head of questions."""
+_STATIC_REGIONS = re.compile(r"cls_seq_label_vl_out_([wb])")
+"""ERNIE-ViL's score of a region."""
 _STATIC_PARTS = {"trans_fc": "dense", "trans_layer_norm": "norm"}
 
 
@@ -152,12 +159,18 @@ def _static_head(module: str, end: str, name: str) -> TensorRole | None:
         if words[2] == "out_fc":
             return TensorRole(f"heads.{head}.{'bias' if end == 'bias' else 'table'}")
         return TensorRole(f"heads.{head}.{_STATIC_PARTS[words[2]]}.{end}")
+    if regions := _STATIC_REGIONS.fullmatch(name):
+        ending = "weight" if regions[1] == "w" else "bias"
+        return TensorRole(f"heads.{REGIONS}.score.{ending}", pooled=False)
     if classes := _STATIC_CLASSES.fullmatch(name):
         head = plain(classes[1] or CLASSIFIER)
         ending = "weight" if classes[3] == "w" else "bias"
         return TensorRole(f"heads.{head}.out.{ending}", pooled=not classes[2])
     if crf := re.fullmatch(r"(?:(.+)[._])?crfw", name):
         return TensorRole(f"heads.{plain(crf[1] or 'classifier')}.crf.transitions")
+    if layer := _STATIC_QUESTIONS.fullmatch(name):
+        part, ending = ("hidden", "out")[int(layer[3])], "weight" if layer[2] == "w" else "bias"
+        return TensorRole(f"heads.{plain(layer[1])}.{part}.{ending}")
     encoder = "encoder_layer_" in module or module.endswith("pooled_fc")  # of a second encoder
     if end and module.endswith("_fc") and not encoder:
         task = module.removesuffix("_fc")

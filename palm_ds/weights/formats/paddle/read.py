@@ -63,6 +63,7 @@ PALM_PREFIX = "__paddlepalm_"
 _QKV = ("query", "key", "value")
 _WORDS_PARTS = ("dense.weight", "dense.bias", "norm.weight", "norm.bias", "bias")
 _CLASSES_PARTS = ("out.weight", "out.bias")
+_REGION_PARTS = ("score.weight", "score.bias")
 _UNTIED = "its head has untied output embeddings"
 _OF_OPTIMIZER = re.compile(
     r".+_(moment[12]?|velocity|beta[12]_pow_acc|mean_square|mean_grad|momentum)_\d+(\.master)?"
@@ -408,7 +409,8 @@ def _drop_broken_heads(roles: dict[str, TensorRole]) -> dict[str, str]:
     skipped = {}
     for head in _heads_of(roles):
         parts = {_part(role): name for name, role in roles.items() if _head(role) == head}
-        wanted = _CLASSES_PARTS if set(parts) & set(_CLASSES_PARTS) else _WORDS_PARTS
+        forms = (x for x in (_CLASSES_PARTS, _REGION_PARTS) if set(parts) & set(x))
+        wanted = next(forms, _WORDS_PARTS)
         if missing := [part for part in wanted if part not in parts]:
             skipped |= dict.fromkeys(
                 parts.values(), f"its head is incomplete, it has no {missing[0]}"
@@ -433,6 +435,7 @@ def _heads(
     if about.model.endswith("ForTokenClassification"):
         of_tokens.add(CLASSIFIER)
     heads = {}
+    names = " ".join(made.entries)
     for palm_name, entry in made.entries.items():
         _, name, part = palm_name.split(".", 2) if palm_name.startswith("heads.") else ("", "", "")
         if part == "bias":
@@ -441,8 +444,15 @@ def _heads(
             count, pooled = entry.shape[0], name not in of_tokens
             outputs = about.outputs(count) if name == CLASSIFIER else HeadOutputs()
             crf = f"heads.{name}.{TRANSITIONS}" in made.entries
+            inside = made.entries.get(f"heads.{name}.hidden.bias")
+            with_images = pooled and ("backbone.co_layers" in names or inside is not None)
             heads[name] = HeadInfo(
-                kind="classes", classes=count, pooled=pooled, transitions=crf, outputs=outputs
+                kind="classes",
+                classes=count,
+                pooled=pooled,
+                transitions=crf,
+                hidden=inside.shape[0] if inside else 0,
+                outputs=replace(outputs, images=with_images),
             )
     return heads
 
