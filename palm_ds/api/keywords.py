@@ -73,7 +73,7 @@ class EmbeddingKeywords(TypedDict, total=False):
     dimensions: int
     """Keep only the first ones (Matryoshka), before normalizing. Default: all."""
     max_active_dims: int
-    """Of a sparse vector (splade) keep only so many of the largest numbers. Default: all."""
+    """Keep only the largest numbers of a sparse vector (splade), as many as this. Default: all."""
     max_length: int | None
     """The most tokens of a text, special ones included; longer texts are truncated. Default: what
     the model reads.

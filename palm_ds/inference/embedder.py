@@ -69,7 +69,7 @@ class EmbeddingSettings(Settings):
     dimensions: NonNegativeInt = 0
     """Keep only the first ones (Matryoshka), before normalizing. Default: all."""
     max_active_dims: NonNegativeInt = 0
-    """Of a sparse vector (splade) keep only so many of the largest numbers. Default: all."""
+    """Keep only the largest numbers of a sparse vector (splade), as many as this. Default: all."""
     max_length: int | None = None
     """The most tokens of a text, special ones included; longer texts are truncated. Default: what
     the model reads."""

@@ -229,7 +229,7 @@ class EmbeddingModules:
     dimensions: int = 0
     """Only the first numbers of a vector are used; 0: all."""
     max_active_dims: int = 0
-    """Only so many of the largest numbers of a sparse vector are used; 0: all."""
+    """Only the largest numbers of a sparse vector are used, as many as this; 0: all."""
     lower: bool = False
     """Texts are lower-cased, whatever the tokenizer does."""
 
