@@ -26,8 +26,9 @@ from palm_ds.data.tasks.interfaces import PAIR, StoredPrediction
 from palm_ds.data.tasks.masking import class_prior_baseline
 from palm_ds.data.tasks.task import Task
 from palm_ds.model.encoder.encoder import Encoder
-from palm_ds.model.heads.heads import ClassHead, Head, PairHead
+from palm_ds.model.heads.heads import ClassHead, Head
 from palm_ds.model.heads.outputs import ExportedHead
+from palm_ds.model.heads.pooled import PairHead
 from palm_ds.tasks.metrics.class_report import ClassReport
 from palm_ds.tasks.metrics.classes import accuracy, f1, matthews
 from palm_ds.tasks.metrics.probabilities import rounded, sigmoid, softmax

@@ -26,8 +26,8 @@ from palm_ds.data.tasks.interfaces import (
     text_field,
 )
 from palm_ds.model.encoder.encoder import Encoder
-from palm_ds.model.heads.heads import ChoiceHead
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
+from palm_ds.model.heads.pooled import ChoiceHead
 from palm_ds.tasks.metrics.classes import accuracy
 from palm_ds.tasks.metrics.probabilities import rounded, softmax
 from palm_ds.tasks.shared import labels

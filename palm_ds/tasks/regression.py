@@ -23,8 +23,8 @@ from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.interfaces import ImportedHead, StoredPrediction
 from palm_ds.data.tasks.task import Task
 from palm_ds.model.encoder.encoder import Encoder
-from palm_ds.model.heads.heads import RegressionHead
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
+from palm_ds.model.heads.pooled import RegressionHead
 from palm_ds.tasks.metrics.numbers import mse, pearson_and_spearman
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.image_text import OptionalImages

@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.task import build
-from palm_ds.model.heads.heads import ChoiceHead
+from palm_ds.model.heads.pooled import ChoiceHead
 from palm_ds.tasks.multiple_choice import MultipleChoice
 from tests.helpers.text_tables import (
     built_of,

@@ -21,7 +21,8 @@ from torch.nn import functional as F  # noqa: N812
 from palm_ds.model.config.config import ACTIVATIONS
 from palm_ds.model.encoder.encoder import Encoder, init_weights
 from palm_ds.model.heads.embedding import EmbeddingHead, StepLosses, VectorSettings
-from palm_ds.model.heads.heads import Head, HeadOutput, PooledHead, best_of_groups, class_loss
+from palm_ds.model.heads.heads import Head, HeadOutput, class_loss
+from palm_ds.model.heads.pooled import PooledHead, best_of_groups
 from palm_ds.model.kernels import layer_norm
 
 CLASSES = "classes"

@@ -16,7 +16,8 @@ from palm_ds.model.config.meta import on_meta
 from palm_ds.model.encoder.encoder import Encoder, build_encoder, encoder_class
 from palm_ds.model.encoder.kinds.bert import Bert
 from palm_ds.model.heads.crf import CRFHead
-from palm_ds.model.heads.heads import ClassHead, MaskedLMHead, MultiLabelHead
+from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
+from palm_ds.model.heads.pooled import MultiLabelHead
 from palm_ds.model.heads.replaced_tokens import ReplacedTokenHead
 from palm_ds.weights.formats.contents import CheckpointContents, HeadInfo, check_names
 

@@ -14,13 +14,10 @@ from palm_ds.model.distillation.soft_labels import scores_of, soft_loss, word_sc
 from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.crf import CRFHead
 from palm_ds.model.heads.heads import (
-    ChoiceHead,
     ClassHead,
     MaskedLMHead,
-    MultiLabelHead,
-    PairHead,
-    RegressionHead,
 )
+from palm_ds.model.heads.pooled import ChoiceHead, MultiLabelHead, PairHead, RegressionHead
 
 HIDDEN = 8
 ENCODER = build_encoder(

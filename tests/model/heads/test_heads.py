@@ -23,15 +23,12 @@ import palm_ds.tasks
 from palm_ds.data.tasks.task import build
 from palm_ds.model.encoder.encoder import Encoder, EncoderConfig, build_encoder
 from palm_ds.model.heads.heads import (
-    ChoiceHead,
     ClassHead,
     GenerationHead,
     MaskedLMHead,
-    MultiLabelHead,
-    PairHead,
-    RegressionHead,
     VectorClassHead,
 )
+from palm_ds.model.heads.pooled import ChoiceHead, MultiLabelHead, PairHead, RegressionHead
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.weights.formats.foreign_config import read_encoder_config

@@ -14,7 +14,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.stream.task_group_dataset import collate_built
 from palm_ds.data.tasks.task import build
-from palm_ds.model.heads.heads import MultiLabelHead
+from palm_ds.model.heads.pooled import MultiLabelHead
 from palm_ds.tasks.masked_regions import MaskedRegions
 from palm_ds.tasks.shared.image_text import overlaps
 from tests.helpers.small_images import (
