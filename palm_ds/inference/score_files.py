@@ -65,7 +65,13 @@ def score_files(
     table = open_table(list(gold), read)
     source = TableSource.of_labels(table)
     task, made = task.prepared(source, matched(stored, table, predictions))
-    return FileScores(task.metrics(made, source), task.report(made, source))
+    scores = FileScores(task.metrics(made, source), task.report(made, source))
+    if not scores.metrics:
+        raise UserError(
+            f"{predictions}: nothing to score in predictions of this task; the evaluation of a run "
+            "has its scores"
+        )
+    return scores
 
 
 def settings_of(texts: Sequence[str], option: str = "--task") -> dict[str, Any]:

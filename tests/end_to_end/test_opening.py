@@ -421,8 +421,7 @@ def test_a_run_writes_onnx_of_its_head(tmp_path: Path, caplog) -> None:
     assert not list((tmp_path / "hf").rglob("*onnx*"))
     assert list(write_onnx(tmp_path / "hf", replace(recipe, export_onnx=()))) == []
     asked_for = replace(recipe, export_onnx=("fp32",))
-    (line,) = write_onnx(tmp_path / "none", asked_for)  # a finished run continues
-    assert line.startswith("writing ")
+    assert list(write_onnx(tmp_path / "none", asked_for)) == []  # a finished run continues
     assert "export_onnx: nothing was written: " in caplog.text
 
 

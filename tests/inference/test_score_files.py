@@ -244,6 +244,16 @@ def test_unknown_options(tmp_path, values, message) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_predictions_that_say_nothing_of_a_task(tmp_path) -> None:
+    """Of pairs that all belong together."""
+    found = "".join(
+        json.dumps({"index": i, "label": "other", "logits": [1.0, 0.0], "probs": [0.7, 0.3]}) + "\n"
+        for i in range(len(LABELS))
+    )
+    with pytest.raises(UserError, match="nothing to score in predictions of this task"):
+        score(tmp_path, gold(tmp_path), found, kind="image_text_matching")
+
+
 def test_tags_of_the_wrong_length(tmp_path) -> None:
     right = write(tmp_path / "gold.conll", "a\tB-X\nb\tI-X\n\nd\tO\n")
     with pytest.raises(UserError, match=r"predictions:1: 1 tags, but .*gold.conll:1 has 2"):

@@ -65,10 +65,10 @@ def why_no_onnx(folder: Path, precisions: Sequence[str] | None) -> str:
     """Reason why a graph cannot be tried; empty: it can."""
     try:
         check_installed("onnx/")
+        if modules_of(open_checkpoint(folder)).pooling == SPLADE:
+            return NO_SPARSE
     except UserError as error:
         return str(error)
-    if modules_of(open_checkpoint(folder)).pooling == SPLADE:
-        return NO_SPARSE
     return _too_large(folder) if precisions is None else ""
 
 

@@ -102,7 +102,7 @@ def test_a_task_without_a_source_is_refused():
 
 
 def test_a_missing_class_is_refused(my_module):
-    with pytest.raises(UserError, match="not a subclass"):
+    with pytest.raises(UserError, match="my_tasks has no .Absent"):
         find("my_tasks.Absent")
 
 
