@@ -48,31 +48,33 @@ def write_rows(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-@pytest.mark.slow
-def test_a_run_of_retrieval_is_used_as_it_was_trained(tmp_path: Path) -> None:
-    write_rows(tmp_path)
-    values: dict[str, Any] = {
+def values_of(folder: Path, task: dict[str, Any], *, lr: float, **more: Any) -> dict[str, Any]:
+    """A recipe of a task over the rows of `write_rows`, without its stages."""
+    return {
         "backbone": {"preset": "tiny", "max_positions": 32, "dropout": 0.0},
         "length": 64,
         "batch": "16 examples",
-        "optimizer": {"lr": 1.0e-3},
+        "optimizer": {"lr": lr},
         "schedule": {"kind": "constant"},
         "sources": {
             "texts": {
-                "table": str(tmp_path / "train.jsonl"),
-                "validation": str(tmp_path / "dev.jsonl"),
-                "tokenizer": str(tmp_path / "vocab.txt"),
+                "table": str(folder / "train.jsonl"),
+                "validation": str(folder / "dev.jsonl"),
+                "tokenizer": str(folder / "vocab.txt"),
             }
         },
-        "tasks": {
-            "found": {"kind": "retrieval", "source": "texts", "max_length": 16, "k": 3}
-            | {"pooling": "cls", "matryoshka": [8]}
-        },
-        "stages": [{"found": 1}, {"found": 39}],
-        "evaluate": {"every": 20},
+        "tasks": {"found": {"source": "texts", "max_length": 16, **task}},
         "log": {"every": 30},
-        "export_onnx": [],
+        **more,
     }
+
+
+@pytest.mark.slow
+def test_a_run_of_retrieval_is_used_as_it_was_trained(tmp_path: Path) -> None:
+    write_rows(tmp_path)
+    task = {"kind": "retrieval", "k": 3, "pooling": "cls", "matryoshka": [8]}
+    values = values_of(tmp_path, task, lr=1.0e-3, export_onnx=[])
+    values |= {"stages": [{"found": 1}, {"found": 39}], "evaluate": {"every": 20}}
     run = RunSpec(recipe=make_recipe(values, "r"), ds_config=DS_CONFIG, folder=tmp_path / "run")
     assert train(run) == 0
     evaluations = read_metrics(run.folder / "metrics.jsonl").evaluations
@@ -105,27 +107,9 @@ def test_a_run_of_retrieval_is_used_as_it_was_trained(tmp_path: Path) -> None:
 def test_sparse_vectors_are_those_of_a_sparse_encoder(tmp_path: Path) -> None:
     """Trained, then the same from palm_ds, in files and by sentence-transformers."""
     write_rows(tmp_path)
-    values: dict[str, Any] = {
-        "backbone": {"preset": "tiny", "max_positions": 32, "dropout": 0.0},
-        "length": 64,
-        "batch": "16 examples",
-        "optimizer": {"lr": 2.0e-3},
-        "schedule": {"kind": "constant"},
-        "sources": {
-            "texts": {
-                "table": str(tmp_path / "train.jsonl"),
-                "validation": str(tmp_path / "dev.jsonl"),
-                "tokenizer": str(tmp_path / "vocab.txt"),
-            }
-        },
-        "tasks": {
-            "found": {"kind": "sparse_retrieval", "source": "texts", "max_length": 16, "k": 3}
-            | {"query_regularizer_weight": 0.02, "document_regularizer_weight": 0.02}
-        },
-        "stages": [{"found": 40}],
-        "evaluate": {"every": 40},
-        "log": {"every": 30},
-    }
+    weights = {"query_regularizer_weight": 0.02, "document_regularizer_weight": 0.02}
+    values = values_of(tmp_path, {"kind": "sparse_retrieval", "k": 3, **weights}, lr=2.0e-3)
+    values |= {"stages": [{"found": 40}], "evaluate": {"every": 40}}
     run = RunSpec(recipe=make_recipe(values, "r"), ds_config=DS_CONFIG, folder=tmp_path / "run")
     assert train(run) == 0
     (last,) = read_metrics(run.folder / "metrics.jsonl").evaluations
