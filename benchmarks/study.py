@@ -375,7 +375,7 @@ def write_table(page: Path, text: str) -> None:
 
 def main() -> None:
     args = parse()
-    if args.deepspeed_config == CPU:
+    if Path(args.deepspeed_config).name.startswith("cpu"):
         compute_on_cpu(args.threads)
     runs = [
         Run(arm=arm, body=body, seed=seed, out=args.out.absolute())
