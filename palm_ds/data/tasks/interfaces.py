@@ -214,6 +214,12 @@ class FormField:
     """Its lines are a list of texts."""
 
 
+Shows: TypeAlias = Literal["scores", "answer", "choices", "spans", "text"]
+"""How predictions are drawn: a number or classes (what has neither is shown as it is); an answer in
+the field `context`; the lines of the field `choices`; spans of the field `text`; the text that is
+written."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Form:
     """How a task is tried by hand."""
@@ -221,10 +227,7 @@ class Form:
     about: str
     """What the task does, in a sentence."""
     fields: tuple[FormField, ...]
-    shows: Literal["scores", "answer", "choices", "spans", "text"] = "scores"
-    """How its predictions are drawn: a number or classes (what has neither is shown as it is); an
-    answer in the field `context`; the lines of the field `choices`; spans of the field `text`; the
-    text that is written."""
+    shows: Shows = "scores"
 
 
 class Serves:

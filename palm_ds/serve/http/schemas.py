@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Strict, Tag
 from pydantic.config import JsonDict
 
+from palm_ds.data.tasks.interfaces import Shows
+
 _WRITTEN = r"^[^\x00]*[^\s\x00][^\x00]*$"
 _MASKED = r"^[^\x00]*\[MASK\][^\x00]*$"
 # What a schema says here, the service refuses with a message of its own.
@@ -381,7 +383,7 @@ class PageField(BaseModel):
 class PageForm(BaseModel):
     about: str
     fields: list[PageField]
-    shows: Literal["scores", "answer", "choices", "spans"]
+    shows: Shows
 
 
 class ServedTask(BaseModel):
