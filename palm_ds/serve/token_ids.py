@@ -89,8 +89,8 @@ class TokenIds:
 
 
 def sample_row(task: TableTask) -> Mapping[str, Any]:
-    """A row that a task can read."""
-    fields = [field for field in task.form().fields if not field.optional]
+    """A row that a task can read, unless it needs more than texts."""
+    fields = [x for x in task.form().fields if not x.optional and not x.parsed]
     return {field.role: [field.value] if field.listed else field.value for field in fields}
 
 

@@ -56,6 +56,7 @@ class Classification(OptionalImages, PositiveClassTask):
     labels_windows: ClassVar[Literal["last", "every"]] = "every"
     prediction_key: ClassVar[str] = "label"
     about: ClassVar[str] = "Puts a text (or a pair) into classes."
+    about_image: ClassVar[str] = "Puts a text with its image into classes."
     imports: ClassVar[ImportedHead | None] = "class"
 
     def __post_init__(self) -> None:

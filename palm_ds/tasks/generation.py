@@ -99,6 +99,7 @@ class Generation(FlowOptions, OptionalImages, TextGenerator):
     attends_partially: ClassVar[bool] = True
     without_displacement: ClassVar[str] = ", or set decoder: next_token"
     prediction_key: ClassVar[str] = "text"
+    about_image: ClassVar[str] = "Writes a text about an image, and about a text beside it."
 
     @property
     def displaces(self) -> bool:
@@ -237,12 +238,17 @@ class Generation(FlowOptions, OptionalImages, TextGenerator):
 
     # ---- predictions ----
 
+    about_image: ClassVar[str] = "Writes a text about an image, and about a text beside it."
+
     @property
     def source_roles(self) -> tuple[str, ...]:
         return (*(self.texts or SOURCES), *[TURNS] * bool(self.max_turns))
 
     def form(self) -> Form:
-        return source_form(self.source_roles)
+        form = source_form(self.source_roles)
+        if self.images:  # a caption has no source
+            form = replace(form, fields=(replace(form.fields[0], value="", optional=True),))
+        return self.with_image(form)
 
     @property
     def decoding(self) -> DecodingSettings:

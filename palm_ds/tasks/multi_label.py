@@ -62,6 +62,7 @@ class MultiLabel(OptionalImages, ClassesTask):
 
     prediction_key: ClassVar[str] = "labels"
     about: ClassVar[str] = "Puts a text (or a pair) into classes."
+    about_image: ClassVar[str] = "Puts a text with its image into classes."
     imports: ClassVar[ImportedHead | None] = "labels"
     head_settings: ClassVar[Sequence[str]] = ("hidden_layer", "reduction")
 

@@ -249,7 +249,8 @@ class MultipleChoice(OptionalImages):
             listed=True,
         )
         text = replace(text_field("text_a"), lines=3)
-        return Form(about="Chooses one of several texts.", fields=(text, choices), shows="choices")
+        about = "Chooses one of several texts."
+        return self.with_image(Form(about=about, fields=(text, choices), shows="choices"))
 
     @classmethod
     def imported(cls, labels: Sequence[str]) -> dict[str, Any]:

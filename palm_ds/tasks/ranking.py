@@ -39,7 +39,8 @@ from palm_ds.tasks.metrics.classes import auc, f1
 from palm_ds.tasks.metrics.probabilities import rounded, sigmoid, softmax
 from palm_ds.tasks.metrics.ranking import average_precision, mrr, ndcg, pn_ratio, rank, recalls_of
 from palm_ds.tasks.shared import labels
-from palm_ds.tasks.shared.image_text import IMAGE, CircleLoss, image_numbers
+from palm_ds.tasks.shared.circle_loss import CircleLoss
+from palm_ds.tasks.shared.image_text import IMAGE, image_numbers
 from palm_ds.tasks.shared.text_task import missing
 
 
@@ -61,6 +62,7 @@ class Ranking(CircleLoss):
     labels_windows: ClassVar[Literal["last", "every"]] = "every"
     prediction_key: ClassVar[str] = "score"
     pair_roles: ClassVar[Sequence[str]] = PAIR
+    about_image: ClassVar[str] = "Tells how well a text and an image belong together."
     rerank_priority: ClassVar[int] = 3
 
     def __post_init__(self) -> None:

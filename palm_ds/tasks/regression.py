@@ -49,6 +49,7 @@ class Regression(OptionalImages):
 
     prediction_key: ClassVar[str] = "value"
     about: ClassVar[str] = "Gives a text (or a pair) a number."
+    about_image: ClassVar[str] = "Gives a text with its image a number."
     about_pair: ClassVar[str] = "Gives two texts a number."
     rerank_priority: ClassVar[int] = 1
     imports: ClassVar[ImportedHead | None] = "number"

@@ -151,6 +151,14 @@ def test_a_run_predicts_with_images(
         for name in ("match", "tell", "rank"):
             (answer,) = server.answer(f"/predict/{name}", {"inputs": [given]})["predictions"]
             same(answer, alone[name])
+        (about,) = server.get("/info").json()["models"]
+        for task in about["tasks"]:  # what the page sends
+            fields = [x for x in task["form"]["fields"] if not x["optional"]]
+            row = {x["role"]: given["pic" if x["parsed"] else "text_a"] for x in fields}
+            assert "image" in row
+            (answer,) = server.answer(f"/predict/{task['name']}", {"inputs": [row]})["predictions"]
+            if task["name"] != "tell":  # it has no text there
+                same(answer, alone[task["name"]])
         caption = server.answer("/predict/tell", {"inputs": [{"pic": given["pic"]}]})
         assert caption["predictions"][0]["text"] == alone["tell"]["text"]
         for image, message in (

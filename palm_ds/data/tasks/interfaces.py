@@ -212,6 +212,8 @@ class FormField:
     """If it is empty, the row does not have it."""
     listed: bool = False
     """Its lines are a list of texts."""
+    parsed: bool = False
+    """It is JSON: what is sent is the value."""
 
 
 Shows: TypeAlias = Literal["scores", "answer", "choices", "spans", "text"]

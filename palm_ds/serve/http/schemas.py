@@ -378,6 +378,7 @@ class PageField(BaseModel):
     short: bool
     optional: bool
     listed: bool = Field(description="Its lines are a list of texts.")
+    parsed: bool = Field(description="It is JSON: what is sent is the value.")
 
 
 class PageForm(BaseModel):

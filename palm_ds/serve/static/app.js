@@ -60,7 +60,15 @@ const field = (name, label, rows, value, short = false) => ({ name, label, rows,
 function rowOf(fields, values) {
   const given = fields.filter((each) => !each.optional || values[each.name].trim());
   return Object.fromEntries(given.map((each) =>
-    [each.role, each.listed ? lines(values[each.name]) : values[each.name]]));
+    [each.role, each.listed ? lines(values[each.name]) : each.parsed ? parsed(each, values[each.name]) : values[each.name]]));
+}
+
+function parsed(field, text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    throw new Error(`${field.role}: ${text.trim() ? "not JSON" : "missing"}; expected ${field.label}`);
+  }
 }
 
 function taskTab(model, task) {
