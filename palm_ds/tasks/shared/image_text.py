@@ -29,7 +29,8 @@ IMAGE, TAGS = "image", "object_tags"
 IMAGE_FIELD = FormField(
     name=IMAGE,
     role=IMAGE,
-    label='regions, {"width": 640, "height": 480, "boxes": [[x1, y1, x2, y2]], "features": [[...]]}',
+    label='regions, {"width": 640, "height": 480, "boxes": [[x1, y1, x2, y2]], '
+    '"features": [[...]]}',
     value="",
     parsed=True,
 )
