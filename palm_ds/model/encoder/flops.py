@@ -12,18 +12,23 @@ from palm_ds.model.inputs.batch import Batch
 
 
 def training_flops(
-    config: EncoderConfig, batch: Batch, vocab_tasks: Sequence[str]
+    config: EncoderConfig,
+    batch: Batch,
+    vocab_tasks: Sequence[str],
+    sparse_tasks: Sequence[str] = (),
 ) -> torch.Tensor | float:
     """FLOPs of the forward and backward pass of one batch: 6 for each layer weight and token, the
-    attention within sequences, and the vocabulary product for each label of `vocab_tasks` (other
-    heads are negligible). Tokens that do not see one another count as pairs: attention
-    computes them. Recomputed activations and padding do not count. The last layer counts in
-    full, although most of it may be computed at the labels only. A batch with placeholders of
-    `vocab_tasks` is read once more before, forward only, to fill them in.
+    attention within sequences, and the vocabulary product for each label of `vocab_tasks` and for
+    each token of texts of `sparse_tasks` (other heads are negligible). Tokens that do not see one
+    another count as pairs: attention computes them. Recomputed activations and padding do not
+    count. The last layer counts in full, although most of it may be computed at the labels only. A
+    batch with placeholders of `vocab_tasks` is read once more before, forward only, to fill them
+    in.
 
     A scalar on the batch's device: nothing waits for it."""
     tokens, squares = sequence_sums(batch)
     labels = sum(len(batch.labels[task][0]) for task in vocab_tasks if task in batch.labels)
+    labels = labels + tokens * has_labels(batch, sparse_tasks)
     flops = encoder_class(config).flops(config)
     layers = flops.token * tokens
     for window, pair in flops.pairs.items():
@@ -34,6 +39,11 @@ def training_flops(
 
 FORWARD = 1 / 3
 """The forward pass's share."""
+
+
+def has_labels(batch: Batch, tasks: Sequence[str]) -> bool:
+    """Whether the texts of a batch are those of one of these tasks."""
+    return any(task in batch.labels for task in tasks)
 
 
 def filled_tokens(batch: Batch, vocab_tasks: Sequence[str]) -> int:

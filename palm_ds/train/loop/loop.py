@@ -297,7 +297,7 @@ class Loop:
 def _flops(model: Model, batches: list[Batch]) -> torch.Tensor | float:
     """FLOPs of a step, forward and backward."""
     passes = encoder_passes(model)
-    return sum(training_flops(x, batch, tasks) for x, tasks in passes for batch in batches)
+    return sum(training_flops(x, batch, *tasks) for x, *tasks in passes for batch in batches)
 
 
 def set_rope_base(encoders: Iterable[Encoder], recipe: Recipe, step: int) -> None:

@@ -11,6 +11,7 @@ from palm_ds.model.encoder.flops import (
     FORWARD,
     filled_tokens,
     first_pass,
+    has_labels,
     head_flops,
     pairs_within,
     sequence_sums,
@@ -133,23 +134,30 @@ def generated_labels(model: Model) -> list[str]:
     return [generator_name(x) for x, head in model.head_of.items() if head in model.generators]
 
 
-def encoder_passes(model: Model) -> list[tuple[EncoderConfig, list[str]]]:
-    """Each encoder of the model, with the losses whose labels go through its vocabulary."""
+def sparse_tasks(model: Model) -> list[str]:
+    """The losses of heads that read all tokens of a text as words of the vocabulary."""
+    return [name for name, head in model.labelled.items() if getattr(head, "sparse", False)]
+
+
+def encoder_passes(model: Model) -> list[tuple[EncoderConfig, list[str], list[str]]]:
+    """Each encoder of the model, with the losses whose labels go through its vocabulary, and those
+    whose texts do."""
     generators = [generator.encoder.config for generator in model.generators.values()]
-    own = (model.backbone.config, vocab_tasks(model))
-    return [own, *((config, generated_labels(model)) for config in generators)]
+    own = (model.backbone.config, vocab_tasks(model), sparse_tasks(model))
+    return [own, *((config, generated_labels(model), list[str]()) for config in generators)]
 
 
 def work_of(model: Model, batches: Iterable[Batch], rows: int) -> StepWork:
     """The work of a step from (some of) its batches, as if all its `rows` were like them."""
     tokens = squares = labels = generated = filled = read_before = 0.0
-    tasks, length, seen = vocab_tasks(model), 0, 0
+    tasks, sparse, length, seen = vocab_tasks(model), sparse_tasks(model), 0, 0
     pairs = model.backbone.flops(model.backbone.config).pairs
     near = {window: 0.0 for window in pairs if window is not None}
     for batch in batches:
         sums = sequence_sums(batch)
         tokens, squares = tokens + float(sums[0]), squares + float(sums[1])
         labels += sum(batch.count(task) for task in tasks if task in batch.labels)
+        labels += float(sums[0]) * has_labels(batch, sparse)
         generated += sum(map(batch.count, generated_labels(model)))
         placeholders = filled_tokens(batch, tasks)
         filled += placeholders

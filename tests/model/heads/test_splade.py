@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
+from torch.utils.flop_counter import FlopCounterMode
 
 from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
+from palm_ds.model.encoder.flops import training_flops
 from palm_ds.model.heads.embedding import ContrastiveHead, VectorSettings
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.heads.splade import FlopsRegularizer, SpladeHead
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.ops.splade import largest, splade_vectors
+from palm_ds.train.plan.work import encoder_passes, work_of
 from tests.model.heads.test_embedding import columns, flat, targets
 
 LENGTHS = [4, 1, 6]
@@ -134,3 +137,20 @@ def test_a_text_has_the_same_vector_whatever_shares_its_row() -> None:
     assert together.shape == (3, 30)
     empty = model(packed([[texts[0]]], labels=False))["found"]
     assert empty.scores.shape == (0, 30) and empty.loss_sum == 0
+
+
+def test_flops_have_a_product_with_the_vocabulary_for_every_token() -> None:
+    """As torch counts the forward pass, of one text that fills its row. Backward, only the token
+    that is the largest of a word gets a gradient."""
+    config = EncoderConfig(**CONFIG)
+    backbone = build_encoder(config)
+    head = SpladeHead(backbone, _head().ranking, _head().regularizer)
+    model = Model(backbone, {"found": head}, {"found": "found"})
+    batch = packed([[torch.randint(5, 30, (16,))]])
+    ((_, *tasks),) = encoder_passes(model)
+    ours = float(training_flops(config, batch, *tasks))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(batch)
+    pooler = 2 * 8 * 8  # at one token; it does not count
+    assert counter.get_total_flops() == pytest.approx(ours / 3 + pooler)
+    assert work_of(model, [batch], rows=1).flops(config) == pytest.approx(ours)
