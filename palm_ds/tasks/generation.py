@@ -236,19 +236,12 @@ class Generation(FlowOptions, OptionalImages, TextGenerator):
         make = partial(unigram_frequencies, [written.ids], size)
         return unigram_baseline(targets, source.cached(f"unigrams {self.name}", make))
 
-    # ---- predictions ----
-
-    about_image: ClassVar[str] = "Writes a text about an image, and about a text beside it."
-
     @property
     def source_roles(self) -> tuple[str, ...]:
         return (*(self.texts or SOURCES), *[TURNS] * bool(self.max_turns))
 
     def form(self) -> Form:
-        form = source_form(self.source_roles)
-        if self.images:  # a caption has no source
-            form = replace(form, fields=(replace(form.fields[0], value="", optional=True),))
-        return self.with_image(form)
+        return self.with_image(source_form(self.source_roles, optional=self.images))
 
     @property
     def decoding(self) -> DecodingSettings:

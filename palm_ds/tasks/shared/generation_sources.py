@@ -37,9 +37,11 @@ def dialogue_types(max_turns: int) -> int:
     return max_turns + 2
 
 
-def source_form(roles: Sequence[str]) -> Form:
-    """The form of a task that writes texts from columns of these roles."""
-    fields = (text_field(roles[0]),)
+def source_form(roles: Sequence[str], *, optional: bool = False) -> Form:
+    """The form of a task that writes texts from columns of these roles. `optional`: perhaps without
+    any, as captions are."""
+    first = text_field(roles[0])
+    fields = (replace(first, value="", optional=True) if optional else first,)
     if TURNS in roles:
         label = "turns, one on each line"
         turns = FormField(name=TURNS, role=TURNS, label=label, value=QUESTION, listed=True)
