@@ -27,8 +27,11 @@ def training_flops(
 
     A scalar on the batch's device: nothing waits for it."""
     tokens, squares = sequence_sums(batch)
-    labels = sum(len(batch.labels[task][0]) for task in vocab_tasks if task in batch.labels)
-    labels = labels + tokens * has_labels(batch, sparse_tasks)
+    labels: torch.Tensor | float = sum(
+        len(batch.labels[task][0]) for task in vocab_tasks if task in batch.labels
+    )
+    if has_labels(batch, sparse_tasks):
+        labels = labels + tokens
     flops = encoder_class(config).flops(config)
     layers = flops.token * tokens
     for window, pair in flops.pairs.items():
