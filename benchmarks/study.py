@@ -232,13 +232,16 @@ def stage_scores(folder: Path) -> Iterator[tuple[str, float]]:
 
 
 def finetuned(run: Run, args: argparse.Namespace) -> dict[str, float]:
-    """{set: the first metric of its task}"""
+    """{set: its metric}: `best` of the suite file, or the first metric of its task"""
+    import yaml
+
     out = run.folder / "suite"
     options = ("--deepspeed_config", args.deepspeed_config, "--out", out)
     call("suite", args.suite, f"init_from={run.folder / 'run'}", *options)
-    scores = json.loads((out / "suite.json").read_text())["sets"]
+    sets = yaml.safe_load(args.suite.read_text(encoding="utf-8"))["sets"]
+    scores = json.loads((out / "suite.json").read_text(encoding="utf-8"))["sets"]
     return {
-        name: next(iter(metrics.values()))["median"]
+        name: metrics[sets[name].get("best", next(iter(metrics)))]["median"]
         for name, record in scores.items()
         for metrics in record["tasks"].values()
     }
