@@ -4,8 +4,8 @@
         --suite suite.yaml --tokens 1e7 --seeds 1 2 3
     python benchmarks/study.py --corpus runs/study/corpus --out runs/study --table docs/study.md
 
-An arm is a recipe of launch/recipes/study on a body: `bert`, the recipe's own, or `modern`, a
-ModernBERT. Its stages are scaled so that it takes as many FLOPs as `masked_15` on `bert` does for
+An arm is a recipe of launch/recipes/study on a body: `modern`, the recipe's own ModernBERT, or
+`bert`. Its stages are scaled so that it takes as many FLOPs as `masked_15` on `modern` does for
 --tokens tokens; FLOPs are those of `--plan`, with heads, generators and products with the
 vocabulary. Text, tokenizer, held-out documents and batch are the same for all arms of a seed. The
 protocol is in docs/study.md.
@@ -49,19 +49,14 @@ from palm_ds.common.files import locked, try_lock  # noqa: E402
 RECIPES = ROOT / "launch/recipes/study"
 REFERENCE = "masked_15"
 CPU = "cpu.json"
-BODIES: Mapping[str, Mapping[str, Any]] = {
-    "bert": {},
-    "modern": {
-        "backbone": {
-            "preset": "modern-small",
-            "intermediate_size": 640,  # a token costs as much as in `small`
-            "max_positions": 128,
-            "init_range": 0.05,
-            "dropout": 0.0,
-            "attention_dropout": 0.0,
-        }
-    },
+_BERT = (
+    "{preset: small, max_positions: 128, init_range: 0.05, dropout: 0.0, attention_dropout: 0.0}"
+)
+BODIES: Mapping[str, Sequence[str]] = {
+    "modern": [],
+    "bert": [f"backbone={_BERT}", "optimizer.lr=5e-4"],  # at the recipes' rate it does not learn
 }
+REFERENCE_BODY = "modern"
 FIRST, LAST = "<!-- table of benchmarks/study.py -->", "<!-- end of the table -->"
 
 
@@ -86,8 +81,8 @@ class Run:
         """The contents of its recipe, with stages as written."""
         from palm_ds.train.recipe.recipe import read_values
 
-        values = read_values(RECIPES / f"{self.arm}.yaml", overrides)
-        values |= {**BODIES[self.body], "seed": self.seed, "export_onnx": []}
+        values = read_values(RECIPES / f"{self.arm}.yaml", [*BODIES[self.body], *overrides])
+        values |= {"seed": self.seed, "export_onnx": []}
         values["sources"] = {"text": {"corpus": str(corpus.absolute())}}
         return values
 
@@ -101,7 +96,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--corpus", required=True, type=Path, help="of `palm-ds prepare`")
     add("--out", required=True, type=Path, help="folder of all runs; kept")
     add("--arms", nargs="+", choices=arms, default=arms, metavar="ARM")
-    add("--bodies", nargs="+", choices=BODIES, default=["bert"])
+    add("--bodies", nargs="+", choices=BODIES, default=[REFERENCE_BODY])
     add("--seeds", nargs="+", type=int, default=[1, 2, 3])
     add("--tokens", type=float, default=1e7, help="that masked_15 is trained on")
     add("--set", nargs="*", default=[], metavar="a.b=c", help="overrides of every recipe")
@@ -158,7 +153,7 @@ def scaled(stages: Any, tasks: Mapping[str, Any], factor: float) -> Any:
 
 def budget_of(out: Path, args: argparse.Namespace) -> float:
     """FLOPs of every run: those of the reference arm, which has one stage of 1,000 steps."""
-    reference = Run(arm=REFERENCE, body="bert", seed=1, out=out)
+    reference = Run(arm=REFERENCE, body=REFERENCE_BODY, seed=1, out=out)
     values = reference.values(args.corpus, args.set)
     number, unit = str(values["batch"]).split()
     if unit != "tokens":

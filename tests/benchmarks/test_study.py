@@ -15,15 +15,24 @@ TINY = ["backbone={preset: tiny, hidden_size: 32, max_positions: 64}", "length=6
 TINY += ["batch=1024 tokens", "held_out=0.2"]
 
 
-@pytest.mark.parametrize("arm", ["masked_30_15", "with_sentence_distance", "random_distance"])
-def test_every_arm_has_the_same_flops(arm: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arm", "body"),
+    [
+        ("masked_30_15", "bert"),
+        ("with_sentence_distance", "modern"),
+        ("random_distance", "modern"),
+        ("hybrid", "modern"),
+        ("retromae", "modern"),
+    ],
+)
+def test_every_arm_has_the_same_flops(arm: str, body: str, tmp_path: Path) -> None:
     """Also where a task has a head of its own, or several stages."""
     corpus = write_small_corpus(tmp_path / "corpus").path
     args = study.parse(
         ["--corpus", str(corpus), "--out", str(tmp_path), "--tokens", "5e5", "--set", *TINY]
     )
     budget = study.budget_of(tmp_path, args)
-    run = study.Run(arm=arm, body="bert", seed=1, out=tmp_path)
+    run = study.Run(arm=arm, body=body, seed=1, out=tmp_path)
     values = run.values(corpus, TINY)
     whole = study.flops_of(values)
     values["stages"] = study.scaled(values["stages"], values["tasks"], budget / whole)
@@ -62,7 +71,7 @@ def test_a_measure_that_is_asked_for_later_is_added(tmp_path: Path, monkeypatch)
         made = {name: lambda n=name: {n: next(counted)} for name in parts}
         monkeypatch.setattr(study, "measures_of", lambda run, values, args, m=made: m)
         args = study.parse(["--corpus", "c", "--out", str(tmp_path)])
-        run = study.Run(arm="masked_15", body="bert", seed=1, out=tmp_path)
+        run = study.Run(arm="masked_15", body="modern", seed=1, out=tmp_path)
         study.run_all([run], args)
         assert json.loads(run.measures.read_text())["parts"] == parts, call
     record = json.loads(run.measures.read_text())
@@ -86,7 +95,7 @@ def test_a_record_continues_a_study_elsewhere(tmp_path: Path, monkeypatch) -> No
         study.main()
         runs[machine] = [run.seed for run in trained]
     assert runs == {"here": [2], "elsewhere": [2, 1]}
-    assert list(study.read_record(file)) == [("bert", "joint", 1), ("bert", "joint", 2)]
+    assert list(study.read_record(file)) == [("modern", "joint", 1), ("modern", "joint", 2)]
     with pytest.raises(SystemExit, match="of a run of 1 FLOPs, not 2; give the --tokens"):
         study.main()
 
@@ -95,7 +104,7 @@ def test_processes_share_the_runs(tmp_path: Path, monkeypatch) -> None:
     begun = []
     monkeypatch.setattr(study, "budget_of", lambda out, args: 1.0)
     monkeypatch.setattr(study, "run_one", lambda run, budget, args: begun.append(run.arm))
-    runs = [study.Run(arm=arm, body="bert", seed=1, out=tmp_path) for arm in ("joint", "phrases")]
+    runs = [study.Run(arm=arm, body="modern", seed=1, out=tmp_path) for arm in ("joint", "phrases")]
     runs[0].folder.mkdir(parents=True)
     with locked(runs[0].folder / "lock"):  # by another process
         study.run_all(runs, study.parse(["--corpus", "c", "--out", str(tmp_path)]))
