@@ -259,7 +259,7 @@ def run_all(runs: Sequence[Run], args: argparse.Namespace) -> None:
 
 def run_one(run: Run, budget: float, args: argparse.Namespace) -> None:
     values = run.values(args.corpus, args.set)
-    found: dict[str, Any] = {"flops": budget, "seconds": 0.0, "parts": []}
+    found: dict[str, Any] = {"flops": budget, "seconds": 0.0, "cpu_seconds": 0.0, "parts": []}
     if run.measures.is_file():
         found = json.loads(run.measures.read_text(encoding="utf-8"))
     if not 0.99 < found["flops"] / budget < 1.01:
@@ -267,7 +267,7 @@ def run_one(run: Run, budget: float, args: argparse.Namespace) -> None:
             f"{run.measures}: of a run of {found['flops']:.3g} FLOPs, not {budget:.3g}; give the "
             "--tokens and --set of that study, or another --out and --record"
         )
-    start = time.monotonic() - found["seconds"]
+    start = time.monotonic() - found["seconds"], cpu_seconds() - found["cpu_seconds"]
     if not found["parts"]:
         factor = budget / flops_of(values)
         values["stages"] = scaled(values["stages"], values["tasks"], factor)
@@ -275,8 +275,17 @@ def run_one(run: Run, budget: float, args: argparse.Namespace) -> None:
     for name, part in measures_of(run, values, args).items():
         if name not in found["parts"]:
             found |= part()
-            found |= {"seconds": time.monotonic() - start, "parts": [*found["parts"], name]}
+            found |= {
+                "seconds": time.monotonic() - start[0],
+                "cpu_seconds": cpu_seconds() - start[1],
+            }
+            found["parts"] = [*found["parts"], name]
             write_file_atomically(run.measures, json.dumps(found, indent=1))
+
+
+def cpu_seconds() -> float:
+    """Processor time so far, of this process and of those that it waited for."""
+    return sum(os.times()[:4])
 
 
 # ---- the record ----
@@ -323,7 +332,7 @@ def table(runs: Sequence[Run]) -> str:
             record = json.loads(run.measures.read_text(encoding="utf-8"))
             known.setdefault((run.body, run.arm), {})[run.seed] = record
     records = [record for seeds in known.values() for record in seeds.values()]
-    hidden = {"flops", "seconds", "parts"}
+    hidden = {"flops", "seconds", "cpu_seconds", "parts"}
     names = [n for n in dict.fromkeys(n for r in records for n in r) if n not in hidden]
     names = [name for name in names if not name.startswith("tasks: ")]
     lines = [["body", "arm", "seeds", *names]]
@@ -332,9 +341,13 @@ def table(runs: Sequence[Run]) -> str:
         reference = known.get((body, REFERENCE), {})
         cells = [cell(name, seeds, reference) for name in names]
         lines.append([body, arm, str(len(seeds)), *cells])
-    hours = sum(record["seconds"] for record in records) / 3600
+    hours, cpu_hours = (
+        sum(record[key] for record in records) / 3600 for key in ("seconds", "cpu_seconds")
+    )
     rows = [f"| {' | '.join(line)} |" for line in lines]
-    return "\n".join([*rows, "", f"All runs together took {hours:.1f} hours."])
+    return "\n".join(
+        [*rows, "", f"All runs together took {hours:.1f} hours, {cpu_hours:.1f} of processor time."]
+    )
 
 
 Seeds = Mapping[int, Mapping[str, float]]

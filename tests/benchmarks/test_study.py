@@ -52,10 +52,13 @@ def test_a_page_gets_the_table(tmp_path: Path) -> None:
     runs = [study.Run(arm="joint", body="bert", seed=seed, out=tmp_path) for seed in (1, 2, 3)]
     for run, loss in zip(runs, (2.0, 4.0), strict=False):  # the third is not there yet
         run.folder.mkdir(parents=True)
-        run.measures.write_text(f'{{"flops": 1, "seconds": 1800, "masked": {loss}}}')
+        run.measures.write_text(
+            f'{{"flops": 1, "seconds": 1800, "cpu_seconds": 900, "masked": {loss}}}'
+        )
     study.write_table(page, study.table(runs))
     text = page.read_text()
     assert "| bert | joint | 2 | 3.000 ± 1.414 |" in text and "old" not in text
+    assert "took 1.0 hours, 0.5 of processor time." in text
     assert text.startswith("before\n") and text.endswith(f"{study.LAST}\nafter\n")
     page.write_text("no marks")
     with pytest.raises(SystemExit, match="no lines"):
