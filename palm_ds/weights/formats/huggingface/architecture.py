@@ -125,6 +125,9 @@ class Architecture(ABC):
     run_keys: ClassVar[Mapping[str, type | None]]
     """{key of config.json that is passed to transformers: the type it needs there, if Python's JSON
     may give another}."""
+    published_ids: ClassVar[tuple[str, ...]] = ()
+    """Keys of config.json that transformers sets to ids of the published tokenizer if a file lacks
+    them; an encoder with another tokenizer has null there."""
     lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
     """{matrix of a layer, as recipes name it: its module in a layer of transformers, or those that
     have equal parts of its rows}; empty: peft's adapters cannot have them."""

@@ -132,6 +132,7 @@ def plan(
     dtype = _dtype(kept, target)
     return ExportPlan(
         config_json={
+            **dict.fromkeys(chosen.form.published_ids),
             **{key: value for key, value in extras.config.items() if key in KEPT_KEYS},
             **_config_json(new, chosen, heads),
             "dtype": str(dtype).removeprefix("torch."),

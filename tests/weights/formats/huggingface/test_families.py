@@ -9,7 +9,12 @@ import transformers
 
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.weights.formats.huggingface.architecture import NEXT_SENTENCE
-from palm_ds.weights.formats.huggingface.families import FAMILIES, family_of, is_known_class
+from palm_ds.weights.formats.huggingface.families import (
+    FAMILIES,
+    architecture_of,
+    family_of,
+    is_known_class,
+)
 
 CONFIG = EncoderConfig(
     vocab_size=11, hidden_size=8, num_layers=1, num_heads=2, max_positions=10, task_types=0
@@ -49,3 +54,12 @@ def test_each_architecture_has_its_class_in_transformers() -> None:
             hasattr(transformers, f"{family.class_prefix}ForPreTraining") and name != "electra"
         )
     assert is_known_class("RobertaForMaskedLM") and not is_known_class("GPT2Model")
+
+
+def test_ids_of_published_tokenizers_are_not_taken_for_granted() -> None:
+    """transformers warns of ids outside the vocabulary; EuroBERT's [MASK] must be a number."""
+    for name in FAMILIES.keys() - OF_THE_HUB:
+        values = transformers.AutoConfig.for_model(name).to_dict()
+        keys = {f"{role}_token_id" for role in ("bos", "cls", "eos", "sep")}
+        large = {key for key in keys & values.keys() if (values[key] or 0) > 1000}
+        assert large <= set(architecture_of(name).published_ids), name

@@ -94,6 +94,7 @@ class EuroBertArchitecture(Architecture):
     heads = ("lm_head", "dense", "classifier")
     masked_lm = ("lm_head.",)
     classes = ("ForSequenceClassification", "ForTokenClassification")
+    published_ids = ("bos_token_id", "eos_token_id")
     run_keys: ClassVar[Mapping[str, type | None]] = {
         **dict.fromkeys((*_CHECKS, "num_key_value_heads", "head_dim", "rope_parameters")),
         **dict.fromkeys(("rms_norm_eps", "initializer_range", "attention_dropout"), float),

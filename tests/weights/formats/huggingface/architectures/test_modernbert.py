@@ -172,6 +172,7 @@ def test_a_task_embedding_is_folded_into_the_words_and_changes_no_probability(
     state |= {f"heads.words.{name}": x for name, x in head.state_dict().items()}
     export_hf(state, tmp_path / "hf", config=config, task_id=2)
     model: Any = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "hf").eval()
+    assert (model.config.cls_token_id, model.config.eos_token_id) == (None, None)  # not 50281
     batch = padded()
     batch.task_ids.fill_(2)
     real = batch.sequence_ids >= 0
