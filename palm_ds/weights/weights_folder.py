@@ -34,8 +34,9 @@ from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.model.heads.replaced_tokens import ReplacedTokenHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.pooling import TextPooling
+from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.weights.formats import native
-from palm_ds.weights.formats.contents import OPTIMIZER, CheckpointContents, SavesFiles
+from palm_ds.weights.formats.contents import OPTIMIZER, CheckpointContents
 from palm_ds.weights.formats.contents import HeadInfo as HeadInfo
 from palm_ds.weights.formats.huggingface.model_card import Provenance, model_card
 from palm_ds.weights.formats.huggingface.names import State, lost
@@ -103,8 +104,8 @@ def save_weights(
     folder: Path,
     info: WeightsInfo,
     *,
-    tokenizer: SavesFiles | None = None,
-    text_tokenizer: SavesFiles | None = None,
+    tokenizer: Tokenizer | None = None,
+    text_tokenizer: Tokenizer | None = None,
     pooling: TextPooling | None = None,
     adapter: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
@@ -139,7 +140,7 @@ def export_hf(
     folder: Path,
     *,
     config: EncoderConfig,
-    tokenizer: SavesFiles | None = None,
+    tokenizer: Tokenizer | None = None,
     family: str = "",
     task_id: int = 0,
     task_ids: Mapping[str, int] | None = None,

@@ -265,16 +265,6 @@ def test_without_a_masked_lm_head_only_the_encoder_is_exported(tmp_path: Path) -
     assert not report["missing_keys"] and not report["unexpected_keys"]
 
 
-def test_tokenizer_files_are_in_the_same_folder(tmp_path: Path) -> None:
-    class Tokenizer:
-        def save(self, folder: Path) -> None:
-            (folder / "tokenizer.json").write_text("{}")
-
-    export_hf(model(), tmp_path / "hf", config=CONFIG, tokenizer=Tokenizer())
-    names = {"config.json", "model.safetensors", "tokenizer.json", "modules.json"}
-    assert names <= set(os.listdir(tmp_path / "hf"))
-
-
 def test_the_export_of_a_run_opens_with_its_tokenizer(tmp_path: Path) -> None:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(32))]
     tokenizer, net = wordpiece(words, lower=False), model()
@@ -288,6 +278,8 @@ def test_the_export_of_a_run_opens_with_its_tokenizer(tmp_path: Path) -> None:
     assert info.task_ids == {"masking": 0} and info.made_by == made_by
     assert info.head_of == net.head_of
     assert load_tokenizer(tmp_path / "weights" / "tokenizer").fingerprint == tokenizer.fingerprint
+    names = {"config.json", "model.safetensors", "tokenizer.json", "modules.json"}
+    assert names <= set(os.listdir(tmp_path / "hf"))
     theirs = AutoTokenizer.from_pretrained(tmp_path / "hf")
     ids = theirs("w3 w7 w1", return_tensors="pt")["input_ids"]
     assert ids.tolist() == [[2, 8, 12, 6, 3]]

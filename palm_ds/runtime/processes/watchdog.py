@@ -2,7 +2,8 @@
 
 By default the limit follows from the step times measured: a step may take 20 times as long as the
 slowest of the last 100, and 10 minutes in any case. The first steps, which compile, and whatever
-is no step (evaluating, saving, exporting) have an hour.
+is no step (evaluating, saving, exporting) have an hour. Time in which the whole process was stopped
+(SIGSTOP, as `scontrol suspend` sends it) does not count.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ _MIN_LIMIT, _DEFAULT_LIMIT = 600.0, 3600.0
 _FACTOR = 20
 _WARM_UP_STEPS, _MIN_STEPS, _HISTORY_STEPS = 2, 5, 100
 """First steps that say nothing, fewest steps that say something, steps remembered."""
+_SUSPENDED = 5
+"""A pause of the watching thread that takes this many times as long: the process was stopped."""
 
 
 class Watchdog:
@@ -68,8 +71,13 @@ class Watchdog:
         self._closed.set()
 
     def _watch(self) -> None:
-        while not self._closed.wait(min(self.limit / 10, 5.0)):
-            if time.monotonic() - self._last > self.limit:
+        before = time.monotonic()
+        while not self._closed.wait(pause := min(self.limit / 10, 5.0)):
+            now = time.monotonic()
+            if now - before > _SUSPENDED * pause:
+                self._last = min(self._last + now - before, now)
+            before = now
+            if now - self._last > self.limit:
                 code = errors.WATCHDOG
                 why = f"no step for {self.limit / 60:g} minutes"
                 # not logged: a hanging thread may hold the logger's lock

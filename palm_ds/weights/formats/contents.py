@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -141,12 +141,6 @@ class CheckpointContents:
             *(x for x in of_tasks if x in words),
             *(word for word in words if word not in of_tasks),
         ]
-
-
-class SavesFiles(Protocol):
-    """Anything that saves its files into a folder, such as a tokenizer."""
-
-    def save(self, folder: Path) -> object: ...
 
 
 def check_names(path: Path, names: Iterable[str]) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from palm_ds.weights.formats.contents import CheckpointContents, SavesFiles
+from palm_ds.text.tokenizer import Tokenizer
+from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.huggingface.model_card import Provenance
 from palm_ds.weights.formats.huggingface.plan import ExportPlan
 from palm_ds.weights.formats.huggingface.target import ExportOptions
@@ -23,7 +24,7 @@ from palm_ds.weights.formats.runnable import RunnableCheckpoint
 class Export:
     """A planned export; nothing is written yet."""
 
-    write: Callable[[Path, SavesFiles | None], None]
+    write: Callable[[Path, Tokenizer | None], None]
     """Fills an empty folder with the weights, and the tokenizer's files if there is one."""
     plan: ExportPlan | None = None
     """Which tensors go where; None means all of them, under palm_ds names."""

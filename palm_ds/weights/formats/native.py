@@ -31,13 +31,12 @@ from palm_ds.model.lora import merged_parts, merged_values
 from palm_ds.model.pooling import TextPooling
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.checkpoint.shard_files import ShardReader
-from palm_ds.text.tokenizer import load_tokenizer
+from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.weights.formats.contents import (
     OPTIMIZER,
     CheckpointContents,
     Extras,
     HeadInfo,
-    SavesFiles,
     TensorEntry,
     with_eps,
 )
@@ -439,7 +438,7 @@ def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
     made_by: dict[str, Any] = {"palm_ds": __version__, "converted_from": contents.format}
     made_by |= {"origin": contents.origin} if contents.origin else {}
 
-    def fill(folder: Path, _tokenizer: SavesFiles | None) -> None:
+    def fill(folder: Path, _tokenizer: Tokenizer | None) -> None:
         write(contents, folder, dtype=dtype, **made_by)
 
     return Export(write=fill, task_id=target.task_id)

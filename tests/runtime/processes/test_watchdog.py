@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import sys
+import time
 
 import pytest
 
@@ -27,6 +31,23 @@ def test_it_ends_a_process_that_hangs() -> None:
     assert done.returncode == errors.WATCHDOG == 42
     assert done.stdout == "alive\n"
     assert done.stderr == "error: no step for 0.04 minutes; giving up (exit code 42)\n"
+
+
+def test_a_suspended_process_goes_on() -> None:
+    code = (
+        "import os, signal, time\n"
+        "from palm_ds.runtime.processes.watchdog import Watchdog\n"
+        "watchdog = Watchdog(3.0); os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "time.sleep(1); watchdog.beat(); print('alive', flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        os.waitpid(process.pid, os.WUNTRACED)
+        time.sleep(5)
+        process.send_signal(signal.SIGCONT)
+        out, err = process.communicate(timeout=30)
+    assert out == b"alive\n"
+    assert process.returncode == errors.WATCHDOG and b"no step for 0.05 minutes" in err
 
 
 def test_it_closes() -> None:

@@ -10,15 +10,22 @@ The token embeddings are written once: the decoder is tied to them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.weights.formats.contents import CheckpointContents, SavesFiles
+from palm_ds.text.tokenizer import Tokenizer
+from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.format import Export, Format
-from palm_ds.weights.formats.huggingface.families import FAMILIES, served_family
+from palm_ds.weights.formats.huggingface.families import (
+    FAMILIES,
+    architecture_of,
+    served_family,
+)
 from palm_ds.weights.formats.huggingface.model_card import Provenance, model_card
 from palm_ds.weights.formats.huggingface.plan import ExportPlan, plan
 from palm_ds.weights.formats.huggingface.read import CONFIG, open_contents, recognises
@@ -34,14 +41,14 @@ CARD, _TOKENIZER = "README.md", "tokenizer_config.json"
 
 
 def write(
-    plan: ExportPlan, folder: Path, *, tokenizer: SavesFiles | None = None, card: str = ""
+    plan: ExportPlan, folder: Path, *, tokenizer: Tokenizer | None = None, card: str = ""
 ) -> None:
     """Fill an empty folder, one tensor at a time: the largest one decides the memory it takes.
 
     The caller publishes the folder. `card` is the README.md (model_card.py). Raises UserError if a
     weight is NaN or infinite, or too large for the dtype.
     """
-    write_json(folder / CONFIG, plan.config_json)
+    write_json(folder / CONFIG, _with_token_ids(plan.config_json, tokenizer))
     write_safetensors(folder, plan.groups, plan.dtype, plan.max_shard_bytes)
     length = plan.config.max_length
     if plan.pooling is not None:
@@ -52,6 +59,20 @@ def write(
         _fit(folder / _TOKENIZER, plan.config)
     if card:
         (folder / CARD).write_text(card, encoding="utf-8")
+
+
+def _with_token_ids(about: Mapping[str, Any], tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """config.json with the ids that transformers, text-embeddings-inference and others would take
+    from the published tokenizer, or could not do without."""
+    if tokenizer is None:
+        return dict(about)
+    ids = tokenizer.vocabulary
+    known = {f"{role}_token_id": ids.cls for role in ("bos", "cls")}
+    known |= {f"{role}_token_id": ids.sep for role in ("eos", "sep")}
+    unset = architecture_of(about["model_type"]).published_ids
+    return {
+        key: known[key] if key in unset and value is None else value for key, value in about.items()
+    }
 
 
 def _fit(path: Path, config: EncoderConfig) -> None:
@@ -77,7 +98,7 @@ def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
         )
     planned = plan(contents.entries, contents.config, contents.heads, target, contents.extras)
 
-    def fill(folder: Path, tokenizer: SavesFiles | None) -> None:
+    def fill(folder: Path, tokenizer: Tokenizer | None) -> None:
         write(planned, folder, tokenizer=tokenizer)
 
     def write_card(folder: Path, made: Provenance) -> None:

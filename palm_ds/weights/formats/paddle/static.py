@@ -19,7 +19,8 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import encoder_class
-from palm_ds.weights.formats.contents import HeadInfo, SavesFiles, TensorEntry
+from palm_ds.text.tokenizer import Tokenizer
+from palm_ds.weights.formats.contents import HeadInfo, TensorEntry
 from palm_ds.weights.formats.huggingface.architecture import COUNTS
 from palm_ds.weights.formats.huggingface.plan import ExportPlan
 from palm_ds.weights.formats.huggingface.target import ExportOptions
@@ -61,7 +62,7 @@ def plan(
     )
 
 
-def write(planned: ExportPlan, folder: Path, tokenizer: SavesFiles | None) -> None:
+def write(planned: ExportPlan, folder: Path, tokenizer: Tokenizer | None) -> None:
     """Fill an empty folder, one tensor at a time. Raises UserError for a weight that is not
     finite."""
     write_json(folder / f"{planned.config.kind}_config.json", planned.config_json)

@@ -32,7 +32,6 @@ from palm_ds.weights.formats.contents import (
     USUAL,
     CheckpointContents,
     HeadInfo,
-    SavesFiles,
     TensorEntry,
 )
 from palm_ds.weights.formats.format import Export, Format
@@ -152,7 +151,7 @@ def _check_eps(plan: ExportPlan) -> None:
         )
 
 
-def write(plan: ExportPlan, folder: Path, *, tokenizer: SavesFiles | None = None) -> None:
+def write(plan: ExportPlan, folder: Path, *, tokenizer: Tokenizer | None = None) -> None:
     """Fill an empty folder, one tensor at a time. The caller publishes it. Raises UserError if a
     weight is NaN or infinite, or too large for the dtype."""
     write_json(folder / CONFIG, plan.config_json)
@@ -216,7 +215,7 @@ def write_paddle(
     config: EncoderConfig,
     *,
     heads: Mapping[str, HeadInfo] | None = None,
-    tokenizer: SavesFiles | None = None,
+    tokenizer: Tokenizer | None = None,
     target: ExportOptions | None = None,
 ) -> ExportPlan:
     """Write palm_ds weights as a PaddleNLP folder, complete or not at all.
@@ -366,7 +365,7 @@ def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
         behind["tokenizer"] = why
     planned = replace(planned, skipped={**planned.skipped, **behind})
 
-    def fill(folder: Path, tokenizer: SavesFiles | None) -> None:
+    def fill(folder: Path, tokenizer: Tokenizer | None) -> None:
         write(planned, folder, tokenizer=tokenizer)
 
     return Export(write=fill, plan=planned)
@@ -375,7 +374,7 @@ def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
 def _export_static(contents: CheckpointContents, target: ExportOptions) -> Export:
     planned = static.plan(contents.entries, contents.config, contents.heads, target)
 
-    def fill(folder: Path, tokenizer: SavesFiles | None) -> None:
+    def fill(folder: Path, tokenizer: Tokenizer | None) -> None:
         static.write(planned, folder, tokenizer)
 
     return Export(write=fill, plan=planned)
