@@ -245,6 +245,10 @@ ENCODERS = {
         vocab_size=TOKENIZER.size,
         position_offset=1,
     ),
+    "modernbert": EncoderConfig.from_dict(
+        {**BACKBONE, "kind": "modernbert", "token_types": 1, "vocab_size": TOKENIZER.size},
+        "backbone",
+    ),
 }
 POOLINGS = {
     "mean": TextPooling(),

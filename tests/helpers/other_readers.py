@@ -1,10 +1,11 @@
 """How two servers that do not install here read a model's folder, written after their sources.
 
-text-embeddings-inference: router/src/lib.rs, backends/candle/src/models/bert.rs. A key that is read
+text-embeddings-inference: router/src/lib.rs, bert.rs and modernbert.rs of
+backends/candle/src/models. A key that is read
 here with [...] is one that it cannot do without.
 vLLM: vllm/transformers_utils/config.py (`get_pooling_config` and
-`get_sentence_transformer_tokenizer_config`), as of 2026 and as of 2024; registry.py, bert.py and
-roberta.py of vllm/model_executor/models, as of December 2025.
+`get_sentence_transformer_tokenizer_config`), as of 2026 and as of 2024; registry.py, bert.py,
+roberta.py and modernbert.py of vllm/model_executor/models, as of December 2025.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from typing import Any
 
 from safetensors import safe_open
 
-TEI_TYPES = ("bert", "roberta", "xlm-roberta", "camembert")
+TEI_TYPES = ("bert", "roberta", "xlm-roberta", "camembert", "modernbert")
 """The model types of TEI that palm_ds writes; it has no ernie."""
 _VLLM_TEXT_POOLINGS = ("CLS", "LAST", "MEAN")
 
 
-_VLLM_EMBEDS = ("BertModel", "RobertaModel", "RobertaForMaskedLM", "XLMRobertaModel")
+_VLLM_EMBEDS = (
+    *("BertModel", "RobertaModel", "RobertaForMaskedLM", "XLMRobertaModel", "ModernBertModel"),
+)
 _VLLM_CLASSIFIES = (
     *("BertForSequenceClassification", "BertForTokenClassification"),
+    *("ModernBertForSequenceClassification", "ModernBertForTokenClassification"),
     *("RobertaForSequenceClassification", "XLMRobertaForSequenceClassification"),
 )
 
@@ -46,8 +50,10 @@ def as_tei(folder: Path) -> TeiModel:
     config = load(folder / "config.json")
     assert config["model_type"] in TEI_TYPES, config["model_type"]
     assert (folder / "tokenizer.json").is_file()
-    _check_bert(config, folder)
-    offset = config["pad_token_id"] + 1 if config["model_type"] != "bert" else 0
+    modern = config["model_type"] == "modernbert"
+    (_check_modernbert if modern else _check_bert)(config, folder)
+    from_zero = config["model_type"] in ("bert", "modernbert")
+    offset = 0 if from_zero else config["pad_token_id"] + 1
     settings = folder / "sentence_bert_config.json"
     length = config["max_position_embeddings"] - offset
     if settings.is_file():
@@ -84,6 +90,25 @@ def _check_bert(config: dict[str, Any], folder: Path) -> None:
             assert found == [config[rows], config["hidden_size"]]
 
 
+def _check_modernbert(config: dict[str, Any], folder: Path) -> None:
+    """The same of a ModernBERT."""
+    whole = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+    whole += ("num_attention_heads", "max_position_embeddings", "local_attention")
+    whole += ("global_attn_every_n_layers",)
+    roles = ("pad", "bos", "cls", "eos", "sep")
+    assert all(type(config[key]) is int for key in (*whole, *(f"{x}_token_id" for x in roles)))
+    fractions = ("initializer_range", "initializer_cutoff_factor", "norm_eps", "attention_dropout")
+    fractions += ("global_rope_theta", "local_rope_theta")
+    assert all(type(config[key]) is float for key in fractions)
+    assert all(type(config[key]) is bool for key in ("norm_bias", "attention_bias"))
+    assert {config["hidden_activation"], config["classifier_activation"]} <= {"gelu", "relu"}
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        own = "final_norm.weight" in file.keys()  # noqa: SIM118
+        table = f"{'' if own else 'model.'}embeddings.tok_embeddings.weight"
+        shape = file.get_slice(table).get_shape()
+        assert shape == [config["vocab_size"], config["hidden_size"]]
+
+
 def vllm_class(folder: Path) -> str:
     """embed or classify: what vLLM's class for this folder does. Raises AssertionError if its
     registry has none, or if that class would not find its weights under their names."""
@@ -93,6 +118,9 @@ def vllm_class(folder: Path) -> str:
         names = set(file.keys())
     if named == "BertModel":  # puts `model.` before every name, whatever it starts with
         assert "embeddings.word_embeddings.weight" in names
+    elif named == "ModernBertModel":
+        assert "embeddings.tok_embeddings.weight" in names
+        assert "layer_norm_eps" in load(folder / "config.json")  # transformers knows norm_eps
     elif named in _VLLM_EMBEDS:  # removes `roberta.`, and ignores the masked-LM head
         assert names & {f"{x}embeddings.word_embeddings.weight" for x in ("", "roberta.")}
         assert all(name.startswith(("roberta.", "lm_head.")) for name in names) or not any(
