@@ -4,6 +4,7 @@ also while modules are imported."""
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 
@@ -21,6 +22,7 @@ def start() -> None:
 
         main.start()
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would show in Python's own end
         print("interrupted", file=sys.stderr, flush=True)
         sys.exit(130)
 

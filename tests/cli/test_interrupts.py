@@ -117,3 +117,18 @@ def test_an_interrupt_in_a_finalizer_is_raised_after_it(by: str) -> None:
     command = [sys.executable, "-c", FINALIZER.replace("{by!r}", repr(by))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50)
     assert done.stderr == "" and done.stdout.splitlines()[-1:] == ["raised"], done
+
+
+def test_a_second_one_does_not_show_at_the_end_of_the_program() -> None:
+    """Of an interrupt before the command's own work, as while its module is found."""
+    code = (
+        "import atexit, signal, sys\n"
+        "from palm_ds import __main__\n"
+        "from palm_ds.cli import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "main.start = lambda: signal.raise_signal(signal.SIGINT)\n"
+        "atexit.register(signal.raise_signal, signal.SIGINT)\n"
+        "__main__.start()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
