@@ -127,7 +127,7 @@ class Architecture(ABC):
     may give another}."""
     published_ids: ClassVar[tuple[str, ...]] = ()
     """Keys of config.json that transformers sets to ids of the published tokenizer if a file lacks
-    them; an encoder with another tokenizer has null there."""
+    them; written are those of the encoder's own tokenizer, or null without one."""
     lora_modules: ClassVar[Mapping[str, str | tuple[str, ...]]] = {}
     """{matrix of a layer, as recipes name it: its module in a layer of transformers, or those that
     have equal parts of its rows}; empty: peft's adapters cannot have them."""
