@@ -267,7 +267,7 @@ def run_one(run: Run, budget: float, args: argparse.Namespace) -> None:
             f"{run.measures}: of a run of {found['flops']:.3g} FLOPs, not {budget:.3g}; give the "
             "--tokens and --set of that study, or another --out and --record"
         )
-    start = time.monotonic() - found["seconds"], cpu_seconds() - found["cpu_seconds"]
+    start, cpu_start = time.monotonic() - found["seconds"], cpu_seconds() - found["cpu_seconds"]
     if not found["parts"]:
         factor = budget / flops_of(values)
         values["stages"] = scaled(values["stages"], values["tasks"], factor)
@@ -276,10 +276,10 @@ def run_one(run: Run, budget: float, args: argparse.Namespace) -> None:
         if name not in found["parts"]:
             found |= part()
             found |= {
-                "seconds": time.monotonic() - start[0],
-                "cpu_seconds": cpu_seconds() - start[1],
+                "seconds": time.monotonic() - start,
+                "cpu_seconds": cpu_seconds() - cpu_start,
+                "parts": [*found["parts"], name],
             }
-            found["parts"] = [*found["parts"], name]
             write_file_atomically(run.measures, json.dumps(found, indent=1))
 
 

@@ -1,8 +1,7 @@
 """How two servers that do not install here read a model's folder, written after their sources.
 
 text-embeddings-inference: router/src/lib.rs, bert.rs and modernbert.rs of
-backends/candle/src/models. A key that is read
-here with [...] is one that it cannot do without.
+backends/candle/src/models. A key that is read here with [...] is one that it cannot do without.
 vLLM: vllm/transformers_utils/config.py (`get_pooling_config` and
 `get_sentence_transformer_tokenizer_config`), as of 2026 and as of 2024; registry.py, bert.py,
 roberta.py and modernbert.py of vllm/model_executor/models, as of December 2025.
