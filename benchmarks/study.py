@@ -57,6 +57,7 @@ BODIES: Mapping[str, Sequence[str]] = {
     "bert": [f"backbone={_BERT}", "optimizer.lr=5e-4"],  # at the recipes' rate it does not learn
 }
 REFERENCE_BODY = "modern"
+OF_TASK = "tasks: "
 FIRST, LAST = "<!-- table of benchmarks/study.py -->", "<!-- end of the table -->"
 
 
@@ -84,6 +85,8 @@ class Run:
         values = read_values(RECIPES / f"{self.arm}.yaml", [*BODIES[self.body], *overrides])
         values |= {"seed": self.seed, "export_onnx": []}
         values["sources"] = {"text": {"corpus": str(corpus.absolute())}}
+        if ngrams := values["tasks"].get("explicit_ngram_masking"):
+            ngrams["lexicon"] = str(corpus.absolute().parent / Path(ngrams["lexicon"]).name)
         return values
 
 
@@ -223,7 +226,7 @@ def stage_scores(folder: Path) -> Iterator[tuple[str, float]]:
     for stage, scores in ends.items():
         for task, score in scores.items():
             if score.get("accuracy") is not None:
-                yield f"tasks: {task}, stage {stage}", score["accuracy"]
+                yield f"{OF_TASK}{task}, stage {stage}", score["accuracy"]
 
 
 def finetuned(run: Run, args: argparse.Namespace) -> dict[str, float]:
@@ -323,34 +326,72 @@ def restore(file: Path, runs: Sequence[Run]) -> None:
 # ---- the table ----
 
 
+Seeds = Mapping[int, Mapping[str, float]]
+"""{seed: {measure: value}} of an arm."""
+Measured = Mapping[tuple[str, str], Seeds]
+"""{(body, arm): Seeds}"""
+
+
 def table(runs: Sequence[Run]) -> str:
-    """Markdown: a line for each arm and body, a column for each measure: the mean over the seeds,
-    and the standard deviation; bold where the arm differs from the reference arm."""
-    known: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
+    """Markdown: the measures of every arm, and what is left of every task after each stage."""
+    known: dict[tuple[str, str], dict[int, Mapping[str, float]]] = {}
     for run in runs:
         if run.measures.is_file():
             record = json.loads(run.measures.read_text(encoding="utf-8"))
             known.setdefault((run.body, run.arm), {})[run.seed] = record
     records = [record for seeds in known.values() for record in seeds.values()]
+    hours, cpu_hours = (
+        sum(record[key] for record in records) / 3600 for key in ("seconds", "cpu_seconds")
+    )
+    time_taken = f"All runs together took {hours:.1f} hours, {cpu_hours:.1f} of processor time."
+    about_stages = (
+        "Held-out accuracy of every task at the end of every stage, of the arms that have several "
+        "(mean over the seeds):"
+    )
+    parts = [markdown(arm_lines(known)), time_taken]
+    if len(stages := stage_lines(known)) > 1:
+        parts += [about_stages, markdown(stages)]
+    return "\n\n".join(parts)
+
+
+def arm_lines(known: Measured) -> list[list[str]]:
+    """A line for each arm and body, a column for each measure: the mean over the seeds, and the
+    standard deviation; bold where the arm differs from the reference arm."""
     hidden = {"flops", "seconds", "cpu_seconds", "parts"}
-    names = [n for n in dict.fromkeys(n for r in records for n in r) if n not in hidden]
-    names = [name for name in names if not name.startswith("tasks: ")]
+    found = (name for seeds in known.values() for record in seeds.values() for name in record)
+    names = [n for n in dict.fromkeys(found) if n not in hidden and not n.startswith(OF_TASK)]
     lines = [["body", "arm", "seeds", *names]]
-    lines.append(["---"] * len(lines[0]))
     for (body, arm), seeds in known.items():
         reference = known.get((body, REFERENCE), {})
         cells = [cell(name, seeds, reference) for name in names]
         lines.append([body, arm, str(len(seeds)), *cells])
-    hours, cpu_hours = (
-        sum(record[key] for record in records) / 3600 for key in ("seconds", "cpu_seconds")
-    )
-    rows = [f"| {' | '.join(line)} |" for line in lines]
-    return "\n".join(
-        [*rows, "", f"All runs together took {hours:.1f} hours, {cpu_hours:.1f} of processor time."]
-    )
+    return lines
 
 
-Seeds = Mapping[int, Mapping[str, float]]
+def stage_lines(known: Measured) -> list[list[str]]:
+    """A line for each task of an arm with several stages, a column for each stage."""
+    scores: dict[tuple[str, ...], dict[str, list[float]]] = {}
+    for arm, seeds in known.items():
+        for record in seeds.values():
+            for name in record:
+                if name.startswith(OF_TASK):
+                    task, stage = name.removeprefix(OF_TASK).split(", ")
+                    scores.setdefault((*arm, task), {}).setdefault(stage, []).append(record[name])
+    several = {task: found for task, found in scores.items() if len(found) > 1}
+    stages = sorted({stage for found in several.values() for stage in found})
+    lines = [["body", "arm", "task", *stages]]
+    for task, found in several.items():
+        lines.append([*task, *(shown_mean(found.get(stage, ())) for stage in stages)])
+    return lines
+
+
+def shown_mean(values: Sequence[float]) -> str:
+    return f"{statistics.fmean(values):.3f}" if values else ""
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    header, *others = lines
+    return "\n".join(f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *others])
 
 
 def cell(name: str, seeds: Seeds, reference: Seeds) -> str:
@@ -361,11 +402,13 @@ def cell(name: str, seeds: Seeds, reference: Seeds) -> str:
 
 
 def is_difference(differences: Sequence[float]) -> bool:
-    """Whether the mean is more than twice its standard error away from 0; never for one seed."""
+    """Whether 0 lies outside of the 95 % interval of the mean (Student's t); never for one seed."""
+    from scipy.stats import t
+
     if len(differences) < 2:
         return False
     error = statistics.stdev(differences) / len(differences) ** 0.5
-    return abs(statistics.fmean(differences)) > 2 * error
+    return abs(statistics.fmean(differences)) > t.ppf(0.975, len(differences) - 1) * error
 
 
 def shown(values: Sequence[float]) -> str:

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from scipy.stats import ttest_1samp
 
 from benchmarks import study
 from palm_ds.common.files import locked
+from palm_ds.corpus.mine_ngrams import mine_ngrams
 from tests.helpers.small_corpus import write_small_corpus
 
 TINY = ["backbone={preset: tiny, hidden_size: 32, max_positions: 64}", "length=64"]
@@ -23,11 +25,13 @@ TINY += ["batch=1024 tokens", "held_out=0.2"]
         ("random_distance", "modern"),
         ("hybrid", "modern"),
         ("retromae", "modern"),
+        ("ngrams", "modern"),
     ],
 )
 def test_every_arm_has_the_same_flops(arm: str, body: str, tmp_path: Path) -> None:
     """Also where a task has a head of its own, or several stages."""
     corpus = write_small_corpus(tmp_path / "corpus").path
+    mine_ngrams(corpus, tmp_path / "ngrams.tsv", sizes=(60, 40), least=3)
     args = study.parse(
         ["--corpus", str(corpus), "--out", str(tmp_path), "--tokens", "5e5", "--set", *TINY]
     )
@@ -114,9 +118,21 @@ def test_processes_share_the_runs(tmp_path: Path, monkeypatch) -> None:
     assert begun == ["phrases"]
 
 
-def test_a_difference_is_more_than_twice_its_standard_error() -> None:
+def test_the_interval_of_a_difference_leaves_out_0() -> None:
     seeds = {s: {"loss": value} for s, value in enumerate((3.0, 3.1, 3.2))}
     reference = {s: {"loss": value} for s, value in enumerate((2.9, 2.98, 3.11))}
     assert study.cell("loss", seeds, reference) == "**3.100 ± 0.100**"
     assert study.cell("loss", reference, reference) == "2.997 ± 0.106"
     assert study.cell("loss", {0: seeds[0]}, reference) == "3.000"
+    differences = [0.1, 0.2, 0.4]  # 2.6 times their standard error, but there are only three
+    assert ttest_1samp(differences, 0).pvalue > 0.05 and not study.is_difference(differences)
+
+
+def test_forgetting_has_a_table() -> None:
+    """Of the arms with several stages."""
+    several = {"tasks: a, stage 1": 0.5, "tasks: b, stage 1": 0.1, "tasks: a, stage 2": 0.25}
+    seeds = {1: several, 2: {"tasks: a, stage 1": 0.75, "tasks: a, stage 2": 0.75}}
+    known = {("bert", "joint"): {1: {"tasks: a, stage 1": 0.5}}, ("bert", "sequential"): seeds}
+    header, *lines = study.stage_lines(known)
+    assert header == ["body", "arm", "task", "stage 1", "stage 2"]
+    assert lines == [["bert", "sequential", "a", "0.625", "0.500"]]
