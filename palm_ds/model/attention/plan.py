@@ -17,8 +17,8 @@ class Tile:
 
     tokens: int
     bias: torch.Tensor | None
-    """(1, tokens, before + tokens + after), -inf where a token does not attend to another; None:
-    all do."""
+    """(1 or texts, tokens, before + tokens + after), -inf where a token does not attend to another;
+    None: all do."""
     before: int = 0
     """Tokens in front of it that it attends to as well."""
     after: int = 0
@@ -38,7 +38,7 @@ class AttentionPlan:
     mask: torch.Tensor | None = None
     """(rows, 1, length, length) bool: whether token i attends to token j."""
     tiles: tuple[Tile, ...] = ()
-    windowed_tiles: dict[int, tuple[Tile, ...]] = field(default_factory=dict)
+    layer_tiles: dict[int | None, tuple[Tile, ...]] = field(default_factory=dict)
     """{window: the tiles of layers with it}, computed when the first of them is."""
     cu_seqlens: torch.Tensor | None = None
     """(sequences + 1,) int32. Sequences at its end may be empty."""

@@ -1,12 +1,13 @@
-"""Attention on CPUs: neighbouring sequences joined up to 128 tokens, one tile at a time. In layers
-with a window a longer sequence is several tiles, so that it costs what its windows cost.
+"""Attention on CPUs: neighbouring sequences joined up to 128 tokens, one tile at a time, or a few
+of one size. In layers with a window a longer sequence is several tiles, so that it costs what its
+windows cost.
 
 Predictions, whose texts are sorted by length, need no joined sequences, masks or padding: those of
 one length go through torch's scaled_dot_product_attention together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import groupby
 from typing import Any, TypeAlias, cast
@@ -14,12 +15,13 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from palm_ds.model.attention.plan import AttentionPlan, Tile, distant, softmax
+from palm_ds.model.attention.plan import AttentionPlan, Tile, distant
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.inputs.visibility import visible
 from palm_ds.model.ops.dropout import DropoutKeys, keep_mask, keep_rate, odd_bits
 
 TILE = 128  # tokens per tile of joined sequences; the fastest of 64 to 192 on CPUs
+_TOGETHER = 4  # tiles in a call below fp32: 1.5 to 2 times as fast; fp32 gains nothing
 _LEAST_SHARED = 16  # tokens of a call of SDPA, on average: below, joined sequences cost less
 
 
@@ -71,13 +73,33 @@ def _tile_bias(lengths: list[int], visibility: torch.Tensor | None) -> torch.Ten
     return torch.zeros(1, *hidden.shape).masked_fill_(hidden, -torch.inf)
 
 
-def _windowed(plan: AttentionPlan, window: int) -> tuple[Tile, ...]:
-    """The tiles of layers with this window."""
-    if window not in plan.windowed_tiles:
-        biases: dict[tuple[int, int, int], torch.Tensor] = {}
-        parts = (part for tile in plan.tiles for part in _parts_of(tile, window, biases))
-        plan.windowed_tiles[window] = tuple(parts)
-    return plan.windowed_tiles[window]
+def _layer_tiles(plan: AttentionPlan, window: int | None, count: int = 1) -> tuple[Tile, ...]:
+    """The tiles of layers with this window, up to `count` of one size together."""
+    if window not in plan.layer_tiles:
+        tiles: Iterable[Tile] = plan.tiles
+        if window is not None:
+            biases: dict[tuple[int, int, int], torch.Tensor] = {}
+            tiles = [part for tile in tiles for part in _parts_of(tile, window, biases)]
+        plan.layer_tiles[window] = tuple(tiles if count == 1 else _together(tiles, count))
+    return plan.layer_tiles[window]
+
+
+def _together(tiles: Iterable[Tile], count: int) -> Iterator[Tile]:
+    """Up to `count` neighbours of one size as one tile of several texts."""
+    for (tokens, *around), run in groupby(tiles, key=lambda x: (x.tokens, x.before, x.after)):
+        equal = list(run)
+        step = 1 if any(around) or tokens > TILE else count
+        for start in range(0, len(equal), step):
+            same = equal[start : start + step]
+            joined = Tile(tokens, _joined([tile.bias for tile in same], tokens), texts=len(same))
+            yield joined if len(same) > 1 else same[0]
+
+
+def _joined(biases: Sequence[torch.Tensor | None], tokens: int) -> torch.Tensor | None:
+    if all(bias is None for bias in biases):
+        return None
+    nothing = torch.zeros(1, tokens, tokens)
+    return torch.cat([nothing if bias is None else bias for bias in biases])
 
 
 def _parts_of(
@@ -119,7 +141,7 @@ def _attention_of_runs(
     """One call for each run of equally long texts, or part of a long one."""
     rows, length, tripled = qkv.shape
     parts = qkv.reshape(rows * length, 3, num_heads, -1)
-    tiles = plan.tiles if window is None else _windowed(plan, window)
+    tiles = _layer_tiles(plan, window)
     outs = []
     for tile, _, keys in _places(tiles):
         of_texts = parts[keys].unflatten(
@@ -139,27 +161,31 @@ def _tiled_attention(
 ) -> torch.Tensor:
     rows, length, tripled = qkv.shape
     mask_of = _tile_masks(plan.keys, num_heads, rows, dropout)
-    tiles = plan.tiles if window is None else _windowed(plan, window)
+    tiles = _layer_tiles(plan, window, 1 if qkv.dtype == torch.float32 else _TOGETHER)
     out = _TiledAttention.apply(qkv.reshape(-1, tripled), tiles, num_heads, dropout, mask_of)
     return cast("torch.Tensor", out).view(rows, length, tripled // 3)
 
 
-_TileMask: TypeAlias = Callable[[slice, slice, torch.Tensor], torch.Tensor | None]
-"""(queries, keys, weights) -> the dropout mask of the weights, if any."""
+_TileMask: TypeAlias = Callable[[Tile, slice, slice, torch.Tensor], torch.Tensor | None]
+"""(tile, queries, keys, weights) -> the dropout mask of the weights, if any."""
 
 
 def _tile_masks(keys: DropoutKeys | None, heads: int, rows: int, rate: float) -> _TileMask:
-    """The dropout masks of the flat tokens of tiles for their weights (heads, tile, keys)."""
+    """The dropout masks of the flat tokens of tiles for their weights (texts * heads, tile,
+    keys)."""
     if not rate:
-        return lambda _, __, weights: None
+        return lambda _, __, ___, weights: None
     if keys is None:
-        return lambda _, __, weights: torch.empty_like(weights).bernoulli_(1 - rate)
+        return lambda _, __, ___, weights: torch.empty_like(weights).bernoulli_(1 - rate)
     tokens = odd_bits(keys.of_heads(heads).tokens)  # (heads, tokens)
     columns = keys.columns[: tokens.shape[1] // rows].repeat(rows)  # (tokens,)
 
-    def mask(queries: slice, keys: slice, weights: torch.Tensor) -> torch.Tensor:
-        kept = keep_mask(tokens[:, queries].flatten(), columns[keys], rate, weights.dtype)
-        return kept.view_as(weights)
+    def mask(tile: Tile, queries: slice, keys: slice, weights: torch.Tensor) -> torch.Tensor:
+        of_texts = zip(
+            tokens[:, queries].chunk(tile.texts, 1), columns[keys].chunk(tile.texts), strict=True
+        )
+        kept = [keep_mask(mine.flatten(), its, rate, weights.dtype) for mine, its in of_texts]
+        return (kept[0] if tile.texts == 1 else torch.cat(kept)).view_as(weights)
 
     return mask
 
@@ -176,11 +202,12 @@ class _TiledAttention(torch.autograd.Function):
         out = parts.new_empty(tokens, num_heads, parts.shape[-1])
         saved, keep = [], keep_rate(dropout)
         for tile, queries, keys in _places(tiles):
-            weights = _attention_weights(parts[queries, 0], parts[keys, 1], tile)
-            mask = mask_of(queries, keys, weights)
+            query, key, value = _of_texts(parts, tile, queries, keys)
+            weights = _attention_weights(query, key, tile)
+            mask = mask_of(tile, queries, keys, weights)
             dropped = weights if mask is None else weights * mask
-            value = parts[keys, 2].transpose(0, 1)  # (heads, keys, head size)
-            torch.mul(torch.bmm(dropped, value).transpose(0, 1), 1 / keep, out=out[queries])
+            of_tile = torch.bmm(dropped, value).unflatten(0, (tile.texts, -1)).transpose(1, 2)
+            torch.mul(of_tile, 1 / keep, out=out[queries].unflatten(0, (tile.texts, -1)))
             saved += [weights] if mask is None else [weights, mask]
         ctx.save_for_backward(parts, out, *saved)
         ctx.tiles, ctx.keep = tiles, keep
@@ -191,21 +218,22 @@ class _TiledAttention(torch.autograd.Function):
         parts, out, *saved = ctx.saved_tensors
         grad = grads[0].reshape(out.shape)
         # The row sums of weights times their gradient follow from the output alone
-        # (FlashAttention, Dao et al. 2022, appendix B.4). (heads, tokens, 1)
-        row_sums = (grad * out).sum(-1).t().unsqueeze(-1)
+        # (FlashAttention, Dao et al. 2022, appendix B.4). (tokens, heads, 1)
+        row_sums = (grad * out).sum(-1, keepdim=True)
         grad = grad / ctx.keep
         shared = any(tile.before or tile.after for tile in ctx.tiles)
         d_parts = torch.zeros_like(parts) if shared else torch.empty_like(parts)
         remaining = iter(saved)
-        for _, queries, keys in _places(ctx.tiles):
+        for tile, queries, keys in _places(ctx.tiles):
             weights, mask = next(remaining), next(remaining) if ctx.keep < 1 else None
-            d_query, d_key, d_value = _tile_gradients(
-                (parts[queries, 0], parts[keys, 1], parts[keys, 2]),
-                grad[queries],
-                row_sums[:, queries],
+            gradients = _tile_gradients(
+                _of_texts(parts, tile, queries, keys),
+                _swapped(grad[queries], tile),
+                _swapped(row_sums[queries], tile),
                 weights,
                 mask,
             )
+            d_query, d_key, d_value = (_swapped(x, tile) for x in gradients)
             d_parts[queries, 0] = d_query
             if shared:  # a key is read by several tiles
                 d_parts[keys, 1] += d_key
@@ -224,14 +252,29 @@ def _places(tiles: Iterable[Tile]) -> Iterator[tuple[Tile, slice, slice]]:
         start = end
 
 
+def _swapped(vectors: torch.Tensor, tile: Tile) -> torch.Tensor:
+    """(texts * tokens, heads, n) of a tile as (texts * heads, tokens, n), and the other way."""
+    return vectors.unflatten(0, (tile.texts, -1)).transpose(1, 2).flatten(0, 1)
+
+
+def _of_texts(
+    parts: torch.Tensor, tile: Tile, queries: slice, keys: slice
+) -> tuple[torch.Tensor, ...]:
+    """The tile's query (texts * heads, tile, head size), key and value (texts * heads, keys, head
+    size); parts (tokens, 3, heads, head size)."""
+    places = (queries, keys, keys)
+    return tuple(_swapped(parts[at, which], tile) for which, at in enumerate(places))
+
+
 def _attention_weights(query: torch.Tensor, key: torch.Tensor, tile: Tile) -> torch.Tensor:
-    """The softmax of one tile, (heads, tile, keys), of its (tile, heads, head size) and (keys,
-    heads, head size)."""
+    """The softmax (texts * heads, tile, keys) of a tile, computed in fp32 at least, as torch's is
+    on CPUs."""
     scale = query.shape[-1] ** -0.5
-    scores = torch.bmm(query.transpose(0, 1), key.permute(1, 2, 0)).mul_(scale)
+    scores = torch.bmm(query, key.transpose(1, 2)).mul_(scale)
     if tile.bias is not None:
-        scores.add_(tile.bias)
-    return softmax(scores)
+        bias = tile.bias.to(scores.dtype)[:, None]
+        scores.unflatten(0, (tile.texts, -1)).add_(bias)
+    return scores.softmax(-1)
 
 
 def _tile_gradients(
@@ -241,9 +284,9 @@ def _tile_gradients(
     weights: torch.Tensor,
     mask: torch.Tensor | None,
 ) -> tuple[torch.Tensor, ...]:
-    """The gradients of one tile's query, key and value, (tokens, heads, head size) each."""
-    query, key, value = (part.transpose(0, 1) for part in parts)  # (heads, tokens, head size)
-    grad = grad.transpose(0, 1)
+    """The gradients of a tile's query, key and value, (texts * heads, tokens, head size) each as
+    they and `grad`, that of its output, are."""
+    query, key, value = parts
     dropped, d_scores = weights, torch.bmm(grad, value.transpose(1, 2))
     if mask is not None:
         dropped, d_scores = weights * mask, d_scores.mul_(mask)
@@ -252,4 +295,4 @@ def _tile_gradients(
     scale = query.shape[-1] ** -0.5
     d_query = torch.bmm(d_scores, key).mul_(scale)
     d_key = torch.bmm(d_scores.transpose(1, 2), query).mul_(scale)
-    return tuple(x.transpose(0, 1) for x in (d_query, d_key, d_value))
+    return d_query, d_key, d_value

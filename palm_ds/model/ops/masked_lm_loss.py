@@ -273,13 +273,14 @@ def _add_gradients(
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """left @ right in fp32 at least, whatever their dtype: a sum over thousands of rows would
-    overflow fp16, and loses digits in bf16."""
+    overflow fp16, and loses digits in bf16. CPUs round a product of bf16 to it, once, and are up to
+    five times as fast as in fp32."""
     wide = torch.promote_types(left.dtype, torch.float32)
-    if left.dtype == wide:
-        return left @ right
-    if left.device.type == "cuda":
+    if left.device.type == "cuda" and left.dtype != wide:
         return torch.mm(left, right, out_dtype=wide)
-    return left.to(wide) @ right.to(wide)
+    if left.dtype == torch.float16:
+        return left.to(wide) @ right.to(wide)
+    return (left @ right).to(wide)
 
 
 def _linear_cross_entropy(rows, embeddings, bias, targets):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from palm_ds.model.attention import tiles
 from palm_ds.model.attention.attention import attend, plan_attention
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.ops.dropout import dropout_keys
@@ -27,11 +28,15 @@ def batch(*rows: list[int]) -> Batch:
 
 
 def output_and_gradient(
-    kernel: str, texts: Batch, window: int, dropout: float
+    kernel: str,
+    texts: Batch,
+    window: int | None,
+    dropout: float,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
     shape = (*texts.input_ids.shape, 3 * SIZE)
-    qkv = torch.randn(shape, requires_grad=True)
+    qkv = torch.randn(shape).to(dtype).requires_grad_()
     keys = dropout_keys(texts, shape[1]) if dropout else None
     plan = plan_attention(texts, kernel, keys=keys)
     out = attend(qkv, plan, num_heads=HEADS, dropout=dropout, window=window)
@@ -51,12 +56,35 @@ def test_it_is_that_of_a_mask(rows: tuple[list[int], ...], window: int, dropout:
         torch.testing.assert_close(mine, its, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("window", [None, 20])
+def test_tiles_of_one_size_are_computed_together(
+    window: int | None, dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bf16, four at a time: each of the eight gives what it gives alone."""
+    texts = batch([100, 28], [60, 68], [128], [30, 98], [128], [128], [128], [90, 38])
+    counts = {}
+    for count in (1, 4):
+        monkeypatch.setattr(tiles, "_TOGETHER", count)
+        plan = plan_attention(texts, "tiles")
+        attend(torch.randn(8, 128, 3 * SIZE).bfloat16(), plan, num_heads=HEADS, window=window)
+        counts[count] = [tile.texts for tile in plan.layer_tiles[window]]
+    assert counts == {1: [1] * 8, 4: [4, 4]}
+    together = output_and_gradient("tiles", texts, window, dropout, torch.bfloat16)
+    monkeypatch.setattr(tiles, "_TOGETHER", 1)
+    alone = output_and_gradient("tiles", texts, window, dropout, torch.bfloat16)
+    masked = output_and_gradient("plain", texts, window, dropout, torch.bfloat16)
+    for mine, its, expected in zip(together, alone, masked, strict=True):
+        torch.testing.assert_close(mine, its, atol=1e-2, rtol=1e-2)
+        torch.testing.assert_close(mine, expected, atol=4e-2, rtol=4e-2)
+
+
 def test_a_long_text_computes_the_scores_of_its_windows() -> None:
     plan = plan_attention(batch([4096]), "tiles")
     qkv = torch.randn(1, 4096, 3 * SIZE, requires_grad=True)
     attend(qkv, plan, num_heads=HEADS, window=64)
     assert [tile.tokens for tile in plan.tiles] == [4096]
-    parts = plan.windowed_tiles[64]
+    parts = plan.layer_tiles[64]
     scores = sum(tile.tokens * (tile.before + tile.tokens + tile.after) for tile in parts)
     assert sum(tile.tokens for tile in parts) == 4096
     assert scores < 4096 * (128 + 2 * 64) < 4096**2 / 15
