@@ -80,7 +80,7 @@ class OptimizerConfig(Settings):
     no averages."""
     fgm: NonNegativeFloat = 0.0
     """Norm of an adversarial perturbation of each text's token embeddings, on which the model
-    trains as well; 0: none."""
+    trains as well, such as 0.1; 0: none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
