@@ -80,9 +80,14 @@ def run(args: argparse.Namespace) -> int:
             _say(f"warning: anyone who reaches {args.host} can use this server; set --token_file")
         served = _served(args)
         service = Service(open_set(served, _say), served, limits)
-        _say(f"serving on {address_of(bound)} (page: /, documentation: /docs; Ctrl-C stops)")
-        hint_next(f"open {address_of(bound)} in a browser")
-        serve(service, bound, token=token, allowed_hosts=[*allowed_hosts, args.host.lower()])
+        address = address_of(bound)
+
+        def ready() -> None:
+            _say(f"serving on {address} (page: /, documentation: /docs; Ctrl-C stops)")
+            hint_next(f"open {address} in a browser")
+
+        allowed_hosts.append(args.host.lower())
+        serve(service, bound, token=token, allowed_hosts=allowed_hosts, ready=ready)
         service.close()
     return 0
 

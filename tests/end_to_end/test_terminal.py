@@ -165,8 +165,6 @@ def on_terminal(place: Path, name: str, out: Path, **options: Any) -> tuple[int,
         terminal.wait_for("serving on")
         terminal.press("\x03")
     code, text = terminal.end()
-    if name == "serve":
-        code -= 130  # how Ctrl-C ends it
     assert "Traceback" not in text and "Error:" not in text, text
     return code, text, terminal.raw
 

@@ -10,7 +10,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any, cast
 
@@ -84,23 +84,33 @@ def configured(
 
 
 def serve(
-    service: Service, bound: socket.socket, *, token: str = "", allowed_hosts: Collection[str] = ()
+    service: Service,
+    bound: socket.socket,
+    *,
+    token: str = "",
+    allowed_hosts: Collection[str] = (),
+    ready: Callable[[], None],
 ) -> None:
-    """Answer requests until SIGTERM or SIGINT, then those that were accepted; SIGHUP reloads."""
+    """Answer requests until SIGTERM or SIGINT, then those that were accepted; SIGHUP reloads.
+    `ready` is called when the signals do so and the first request can be answered."""
     # A forward pass takes the interpreter again after each operation; threads that parse requests
     # would make it wait 5 ms each time.
     sys.setswitchinterval(_SWITCH)
     config = configured(service, token=token, allowed_hosts=allowed_hosts)
-    _Server(config, service).run(sockets=[bound])
+    _Server(config, service, ready).run(sockets=[bound])
 
 
 class _Server(uvicorn.Server):
     """With signals that stop it gently or reload its models."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self._service = service
+        self._service, self._ready = service, ready
         self._reloads: set[asyncio.Task[None]] = set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
