@@ -104,7 +104,8 @@ def _describe(head: HeadInfo) -> str:
         return "masked words"
     if head.kind == "replaced_tokens":
         return "replaced tokens"
-    return f"{head.classes} classes of {'whole texts' if head.pooled else 'tokens'}"
+    means = " (the means of their tokens)" if head.outputs.averaged else ""
+    return f"{head.classes} classes of {f'whole texts{means}' if head.pooled else 'tokens'}"
 
 
 _PARTS = {"transform.weight": "regions of images", "match.weight": "images that match texts"}

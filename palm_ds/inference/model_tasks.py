@@ -5,6 +5,7 @@ each classification head of the checkpoint as a task.
     ForMultipleChoice            choices
     ForTokenClassification       tokens
     ForQuestionAnswering         answer
+    CrossEncoder                 class, labels or number, of the means of tokens
 
 The task that `imports` such a head says what settings it needs.
 """
@@ -94,7 +95,8 @@ def _task(name: str, head: HeadInfo) -> Mapping[str, Any]:
     wanted = _sort(name, head)
     kinds = {kind: find(kind) for kind in fine_tuning_kinds()}
     kind = next(kind for kind, task in kinds.items() if task.imports == wanted)
-    return {"kind": kind, **kinds[kind].imported(labels)}
+    pooling = {"pooling": "mean"} if head.outputs.averaged else {}
+    return {"kind": kind, **kinds[kind].imported(labels), **pooling}
 
 
 def _sort(name: str, head: HeadInfo) -> ImportedHead:

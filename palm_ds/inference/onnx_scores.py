@@ -31,7 +31,13 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.train.setup.build import outputs_of
 from palm_ds.weights.convert.to_onnx import SOURCE, OnnxRun, Scores
 from palm_ds.weights.formats.contents import CheckpointContents
-from palm_ds.weights.formats.onnx.description import FILES, FOLDER, TEXTS, OnnxDescription, OnnxHead
+from palm_ds.weights.formats.onnx.description import (
+    FILES,
+    FOLDER,
+    TOKENS,
+    OnnxDescription,
+    OnnxHead,
+)
 from palm_ds.weights.formats.runnable import as_trained
 
 if TYPE_CHECKING:
@@ -204,7 +210,7 @@ class _Unpacked:
 
     def rows(self, values: np.ndarray, head: OnnxHead) -> np.ndarray:
         """The values of a head at the positions, (n, ...)."""
-        return values[self.text] if head.reads == TEXTS else values[self.text, self.place]
+        return values[self.text, self.place] if head.reads == TOKENS else values[self.text]
 
 
 def _unpacked(batch: Batch, positions: np.ndarray, pad: int) -> _Unpacked:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -22,27 +21,24 @@ from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.interfaces import ImportedHead, StoredPrediction
 from palm_ds.data.tasks.masking import class_prior_baseline
 from palm_ds.model.encoder.encoder import Encoder
-from palm_ds.model.heads.heads import ClassHead, VectorClassHead
-from palm_ds.model.heads.outputs import ExportedHead
+from palm_ds.model.heads.heads import ClassHead
+from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.tasks.metrics.class_report import ClassReport
 from palm_ds.tasks.metrics.classes import accuracy, f1, macro, matthews
 from palm_ds.tasks.metrics.probabilities import rounded, softmax
 from palm_ds.tasks.shared import labels
-from palm_ds.tasks.shared.image_text import OptionalImages
 from palm_ds.tasks.shared.text_task import PositiveClassTask
+from palm_ds.tasks.shared.whole_text_task import WholeTextTask
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classification(OptionalImages, PositiveClassTask):
+class Classification(WholeTextTask, PositiveClassTask):
     """Predicts one of several classes."""
 
     dropout: Rate = 0.1
     """Dropout on the input of the head during training."""
     smoothing: Rate = 0.0
     """Label smoothing: share of the target probability spread over all classes."""
-    pooling: Literal["pooler", "mean"] = "pooler"
-    """What the head reads of a text: what the encoder's pooler makes of it, or the mean over its
-    tokens, as vectors of texts are made (for a head on vectors that other tasks train)."""
     positive: str = ""
     """Class for which F1 and AUC are reported; by default the second of two classes."""
     class_weights: dict[str | int, NonNegativeFloat] | Literal["balanced"] = field(
@@ -51,13 +47,13 @@ class Classification(OptionalImages, PositiveClassTask):
     """{class: weight of its loss during training}, by default 1; `balanced`: inverse class
     frequencies, so that all classes have the same total weight in the training rows."""
 
-    head_settings: ClassVar[Sequence[str]] = ("pooling",)
     documents: ClassVar[Literal["no", "also", "only"]] = "also"
     labels_windows: ClassVar[Literal["last", "every"]] = "every"
     prediction_key: ClassVar[str] = "label"
     about: ClassVar[str] = "Puts a text (or a pair) into classes."
     about_image: ClassVar[str] = "Puts a text with its image into classes."
     imports: ClassVar[ImportedHead | None] = "class"
+    prefers_means: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,31 +96,20 @@ class Classification(OptionalImages, PositiveClassTask):
         target = self.targets(source)[example.item]
         self.label_text(example, np.array([max(target, 0)]))
 
-    def head(self, backbone: Encoder) -> ClassHead | VectorClassHead:
+    def head(self, backbone: Encoder) -> ClassHead:
         assert isinstance(self.class_weights, dict), "resolved before there is a head"
         of = {str(name): weight for name, weight in self.class_weights.items()}
-        make = partial(ClassHead, pooled=True, images=self.images)
-        if self.pooling == "mean":
-            self._check_mean(backbone)
-            make = VectorClassHead
-        return make(
+        return ClassHead(
             self.text_width(backbone),
             len(self.labels),
+            pooled=True,
+            images=self.images,
+            means=self.averaged,
             init_range=backbone.config.init_range,
             dropout=self.dropout,
             smoothing=self.smoothing,
             weights=[of.get(name, 1.0) for name in self.labels] if of else (),
         )
-
-    def _check_mean(self, backbone: Encoder) -> None:
-        """Raises UserError where heads cannot read means."""
-        reads = ""
-        if backbone.memory_length(backbone.config):
-            reads = f"{backbone.config.kind} reads windows of texts"
-        if self.images:
-            reads = "`images` are read by poolers"
-        if reads:
-            raise UserError(f"{self.where}.pooling: no mean, as {reads}; use pooler")
 
     def baseline(self, targets: np.ndarray, source: TableSource) -> tuple[np.ndarray, np.ndarray]:
         known = self.targets(source)
@@ -181,8 +166,11 @@ class Classification(OptionalImages, PositiveClassTask):
     def imported(cls, labels: Sequence[str]) -> dict[str, Any]:
         return {"labels": list(labels)}
 
-    def hf_export(self) -> ExportedHead | None:
-        return self.exported() if self.pooling == "pooler" else None
+    def head_outputs(self) -> HeadOutputs:
+        return replace(super().head_outputs(), averaged=self.averaged)
+
+    def hf_export(self) -> ExportedHead:
+        return self.exported()
 
     def report(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource

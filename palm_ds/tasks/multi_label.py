@@ -34,15 +34,15 @@ from palm_ds.tasks.metrics.classes import exact_match, multilabel_macro, multila
 from palm_ds.tasks.metrics.numbers import cosine
 from palm_ds.tasks.metrics.probabilities import rounded, sigmoid
 from palm_ds.tasks.shared import labels
-from palm_ds.tasks.shared.image_text import OptionalImages
 from palm_ds.tasks.shared.text_task import ClassesTask
+from palm_ds.tasks.shared.whole_text_task import WholeTextTask
 
 _SEPARATORS = (",", ";", "|")
 """Usual separators of class names."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiLabel(OptionalImages, ClassesTask):
+class MultiLabel(WholeTextTask, ClassesTask):
     """Predicts any number of classes."""
 
     threshold: InnerShare = 0.5
@@ -64,7 +64,7 @@ class MultiLabel(OptionalImages, ClassesTask):
     about: ClassVar[str] = "Puts a text (or a pair) into classes."
     about_image: ClassVar[str] = "Puts a text with its image into classes."
     imports: ClassVar[ImportedHead | None] = "labels"
-    head_settings: ClassVar[Sequence[str]] = ("hidden_layer", "reduction")
+    head_settings: ClassVar[Sequence[str]] = ("pooling", "hidden_layer", "reduction")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,6 +142,7 @@ class MultiLabel(OptionalImages, ClassesTask):
             self.text_width(backbone),
             len(self.labels),
             images=self.images,
+            means=self.averaged,
             hidden_layer=self.hidden_layer,
             summed=self.reduction == "sum",
             threshold=self.threshold,
@@ -242,7 +243,11 @@ class MultiLabel(OptionalImages, ClassesTask):
         return self.separator.join(names) or self.nothing if names is not None else ""
 
     def head_outputs(self) -> HeadOutputs:
-        return HeadOutputs(labels=tuple(self.labels), problem_type="multi_label_classification")
+        return HeadOutputs(
+            labels=tuple(self.labels),
+            problem_type="multi_label_classification",
+            averaged=self.averaged,
+        )
 
     @classmethod
     def imported(cls, labels: Sequence[str]) -> dict[str, Any]:

@@ -27,11 +27,11 @@ from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.model.heads.pooled import RegressionHead
 from palm_ds.tasks.metrics.numbers import mse, pearson_and_spearman
 from palm_ds.tasks.shared import labels
-from palm_ds.tasks.shared.image_text import OptionalImages
+from palm_ds.tasks.shared.whole_text_task import WholeTextTask
 
 
 @dataclass(frozen=True, kw_only=True)
-class Regression(OptionalImages):
+class Regression(WholeTextTask):
     """Predicts a number."""
 
     low: float | None = None
@@ -61,9 +61,9 @@ class Regression(OptionalImages):
 
     def with_head_of(self, origin: Task) -> Regression:
         """With the scaling of the task that owns the shared head."""
-        super().with_head_of(origin)
-        assert isinstance(origin, Regression)
-        return replace(self, scale=origin.scale, mean=origin.mean, deviation=origin.deviation)
+        task = super().with_head_of(origin)
+        assert isinstance(task, Regression) and isinstance(origin, Regression)
+        return replace(task, scale=origin.scale, mean=origin.mean, deviation=origin.deviation)
 
     def resolved(self, source: TableSource) -> Regression:
         """With the mean and standard deviation of the training rows, if `scale` needs them."""
@@ -112,6 +112,7 @@ class Regression(OptionalImages):
         return RegressionHead(
             self.text_width(backbone),
             images=self.images,
+            means=self.averaged,
             dropout=self.dropout,
             init_range=backbone.config.init_range,
         )
@@ -140,9 +141,10 @@ class Regression(OptionalImages):
         return {"value": stored.number("value", stored.value("value"))}
 
     def head_outputs(self) -> HeadOutputs:
+        outputs = HeadOutputs(problem_type="regression", averaged=self.averaged)
         if not self._standardises:
-            return HeadOutputs(problem_type="regression")
-        return HeadOutputs(problem_type="regression", mean=self.mean, deviation=self.deviation)
+            return outputs
+        return replace(outputs, mean=self.mean, deviation=self.deviation)
 
     @classmethod
     def imported(cls, labels: Sequence[str]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.version import __version__
 from palm_ds.corpus.store import Corpus
 from palm_ds.data.sources.row_inputs import dataset_names_in
+from palm_ds.data.tasks.task import TableTask
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.distillation.distillation import without_projections
 from palm_ds.model.encoder.encoder import Encoder
@@ -201,6 +202,12 @@ def export(run: RunSpec, model: Model, final: FinalWeights, data: Data) -> None:
     if not model.backbone.hf:
         return
     scores = held_out_scores(run.folder, steps)
+    head = head_taken(recipe, state)
+    if head and head.outputs.averaged and not pooling_taken(recipe):
+        log.info(
+            "hf/: the head reads the means of tokens, as a CrossEncoder of sentence-transformers "
+            "can; no class of transformers does (`pooling: pooler` trains a head for them)"
+        )
     write_hf(run.folder / "hf", recipe, info, state, data, steps=steps, scores=scores)
     _write_generator(run.folder / GENERATOR, recipe, info, model, final, data)
     _write_heads(run.heads_folder, recipe, info, final, data, scores)
@@ -349,7 +356,7 @@ def _family(config: EncoderConfig, recipe: Recipe) -> str:
 def _provenance(
     recipe: Recipe, steps: int, scores: Mapping[str, Mapping[str, float]]
 ) -> Provenance:
-    tables = [task for task in recipe.built_tasks.values() if task.reads == "table"]
+    tables = [task for task in recipe.built_tasks.values() if isinstance(task, TableTask)]
     start = Path(recipe.init_from) if recipe.init_from else None
     return Provenance(
         source=f"a run of {steps:,} steps by recipe {recipe.fingerprint}",
@@ -360,7 +367,7 @@ def _provenance(
         tasks={name: task["kind"] for name, task in recipe.resolved()["tasks"].items()},
         scores=scores,
         scored_at=steps,
-        pairs=any(task.segments > 1 for task in tables),
+        pairs=any(len(task.texts) > 1 or task.pair_roles for task in tables),
     )
 
 

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from palm_ds.model.heads.crf import CRFHead
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.heads.ngrams import without_ngrams
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
+from palm_ds.model.heads.pooled import PooledHead
 from palm_ds.model.heads.replaced_tokens import ReplacedTokenHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.pooling import TextPooling
@@ -227,7 +228,9 @@ def load_weights(
     state = {name: tensor for name, tensor in state.items() if not name.startswith(dropped)}
     _check_decoders(state, own, folder)
     named = {name: (labels or {}).get(name, ()) for name in contents.heads}
-    notes += _check_heads(contents, {k: v for k, v in named.items() if k not in new_heads}, own)
+    kept_heads = {k: v for k, v in named.items() if k not in new_heads}
+    _check_pooling(contents, kept_heads, model)
+    notes += _check_heads(contents, kept_heads, own)
     missing = [name for name in own if name not in state]
     other = chosen is not None or contents.config.kind != model.backbone.config.kind
     written = without_ngrams(own)
@@ -364,6 +367,21 @@ def _first_tables(taken: State, names: Collection[str]) -> State:
     }
 
 
+def _check_pooling(contents: CheckpointContents, names: Iterable[str], model: Model) -> None:
+    """Raises UserError for a head of whole texts that read something else in the checkpoint."""
+    here = dict(model.heads.items())
+    for name in names:
+        info, head = contents.heads[name], here.get(name)
+        if info.kind != "classes" or not isinstance(head, ClassHead | PooledHead):
+            continue
+        if head.averaged != info.outputs.averaged:
+            was, now = ("mean", "pooler") if info.outputs.averaged else ("pooler", "mean")
+            raise UserError(
+                f"{contents.path}: its head {name!r} was trained with `pooling: {was}`, the task "
+                f"of that name here has {now}; make them equal, or set `new_head: true`"
+            )
+
+
 def _check_heads(
     contents: CheckpointContents, named: Mapping[str, Sequence[str]], own: State
 ) -> list[str]:
@@ -424,11 +442,9 @@ def _share_head(
 
 
 def token_heads_of(model: Model) -> tuple[str, ...]:
-    """Classification heads that read tokens; the others read whole texts through the pooler."""
-    named = model.heads.items()
-    return tuple(
-        x for x, head in named if isinstance(head, ClassHead | CRFHead) and not head.pooled
-    )
+    """Classification heads that read tokens; the others read whole texts."""
+    of_classes = {x: y for x, y in model.heads.items() if isinstance(y, ClassHead | CRFHead)}
+    return tuple(x for x, head in of_classes.items() if not (head.pooled or head.averaged))
 
 
 def _state(source: Mapping[str, torch.Tensor] | Model) -> State:

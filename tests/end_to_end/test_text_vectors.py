@@ -173,7 +173,7 @@ def test_few_labelled_texts_make_pairs_and_then_classes(tmp_path: Path) -> None:
         models.append(load(run.folder))
     states = [model.predictor.model.state_dict() for model in models]
     changed = {name for name, x in states[0].items() if not torch.equal(x, states[1][name])}
-    assert changed == {"heads.topic.classifier.weight", "heads.topic.classifier.bias"}
+    assert changed == {"heads.topic.out.weight", "heads.topic.out.bias"}
     made = models[1].predict([row["text"] for row in dev])["topic"]
     right = [x["label"] == row["label"] for x, row in zip(made, dev, strict=True)]
     assert np.mean(right) > 0.9

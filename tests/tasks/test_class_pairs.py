@@ -135,12 +135,13 @@ def test_a_head_on_means_equals_transformers(tmp_path: Path) -> None:
     with torch.no_grad():
         hidden = theirs(**rows.arguments).last_hidden_state
         mean = (hidden * mask).sum(1) / mask.sum(1)
-        expected = mean @ head["heads.topic.classifier.weight"].T
-        expected += head["heads.topic.classifier.bias"]
+        expected = mean @ head["heads.topic.out.weight"].T
+        expected += head["heads.topic.out.bias"]
     made = predictions(model, source, task)["topic"]
     logits = np.array([made[n]["logits"] for n in range(len(ROWS))])
     np.testing.assert_allclose(logits, expected.numpy(), atol=1e-5)
-    assert task.hf_export() is None  # no class of transformers reads such means
-    sharing = make_task(Classification, "other", share="topic")
+    assert task.hf_export().outputs.averaged
+    assert make_task(Classification, "other", share="topic").with_head_of(task).pooling == "mean"
+    sharing = make_task(Classification, "other", share="topic", pooling="pooler")
     with pytest.raises(UserError, match="tasks.other.pooling: 'pooler', but the head is that of"):
         sharing.with_head_of(task)

@@ -1,7 +1,6 @@
 """Heads: small modules over rows of the encoder's output, each with its loss.
 
     ClassHead        one of several classes
-    VectorClassHead  the same, of the mean of a text's tokens
     MaskedLMHead     the token at a masked position
     GenerationHead   the token that an [ATTN] query stands for
     PooledHead       of whole texts: palm_ds/model/heads/pooled.py
@@ -71,7 +70,8 @@ class Head(nn.Module):
     """Whether it classifies the rows it reads; some encoders have a pooler for such heads of tokens
     too (`Encoder.pools_tokens`)."""
     averaged = False
-    """Whether it reads the mean over the tokens of the sequence that a labelled position is in."""
+    """Whether it reads the mean over the tokens of the sequence that a labelled position is in,
+    without the pooler."""
     global_batch = False
     """Whether its loss compares the texts of a whole step, whatever micro-batch and process they
     are in, as in-batch negatives do. Such a head has the `step_losses` of an `EmbeddingHead`
@@ -112,10 +112,10 @@ class Head(nn.Module):
         hidden layer if it has one, of those (n, hidden) that the encoder returns."""
         return rows
 
-    def reads(self, *, images: bool) -> None:
-        """Let a head of whole texts read each with its image."""
-        self.matches_images = images
-        self.pooled = self.pooled and not images
+    def reads(self, *, images: bool = False, means: bool = False) -> None:
+        """Let a head of whole texts read each with its image, or the means of their tokens."""
+        self.matches_images, self.averaged = images, means
+        self.pooled = self.pooled and not (images or means)
 
 
 def further_loss(task: str, about: str) -> str:
@@ -159,17 +159,19 @@ class ClassHead(Head):
         *,
         pooled: bool = False,
         images: bool = False,
+        means: bool = False,
         init_range: float = 0.02,
         truncated: bool = False,
         dropout: float = 0.0,
         smoothing: float = 0.0,
         weights: Sequence[float] = (),
     ):
-        """`images`: of texts with their images. `truncated`: the initial weights are those of a
-        pretraining head (`init_weights`)."""
+        """`images`, `means`: of texts with their images, or of the means of their tokens.
+        `truncated`: the initial weights are those of a pretraining head (`init_weights`)."""
         super().__init__()
         self.pooled, self.classes = pooled, classes
-        self.reads(images=images)
+        self.reads(images=images, means=means)
+        self.classifies = not means
         self.input_dropout, self.smoothing, self.weights = dropout, smoothing, tuple(weights)
         self.out = nn.Linear(hidden_size, classes)
         init_weights(self, init_range, truncated=truncated)
@@ -181,37 +183,6 @@ class ClassHead(Head):
 
     def logits(self, rows: torch.Tensor) -> torch.Tensor:
         return self.out(rows)  # (n, classes)
-
-
-class VectorClassHead(Head):
-    """One of `classes`: a linear map of the mean over the tokens of a text, without a pooler. No
-    head of transformers is the same, so the names of its parameters are others than ClassHead's."""
-
-    averaged = True
-    soft = "classes"
-
-    def __init__(
-        self,
-        hidden_size: int,
-        classes: int,
-        *,
-        init_range: float = 0.02,
-        dropout: float = 0.0,
-        smoothing: float = 0.0,
-        weights: Sequence[float] = (),
-    ):
-        super().__init__()
-        self.input_dropout, self.smoothing, self.weights = dropout, smoothing, tuple(weights)
-        self.classifier = nn.Linear(hidden_size, classes)
-        init_weights(self, init_range, truncated=False)
-
-    def forward(self, rows: torch.Tensor, targets: torch.Tensor) -> HeadOutput:
-        if not self.training:
-            return class_loss(self.logits(rows), targets)
-        return class_loss(self.logits(rows), targets, self.smoothing, self.weights)
-
-    def logits(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.classifier(rows)  # (n, classes)
 
 
 class MaskedLMHead(Head):

@@ -39,6 +39,9 @@ class HeadOutputs(Settings):
     """Where a masked-LM head predicts a token."""
     images: bool = False
     """Whether it reads texts with images, which no head of another program does."""
+    averaged: bool = False
+    """Whether it reads the mean over a text's tokens, without the pooler: no class of transformers
+    does, a CrossEncoder of sentence-transformers can."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

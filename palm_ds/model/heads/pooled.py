@@ -41,10 +41,11 @@ class PooledHead(Head):
         dropout: float = 0.0,
         init_range: float = 0.02,
         images: bool = False,
+        means: bool = False,
     ):
-        """`images`: of texts with their images."""
+        """`images`, `means`: of texts with their images, or of the means of their tokens."""
         super().__init__()
-        self.reads(images=images)
+        self.reads(images=images, means=means)
         self.input_dropout = dropout
         self.out = nn.Linear(hidden_size, outputs)
         init_weights(self, init_range, truncated=False)
@@ -71,6 +72,7 @@ class MultiLabelHead(PooledHead):
         dropout: float = 0.0,
         init_range: float = 0.02,
         images: bool = False,
+        means: bool = False,
     ):
         """`hidden_layer`: the width of a layer with ReLU before the last one; both are initialised
         as in ERNIE-ViL's head of questions. 0: none."""
@@ -80,6 +82,7 @@ class MultiLabelHead(PooledHead):
             dropout=dropout,
             init_range=init_range,
             images=images,
+            means=means,
         )
         self.summed = summed
         self.hidden = nn.Linear(hidden_size, hidden_layer) if hidden_layer else None

@@ -13,10 +13,16 @@ from palm_ds.data.stream.budgets import DatasetSize
 from palm_ds.data.stream.stages import Curriculum
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset
 from palm_ds.data.tasks.task import Task
+from palm_ds.model.config.encoder_kinds import is_custom
+from palm_ds.model.config.meta import on_meta
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.tasks.shared.text_task import TextTask
+from palm_ds.tasks.shared.whole_text_task import HeadPooling, WholeTextTask
 from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.recipe.sections import SourceSettings, sampling_weights
+from palm_ds.train.setup.build import full_config
 from palm_ds.train.setup.sources import Data, datasets_of, open_data
+from palm_ds.weights.formats.huggingface.sentence_transformers import modules_of
 
 
 def resolve(recipe: Recipe, data: Data | None = None) -> Recipe:
@@ -101,6 +107,8 @@ def _with_resolved_tasks(recipe: Recipe, data: Data) -> Recipe:
         task = _with_texts(task, [source for _, source, _ in data.train[task.source]])
         if task.task_id < 0:
             task = replace(task, task_id=row)
+        if isinstance(task, WholeTextTask) and task.pooling is None:
+            task = replace(task, pooling=_head_pooling(task, recipe, data))
         resolved[name] = task
         fields = {k: v for k, v in asdict(task).items() if k != "name"}
         values[name] = {"kind": recipe.tasks[name].get("kind", name)} | fields
@@ -123,6 +131,32 @@ def _default_task_row(recipe: Recipe, data: Data) -> int:
     if not recipe.init_from or not recipe.backbone_config.task_types:
         return 0
     return data.start().task_id
+
+
+def _head_pooling(task: WholeTextTask, recipe: Recipe, data: Data) -> HeadPooling:
+    """What a head reads if the recipe does not say: what the start's head of its name does, else
+    means if the task prefers them and the start was trained to give them, as vectors of texts or to
+    another head. Encoders whose pooler reads more than the first token keep it."""
+    if not recipe.init_from or task.why_no_mean(recipe.backbone_config):
+        return "pooler"
+    start = data.start()
+    heads = {name: head for name, head in start.heads.items() if head.kind == "classes"}
+    if task.name in heads and not task.new_head:
+        return "mean" if heads[task.name].outputs.averaged else "pooler"
+    stated = modules_of(start)
+    gives_means = stated.trained and stated.pooling == "mean"
+    gives_means = gives_means or any(head.outputs.averaged for head in heads.values())
+    usual = task.prefers_means and gives_means and _pools_first_token(recipe, data)
+    return "mean" if usual else "pooler"
+
+
+def _pools_first_token(recipe: Recipe, data: Data) -> bool:
+    """Whether the encoder's pooler reads the first token alone; of a user's it is not known."""
+    if is_custom(recipe.backbone_config.kind):
+        return False
+    with on_meta():
+        backbone = build_encoder(full_config(recipe.backbone_config, data.vocabulary))
+    return not backbone.averages_texts
 
 
 def size(recipe: Recipe, data: Data) -> dict[str, DatasetSize]:

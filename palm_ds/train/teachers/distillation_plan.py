@@ -261,7 +261,8 @@ def _same_form(head: nn.Module, stored: HeadInfo) -> bool:
         isinstance(out, nn.Linear)
         and stored.kind == "classes"
         and stored.classes == out.out_features
-        and stored.pooled == getattr(head, "pooled", False)
+        and stored.outputs.averaged == (averaged := getattr(head, "averaged", False))
+        and stored.pooled == (averaged or getattr(head, "pooled", False))
         and stored.transitions == isinstance(head, CRFHead)
     )
 

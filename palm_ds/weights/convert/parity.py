@@ -217,7 +217,8 @@ def same_heads(a: CheckpointContents, b: CheckpointContents) -> dict[str, str]:
         kinds: dict[tuple, list[str]] = {}
         for name, head in contents.heads.items():
             if name not in other.heads:
-                kind = (head.kind, head.exported_classes, head.kind == "classes" and head.pooled)
+                reads = head.kind == "classes" and (head.pooled, head.outputs.averaged)
+                kind = (head.kind, head.exported_classes, reads)
                 kinds.setdefault(kind, []).append(name)
         return {kind: names[0] for kind, names in kinds.items() if len(names) == 1}
 

@@ -61,6 +61,8 @@ class HeadInfo:
     kind: str
     classes: int = 0
     pooled: bool = True
+    """Whether it reads whole texts: what the pooler makes of them or, if `outputs.averaged`, the
+    means of their tokens."""
     transitions: bool = False
     """Whether a CRF is on top of it (palm_ds/model/heads/crf.py)."""
     hidden: int = 0

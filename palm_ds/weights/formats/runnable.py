@@ -25,6 +25,7 @@ from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.heads.replaced_tokens import ReplacedTokenHead
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.kernels import Kernels
+from palm_ds.model.pooling import Pooling, pool_padded
 from palm_ds.weights.formats.contents import NEXT_SENTENCE_CLASSES, CheckpointContents
 from palm_ds.weights.formats.expected_shapes import POOLERS
 
@@ -97,6 +98,9 @@ class _InPalmDs:
                 outputs[f"head {name}"] = self._words(name, flat[texts.at()])
             elif head.kind == "replaced_tokens":
                 outputs[f"head {name}"] = self._detection(name, last)[real]
+            elif head.outputs.averaged:
+                means = pool_padded(last, texts.real, Pooling(pooling="mean"))
+                outputs[f"head {name}"] = ClassScores(self.contents, name)(means)
             elif not head.pooled or pooled is not None:
                 rows = flat[real]
                 if self.backbone.pools_tokens or head.pooled:
@@ -197,7 +201,7 @@ def as_trained(scores: torch.Tensor, outputs: HeadOutputs) -> torch.Tensor:
 
 class ClassScores(nn.Module):
     """The scores of a checkpoint's classification head, as other programs expect them, of rows
-    (..., hidden) that the encoder pooled for it."""
+    (..., hidden) that were pooled for it."""
 
     def __init__(self, contents: CheckpointContents, name: str):
         super().__init__()

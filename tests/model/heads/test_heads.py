@@ -26,7 +26,6 @@ from palm_ds.model.heads.heads import (
     ClassHead,
     GenerationHead,
     MaskedLMHead,
-    VectorClassHead,
 )
 from palm_ds.model.heads.pooled import ChoiceHead, MultiLabelHead, PairHead, RegressionHead
 from palm_ds.model.kernels import Kernels
@@ -204,7 +203,7 @@ def test_every_kind_of_fine_tuning_is_covered() -> None:
 
 HEADS: dict[str, Any] = {
     "class": lambda: (ClassHead(16, 3, weights=(1.0, 2.0, 3.0), smoothing=0.1), torch.int64),
-    "class of means": lambda: (VectorClassHead(16, 3, weights=(1.0, 2.0, 3.0)), torch.int64),
+    "class of means": lambda: (ClassHead(16, 3, means=True, weights=(1.0, 2.0, 3.0)), torch.int64),
     "masked words": lambda: (MaskedLMHead(backbone(masked_lm_loss="chunked")), torch.int64),
     "several labels": lambda: (MultiLabelHead(16, 1), torch.float32),
     "number": lambda: (RegressionHead(16), torch.float32),

@@ -26,6 +26,9 @@ MASKED_WORDS, CLASSIFIER, QUESTION_ANSWERING = "masked_words", "classifier", "qa
 NEXT_SENTENCE, SENTENCE_ORDER = PAIR_HEADS = "next_sentence", "sentence_order"
 """Of two texts, in pretraining classes."""
 REPLACED_TOKENS = "replaced_tokens"
+CROSS_ENCODER = "CrossEncoder"
+"""sentence-transformers' class, in place of the ending of one of transformers
+(cross_encoder.py)."""
 READING = "palm_ds_reading"
 """The key of config.json that says where a masked-LM head predicts a token, if not at its own place
 (palm_ds/model/heads/outputs.py)."""
@@ -39,13 +42,15 @@ TASKS = "backbone.task.weight"
 
 @dataclass(frozen=True, kw_only=True)
 class HeadClass:
-    """A transformers class with one classification head."""
+    """A class with one classification head."""
 
     name: str
     """The head's name above."""
     pooled: bool
     classes: int | None = None
     """The number of classes it requires; None means any."""
+    averaged: bool = False
+    """Whether it reads the means of tokens."""
 
 
 HEAD_CLASSES = {
@@ -54,6 +59,7 @@ HEAD_CLASSES = {
     "ForTokenClassification": HeadClass(name=CLASSIFIER, pooled=False),
     "ForQuestionAnswering": HeadClass(name=QUESTION_ANSWERING, pooled=False, classes=2),
     "ForNextSentencePrediction": HeadClass(name=NEXT_SENTENCE, pooled=True, classes=2),
+    CROSS_ENCODER: HeadClass(name=CLASSIFIER, pooled=True, averaged=True),
 }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from palm_ds.common.messages import printable
 from palm_ds.model.pooling import SPLADE
-from palm_ds.weights.formats.huggingface.architecture import READING
+from palm_ds.weights.formats.huggingface.architecture import CROSS_ENCODER, READING
 from palm_ds.weights.formats.huggingface.plan import ExportPlan
 
 _PIPELINES = {
@@ -18,6 +18,7 @@ _PIPELINES = {
     "ForTokenClassification": "token-classification",
     "ForQuestionAnswering": "question-answering",
     "ForMultipleChoice": "multiple-choice",
+    CROSS_ENCODER: "text-classification",
     "Model": "feature-extraction",
 }
 """{ending of the class: the hub's name for what it does}"""
@@ -95,7 +96,7 @@ def _head(plan: ExportPlan, made: Provenance) -> str:
     return "\n".join(
         [
             "---",
-            f"library_name: {'sentence-transformers' if own else 'transformers'}",
+            f"library_name: {'sentence-transformers' if own or plan.head else 'transformers'}",
             *([f"pipeline_tag: {pipeline}"] if pipeline else []),
             *([f"license: {made.licence}"] if made.licence else []),
             *_listed("base_model", [made.base_model] if made.base_model else []),
@@ -109,6 +110,8 @@ def _head(plan: ExportPlan, made: Provenance) -> str:
 def _tags(plan: ExportPlan) -> list[str]:
     """Tags for what else reads it: text-embeddings-inference knows neither Ernie nor max
     pooling."""
+    if plan.head:
+        return ["sentence-transformers", "cross-encoder"]
     if not plan.embeds:
         return []
     if _sparse(plan):
@@ -170,6 +173,8 @@ def _example(plan: ExportPlan, made: Provenance) -> str:
     shown = "" if READING in plan.config_json else _EXAMPLES.get(ending, "")
     if made.pairs and ending == "ForSequenceClassification":
         shown = _PAIRS
+    if plan.head:
+        shown = _scoring(plan, made)
     if _reranks(plan):
         shown = _RERANKING
     parts = [shown] if shown else []
@@ -178,6 +183,20 @@ def _example(plan: ExportPlan, made: Provenance) -> str:
         parts = [_EMBEDDING] if trained or not shown else [shown, _EMBEDDING]
         parts = [_SPARSE] if _sparse(plan) else parts
     return "\n\n".join(parts) or _OPENING.format(name=ending)
+
+
+def _scoring(plan: ExportPlan, made: Provenance) -> str:
+    """With a CrossEncoder, which returns scores before softmax or sigmoid."""
+    text = '[("A text.", "Another text.")]' if made.pairs else '"A text."'
+    kind = str(plan.config_json.get("problem_type") or "")
+    numbers = {"regression": "", "multi_label_classification": ", activation_fn=torch.nn.Sigmoid()"}
+    how = numbers.get(kind, ", apply_softmax=True")
+    classes = "" if kind == "regression" else ", model.config.id2label"
+    imported = "import torch\n" if "torch" in how else ""
+    return (
+        f"{imported}from sentence_transformers import CrossEncoder\n\n"
+        f"model = CrossEncoder(MODEL)\nprint(model.predict({text}{how}){classes})"
+    )
 
 
 def _checked(made: Provenance) -> str:

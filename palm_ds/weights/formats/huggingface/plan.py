@@ -31,11 +31,13 @@ from palm_ds.weights.formats.expected_shapes import TRANSITIONS
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
     COUNTS,
+    CROSS_ENCODER,
     MASKED_WORDS,
     READING,
     TASKS,
     Names,
 )
+from palm_ds.weights.formats.huggingface.cross_encoder import PARTS
 from palm_ds.weights.formats.huggingface.families import KIND, architecture_for, other_masked_lm
 from palm_ds.weights.formats.huggingface.names import prefixed
 from palm_ds.weights.formats.huggingface.read import KEPT_KEYS
@@ -61,6 +63,7 @@ class ExportPlan:
     config: EncoderConfig
     """The encoder's config as written."""
     groups: tuple[TensorGroup, ...]
+    """The tensors of the model."""
     dtype: torch.dtype
     max_shard_bytes: int
     created: Mapping[str, str] = field(default_factory=dict)
@@ -72,20 +75,22 @@ class ExportPlan:
     """How texts become vectors, unless the files of `extras` say so."""
     embeds: bool = False
     """Whether sentence-transformers' files belong to it."""
+    head: tuple[TensorGroup, ...] = ()
+    """The tensors of a CrossEncoder's head, which has a file of its own (cross_encoder.py)."""
 
     @property
     def mapped(self) -> dict[str, tuple[tuple[str, ...], str]]:
         """{Hugging Face name: (palm_ds names, transform)}."""
         return {
             name: (group.source_names, group.transform)
-            for group in self.groups
+            for group in (*self.groups, *self.head)
             for name in group.names
         }
 
     @property
     def architecture(self) -> str:
         """The class of the model."""
-        return self.config_json["architectures"][0]
+        return CROSS_ENCODER if self.head else self.config_json["architectures"][0]
 
 
 def plan(
@@ -108,8 +113,9 @@ def plan(
         )
     chosen = resolve_export(config, heads, target)
     check_whole(chosen, heads, entries, config)
-    bare = chosen.ending == BARE and not chosen.heads
+    bare = chosen.ending == CROSS_ENCODER or (chosen.ending == BARE and not chosen.heads)
     names = _names(chosen, config, prefix=prefix or not bare)
+    names |= (parts := _names_of_cross_encoder(chosen))
     wanted = [x for x in (*names, TASKS) if x in entries]
     kept = {x: replace(entries[x], source_names=(x,), transform="") for x in wanted}
     skipped = {x: _why(x, chosen, heads, config, target) for x in entries if x not in kept}
@@ -125,6 +131,7 @@ def plan(
     untied = [name for name in kept if name.endswith(".decoder")]
     ties = encoder_class(new).ties_words(new)
     new = replace(new, tie_word_embeddings=ties and not untied)
+    head = tuple(x for ours in parts for x in _groups(ours, kept.pop(ours), names[ours], new))
     groups = tuple(
         x for ours, entry in kept.items() for x in _groups(ours, entry, names[ours], new)
     )
@@ -143,7 +150,8 @@ def plan(
         max_shard_bytes=target.max_shard_bytes,
         created={names[ours][0]: what for ours, what in created.items()},
         skipped=skipped,
-        extras=extras,
+        extras=replace(extras, files={}) if head else extras,
+        head=head,
         pooling=target.pooling if chosen.embeds and MODULES not in extras.files else None,
         embeds=chosen.embeds and (target.pooling is not None or MODULES in extras.files),
     )
@@ -154,7 +162,7 @@ def _names(chosen: ResolvedExport, config: EncoderConfig, *, prefix: bool) -> Na
     prefix if asked for."""
     ours_of = {hf_name: ours for ours, hf_name in chosen.heads.items()}
     names: Names = {}
-    layout = chosen.form.layout_of(chosen.kind, chosen.ending)
+    layout = chosen.form.layout_of(chosen.kind, chosen.layout)
     for ours, hf_name in chosen.form.names(chosen.kind, config, layout).items():
         first, head, rest = ours.split(".", 2)
         if first == "heads":
@@ -163,6 +171,12 @@ def _names(chosen: ResolvedExport, config: EncoderConfig, *, prefix: bool) -> Na
             ours = f"heads.{ours_of[head]}.{rest}"
         names[ours] = tuple(prefixed(x, chosen.kind) if prefix else x for x in hf_name)
     return names
+
+
+def _names_of_cross_encoder(chosen: ResolvedExport) -> Names:
+    """{palm_ds name of the head's parameter: its name in the head's file}, if it is one."""
+    heads = chosen.heads if chosen.ending == CROSS_ENCODER else ()
+    return {f"heads.{head}.out.{ours}": (x,) for head in heads for ours, x in PARTS.items()}
 
 
 def _why(
@@ -270,7 +284,8 @@ def _config_json(
 
 def _problem_type(head: HeadInfo, chosen: ResolvedExport) -> dict[str, str]:
     """The problem type, which selects the function that transformers applies to a text's scores."""
-    known = head.outputs.problem_type and chosen.ending == "ForSequenceClassification"
+    of_texts = chosen.ending in ("ForSequenceClassification", CROSS_ENCODER)
+    known = head.outputs.problem_type and of_texts
     return {"problem_type": head.outputs.problem_type} if known else {}
 
 

@@ -35,6 +35,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
     SENTENCE_ORDER,
 )
 from palm_ds.weights.formats.huggingface.check_config import check_labels
+from palm_ds.weights.formats.huggingface.cross_encoder import head_in
 from palm_ds.weights.formats.huggingface.families import (
     FAMILIES,
     FAMILY_NAMES,
@@ -119,16 +120,18 @@ def open_contents(
     skipped |= _what_is_not_read(entries, config)
     files, behind = find_modules(path, config.hidden_size)
     skipped |= behind
+    head = {} if f"heads.{CLASSIFIER}.out.weight" in entries else head_in(files)
+    entries |= {f"heads.{CLASSIFIER}.out.{part}": entry for part, entry in head.items()}
     config = untied_config(_with_vocabulary(config, entries), entries)
     contents = CheckpointContents(
         path=path,
         format=f"Hugging Face {class_of(about)}",
         config=config,
         entries=entries,
-        heads=described_heads(entries, about, path / CONFIG),
+        heads=described_heads(entries, about, path / CONFIG, averaged=bool(head)),
         skipped=skipped,
         tokenizer=path if any((path / name).is_file() for name in TOKENIZER_FILES) else None,
-        extras=Extras(config=kept_entries(about), files=files),
+        extras=Extras(config=kept_entries(about), files={} if head else files),
         notes=_notes(entries, about),
     )
     names = architecture_of(about["model_type"]).names(about["model_type"], config)
@@ -224,16 +227,23 @@ def _what_is_not_read(entries: dict[str, TensorEntry], config: EncoderConfig) ->
 
 
 def described_heads(
-    entries: Mapping[str, TensorEntry], about: Mapping[str, Any], file: Path
+    entries: Mapping[str, TensorEntry],
+    about: Mapping[str, Any],
+    file: Path,
+    *,
+    averaged: bool = False,
 ) -> dict[str, HeadInfo]:
-    """The heads, with what config.json (`file`) says of them. Raises UserError."""
-    pooled = {*PAIR_HEADS, *([CLASSIFIER] if _reads_whole_texts(entries, about) else [])}
+    """The heads, with what config.json (`file`) says of them. `averaged`: the classifier reads
+    means. Raises UserError."""
+    whole = averaged or _reads_whole_texts(entries, about)
+    pooled = {*PAIR_HEADS, *([CLASSIFIER] if whole else [])}
     heads = heads_in(entries, pooled=pooled)
     if order := heads.get(SENTENCE_ORDER):
         heads[SENTENCE_ORDER] = replace(order, outputs=HeadOutputs(labels=SENTENCE_ORDER_CLASSES))
     if head := heads.get(CLASSIFIER):
         try:
-            heads[CLASSIFIER] = replace(head, outputs=_outputs(about, head.classes))
+            outputs = replace(_outputs(about, head.classes), averaged=averaged)
+            heads[CLASSIFIER] = replace(head, outputs=outputs)
         except UserError as error:
             raise UserError(f"{file}: {error}") from None
     if (head := heads.get(MASKED_WORDS)) and READING in about:

@@ -13,6 +13,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.messages import printable
 from palm_ds.model.config.meta import on_meta
 from palm_ds.model.encoder.encoder import build_encoder
+from palm_ds.model.pooling import Pooling, pool_padded
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
@@ -26,6 +27,7 @@ from palm_ds.weights.formats.huggingface.families import architecture_of, family
 from palm_ds.weights.formats.huggingface.names import wrappers
 from palm_ds.weights.formats.huggingface.read import CONFIG
 from palm_ds.weights.formats.runnable import (
+    ClassScores,
     Outputs,
     RunnableCheckpoint,
     Texts,
@@ -127,6 +129,10 @@ class _Transformers:
                 scores_of[f"head {head}"] = self._placed(out[key], head, texts)
         if f"head {SENTENCE_ORDER}" in scores_of:  # as palm_ds counts its classes
             scores_of[f"head {SENTENCE_ORDER}"] = scores_of[f"head {SENTENCE_ORDER}"].flip(-1)
+        head = self.contents.heads.get(CLASSIFIER)
+        if head is not None and head.outputs.averaged:  # as sentence-transformers' modules do
+            means = pool_padded(out.last_hidden_state, texts.real, Pooling(pooling="mean"))
+            scores_of[f"head {CLASSIFIER}"] = ClassScores(self.contents, CLASSIFIER)(means)
         if self.kind.endswith("ForQuestionAnswering"):
             scores = torch.stack([out.start_logits, out.end_logits], dim=-1)
             scores_of[f"head {QUESTION_ANSWERING}"] = self._placed(

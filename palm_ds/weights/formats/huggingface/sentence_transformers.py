@@ -31,6 +31,7 @@ from palm_ds.weights.formats.contents import CheckpointContents, TensorEntry
 from palm_ds.weights.formats.huggingface.text_pooling import (
     FLAGS,
     SPLADE_SETTINGS,
+    UNTRAINED,
     in_both_dialects,
 )
 from palm_ds.weights.formats.tensor_files import (
@@ -46,7 +47,7 @@ from palm_ds.weights.formats.tensor_files import (
 MODULES = "modules.json"
 FOLDER = "sentence_transformers"
 """Where our own weights folder keeps them."""
-_SETTINGS = "config_sentence_transformers.json"
+SETTINGS = "config_sentence_transformers.json"
 _ENCODERS = ("Transformer", "MLMTransformer")
 _FOLLOWING = ("Pooling", "Normalize", "Dense", "LayerNorm", "Dropout", "SpladePooling")
 _READ = ("Pooling", "Normalize", "Dropout", "SpladePooling")
@@ -69,15 +70,15 @@ def find_modules(folder: Path, hidden_size: int) -> tuple[dict[str, Path], dict[
     its files say, all are skipped: embeddings without it would be different."""
     files = {path.name: path for path in sorted(folder.glob("sentence_*_config.json"))}
     root = folder if (folder / MODULES).is_file() else folder.parent
-    if (root / _SETTINGS).is_file():
-        files[_SETTINGS] = root / _SETTINGS
+    if (root / SETTINGS).is_file():
+        files[SETTINGS] = root / SETTINGS
     if not (root / MODULES).is_file():
         return (files if root == folder or not files else {}), {}
     try:
-        modules = _modules(root / MODULES)
+        modules = modules_in(root / MODULES)
         if root != folder and modules[0]["path"] != folder.name:
             return {}, {}  # the parent folder belongs to another model
-        width = hidden_size if _kind(modules[0]) == _ENCODERS[0] else 0
+        width = hidden_size if kind_of(modules[0]) == _ENCODERS[0] else 0
         for module in modules[1:]:
             parts = _parts_of(module, root)
             width = _width(module, parts, width)
@@ -89,7 +90,7 @@ def find_modules(folder: Path, hidden_size: int) -> tuple[dict[str, Path], dict[
     return {MODULES: root / MODULES, **files}, {}
 
 
-def _modules(path: Path) -> list[dict[str, str]]:
+def modules_in(path: Path) -> list[dict[str, str]]:
     """The modules in order, the encoder first. Raises ValueError."""
     if path.stat().st_size > _MAX_BYTES:
         raise ValueError(f"{MODULES} is larger than {_MAX_BYTES:,} bytes")
@@ -100,8 +101,8 @@ def _modules(path: Path) -> list[dict[str, str]]:
     if not isinstance(content, list) or not content:
         raise ValueError(f"{MODULES} is no list of modules")
     modules = sorted(map(_module, content), key=lambda each: each["idx"])
-    if _kind(modules[0]) not in _ENCODERS:
-        raise ValueError(f"its first module is {printable(_kind(modules[0]))}, not a Transformer")
+    if kind_of(modules[0]) not in _ENCODERS:
+        raise ValueError(f"its first module is {printable(kind_of(modules[0]))}, not a Transformer")
     return modules
 
 
@@ -114,7 +115,7 @@ def _module(value: object) -> dict[str, Any]:
     return value
 
 
-def _kind(module: Mapping[str, str]) -> str:
+def kind_of(module: Mapping[str, str]) -> str:
     """`Pooling` of `sentence_transformers.models.Pooling`; the full name of any other class."""
     package, _, name = module["type"].rpartition(".")
     return name if package.split(".")[0] == "sentence_transformers" else module["type"]
@@ -122,7 +123,7 @@ def _kind(module: Mapping[str, str]) -> str:
 
 def _parts_of(module: Mapping[str, str], root: Path) -> dict[str, Path]:
     """The files of a module after the encoder. Raises ValueError for an unknown module."""
-    kind, place = _kind(module), module["path"]
+    kind, place = kind_of(module), module["path"]
     if kind not in _FOLLOWING:
         raise ValueError(f"its module {printable(kind)} is not known here")
     if Path(place).name != place or place in ("", "..") or not place.isprintable():
@@ -139,12 +140,12 @@ def _parts_of(module: Mapping[str, str], root: Path) -> dict[str, Path]:
 def _width(module: Mapping[str, str], parts: Mapping[str, Path], width: int) -> int:
     """The size of the vectors after a module that gets vectors of this size; 0: not known. Raises
     ValueError if its files contradict that, or each other."""
-    kind, place = _kind(module), module["path"]
+    kind, place = kind_of(module), module["path"]
     if not width or f"{place}/config.json" not in parts:
         return width
     settings = read_json(parts[f"{place}/config.json"])
     if kind == "Pooling":
-        chosen = _pooling(settings).split("+")
+        chosen = pooling_of(settings).split("+")
         if unknown := [name for name in chosen if name not in _KNOWN_POOLINGS]:
             raise ValueError(f"{place}: no pooling {printable(unknown[0])!r}")
         for key in ("word_embedding_dimension", "embedding_dimension"):
@@ -195,7 +196,7 @@ def _check_shapes(
     file = parts.get(f"{place}/{SAFETENSORS}") or parts.get(f"{place}/{BIN}")
     if shapes and file is None:
         raise ValueError(f"{place}: its weights are missing")
-    tensors = _tensors(file) if shapes and file else {}
+    tensors = tensors_in(file) if shapes and file else {}
     if further := sorted(tensors.keys() - shapes.keys()):
         raise ValueError(f"{place}: its config.json has no {printable(further[0])}")
     for name, shape in shapes.items():
@@ -205,7 +206,7 @@ def _check_shapes(
             raise ValueError(f"{place}: {name} is {has}; its config.json says {list(shape)}")
 
 
-def _tensors(path: Path) -> dict[str, TensorEntry]:
+def tensors_in(path: Path) -> dict[str, TensorEntry]:
     return (open_safetensors if path.name == SAFETENSORS else open_bin)(path)
 
 
@@ -232,6 +233,8 @@ class EmbeddingModules:
     """Only the largest numbers of a sparse vector are used, as many as this; 0: all."""
     lower: bool = False
     """Texts are lower-cased, whatever the tokenizer does."""
+    trained: bool = True
+    """Whether the encoder was trained to give such vectors."""
 
     def is_usual(self, max_length: int) -> bool:
         """Whether programs that read up to `max_length` tokens do the same without the files."""
@@ -249,6 +252,7 @@ def modules_of(contents: CheckpointContents) -> EmbeddingModules:
         normalize=stated.normalize,
         max_length=stated.max_length,
         prompts=any(stated.prompts.values()),
+        trained=stated.trained,
     )
 
 
@@ -256,7 +260,7 @@ def read_modules(files: Mapping[str, Path]) -> EmbeddingModules:
     """Modules that the files of `find_modules` state. Raises UserError for one that is no JSON
     object."""
     length = max(map(_cut, _encoders(files)), default=0)
-    settings = read_json(files[_SETTINGS]) if _SETTINGS in files else {}
+    settings = read_json(files[SETTINGS]) if SETTINGS in files else {}
     named = settings.get("prompts")
     named = named if isinstance(named, dict) else {}
     size, most = settings.get("truncate_dim"), settings.get("max_active_dims")
@@ -267,20 +271,21 @@ def read_modules(files: Mapping[str, Path]) -> EmbeddingModules:
         dimensions=size if isinstance(size, int) else 0,
         max_active_dims=most if isinstance(most, int) else 0,
         lower=any(read_json(path).get("do_lower_case") is True for path in _encoders(files)),
+        trained=settings.get(UNTRAINED) is not True,
     )
     if MODULES not in files:
         return described
-    modules = _modules(files[MODULES])[1:]
-    kinds = [_kind(module) for module in modules]
+    modules = modules_in(files[MODULES])[1:]
+    kinds = [kind_of(module) for module in modules]
     other = next((kind for kind in kinds if kind not in _READ), "")
     pooling, pools_prompt = "", True
     for module in modules:
-        if _kind(module) == "Pooling":
+        if kind_of(module) == "Pooling":
             settings = read_json(files[f"{module['path']}/config.json"])
-            pooling, pools_prompt = _pooling(settings), settings.get("include_prompt", True)
+            pooling, pools_prompt = pooling_of(settings), settings.get("include_prompt", True)
             if pooling not in _POOLINGS:
                 pooling, other = "", f"Pooling {printable(pooling)}"
-        elif _kind(module) == "SpladePooling":
+        elif kind_of(module) == "SpladePooling":
             pooling = SPLADE
             other = other or _other_splade(read_json(files[f"{module['path']}/config.json"]))
     return replace(
@@ -314,7 +319,7 @@ def embedding_length(contents: CheckpointContents) -> int:
     return min(length or contents.config.max_length, contents.config.max_length)
 
 
-def _pooling(settings: Mapping[str, Any]) -> str:
+def pooling_of(settings: Mapping[str, Any]) -> str:
     """The pooling as sentence-transformers 6 names it; older versions have a flag for each kind."""
     if isinstance(mode := settings.get("pooling_mode"), str):
         return mode
@@ -344,12 +349,12 @@ def write_modules(
 
 def _poolings(files: Mapping[str, Path]) -> set[str]:
     """The names of the settings of Pooling modules."""
-    modules = _modules(files[MODULES]) if MODULES in files else []
-    return {f"{module['path']}/config.json" for module in modules if _kind(module) == "Pooling"}
+    modules = modules_in(files[MODULES]) if MODULES in files else []
+    return {f"{module['path']}/config.json" for module in modules if kind_of(module) == "Pooling"}
 
 
 def _write_weights(path: Path, target: Path, dtype: torch.dtype) -> None:
-    entries = _tensors(path)
+    entries = tensors_in(path)
     groups = [
         TensorGroup(names=(name,), shape=entry.shape, make=lambda entry=entry: [entry.read()])
         for name, entry in entries.items()
@@ -363,7 +368,7 @@ def _write_weights(path: Path, target: Path, dtype: torch.dtype) -> None:
 def _write_list(path: Path, target: Path) -> None:
     """Write modules.json. The encoder is in the folder itself; old versions had a subfolder for
     it."""
-    modules = _modules(path)
+    modules = modules_in(path)
     if not modules[0]["path"]:
         shutil.copyfile(path, target)
         return

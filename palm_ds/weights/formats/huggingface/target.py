@@ -17,6 +17,7 @@ from palm_ds.weights.formats.contents import HeadInfo, TensorEntry
 from palm_ds.weights.formats.expected_shapes import expected_shapes
 from palm_ds.weights.formats.huggingface.architecture import (
     CLASSIFIER,
+    CROSS_ENCODER,
     HEAD_CLASSES,
     MASKED_WORDS,
     NEXT_SENTENCE,
@@ -54,7 +55,7 @@ class ExportOptions(Settings):
     heads, or an imported classifier if it is the only head."""
     head_class: Annotated[str, one_of(HEAD_CLASSES, BARE, "")] = ""
     """ForSequenceClassification, ForTokenClassification, ...: the class to write `head` as; Model:
-    the encoder alone; empty: chosen by the shape of `head`."""
+    the encoder alone; empty: chosen by what `head` reads, and its shape."""
     words: str = ""
     """The masked-LM head to write; empty: the first."""
     dtype: Annotated[str, one_of(DTYPES, "")] = "float32"
@@ -83,9 +84,14 @@ class ResolvedExport:
         return architecture_of(self.kind)
 
     @property
+    def layout(self) -> str:
+        """The ending of the class of transformers whose tensors are in the file of the encoder."""
+        return BARE if self.ending == CROSS_ENCODER else self.ending
+
+    @property
     def architecture(self) -> str:
-        """The name of the class."""
-        return self.family.class_name(self.ending)
+        """The name of that class."""
+        return self.family.class_name(self.layout)
 
     @property
     def embeds(self) -> bool:
@@ -148,7 +154,7 @@ def check_whole(
     ends = HEAD_CLASSES.get(chosen.ending)
     every = encoder_class(config).pools_tokens
     pair = chosen.ending == "ForPreTraining" and REPLACED_TOKENS not in chosen.heads.values()
-    pooled = pair or (ends is not None and (ends.pooled or every))
+    pooled = pair or (ends is not None and not ends.averaged and (ends.pooled or every))
     if pooled and "backbone.pooler.dense.weight" not in entries:
         raise UserError(f"{chosen.architecture} needs a pooler, which this checkpoint lacks")
 
@@ -181,6 +187,8 @@ def _only_head(heads: Mapping[str, HeadInfo], target: ExportOptions) -> str:
 def _usual_class(name: str, heads: Mapping[str, HeadInfo]) -> str:
     """Class that the head was used as, else one that fits its shape."""
     head = heads.get(name)
+    if head is not None and head.outputs.averaged:
+        return CROSS_ENCODER
     used = HEAD_CLASSES.get(head.outputs.head_class) if head is not None else None
     if head is not None and used is not None and used.pooled == head.pooled:
         return head.outputs.head_class
@@ -205,16 +213,18 @@ def _words(heads: Mapping[str, HeadInfo], target: ExportOptions) -> str:
 def _check_class(name: str, heads: Mapping[str, HeadInfo], kind: str, ending: str) -> None:
     """Raises UserError unless the class reads the same input as the head and allows as many
     classes."""
-    architecture, wanted = FAMILIES[kind].class_prefix + ending, HEAD_CLASSES[ending]
+    wanted = HEAD_CLASSES[ending]
+    architecture = ("" if wanted.averaged else FAMILIES[kind].class_prefix) + ending
     head = heads.get(name)
     if head is None or head.kind != "classes":
         known = [other for other, head in heads.items() if head.kind == "classes"]
         raise UserError(f'head: no classification head "{name}"{suggest(name, known)}')
-    known = ending in architecture_of(kind).classes
+    known = wanted.averaged or ending in architecture_of(kind).classes
     if not known or (wanted.name == NEXT_SENTENCE and FAMILIES[kind].pair_head != NEXT_SENTENCE):
         raise UserError(f"Hugging Face has no {architecture}")
-    if head.pooled != wanted.pooled:
+    if (head.pooled, head.outputs.averaged) != (wanted.pooled, wanted.averaged):
         reads = "whole texts" if head.pooled else "tokens"
+        reads = "the means of tokens" if head.outputs.averaged else reads
         raise UserError(f'head: "{name}" reads {reads}, which {architecture} does not')
     if wanted.classes not in (None, classes := head.exported_classes):
         raise UserError(

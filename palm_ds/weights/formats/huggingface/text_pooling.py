@@ -20,6 +20,9 @@ from typing import Any
 from palm_ds.common.json_files import write_json
 from palm_ds.model.pooling import SPLADE, TextPooling
 
+UNTRAINED = "palm_ds_untrained"
+"""The key of config_sentence_transformers.json that says, if true, that the encoder was not trained
+to give such vectors: a usual pooling, for programs that need one."""
 FLAGS = {
     "cls": "pooling_mode_cls_token",
     "mean": "pooling_mode_mean_tokens",
@@ -68,6 +71,7 @@ def pooling_files(pooling: TextPooling, hidden_size: int, max_length: int) -> di
             "prompts": dict(pooling.prompts),
             "default_prompt_name": None,
             "similarity_fn_name": pooling.similarity,
+            **({} if pooling.trained else {UNTRAINED: True}),
         },
     }
 

@@ -21,6 +21,7 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.format import Export, Format
+from palm_ds.weights.formats.huggingface.cross_encoder import write_head
 from palm_ds.weights.formats.huggingface.families import (
     FAMILIES,
     architecture_of,
@@ -50,9 +51,11 @@ def write(
     """
     write_json(folder / CONFIG, _with_token_ids(plan.config_json, tokenizer))
     write_safetensors(folder, plan.groups, plan.dtype, plan.max_shard_bytes)
-    length = plan.config.max_length
+    length, width = plan.config.max_length, plan.config.hidden_size
     if plan.pooling is not None:
-        write_pooling(plan.pooling, folder, hidden_size=plan.config.hidden_size, max_length=length)
+        write_pooling(plan.pooling, folder, hidden_size=width, max_length=length)
+    if plan.head:
+        write_head(plan.head, folder, hidden_size=width, max_length=length, dtype=plan.dtype)
     write_modules(plan.extras.files, folder, max_length=length, dtype=plan.dtype)
     if tokenizer is not None:
         tokenizer.save(folder)

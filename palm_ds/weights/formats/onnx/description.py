@@ -26,7 +26,7 @@ FILES = {"fp32": "model.onnx", "fp16": "model_fp16.onnx", "int8": "model_int8.on
 METADATA = "palm_ds"
 _VERSION = 1
 
-TEXTS, TOKENS = "texts", "tokens"
+TEXTS, TOKENS, MEANS = "texts", "tokens", "means"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class OnnxHead:
     kind: str
     """`classes`, or `masked_words`: the scores of the vocabulary."""
     reads: str
-    """`texts` or `tokens`."""
+    """`texts`, through the pooler; `means`, of the tokens of a text; or `tokens`."""
     labels: tuple[str, ...] = ()
     """Names of the classes, if known."""
     problem_type: str = ""

@@ -4,6 +4,7 @@
         └─ encoder ─┬─ last_hidden_state
                     ├─ pooler_output ─ heads of whole texts
                     ├─ sentence_embedding
+                    ├─ mean ─ heads of means
                     └─ heads of tokens
 
 It is palm_ds's own encoder: padding is a sequence of its own, which no text attends to. Positions
@@ -29,6 +30,7 @@ from palm_ds.weights.formats.huggingface.sentence_transformers import (
     modules_of,
 )
 from palm_ds.weights.formats.onnx.description import (
+    MEANS,
     TEXTS,
     TOKENS,
     OnnxDescription,
@@ -134,12 +136,22 @@ def _chosen(contents: CheckpointContents, names: Sequence[str]) -> dict[str, Hea
     usual = [x for x, head in heads.items() if head.kind == "classes" or len(heads) == 1]
     chosen = {x: head for x, head in heads.items() if x in (names or usual)}
     every = encoder_class(contents.config).pools_tokens
-    pools = [x for x, head in chosen.items() if head.pooled or (every and head.kind == "classes")]
+    reads = {name: _reads(head) for name, head in chosen.items()}
+    pools = [
+        name
+        for name, head in chosen.items()
+        if reads[name] == TEXTS or (every and head.kind == "classes" and reads[name] == TOKENS)
+    ]
     for name in pools if not has_pooler(contents) else ():
         if name in names:
             raise UserError(f"{contents.path}: head {name!r} needs a pooler, which is missing")
         del chosen[name]
     return chosen
+
+
+def _reads(head: HeadInfo) -> str:
+    whole = MEANS if head.outputs.averaged else TEXTS
+    return whole if head.pooled else TOKENS
 
 
 def _task_of(contents: CheckpointContents, head: str, task_id: int | None, usual: int) -> int:
@@ -156,7 +168,7 @@ def _described(name: str, head: HeadInfo, *, several: bool, task_id: int) -> Onn
     return OnnxHead(
         outputs=tuple(part + end for part in parts),
         kind=head.kind,
-        reads=TEXTS if head.pooled else TOKENS,
+        reads=_reads(head),
         labels=labels[::-1] if labels == NEXT_SENTENCE_CLASSES else labels,
         problem_type=head.outputs.problem_type,
         head_class=head.outputs.head_class,
@@ -207,13 +219,20 @@ class PaddedModel(nn.Module):
         if how := self.about.embedding:
             outputs.append(pool_padded(last, real, how))
         for head, about in zip(self.heads, self.about.heads.values(), strict=True):
-            tokens = self.encoder.pooler(last) if self._pools_tokens(about) else last
-            scores = head(pooled if about.reads == TEXTS else tokens)
+            scores = head(self._rows(last, pooled, real, about))
             outputs += scores.unbind(-1) if len(about.outputs) == 2 else [scores]
         return tuple(outputs)
 
-    def _pools_tokens(self, head: OnnxHead) -> bool:
-        return self.encoder.pools_tokens and head.reads != TEXTS and head.kind == "classes"
+    def _rows(
+        self, last: torch.Tensor, pooled: torch.Tensor | None, real: torch.Tensor, head: OnnxHead
+    ) -> torch.Tensor | None:
+        """What a head reads."""
+        if head.reads == TEXTS:
+            return pooled
+        if head.reads == MEANS:
+            return pool_padded(last, real, Pooling(pooling="mean"))
+        pools = self.encoder.pools_tokens and head.kind == "classes"
+        return self.encoder.pooler(last) if pools else last
 
     @property
     def traced_inputs(self) -> tuple[str, ...]:

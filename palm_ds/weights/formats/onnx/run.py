@@ -14,7 +14,7 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.weights.formats.contents import CheckpointContents
-from palm_ds.weights.formats.onnx.description import TEXTS, OnnxDescription
+from palm_ds.weights.formats.onnx.description import TOKENS, OnnxDescription
 from palm_ds.weights.formats.onnx.graph import EMBEDDING, LAST, POOLED, TASKS, WORD_STARTS
 from palm_ds.weights.formats.runnable import Outputs, RunnableCheckpoint, Texts
 
@@ -94,7 +94,7 @@ class _InOnnxRuntime:
         for name, head in about.heads.items():
             scores = [arrays[output] for output in head.outputs]
             whole = torch.stack(scores, -1) if len(scores) == 2 else scores[0]
-            if head.reads != TEXTS:
+            if head.reads == TOKENS:
                 at = texts.at() if head.kind == "masked_words" else real
                 whole = whole.flatten(0, 1)[at]
             outputs[f"head {name}"] = whole

@@ -104,7 +104,11 @@ def plan(
     if target.family and not FAMILIES[target.family].paddle_tokenizer:
         raise UserError(f"family: {target.family} is not written for PaddleNLP; use roberta")
     untied = () if config.tie_word_embeddings else _masked_lm_heads(heads)
-    heads = {x: y for x, y in heads.items() if x not in untied and not y.outputs.images}
+    heads = {
+        name: head
+        for name, head in heads.items()
+        if name not in untied and not (head.outputs.images or head.outputs.averaged)
+    }
     exported = hf_plan(entries, config, heads, target, prefix=True)
     if exported.architecture.endswith(
         "ForNextSentencePrediction"
