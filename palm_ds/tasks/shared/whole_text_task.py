@@ -28,8 +28,8 @@ class WholeTextTask(OptionalImages):
 
     pooling: HeadPooling | None = None
     """What the head reads of a text: what the encoder's `pooler` makes of it, or the `mean` over
-    its tokens. Default: `pooler`; for `classification` the mean if `init_from` was trained to give
-    such vectors, as sentence-transformers' encoders mostly are."""
+    its tokens. Default: `pooler`; for `classification` without `lora` the mean, if `init_from` was
+    trained to give such vectors, as sentence-transformers' encoders mostly are."""
 
     head_settings: ClassVar[Sequence[str]] = ("pooling",)
     prefers_means: ClassVar[bool] = False

@@ -136,7 +136,8 @@ def _default_task_row(recipe: Recipe, data: Data) -> int:
 def _head_pooling(task: WholeTextTask, recipe: Recipe, data: Data) -> HeadPooling:
     """What a head reads if the recipe does not say: what the start's head of its name does, else
     means if the task prefers them and the start was trained to give them, as vectors of texts or to
-    another head. Encoders whose pooler reads more than the first token keep it."""
+    another head. Encoders whose pooler reads more than the first token keep it, and so do runs with
+    LoRA, whose adapter/ then has the head."""
     if not recipe.init_from or task.why_no_mean(recipe.backbone_config):
         return "pooler"
     start = data.start()
@@ -146,8 +147,8 @@ def _head_pooling(task: WholeTextTask, recipe: Recipe, data: Data) -> HeadPoolin
     stated = modules_of(start)
     gives_means = stated.trained and stated.pooling == "mean"
     gives_means = gives_means or any(head.outputs.averaged for head in heads.values())
-    usual = task.prefers_means and gives_means and _pools_first_token(recipe, data)
-    return "mean" if usual else "pooler"
+    usual = task.prefers_means and gives_means and not recipe.lora
+    return "mean" if usual and _pools_first_token(recipe, data) else "pooler"
 
 
 def _pools_first_token(recipe: Recipe, data: Data) -> bool:

@@ -13,6 +13,7 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import build_encoder
+from palm_ds.model.lora import LoraSettings
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.pooling import TextPooling
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
@@ -85,6 +86,8 @@ def test_classes_are_read_from_means_where_the_start_gives_them(name: str, tmp_p
         assert pooling_of(made, "topic") == pooling_of(made, "size") == "pooler"
     asked = recipe(tmp_path, folder / "hf", mood={**TASKS["mood"], "pooling": "pooler"})
     assert pooling_of(asked, "mood") == "pooler"
+    adapted = replace(made, lora=LoraSettings())
+    assert pooling_of(adapted, "mood") == "pooler"
 
 
 def test_a_stored_head_is_read_as_it_was(tmp_path: Path) -> None:

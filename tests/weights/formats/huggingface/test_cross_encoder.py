@@ -54,7 +54,7 @@ def written(folder: Path, name: str, encoder: str = "bert", **more: Any) -> Path
 def scores(folder: Path, task: str) -> np.ndarray:
     """(texts, any) as decoded, before softmax and the like."""
     found = load(folder).predict(TEXTS)[task]
-    return np.array([np.ravel(each.get("logits", each.get("value"))) for each in found])
+    return np.array([np.ravel(each.get("logits", each.get("value", 0.0))) for each in found])
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
