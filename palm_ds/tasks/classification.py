@@ -27,8 +27,8 @@ from palm_ds.tasks.metrics.class_report import ClassReport
 from palm_ds.tasks.metrics.classes import accuracy, f1, macro, matthews
 from palm_ds.tasks.metrics.probabilities import rounded, softmax
 from palm_ds.tasks.shared import labels
+from palm_ds.tasks.shared.image_text import WholeTextTask
 from palm_ds.tasks.shared.text_task import PositiveClassTask
-from palm_ds.tasks.shared.whole_text_task import WholeTextTask
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.model.heads.pooled import RegressionHead
 from palm_ds.tasks.metrics.numbers import mse, pearson_and_spearman
 from palm_ds.tasks.shared import labels
-from palm_ds.tasks.shared.whole_text_task import WholeTextTask
+from palm_ds.tasks.shared.image_text import WholeTextTask
 
 
 @dataclass(frozen=True, kw_only=True)

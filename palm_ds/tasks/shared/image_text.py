@@ -1,15 +1,22 @@
-"""Bases of tasks on texts with images: a row's text, its object tags, and the regions of an image.
+"""Bases of tasks on whole texts, alone or with images: a row's text, its object tags, and the
+regions of an image.
 
     row ──> [CLS] text_a [SEP] tag tag | whole image, region, region ...
 
 Regions are given, with the features of a detector (docs/images.md). They have places in their row
 like tokens, so that texts with images are packed as others are.
+
+A text alone is read as what the encoder's pooler makes of it, or as the mean over its tokens. The
+mean is what sentence-transformers' encoders are trained to give; their pooler is left as it was
+before that. A class of transformers always reads the pooler, so a head of means is written as a
+CrossEncoder of sentence-transformers (palm_ds/weights/formats/huggingface/cross_encoder.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
@@ -20,11 +27,13 @@ from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, layouts, with_image
 from palm_ds.data.tasks.interfaces import PAIR, Form, FormField
 from palm_ds.data.tasks.task import Task
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import Encoder, encoder_class
 from palm_ds.model.inputs.regions import LOCATION_SIZE
 from palm_ds.tasks.shared.text_task import ARRANGED_BY, TextTask, level
 
 ImageTask = TypeVar("ImageTask", bound="ImageInput")
+HeadPooling: TypeAlias = Literal["pooler", "mean"]
 IMAGE, TAGS = "image", "object_tags"
 IMAGE_FIELD = FormField(
     name=IMAGE,
@@ -274,6 +283,48 @@ class OptionalImages(ImageInput):
         """The `input_key` of a task that arranges texts and images as this class does."""
         images = self.max_regions, self.max_tags, self.whole_image, self.region_size
         return repr((self.text_key(), images if self.images else ()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WholeTextTask(OptionalImages):
+    """A task on whole texts, one vector each."""
+
+    pooling: HeadPooling | None = None
+    """What the head reads of a text: what the encoder's `pooler` makes of it, or the `mean` over
+    its tokens. Default: `pooler`; for `classification` without `lora` the mean, if `init_from` was
+    trained to give such vectors, as sentence-transformers' encoders mostly are."""
+
+    head_settings: ClassVar[Sequence[str]] = ("pooling",)
+    prefers_means: ClassVar[bool] = False
+    """Whether means are the default if the encoder was trained to give them: only where they were
+    seen to help (docs/finetuning.md)."""
+
+    @property
+    def averaged(self) -> bool:
+        """Whether the head reads means."""
+        return self.pooling == "mean"
+
+    def why_no_mean(self, config: EncoderConfig) -> str:
+        """Why the head cannot read means; empty if it can."""
+        if encoder_class(config).memory_length(config):
+            return f"{config.kind} reads windows of texts"
+        return "`images` are read by poolers" if self.images else ""
+
+    def text_width(self, backbone: Encoder) -> int:
+        """Also raises UserError if it cannot read means."""
+        if self.averaged and (why := self.why_no_mean(backbone.config)):
+            raise UserError(f"{self.where}.pooling: no mean, as {why}; use pooler")
+        return super().text_width(backbone)
+
+    def describe_rows(self, source: TableSource, max_length: int) -> str:
+        line = super().describe_rows(source, max_length)
+        return f"{line}; read as the mean over tokens (pooling)" if self.averaged else line
+
+    def with_head_of(self, origin: Task) -> Task:
+        """With the pooling of the task that owns the shared head, by default."""
+        if self.pooling is None and (given := getattr(origin, "pooling", None)):
+            return replace(self, pooling=given).with_head_of(origin)
+        return super().with_head_of(origin)
 
 
 def image_numbers(source: TableSource) -> np.ndarray:

@@ -16,8 +16,8 @@ from palm_ds.data.tasks.task import Task
 from palm_ds.model.config.encoder_kinds import is_custom
 from palm_ds.model.config.meta import on_meta
 from palm_ds.model.encoder.encoder import build_encoder
+from palm_ds.tasks.shared.image_text import HeadPooling, WholeTextTask
 from palm_ds.tasks.shared.text_task import TextTask
-from palm_ds.tasks.shared.whole_text_task import HeadPooling, WholeTextTask
 from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.recipe.sections import SourceSettings, sampling_weights
 from palm_ds.train.setup.build import full_config
