@@ -305,7 +305,7 @@ class WholeTextTask(OptionalImages):
         return self.pooling == "mean"
 
     def why_no_mean(self, config: EncoderConfig) -> str:
-        """Why the head cannot read means; empty if it can."""
+        """The reason why the head cannot read means; empty if it can."""
         if encoder_class(config).memory_length(config):
             return f"{config.kind} reads windows of texts"
         return "`images` are read by poolers" if self.images else ""

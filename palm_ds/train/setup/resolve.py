@@ -134,7 +134,7 @@ def _default_task_row(recipe: Recipe, data: Data) -> int:
 
 
 def _head_pooling(task: WholeTextTask, recipe: Recipe, data: Data) -> HeadPooling:
-    """What a head reads if the recipe does not say: what the start's head of its name does, else
+    """Of a head whose pooling the recipe does not state: that of the start's head of its name, else
     means if the task prefers them and the start was trained to give them, as vectors of texts or to
     another head. Encoders whose pooler reads more than the first token keep it, and so do runs with
     LoRA, whose adapter/ then has the head."""

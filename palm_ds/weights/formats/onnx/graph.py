@@ -226,7 +226,7 @@ class PaddedModel(nn.Module):
     def _rows(
         self, last: torch.Tensor, pooled: torch.Tensor | None, real: torch.Tensor, head: OnnxHead
     ) -> torch.Tensor | None:
-        """What a head reads."""
+        """The rows (..., hidden) that a head reads."""
         if head.reads == TEXTS:
             return pooled
         if head.reads == MEANS:
