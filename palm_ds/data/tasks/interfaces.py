@@ -179,6 +179,11 @@ class Exports:
         """The meaning of its head's scores, stored with the weights."""
         return HeadOutputs(labels=tuple(self.labels))
 
+    def with_head_like(self, stored: HeadOutputs) -> Self:
+        """The task with a head that reads what a stored one does, as a teacher's may read something
+        else than the student's."""
+        return self
+
     def hf_export(self) -> ExportedHead | None:
         """The transformers head equivalent to this task's head; None means there is none."""
         return None

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, TypeAlias, TypeVar
+from typing import ClassVar, Literal, Self, TypeAlias, TypeVar
 
 import numpy as np
 from pydantic import NonNegativeInt, PositiveInt
@@ -29,6 +29,7 @@ from palm_ds.data.tasks.interfaces import PAIR, Form, FormField
 from palm_ds.data.tasks.task import Task
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import Encoder, encoder_class
+from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.inputs.regions import LOCATION_SIZE
 from palm_ds.tasks.shared.text_task import ARRANGED_BY, TextTask, level
 
@@ -319,6 +320,9 @@ class WholeTextTask(OptionalImages):
     def describe_rows(self, source: TableSource, max_length: int) -> str:
         line = super().describe_rows(source, max_length)
         return f"{line}; read as the mean over tokens (pooling)" if self.averaged else line
+
+    def with_head_like(self, stored: HeadOutputs) -> Self:
+        return replace(self, pooling="mean" if stored.averaged else "pooler")
 
     def with_head_of(self, origin: Task) -> Task:
         """With the pooling of the task that owns the shared head, by default."""

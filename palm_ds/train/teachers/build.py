@@ -137,7 +137,11 @@ class _Builder:
         )
         backbone = build_encoder(config, kernels)
         owners = {name: tasks[task].share or task for task, name in folder.head_of.items()}
-        heads = {name: tasks[owner].head(backbone) for name, owner in owners.items()}
+        stored = {name: folder.contents.heads[name].outputs for name in owners}
+        heads = {
+            name: tasks[owner].with_head_like(stored[name]).head(backbone)
+            for name, owner in owners.items()
+        }
         model = Model(backbone, heads, folder.head_of)  # one head may teach several tasks
         same = {name: name for name in heads}
         loaded = weights_folder.load_weights(folder.contents, model, renamed_heads=same)

@@ -6,7 +6,7 @@ recipe.teacher ──folders opened, heads matched──> DistillationPlan: who 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -207,18 +207,22 @@ def _head_for(
     they are called), of the same name, or the only one of its kind and classes. Empty: there is
     none."""
     owner = recipe.built_tasks[task.share] if task.share else task
-    head, heads = owner.head(encoder), contents.heads
-    if not soft_kind(head):
+    heads = contents.heads
+    if not soft_kind(owner.head(encoder)):
         return ""
+
+    def fits(stored: HeadInfo) -> bool:
+        return _same_form(owner.with_head_like(stored.outputs).head(encoder), stored)
+
     meaning = replace(owner.head_outputs(), reading=task.head_outputs().reading)
     if given := settings.heads.get(task.name):
-        _check_given(given, task, head, contents)
+        _check_given(given, task, fits, contents)
         chosen = given
     else:
         fitting = [
             name
             for name, stored in heads.items()
-            if _same_form(head, stored) and _same_meaning(meaning, stored.outputs)
+            if fits(stored) and _same_meaning(meaning, stored.outputs)
         ]
         named = (contents.head_of.get(task.name, ""), task.name, owner.name)
         others = [name for name in fitting if name != NEXT_SENTENCE]
@@ -229,13 +233,15 @@ def _head_for(
     return chosen
 
 
-def _check_given(given: str, task: Task, head: nn.Module, contents: CheckpointContents) -> None:
+def _check_given(
+    given: str, task: Task, fits: Callable[[HeadInfo], bool], contents: CheckpointContents
+) -> None:
     """Raises UserError if a head that the recipe names does not exist or computes something
     else."""
     if given not in contents.heads:
         near = suggest(given, contents.heads)
         raise UserError(f"teacher: {contents.path} has no head {given!r}{near}")
-    if not _same_form(head, contents.heads[given]):
+    if not fits(contents.heads[given]):
         raise UserError(
             f"teacher: {contents.path}: its head {given!r} cannot teach {task.name!r}: another kind"
             " of head, or another number of classes"

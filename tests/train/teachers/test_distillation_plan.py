@@ -174,6 +174,22 @@ def test_several_teachers_are_averaged_by_weight(teacher, tmp_path) -> None:
     torch.testing.assert_close(found["both"], 0.75 * found["one"] + 0.25 * found["other"])
 
 
+@pytest.mark.parametrize("read", ["mean", "pooler"])
+def test_a_teachers_head_reads_what_it_was_trained_on(read: str, tmp_path) -> None:
+    """Whatever the student's reads, which by default depends on what the student starts from."""
+    mood = {"kind": "classification", "source": "texts", "pooling": read}
+    folder = save_model(tmp_path / "teacher", stages=("mood",), tasks={"mood": mood})
+    found = []
+    for own in ("mean", "pooler"):
+        for heads in ({}, {"mood": "mood"}):
+            tasks = {"mood": {**mood, "pooling": own, "labels": ["bad", "fair", "good"]}}
+            made = student(folder, {"heads": heads}, tasks=tasks)
+            plan, batch, _ = learning(*made)
+            assert plan.folders[0].head_of == {"mood": "mood"}
+            found.append(batch.labels["teacher.mood"][1])
+    assert all(torch.equal(found[0], each) for each in found[1:])
+
+
 def test_one_head_may_teach_several_tasks(teacher) -> None:
     tasks: dict[str, Any] = {
         name: {"kind": "classification", "source": "texts", "labels": ["bad", "fair", "good"]}
