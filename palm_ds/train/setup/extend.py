@@ -166,6 +166,7 @@ def _check(old: Path, before: Mapping[str, Any], signature: ModelSignature) -> N
             f"{kinds[1]}; their optimizer states are incompatible"
         )
     _check_kinds(old, before["kinds"], now["kinds"])
+    _check_pooling(old, before, now)
     encoder = asdict(EncoderConfig.from_dict(before["backbone"], f"{old}: signature.backbone"))
     encoders = [
         {k: v for k, v in x.items() if k not in _MAY_DIFFER} for x in (encoder, now["backbone"])
@@ -184,6 +185,19 @@ def _check_kinds(old: Path, before: Mapping[str, str], now: Mapping[str, str]) -
             raise UserError(
                 f"extend: {old}: tasks.{task} is of kind {before[task]} there and {kind} here; "
                 "give the new task another name, so that its head is newly initialised"
+            )
+
+
+def _check_pooling(old: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises UserError if a head reads something else than in the old run."""
+    for name in sorted({*before["head_of"].values()} & {*now["head_of"].values()}):
+        outputs = [record["heads"].get(name, {}) for record in (before, now)]
+        averaged = [bool(each.get("averaged")) for each in outputs]
+        if averaged[0] != averaged[1]:
+            there, here = ("mean" if each else "pooler" for each in averaged)
+            raise UserError(
+                f"extend: {old}: the head of tasks.{name} has `pooling: {there}` there and {here} "
+                f"here; give the task `pooling: {there}`, or another name"
             )
 
 

@@ -186,6 +186,11 @@ def _check_alike(one: CheckpointContents, other: CheckpointContents) -> None:
         if mine[key] != its[key] and key not in ("dropout", "attention_dropout", "init_range"):
             raise UserError(f"{other.path}: {key} is {its[key]}, but {mine[key]} in {one.path}")
     for name, head in one.heads.items():
+        if head.outputs.averaged != other.heads[name].outputs.averaged:
+            raise UserError(
+                f"{other.path}, {one.path}: one head {name} reads the means of tokens, the other "
+                "what the pooler makes of a text (`pooling`)"
+            )
         if head.outputs.labels != (labels := other.heads[name].outputs.labels):
             raise UserError(
                 f"{other.path}: the classes of {name} are {list(labels)}, but "

@@ -15,11 +15,12 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.encoder.shared_embeddings import EmbeddingSharing
 from palm_ds.model.heads.heads import ClassHead
+from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.heads.replaced_tokens import Generator, ReplacedTokenHead
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.checkpoint import checkpoint, sharded_state
 from palm_ds.runtime.checkpoint.shard_files import write_shards
-from palm_ds.train.setup.extend import ModelSignature, WarmStart, warm_start
+from palm_ds.train.setup.extend import ModelSignature, WarmStart, _check, warm_start
 from tests.helpers.write_checkpoint import write_checkpoint
 
 
@@ -172,6 +173,24 @@ def test_another_kind_under_the_same_name_is_refused(old: Path) -> None:
     now = replace(signature(model), kinds=kinds)
     with pytest.raises(UserError, match="tasks.b is of kind classification there and mine.Another"):
         warm_start(old, model, now, [], group=Alone(), warn=pytest.fail)
+
+
+def test_a_head_that_read_something_else_is_refused(tmp_path: Path) -> None:
+    """Heads of means and of the pooler have the same shapes."""
+    labels = ("x", "y", "z")
+    signatures = {
+        name: replace(
+            signature(make_model({"b": 3})),
+            heads={"b": HeadOutputs(labels=labels, averaged=name == "mean")},
+            head_of={"b": "b"},
+        )
+        for name in ("mean", "pooler")
+    }
+    for there, here in (("mean", "pooler"), ("pooler", "mean")):
+        _check(tmp_path, signatures[there].record(), signatures[there])
+        match = f"tasks.b has `pooling: {there}` there and {here} here; give the task"
+        with pytest.raises(UserError, match=match):
+            _check(tmp_path, signatures[there].record(), signatures[here])
 
 
 def test_a_head_of_another_form_is_refused(old: Path) -> None:

@@ -195,3 +195,13 @@ def test_other_shapes_are_refused(
     with pytest.raises(UserError, match=message):
         merge_checkpoints([folders[0], tmp_path / "other"], tmp_path / "out", MergeOptions())
     assert not (tmp_path / "out").exists()
+
+
+def test_heads_that_read_something_else_are_refused(tmp_path: Path) -> None:
+    """Those of means and of the pooler have the same shapes."""
+    for name in ("mean", "pooler"):
+        mood = {"kind": "classification", "source": "texts", "pooling": name}
+        save_model(tmp_path / name, ["mood"], tasks={"mood": mood})
+    folders = [tmp_path / "mean", tmp_path / "pooler"]
+    with pytest.raises(UserError, match="one head mood reads the means of tokens, the other"):
+        merge_checkpoints(folders, tmp_path / "merged", MergeOptions())
