@@ -189,16 +189,26 @@ def call(*words: object, output: int | None = subprocess.PIPE) -> str:
 Part = Callable[[], Mapping[str, float]]
 
 
-def measures_of(run: Run, values: Mapping[str, Any], args: argparse.Namespace) -> dict[str, Part]:
-    """{part: what measures it}, {name: value} each."""
+def missing_parts(
+    run: Run, values: Mapping[str, Any], found: Mapping[str, Any], args: argparse.Namespace
+) -> dict[str, Part]:
+    """{part: what measures it}, {name: value} each; of the suite, the sets without a score."""
     parts: dict[str, Part] = {"tasks": lambda: dict(stage_scores(run.folder / "run"))}
     if args.pairs:
         parts["pairs"] = lambda: minimal_pairs(run, args)
-    if args.suite:
-        parts["suite"] = lambda: finetuned(run, args)
     if "replaced_token_detection" not in values["tasks"]:  # its encoder predicts no words
         parts["masked"] = lambda: masked_words(run, values["held_out"], args)
-    return parts
+    missing = {name: part for name, part in parts.items() if name not in found["parts"]}
+    if args.suite and (sets := [name for name in sets_of(args.suite) if name not in found]):
+        missing["suite"] = lambda: finetuned(run, sets, args)
+    return missing
+
+
+def sets_of(suite: Path) -> list[str]:
+    import yaml
+
+    contents = yaml.safe_load(suite.read_text(encoding="utf-8"))
+    return contents.get("only") or list(contents["sets"])
 
 
 def minimal_pairs(run: Run, args: argparse.Namespace) -> dict[str, float]:
@@ -229,17 +239,18 @@ def stage_scores(folder: Path) -> Iterator[tuple[str, float]]:
                 yield f"{OF_TASK}{task}, stage {stage}", score["accuracy"]
 
 
-def finetuned(run: Run, args: argparse.Namespace) -> dict[str, float]:
+def finetuned(run: Run, names: Sequence[str], args: argparse.Namespace) -> dict[str, float]:
     """{set: its metric}: `best` of the suite file, or the first metric of its task"""
     import yaml
 
-    out = run.folder / "suite"
+    suite = yaml.safe_load(args.suite.read_text(encoding="utf-8")) | {"only": list(names)}
+    file, out = run.folder / "suite.yaml", run.folder / "suite"
+    file.write_text(yaml.safe_dump(suite, sort_keys=False), encoding="utf-8")
     options = ("--deepspeed_config", args.deepspeed_config, "--out", out)
-    call("suite", args.suite, f"init_from={run.folder / 'run'}", *options)
-    sets = yaml.safe_load(args.suite.read_text(encoding="utf-8"))["sets"]
+    call("suite", file, f"init_from={run.folder / 'run'}", *options)
     scores = json.loads((out / "suite.json").read_text(encoding="utf-8"))["sets"]
     return {
-        name: metrics[sets[name].get("best", next(iter(metrics)))]["median"]
+        name: metrics[suite["sets"][name].get("best", next(iter(metrics)))]["median"]
         for name, record in scores.items()
         for metrics in record["tasks"].values()
     }
@@ -275,15 +286,18 @@ def run_one(run: Run, budget: float, args: argparse.Namespace) -> None:
         factor = budget / flops_of(values)
         values["stages"] = scaled(values["stages"], values["tasks"], factor)
         train(run, values, args)
-    for name, part in measures_of(run, values, args).items():
-        if name not in found["parts"]:
-            found |= part()
-            found |= {
-                "seconds": time.monotonic() - start,
-                "cpu_seconds": cpu_seconds() - cpu_start,
-                "parts": [*found["parts"], name],
-            }
-            write_file_atomically(run.measures, json.dumps(found, indent=1))
+    missing = missing_parts(run, values, found, args)
+    if missing and not (run.folder / "run").is_dir():
+        print(f"   not measured, since the weights are elsewhere: {', '.join(missing)}")
+        return
+    for name, part in missing.items():
+        found |= part()
+        found |= {
+            "seconds": time.monotonic() - start,
+            "cpu_seconds": cpu_seconds() - cpu_start,
+            "parts": list(dict.fromkeys([*found["parts"], name])),
+        }
+        write_file_atomically(run.measures, json.dumps(found, indent=1))
 
 
 def cpu_seconds() -> float:

@@ -69,30 +69,59 @@ def test_a_page_gets_the_table(tmp_path: Path) -> None:
         study.write_table(page, "")
 
 
-def test_a_measure_that_is_asked_for_later_is_added(tmp_path: Path, monkeypatch) -> None:
-    trained, counted = [], iter(range(100))
+def train_nothing(run: study.Run, values: object, args: object) -> None:
+    (run.folder / "run").mkdir()
+
+
+def test_measures_that_are_asked_for_later_are_added(tmp_path: Path, monkeypatch) -> None:
+    """Also sets of the suite."""
+    suite = tmp_path / "suite.yaml"
+    counted, asked = iter(range(100)), []
+
+    def finetuned(run: study.Run, names: list[str], args: object) -> dict[str, int]:
+        asked.append(names)
+        return {name: next(counted) for name in names}
+
     monkeypatch.setattr(study, "flops_of", lambda values: 1.0)
-    monkeypatch.setattr(study, "train", lambda run, values, args: trained.append(run))
-    names = {"first": ["tasks"], "second": ["tasks", "pairs"]}
-    for call, parts in names.items():
-        made = {name: lambda n=name: {n: next(counted)} for name in parts}
-        monkeypatch.setattr(study, "measures_of", lambda run, values, args, m=made: m)
-        args = study.parse(["--corpus", "c", "--out", str(tmp_path)])
-        run = study.Run(arm="masked_15", body="modern", seed=1, out=tmp_path)
-        study.run_all([run], args)
-        assert json.loads(run.measures.read_text())["parts"] == parts, call
-    record = json.loads(run.measures.read_text())
-    assert len(trained) == 1 and (record["tasks"], record["pairs"]) == (0, 1)
+    monkeypatch.setattr(study, "train", train_nothing)
+    monkeypatch.setattr(study, "stage_scores", lambda folder: ())
+    monkeypatch.setattr(study, "masked_words", lambda *_: {"masked": next(counted)})
+    monkeypatch.setattr(study, "minimal_pairs", lambda *_: {"pairs": next(counted)})
+    monkeypatch.setattr(study, "finetuned", finetuned)
+    run = study.Run(arm="masked_15", body="modern", seed=1, out=tmp_path)
+    for sets, more in (("[a]", []), ("[a, b]", ["--pairs", "x"]), ("[a, b]", ["--pairs", "x"])):
+        suite.write_text(f"only: {sets}")
+        args = ["--corpus", "c", "--out", str(tmp_path), "--suite", str(suite), *more]
+        study.run_all([run], study.parse(args))
+    found = json.loads(run.measures.read_text())
+    assert [found[name] for name in ("masked", "a", "pairs", "b")] == [0, 1, 2, 3]
+    assert found["parts"] == ["tasks", "masked", "suite", "pairs"] and asked == [["a"], ["b"]]
+
+
+def test_a_run_without_its_weights_is_left_as_it_is(tmp_path: Path, capsys) -> None:
+    run = study.Run(arm="masked_15", body="modern", seed=1, out=tmp_path)
+    run.folder.mkdir(parents=True)
+    known = {"flops": 1.0, "seconds": 1.0, "cpu_seconds": 1.0, "parts": ["tasks", "masked"]}
+    run.measures.write_text(json.dumps(known))
+    args = study.parse(["--corpus", "c", "--out", str(tmp_path), "--pairs", "x"])
+    study.run_one(run, 1.0, args)
+    assert "since the weights are elsewhere: pairs" in capsys.readouterr().out
+    assert json.loads(run.measures.read_text()) == known
 
 
 def test_a_record_continues_a_study_elsewhere(tmp_path: Path, monkeypatch) -> None:
     trained: list[study.Run] = []
+
+    def train(run: study.Run, values: object, args: object) -> None:
+        trained.append(run)
+        train_nothing(run, values, args)
+
     budgets = iter((1.0, 1.001, 2.0))
     monkeypatch.setattr(study, "budget_of", lambda out, args: next(budgets))
     monkeypatch.setattr(study, "flops_of", lambda values: 1.0)
-    monkeypatch.setattr(study, "train", lambda run, values, args: trained.append(run))
-    made = {"tasks": lambda: {"masked": 3.0}}
-    monkeypatch.setattr(study, "measures_of", lambda run, values, args: made)
+    monkeypatch.setattr(study, "train", train)
+    monkeypatch.setattr(study, "stage_scores", lambda folder: ())
+    monkeypatch.setattr(study, "masked_words", lambda *_: {"masked": 3.0})
     file = tmp_path / "study.jsonl"
     runs = {}
     for machine, seeds in (("here", ["2"]), ("elsewhere", ["1", "2"])):
