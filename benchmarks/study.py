@@ -7,8 +7,9 @@
 An arm is a recipe of launch/recipes/study on a body: `modern`, the recipe's own ModernBERT, or
 `bert`. Its stages are scaled so that it takes as many FLOPs as `masked_15` on `modern` does for
 --tokens tokens; FLOPs are those of `--plan`, with heads, generators and products with the
-vocabulary. Text, tokenizer, held-out documents and batch are the same for all arms of a seed. The
-protocol is in docs/study.md.
+vocabulary. Text, tokenizer, held-out documents and batch are the same for all arms of a seed. On a
+Chinese corpus discourse markers are Chinese, and capitalization is no task. The protocol is in
+docs/study.md.
 
 Each arm and seed has a folder OUT/BODY/ARM/seed_N with its recipe, the run, and measures.json:
 
@@ -57,6 +58,7 @@ BODIES: Mapping[str, Sequence[str]] = {
     "bert": [f"backbone={_BERT}", "optimizer.lr=5e-4"],  # at the recipes' rate it does not learn
 }
 REFERENCE_BODY = "modern"
+CAPITALS = "capitalization"
 OF_TASK = "tasks: "
 FIRST, LAST = "<!-- table of benchmarks/study.py -->", "<!-- end of the table -->"
 
@@ -87,7 +89,29 @@ class Run:
         values["sources"] = {"text": {"corpus": str(corpus.absolute())}}
         if ngrams := values["tasks"].get("explicit_ngram_masking"):
             ngrams["lexicon"] = str(corpus.absolute().parent / Path(ngrams["lexicon"]).name)
-        return values
+        return in_chinese(values) if language_of(corpus) == "zh" else values
+
+
+def language_of(corpus: Path) -> str:
+    from palm_ds.corpus.store import open_corpus
+
+    return str(open_corpus(corpus).manifest.options.get("text", {}).get("language", ""))
+
+
+def in_chinese(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe with Chinese discourse markers and without capitalization, which Chinese lacks."""
+    tasks = {name: dict(task) for name, task in values["tasks"].items() if name != CAPITALS}
+    for task in tasks.values():
+        task |= {"markers": "zh"} if "markers" in task else {}
+
+    def kept(stages: Any) -> Any:
+        if isinstance(stages, str):
+            return " + ".join(name for name in stages.split(" + ") if name != CAPITALS)
+        if isinstance(stages, Mapping):
+            return {kept(key): kept(value) for key, value in stages.items()}
+        return [kept(each) for each in stages] if isinstance(stages, list) else stages
+
+    return {**values, "tasks": tasks, "stages": kept(values["stages"])}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -11,6 +11,7 @@ from scipy.stats import ttest_1samp
 from benchmarks import study
 from palm_ds.common.files import locked
 from palm_ds.corpus.mine_ngrams import mine_ngrams
+from palm_ds.train.recipe.recipe import read_values
 from tests.helpers.small_corpus import write_small_corpus
 
 TINY = ["backbone={preset: tiny, hidden_size: 32, max_positions: 64}", "length=64"]
@@ -50,6 +51,26 @@ def test_stages_keep_their_settings() -> None:
     assert study.scaled(stages, {"a": {}, "b": {}}, 1.5) == scaled
 
 
+def test_chinese_has_no_capitals() -> None:
+    values = read_values(study.RECIPES / "continual_30_15.yaml", [])
+    chinese = study.in_chinese(values)
+    tasks = [
+        "knowledge_masking + token_document_relation",
+        "sentence_reordering + knowledge_masking",
+        "sentence_distance + knowledge_masking",
+        "discourse_relation + knowledge_masking",
+    ]
+    assert chinese["stages"] == {**values["stages"], "continual": tasks}
+    assert set(values["tasks"]) - set(chinese["tasks"]) == {"capitalization"}
+    assert chinese["tasks"]["discourse_relation"]["markers"] == "zh"
+    assert values["tasks"]["discourse_relation"]["markers"] == "en"
+    written = [{"a + capitalization": 10, "rate": [0.3, 0.15]}, {"a": 20}]
+    assert study.in_chinese({"tasks": {"a": {}}, "stages": written})["stages"] == [
+        {"a": 10, "rate": [0.3, 0.15]},
+        {"a": 20},
+    ]
+
+
 def test_a_page_gets_the_table(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{study.FIRST}\nold\n{study.LAST}\nafter\n")
@@ -69,10 +90,16 @@ def test_a_page_gets_the_table(tmp_path: Path) -> None:
         study.write_table(page, "")
 
 
+@pytest.fixture
+def no_corpus(monkeypatch) -> None:
+    monkeypatch.setattr(study, "language_of", lambda corpus: "en")
+
+
 def train_nothing(run: study.Run, values: object, args: object) -> None:
     (run.folder / "run").mkdir()
 
 
+@pytest.mark.usefixtures("no_corpus")
 def test_measures_that_are_asked_for_later_are_added(tmp_path: Path, monkeypatch) -> None:
     """Also sets of the suite."""
     suite = tmp_path / "suite.yaml"
@@ -98,6 +125,7 @@ def test_measures_that_are_asked_for_later_are_added(tmp_path: Path, monkeypatch
     assert found["parts"] == ["tasks", "masked", "suite", "pairs"] and asked == [["a"], ["b"]]
 
 
+@pytest.mark.usefixtures("no_corpus")
 def test_a_run_without_its_weights_is_left_as_it_is(tmp_path: Path, capsys) -> None:
     run = study.Run(arm="masked_15", body="modern", seed=1, out=tmp_path)
     run.folder.mkdir(parents=True)
@@ -109,6 +137,7 @@ def test_a_run_without_its_weights_is_left_as_it_is(tmp_path: Path, capsys) -> N
     assert json.loads(run.measures.read_text()) == known
 
 
+@pytest.mark.usefixtures("no_corpus")
 def test_a_record_continues_a_study_elsewhere(tmp_path: Path, monkeypatch) -> None:
     trained: list[study.Run] = []
 
