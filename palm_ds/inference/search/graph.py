@@ -24,7 +24,7 @@ import numpy as np
 from palm_ds.common.atomic import move_into_place
 
 FILE = "graph"
-_NEIGHBOURS, _WIDTH_BUILT, _WIDTH_SEARCHED = 16, 128, 160
+_NEIGHBOURS, _WIDTH_BUILT, _WIDTH_SEARCHED = 16, 128, 256
 """HNSW's M, efConstruction and ef."""
 _AT_ONCE = 64  # rows that are added while searches wait
 _PAUSE = 0.001  # seconds in which they go on
