@@ -2,7 +2,8 @@
 lost in somebody's `except`, or abort the program in a C++ initialiser. So the program ends
 immediately if a command imports what it needs before its work, and otherwise after the import or
 with a second signal. Finalizers and callbacks of weak references are waited for, too: Python prints
-what they raise and continues."""
+what they raise and continues. Where it does so elsewhere, in C code that cannot raise, the signal
+is sent again."""
 
 from __future__ import annotations
 
@@ -27,6 +28,8 @@ def between_imports(handle: Handler) -> Handler:
     finalizer runs."""
     program, main_thread = os.getpid(), _thread.get_ident()
     waits = retries = False
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _send_again_or_print
 
     def retry(number: int) -> None:
         nonlocal retries
@@ -49,6 +52,23 @@ def between_imports(handle: Handler) -> Handler:
             _thread.start_new_thread(retry, (number,))
 
     return deferred
+
+
+def _send_again_or_print(unraisable: sys.UnraisableHookArgs) -> None:
+    """Send a signal again if this is what its handler raised."""
+    traceback = unraisable.exc_traceback
+    while traceback:
+        frame = traceback.tb_frame
+        if frame.f_code.co_name == "deferred" and _name(frame) == __name__:
+            _thread.start_new_thread(_send, (_thread.get_ident(), frame.f_locals["number"]))
+            return
+        traceback = traceback.tb_next
+    sys.__unraisablehook__(unraisable)
+
+
+def _send(thread: int, number: int) -> None:
+    time.sleep(_PAUSE_SECONDS)
+    signal.pthread_kill(thread, number)
 
 
 def interrupt_between_imports() -> None:

@@ -119,6 +119,40 @@ def test_an_interrupt_in_a_finalizer_is_raised_after_it(by: str) -> None:
     assert done.stderr == "" and done.stdout.splitlines()[-1:] == ["raised"], done
 
 
+UNRAISABLE = """
+import ctypes, os, signal, time
+from palm_ds.cli.interrupts import interrupt_between_imports
+
+@ctypes.CFUNCTYPE(None)
+def press():
+    if of_a_signal:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)
+    else:
+        raise KeyboardInterrupt("of its own")
+
+of_a_signal = {of_a_signal}
+interrupt_between_imports()
+try:
+    press()
+    os.write(1, b"after\\n")
+    time.sleep(1)
+except KeyboardInterrupt:
+    print("raised")
+"""
+
+
+@pytest.mark.parametrize("of_a_signal", [True, False])
+def test_an_interrupt_in_code_that_cannot_raise_is_raised_after_it(of_a_signal: bool) -> None:
+    """A callback of C, whose errors Python prints."""
+    command = [sys.executable, "-c", UNRAISABLE.replace("{of_a_signal}", str(of_a_signal))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    if of_a_signal:
+        assert done.stderr == "" and done.stdout.splitlines()[-1:] == ["raised"], done
+    else:
+        assert "of its own" in done.stderr and done.stdout == "after\n", done
+
+
 def test_a_second_one_does_not_show_at_the_end_of_the_program() -> None:
     """Of an interrupt before the command's own work, as while its module is found."""
     code = (
