@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias, cast
 
 import torch
 from pydantic import Field
@@ -62,13 +62,14 @@ class Rotary(nn.Module):
 
     def rotation(self, positions: torch.Tensor, head_size: int) -> Rotation:
         """The cosines and sines of the angles at `positions` (rows, length), (rows, length, 1,
-        head_size / 2) each, in fp32 whatever the model's type. On a CPU that only predicts, of
-        tables that are kept, and for both halves of a head: (rows, length, 1, head_size)."""
-        on_cpu = positions.device.type == "cpu"
-        if self.neighbours or not on_cpu or not torch.is_inference_mode_enabled():
+        head_size / 2) each, in fp32 whatever the model's type. On a CPU for both halves of a head,
+        (rows, length, 1, head_size), and if it only predicts of tables that are kept."""
+        if self.neighbours or positions.device.type != "cpu":
             cos, sin = self._angles(positions, head_size)
-        else:
+        elif torch.is_inference_mode_enabled():
             cos, sin = (F.embedding(positions, table) for table in self._kept(positions, head_size))
+        else:
+            cos, sin = _for_both_halves(*self._angles(positions, head_size))
         return cos[:, :, None], sin[:, :, None]
 
     def _angles(self, positions: torch.Tensor, head_size: int) -> Rotation:
@@ -84,7 +85,7 @@ class Rotary(nn.Module):
         if not self._tables or self._tables[0] != made_with or len(self._tables[1][0]) <= largest:
             every = torch.arange(2 << largest.bit_length(), device=positions.device)
             cos, sin = self._angles(every, head_size)
-            self._tables = made_with, (torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1))
+            self._tables = made_with, _for_both_halves(cos, sin)
         return self._tables[1]
 
     def forward(self, qkv: torch.Tensor, rotation: Rotation) -> torch.Tensor:
@@ -93,8 +94,10 @@ class Rotary(nn.Module):
         parts = qkv.unflatten(-1, (queries + 2 * keys, -1))  # (rows, length, heads, head size)
         turning = parts[:, :, : queries + keys]
         if rotation[0].shape[-1] == parts.shape[-1]:
-            _turn(turning, rotation)
-            return qkv
+            if torch.is_inference_mode_enabled():
+                _turn(turning, rotation)
+                return qkv
+            return cast("torch.Tensor", _Turned.apply(parts, queries + keys, *rotation)).flatten(2)
         turned = self._turned(turning, rotation)
         return torch.cat([turned, parts[:, :, queries + keys :]], 2).flatten(2)
 
@@ -105,6 +108,39 @@ class Rotary(nn.Module):
             return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
         a, b = x.chunk(2, -1)
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def _for_both_halves(cos: torch.Tensor, sin: torch.Tensor) -> Rotation:
+    """What a half of a head is multiplied with, and what the other half is for it."""
+    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+
+
+class _Turned(torch.autograd.Function):
+    """The first heads turned, the others as they are. To the bit what autograd computes of the two
+    halves, for which it would fill and add a gradient of full size each."""
+
+    @staticmethod
+    def forward(ctx: Any, parts, heads, cos, sin):
+        cos, sin = cos.to(parts.dtype), sin.to(parts.dtype)
+        ctx.save_for_backward(cos, sin)
+        ctx.heads = heads
+        return _turned_heads(parts, heads, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *grads):
+        cos, sin = ctx.saved_tensors
+        return _turned_heads(grads[0], ctx.heads, cos, -sin), None, None, None
+
+
+def _turned_heads(
+    parts: torch.Tensor, heads: int, cos: torch.Tensor, sin: torch.Tensor
+) -> torch.Tensor:
+    """parts (rows, length, all heads, head size) with the first `heads` turned."""
+    turning, others = parts[:, :, :heads], parts[:, :, heads:]
+    first, second = turning.chunk(2, -1)
+    out = torch.cat([turning * cos, others], 2)
+    out[:, :, :heads].add_(torch.cat([second, first], -1).mul_(sin))
+    return out
 
 
 def _turn(x: torch.Tensor, rotation: Rotation) -> None:

@@ -166,30 +166,24 @@ class _ChunkedLoss(torch.autograd.Function):
         needs_grad = any(ctx.needs_input_grad[:3])
         loss = torch.zeros((), dtype=torch.float32, device=rows.device)
         correct = torch.zeros((), dtype=torch.int64, device=rows.device)
-        grads = _zero_gradients(rows, embeddings, bias) if needs_grad else []
+        grads = _Gradients()
         for start in range(0, len(rows), chunk):
             inside = slice(start, start + chunk)
             logits = torch.addmm(bias, rows[inside], embeddings.t())
             loss, hits, *errors = score(logits, inside, loss, scale, needs_grad)
             correct += hits
             if needs_grad:
-                _add_gradients(grads, inside, rows[inside], embeddings, *errors)
-        ctx.save_for_backward(*grads)
+                grads.add(rows[inside], embeddings, *errors)
+        ctx.save_for_backward(*grads.found(rows, embeddings, bias) if needs_grad else ())
         ctx.mark_non_differentiable(correct)
         ctx.scale, ctx.dtype = scale, rows.dtype
         return loss, correct
 
     @staticmethod
     def backward(ctx: Any, *grads):
-        incoming = grads[0] / ctx.scale
-        results = ((x * incoming.to(x.dtype)).to(ctx.dtype) for x in ctx.saved_tensors)
+        incoming = grads[0] / ctx.scale  # a number, which products with bf16 do not round
+        results = ((x * incoming).to(ctx.dtype) for x in ctx.saved_tensors)
         return (*results, None, None, None)
-
-
-def _zero_gradients(*inputs: torch.Tensor) -> list[torch.Tensor]:
-    """Zeros for the gradients of the inputs, in fp32 at least."""
-    wide = torch.promote_types(inputs[0].dtype, torch.float32)
-    return [torch.zeros_like(x, dtype=wide) for x in inputs]
 
 
 def _cross_entropy(
@@ -254,33 +248,55 @@ def _weight(targets: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
     return real
 
 
-def _add_gradients(
-    grads: list[torch.Tensor],
-    inside: slice,
-    piece: torch.Tensor,
-    embeddings: torch.Tensor,
-    error: torch.Tensor,
-    bias_grad: torch.Tensor,
-) -> None:
-    """Add the gradient of some rows to those of rows, embeddings and bias."""
-    grads[0][inside] = _product(error, embeddings)
-    if error.dtype == grads[1].dtype:
-        grads[1].addmm_(error.t(), piece)
-    else:
-        grads[1].add_(_product(error.t(), piece))
-    grads[2].add_(bias_grad)
+class _Gradients:
+    """Of rows, embeddings and bias, in fp32 at least where chunks add up. That of a single chunk
+    stays as it was computed, since a vocabulary's gradient costs more to copy than to compute."""
+
+    def __init__(self) -> None:
+        self._of_rows: list[torch.Tensor] = []
+        self._of_embeddings: torch.Tensor | None = None
+        self._of_bias: torch.Tensor | None = None
+
+    def add(
+        self,
+        piece: torch.Tensor,
+        embeddings: torch.Tensor,
+        error: torch.Tensor,
+        bias_grad: torch.Tensor,
+    ) -> None:
+        self._of_rows.append(_product(error, embeddings))
+        if self._of_embeddings is None or self._of_bias is None:
+            self._of_embeddings = _product(error.t(), piece)
+            self._of_bias = bias_grad.to(_wide(error.dtype))
+            return
+        if error.dtype == self._of_embeddings.dtype == _wide(error.dtype):
+            self._of_embeddings.addmm_(error.t(), piece)
+        else:
+            sums = self._of_embeddings.to(_wide(error.dtype))
+            self._of_embeddings = sums.add_(_product(error.t(), piece))
+        self._of_bias.add_(bias_grad)
+
+    def found(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        """The gradients of the inputs: rows, embeddings and bias."""
+        if self._of_embeddings is None or self._of_bias is None:
+            return [torch.zeros_like(x) for x in inputs]
+        return [torch.cat(self._of_rows), self._of_embeddings, self._of_bias]
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """left @ right in fp32 at least, whatever their dtype: a sum over thousands of rows would
     overflow fp16, and loses digits in bf16. CPUs round a product of bf16 to it, once, and are up to
-    five times as fast as in fp32."""
-    wide = torch.promote_types(left.dtype, torch.float32)
+    five times as fast as in fp32; it stays in bf16."""
+    wide = _wide(left.dtype)
     if left.device.type == "cuda" and left.dtype != wide:
         return torch.mm(left, right, out_dtype=wide)
     if left.dtype == torch.float16:
         return left.to(wide) @ right.to(wide)
-    return (left @ right).to(wide)
+    return left @ right
 
 
 def _linear_cross_entropy(rows, embeddings, bias, targets):

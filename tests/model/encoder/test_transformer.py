@@ -230,15 +230,28 @@ def test_products_of_turned_vectors_depend_on_the_distance_alone(neighbours: boo
     torch.testing.assert_close(products(0)[..., 1:, 1:], products(0)[..., :-1, :-1])
 
 
-def test_the_two_layouts_turn_the_same_pairs() -> None:
-    """Neighbours of a permuted vector are halves of the vector."""
-    qkv, positions = torch.randn(2, 5, 24), torch.arange(5).expand(2, 5)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_two_layouts_turn_the_same_pairs(dtype: torch.dtype) -> None:
+    """Neighbours of a permuted vector are halves of the vector, and their gradients likewise: to
+    the bit, although autograd computes those of neighbours, and halves on CPUs have their own."""
+    positions = torch.arange(5).expand(2, 5)
+    qkv, sign = torch.randn(2, 5, 24).to(dtype), torch.randn(2, 5, 24).to(dtype)
     order = torch.arange(8).view(4, 2).T.flatten()  # 0 2 4 6 1 3 5 7
-    rotation = Rotary(10.0, 1).rotation(positions, 8)
-    halves = Rotary(10.0, 1)(qkv.unflatten(-1, (3, 8))[..., order].flatten(-2), rotation)
-    neighbours = Rotary(10.0, 1, neighbours=True)(qkv, rotation)
-    expected = neighbours.unflatten(-1, (3, 8))[..., order].flatten(-2)
-    torch.testing.assert_close(halves, expected)
+
+    def permuted(x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(-1, (3, 8))[..., order].flatten(-2)
+
+    def turned(rotary: Rotary, qkv: torch.Tensor, sign: torch.Tensor) -> list[torch.Tensor]:
+        x = qkv.clone().requires_grad_()
+        out = rotary(x, rotary.rotation(positions, 8))
+        out.backward(sign)
+        assert x.grad is not None
+        return [out.detach(), x.grad]
+
+    halves = turned(Rotary(10.0, 1), permuted(qkv), permuted(sign))
+    neighbours = turned(Rotary(10.0, 1, neighbours=True), qkv, sign)
+    for found, expected in zip(halves, neighbours, strict=True):
+        assert torch.equal(found, permuted(expected))
 
 
 def test_predictions_turn_by_kept_tables() -> None:

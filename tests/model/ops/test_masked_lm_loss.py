@@ -137,11 +137,27 @@ def test_shapes_on_a_gpu(dtype: torch.dtype, kernel: str) -> None:
         loss, correct = masked_lm_loss(*inputs, torch.empty(9000, dtype=torch.int64), kernel)
         assert (loss.dtype, loss.device.type) == (torch.float32, "cuda")
         assert (correct.dtype, correct.device.type) == (torch.int64, "cuda")
-        grads = module._zero_gradients(*inputs)
         error = torch.empty(4096, 16, dtype=dtype)
         bias_grad, piece = torch.empty(16), torch.empty(4096, 8, dtype=dtype)
-        module._add_gradients(grads, slice(0, 4096), piece, inputs[1], error, bias_grad)
-        assert {x.dtype for x in grads} == {torch.float32}
+        grads = module._Gradients()
+        for _ in range(2):
+            grads.add(piece, inputs[1], error, bias_grad)
+        assert {x.dtype for x in grads.found(*inputs)} == {torch.float32}
+
+
+def test_the_gradient_of_one_chunk_is_that_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bf16: the product of one chunk is kept as it is, and scaled by an exact number."""
+    torch.manual_seed(0)
+    shapes = (6, 4), (9, 4), (9,)
+    inputs, targets = [torch.randn(*shape).bfloat16() for shape in shapes], torch.arange(6)
+    scale = torch.tensor(1 / 7).item()
+    whole = gradients(inputs, targets, "chunked", scale)
+    unscaled = gradients(inputs, targets, "chunked", 1.0)
+    for kept, product in list(zip(whole, unscaled, strict=True))[:2]:
+        assert torch.equal(kept, (product * scale).bfloat16().float() / scale)
+    monkeypatch.setattr(module, "_CHUNK", 4)
+    for kept, added in zip(whole, gradients(inputs, targets, "chunked", scale), strict=True):
+        torch.testing.assert_close(kept, added, rtol=0.01, atol=0.01)
 
 
 # ---- label smoothing and weights of flows, against torch's cross-entropy ----
