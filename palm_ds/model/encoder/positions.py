@@ -62,14 +62,13 @@ class Rotary(nn.Module):
 
     def rotation(self, positions: torch.Tensor, head_size: int) -> Rotation:
         """The cosines and sines of the angles at `positions` (rows, length), (rows, length, 1,
-        head_size / 2) each, in fp32 whatever the model's type. On a CPU for both halves of a head,
-        (rows, length, 1, head_size), and if it only predicts of tables that are kept."""
-        if self.neighbours or positions.device.type != "cpu":
+        head_size / 2) each, in fp32 whatever the model's type. On a CPU that only predicts, of
+        tables that are kept, and for both halves of a head: (rows, length, 1, head_size)."""
+        on_cpu = positions.device.type == "cpu"
+        if self.neighbours or not on_cpu or not torch.is_inference_mode_enabled():
             cos, sin = self._angles(positions, head_size)
-        elif torch.is_inference_mode_enabled():
-            cos, sin = (F.embedding(positions, table) for table in self._kept(positions, head_size))
         else:
-            cos, sin = _for_both_halves(*self._angles(positions, head_size))
+            cos, sin = (F.embedding(positions, table) for table in self._kept(positions, head_size))
         return cos[:, :, None], sin[:, :, None]
 
     def _angles(self, positions: torch.Tensor, head_size: int) -> Rotation:
@@ -94,9 +93,9 @@ class Rotary(nn.Module):
         parts = qkv.unflatten(-1, (queries + 2 * keys, -1))  # (rows, length, heads, head size)
         turning = parts[:, :, : queries + keys]
         if rotation[0].shape[-1] == parts.shape[-1]:
-            if torch.is_inference_mode_enabled():
-                _turn(turning, rotation)
-                return qkv
+            _turn(turning, rotation)
+            return qkv
+        if not self.neighbours and not qkv.is_cuda:
             return cast("torch.Tensor", _Turned.apply(parts, queries + keys, *rotation)).flatten(2)
         turned = self._turned(turning, rotation)
         return torch.cat([turned, parts[:, :, queries + keys :]], 2).flatten(2)
@@ -111,7 +110,8 @@ class Rotary(nn.Module):
 
 
 def _for_both_halves(cos: torch.Tensor, sin: torch.Tensor) -> Rotation:
-    """What a half of a head is multiplied with, and what the other half is for it."""
+    """(..., head size) of (..., head size / 2): what a vector is multiplied with, and what its
+    halves, swapped, are."""
     return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
 
@@ -121,7 +121,7 @@ class _Turned(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, parts, heads, cos, sin):
-        cos, sin = cos.to(parts.dtype), sin.to(parts.dtype)
+        cos, sin = _for_both_halves(cos.to(parts.dtype), sin.to(parts.dtype))
         ctx.save_for_backward(cos, sin)
         ctx.heads = heads
         return _turned_heads(parts, heads, cos, sin)

@@ -254,6 +254,18 @@ def test_the_two_layouts_turn_the_same_pairs(dtype: torch.dtype) -> None:
         assert torch.equal(found, permuted(expected))
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch
+def test_torch_compile_takes_a_rotation_whole() -> None:
+    rotary, positions = Rotary(10.0, 1), torch.arange(5).expand(2, 5)
+    rotation, found = rotary.rotation(positions, 8), []
+    qkv, sign = torch.randn(2, 5, 24), torch.randn(2, 5, 24)
+    for turned in (rotary, torch.compile(rotary, fullgraph=True, backend="eager")):
+        x = qkv.clone().requires_grad_()
+        turned(x, rotation).backward(sign)
+        found.append(x.grad)
+    assert torch.equal(*found)
+
+
 def test_predictions_turn_by_kept_tables() -> None:
     rotary = Rotary(100.0, 2, 1, factor=3.0)  # heads of 8: two of queries, one of keys and values
     for last in (3, 40, 9):
