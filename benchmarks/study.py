@@ -273,8 +273,9 @@ def finetuned(run: Run, names: Sequence[str], args: argparse.Namespace) -> dict[
     options = ("--deepspeed_config", args.deepspeed_config, "--out", out)
     call("suite", file, f"init_from={run.folder / 'run'}", *options)
     scores = json.loads((out / "suite.json").read_text(encoding="utf-8"))["sets"]
+    settings = suite["sets"]  # of sets that need some
     return {
-        name: metrics[suite["sets"][name].get("best", next(iter(metrics)))]["median"]
+        name: metrics[settings.get(name, {}).get("best", next(iter(metrics)))]["median"]
         for name, record in scores.items()
         for metrics in record["tasks"].values()
     }

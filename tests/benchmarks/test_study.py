@@ -125,6 +125,27 @@ def test_measures_that_are_asked_for_later_are_added(tmp_path: Path, monkeypatch
     assert found["parts"] == ["tasks", "masked", "suite", "pairs"] and asked == [["a"], ["b"]]
 
 
+def test_the_score_of_a_set_is_its_best_or_first_metric(tmp_path: Path, monkeypatch) -> None:
+    """Of all sets of the shipped suite, which has no settings for one of them."""
+    suite = Path(study.__file__).parent / "study_suite.yaml"
+    metrics = {"accuracy": {"median": 1.0}, "matthews": {"median": 2.0}}
+    metrics |= {"ndcg@10": {"median": 3.0}, "f1": {"median": 4.0}}
+
+    def write_scores(command: str, file: Path, *rest: object) -> str:
+        sets = {name: {"tasks": {name: metrics}} for name in study.sets_of(file)}
+        (tmp_path / "suite").mkdir()
+        (tmp_path / "suite/suite.json").write_text(json.dumps({"sets": sets}))
+        return ""
+
+    monkeypatch.setattr(study, "call", write_scores)
+    run = study.Run(arm="masked_15", body="modern", seed=1, out=tmp_path)
+    monkeypatch.setattr(study.Run, "folder", property(lambda _: tmp_path))
+    args = study.parse(["--corpus", "c", "--out", str(tmp_path), "--suite", str(suite)])
+    found = study.finetuned(run, study.sets_of(suite), args)
+    chosen = {"cola": 2.0, "cranfield": 3.0, "xquad": 4.0}
+    assert found == {name: chosen.get(name, 1.0) for name in study.sets_of(suite)}
+
+
 @pytest.mark.usefixtures("no_corpus")
 def test_a_run_without_its_weights_is_left_as_it_is(tmp_path: Path, capsys) -> None:
     run = study.Run(arm="masked_15", body="modern", seed=1, out=tmp_path)
