@@ -307,22 +307,26 @@ def run_one(run: Run, budget: float, args: argparse.Namespace) -> None:
             "--tokens and --set of that study, or another --out and --record"
         )
     start, cpu_start = time.monotonic() - found["seconds"], cpu_seconds() - found["cpu_seconds"]
+
+    def save() -> None:
+        found["seconds"], found["cpu_seconds"] = time.monotonic() - start, cpu_seconds() - cpu_start
+        write_file_atomically(run.measures, json.dumps(found, indent=1))
+
     if not found["parts"]:
         factor = budget / flops_of(values)
         values["stages"] = scaled(values["stages"], values["tasks"], factor)
-        train(run, values, args)
+        try:
+            train(run, values, args)
+        finally:
+            save()  # the time of a run that was stopped counts too
     missing = missing_parts(run, values, found, args)
     if missing and not (run.folder / "run").is_dir():
         print(f"   not measured, since the weights are elsewhere: {', '.join(missing)}")
         return
     for name, part in missing.items():
         found |= part()
-        found |= {
-            "seconds": time.monotonic() - start,
-            "cpu_seconds": cpu_seconds() - cpu_start,
-            "parts": list(dict.fromkeys([*found["parts"], name])),
-        }
-        write_file_atomically(run.measures, json.dumps(found, indent=1))
+        found["parts"] = list(dict.fromkeys([*found["parts"], name]))
+        save()
 
 
 def cpu_seconds() -> float:
@@ -377,7 +381,8 @@ def table(runs: Sequence[Run]) -> str:
     for run in runs:
         if run.measures.is_file():
             record = json.loads(run.measures.read_text(encoding="utf-8"))
-            known.setdefault((run.body, run.arm), {})[run.seed] = record
+            if record["parts"]:
+                known.setdefault((run.body, run.arm), {})[run.seed] = record
     records = [record for seeds in known.values() for record in seeds.values()]
     hours, cpu_hours = (
         sum(record[key] for record in records) / 3600 for key in ("seconds", "cpu_seconds")

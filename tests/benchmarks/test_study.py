@@ -77,9 +77,8 @@ def test_a_page_gets_the_table(tmp_path: Path) -> None:
     runs = [study.Run(arm="joint", body="bert", seed=seed, out=tmp_path) for seed in (1, 2, 3)]
     for run, loss in zip(runs, (2.0, 4.0), strict=False):  # the third is not there yet
         run.folder.mkdir(parents=True)
-        run.measures.write_text(
-            f'{{"flops": 1, "seconds": 1800, "cpu_seconds": 900, "masked": {loss}}}'
-        )
+        times = {"flops": 1, "seconds": 1800, "cpu_seconds": 900}
+        run.measures.write_text(json.dumps({**times, "parts": ["masked"], "masked": loss}))
     study.write_table(page, study.table(runs))
     text = page.read_text()
     assert "| bert | joint | 2 | 3.000 ± 1.414 |" in text and "old" not in text
@@ -156,6 +155,28 @@ def test_a_run_without_its_weights_is_left_as_it_is(tmp_path: Path, capsys) -> N
     study.run_one(run, 1.0, args)
     assert "since the weights are elsewhere: pairs" in capsys.readouterr().out
     assert json.loads(run.measures.read_text()) == known
+
+
+@pytest.mark.usefixtures("no_corpus")
+def test_the_time_of_a_stopped_run_counts(tmp_path: Path, monkeypatch) -> None:
+    clock = iter((100.0, 160.0, 500.0, 530.0))  # 60 seconds until it was stopped, 30 afterwards
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(study, "flops_of", lambda values: 1.0)
+    monkeypatch.setattr(study, "missing_parts", lambda *_: {})
+    monkeypatch.setattr(study, "train", stop)
+    run = study.Run(arm="masked_15", body="modern", seed=1, out=tmp_path)
+    run.folder.mkdir(parents=True)
+    args = study.parse(["--corpus", "c", "--out", str(tmp_path)])
+    with pytest.raises(KeyboardInterrupt):
+        study.run_one(run, 1.0, args)
+    assert "masked_15" not in study.table([run])
+    monkeypatch.setattr(study, "train", train_nothing)
+    study.run_one(run, 1.0, args)
+    assert json.loads(run.measures.read_text())["seconds"] == 90.0
 
 
 @pytest.mark.usefixtures("no_corpus")
