@@ -288,9 +288,9 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """left @ right in fp32 at least, whatever their dtype: a sum over thousands of rows would
-    overflow fp16, and loses digits in bf16. CPUs round a product of bf16 to it, once, and are up to
-    five times as fast as in fp32; it stays in bf16."""
+    """left @ right in fp32 at least: a sum over thousands of rows would overflow fp16, and loses
+    digits in bf16. Only on CPUs the product of bf16 is bf16, rounded once, which is up to five
+    times as fast."""
     wide = _wide(left.dtype)
     if left.device.type == "cuda" and left.dtype != wide:
         return torch.mm(left, right, out_dtype=wide)
