@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias, cast
+from typing import Annotated, TypeAlias, cast
 
 import torch
 from pydantic import Field
@@ -120,14 +120,14 @@ class _Turned(torch.autograd.Function):
     halves, for which it would fill and add a gradient of full size each."""
 
     @staticmethod
-    def forward(ctx: Any, parts, heads, cos, sin):
+    def forward(ctx, parts, heads, cos, sin):
         cos, sin = _for_both_halves(cos.to(parts.dtype), sin.to(parts.dtype))
         ctx.save_for_backward(cos, sin)
         ctx.heads = heads
         return _turned_heads(parts, heads, cos, sin)
 
     @staticmethod
-    def backward(ctx: Any, *grads):
+    def backward(ctx, *grads):
         cos, sin = ctx.saved_tensors
         return _turned_heads(grads[0], ctx.heads, cos, -sin), None, None, None
 
