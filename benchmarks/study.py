@@ -299,8 +299,7 @@ def run_all(runs: Sequence[Run], args: argparse.Namespace) -> None:
 def run_one(run: Run, budget: float, args: argparse.Namespace) -> None:
     values = run.values(args.corpus, args.set)
     found: dict[str, Any] = {"flops": budget, "seconds": 0.0, "cpu_seconds": 0.0, "parts": []}
-    if run.measures.is_file():
-        found = json.loads(run.measures.read_text(encoding="utf-8"))
+    found |= measures_of(run)
     if not 0.99 < found["flops"] / budget < 1.01:
         raise UserError(
             f"{run.measures}: of a run of {found['flops']:.3g} FLOPs, not {budget:.3g}; give the "
@@ -327,6 +326,11 @@ def run_one(run: Run, budget: float, args: argparse.Namespace) -> None:
         found |= part()
         found["parts"] = list(dict.fromkeys([*found["parts"], name]))
         save()
+
+
+def measures_of(run: Run) -> dict[str, Any]:
+    """What is known of a run; its "parts" are empty if its training was stopped."""
+    return json.loads(run.measures.read_text(encoding="utf-8")) if run.measures.is_file() else {}
 
 
 def cpu_seconds() -> float:
@@ -357,11 +361,11 @@ def read_record(file: Path) -> dict[tuple[str, str, int], dict[str, Any]]:
 
 
 def restore(file: Path, runs: Sequence[Run]) -> None:
-    """Give the runs of the record the measures that they have there, if they have none."""
+    """Give the runs of the record the measures that they have there, if they have none here."""
     known = read_record(file)
     for run in runs:
         measures = known.get((run.body, run.arm, run.seed))
-        if measures and not run.measures.is_file():
+        if measures and not measures_of(run).get("parts"):
             run.folder.mkdir(parents=True, exist_ok=True)
             write_file_atomically(run.measures, json.dumps(measures, indent=1))
 
@@ -379,10 +383,8 @@ def table(runs: Sequence[Run]) -> str:
     """Markdown: the measures of every arm, and what is left of every task after each stage."""
     known: dict[tuple[str, str], dict[int, Mapping[str, float]]] = {}
     for run in runs:
-        if run.measures.is_file():
-            record = json.loads(run.measures.read_text(encoding="utf-8"))
-            if record["parts"]:
-                known.setdefault((run.body, run.arm), {})[run.seed] = record
+        if (record := measures_of(run)).get("parts"):
+            known.setdefault((run.body, run.arm), {})[run.seed] = record
     records = [record for seeds in known.values() for record in seeds.values()]
     hours, cpu_hours = (
         sum(record[key] for record in records) / 3600 for key in ("seconds", "cpu_seconds")

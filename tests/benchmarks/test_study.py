@@ -174,6 +174,11 @@ def test_the_time_of_a_stopped_run_counts(tmp_path: Path, monkeypatch) -> None:
     with pytest.raises(KeyboardInterrupt):
         study.run_one(run, 1.0, args)
     assert "masked_15" not in study.table([run])
+    stopped, record = run.measures.read_text(), tmp_path / "study.jsonl"
+    record.write_text('{"body": "modern", "arm": "masked_15", "seed": 1, "parts": ["masked"]}')
+    study.restore(record, [run])  # another machine has finished it
+    assert json.loads(run.measures.read_text()) == {"parts": ["masked"]}
+    run.measures.write_text(stopped)
     monkeypatch.setattr(study, "train", train_nothing)
     study.run_one(run, 1.0, args)
     assert json.loads(run.measures.read_text())["seconds"] == 90.0
