@@ -401,8 +401,8 @@ def table(runs: Sequence[Run]) -> str:
 
 
 def arm_lines(known: Measured) -> list[list[str]]:
-    """A line for each arm and body, a column for each measure: the mean over the seeds, and the
-    standard deviation; bold where the arm differs from the reference arm."""
+    """A line for each arm and body, a column for each measure: mean ± standard deviation of the
+    seeds, (n) if only n of them have it; bold where the arm differs from the reference arm."""
     hidden = {"flops", "seconds", "cpu_seconds", "parts"}
     found = (name for seeds in known.values() for record in seeds.values() for name in record)
     names = [n for n in dict.fromkeys(found) if n not in hidden and not n.startswith(OF_TASK)]
@@ -441,7 +441,8 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
 
 
 def cell(name: str, seeds: Seeds, reference: Seeds) -> str:
-    text = shown([record[name] for record in seeds.values() if name in record])
+    values = [record[name] for record in seeds.values() if name in record]
+    text = shown(values) if len(values) in {0, len(seeds)} else f"{shown(values)} ({len(values)})"
     pairs = [(seeds[s], reference[s]) for s in seeds if s in reference]
     differences = [ours[name] - its[name] for ours, its in pairs if name in ours and name in its]
     return f"**{text}**" if is_difference(differences) else text

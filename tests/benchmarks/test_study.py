@@ -229,6 +229,7 @@ def test_the_interval_of_a_difference_leaves_out_0() -> None:
     assert study.cell("loss", seeds, reference) == "**3.100 ± 0.100**"
     assert study.cell("loss", reference, reference) == "2.997 ± 0.106"
     assert study.cell("loss", {0: seeds[0]}, reference) == "3.000"
+    assert study.cell("loss", {**reference, 3: {}}, reference) == "2.997 ± 0.106 (3)"
     differences = [0.1, 0.2, 0.4]  # 2.6 times their standard error, but there are only three
     assert ttest_1samp(differences, 0).pvalue > 0.05 and not study.is_difference(differences)
 
