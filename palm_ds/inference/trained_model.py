@@ -12,7 +12,7 @@ folder with a head, have tasks; the other two work with a checkpoint of any form
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,10 +21,8 @@ from typing import Annotated, cast
 import torch
 from pydantic import NonNegativeInt
 
-from palm_ds.common.config import read_yaml
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.settings import Settings, one_of
-from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.stream.packing import batch_tokens_for
 from palm_ds.data.tasks.task import TableTask, build
@@ -48,12 +46,15 @@ from palm_ds.model.pooling import SPLADE
 from palm_ds.model.prepare_to_predict import prepare_to_predict
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.text.tokenizer import Tokenizer
-from palm_ds.train.export import text_tokenizer
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.train.setup.build import DTYPES, build_model
 from palm_ds.weights import weights_folder
 from palm_ds.weights.formats import native
-from palm_ds.weights.formats.contents import CheckpointContents, fitting_tokenizer
+from palm_ds.weights.formats.contents import (
+    CheckpointContents,
+    fitting_tokenizer,
+    read_tokenizer,
+)
 from palm_ds.weights.formats.huggingface import read as huggingface
 from palm_ds.weights.formats.huggingface.architecture import MASKED_WORDS
 from palm_ds.weights.formats.weights_info import INFO
@@ -132,7 +133,8 @@ class TrainedModel(Settings):
                 f"{self.path}: neither a run folder nor a weights folder: it is "
                 f"{self.contents.format}, which names no tasks"
             )
-        return _recipe_of_checkpoint(self.path)
+        values = self.contents.recipe or native.recipe_of_run(self.path)
+        return make_recipe(dict(values), str(self.path.absolute().parent.parent / "recipe.yaml"))
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -152,16 +154,8 @@ class TrainedModel(Settings):
     def text_tokenizer(self) -> Tokenizer:
         """The tokenizer for plain texts: if those of training were simplified or lower-cased before
         they were tokenized, it does so too. Raises UserError."""
-        if self.given_tokenizer is None and self.contents.text_tokenizer is not None:
-            return fitting_tokenizer(self.contents.text_tokenizer, self.contents)
-        if self.given_tokenizer is not None or not self._is_checkpoint:
-            return self.tokenizer
-        try:
-            made = text_tokenizer(self.recipe, self.tokenizer, _corpora(self.recipe))
-        except UserError as error:
-            log.warning("%s: texts are not simplified or lower-cased: %s", self.path, error)
-            return self.tokenizer
-        return made or self.tokenizer
+        given = self.given_tokenizer
+        return (None if given else read_tokenizer(self.contents)) or self.tokenizer
 
     # ---- what it does ----
 
@@ -302,26 +296,6 @@ class TrainedModel(Settings):
         model = Model(backbone, heads, head_of)
         weights_folder.load_weights(self.contents, model)
         return prepare_to_predict(model, self.device, self.dtype)
-
-
-def _recipe_of_checkpoint(path: Path) -> Recipe:
-    """The recipe of the run that a checkpoint is of."""
-    for folder in path.absolute().parents[:2]:
-        if (folder / "recipe.yaml").is_file():
-            values = read_yaml(folder / "recipe.yaml")
-            values.pop("corpora", None)  # what a run folder adds
-            return make_recipe(values, str(folder / "recipe.yaml"))
-    raise UserError(f"{path}: has no recipe.yaml next to its checkpoints; give the run folder")
-
-
-def _corpora(recipe: Recipe) -> Iterable[Corpus]:
-    """The prepared corpora of a recipe, opened one after another. Raises UserError."""
-    prepared = [
-        source
-        for source in recipe.sources.values()
-        if source.reads == "corpus" and not source.ernie
-    ]
-    return (open_corpus(folder) for source in prepared for folder in source.weights)
 
 
 def _task_and_head(contents: CheckpointContents, task: str) -> tuple[str, str]:

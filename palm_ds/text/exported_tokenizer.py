@@ -11,18 +11,39 @@ from __future__ import annotations
 
 import io
 import tempfile
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import normalizers
 
+from palm_ds.common.settings import Settings
 from palm_ds.text.chinese import find_simplifier
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.text.tokenizer_settings import adds_special_tokens
 
 _HAN = ((0x3400, 0x4DC0), (0x4E00, 0xA000), (0xF900, 0xFB00), (0x20000, 0x32400))
 _MARKS = 0xF0000  # private characters that stand for a converted one between the two rules
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextPreparation(Settings):
+    """What a run did to its texts before they were tokenized."""
+
+    simplify: bool = False
+    """Chinese ones were written in simplified characters."""
+    lower: bool = False
+
+    def applied_to(self, tokenizer: Tokenizer) -> Tokenizer:
+        """The tokenizer that does it too (`normalizing_tokenizer`)."""
+        return normalizing_tokenizer(tokenizer, simplify=self.simplify, lower=self.lower)
+
+
+def text_tokenizer(tokenizer: Tokenizer, preparation: TextPreparation) -> Tokenizer | None:
+    """The tokenizer for texts that are not prepared yet; None if it is the given one."""
+    made = preparation.applied_to(tokenizer)
+    return None if made.fingerprint == tokenizer.fingerprint else made
 
 
 def normalizing_tokenizer(

@@ -10,7 +10,7 @@ for each head next to it, `palm-ds convert --head NAME` for any one.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.version import __version__
-from palm_ds.corpus.store import Corpus
 from palm_ds.data.sources.row_inputs import dataset_names_in
 from palm_ds.data.tasks.task import TableTask
 from palm_ds.model.config.config import EncoderConfig
@@ -31,14 +30,14 @@ from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.model.lora import adapter_of, merged
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.pooling import SPLADE
-from palm_ds.text.exported_tokenizer import normalizing_tokenizer
+from palm_ds.text.exported_tokenizer import text_tokenizer
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.report.metrics_file import FILE, read_metrics
 from palm_ds.train.report.run_log import RunLog
 from palm_ds.train.setup.build import default_task, outputs_of, pooling_taken, text_pooling
 from palm_ds.train.setup.run_folder import RunSpec
-from palm_ds.train.setup.sources import Data
+from palm_ds.train.setup.sources import Data, preparation_of, preparations
 from palm_ds.weights import weights_folder
 from palm_ds.weights.convert.source import read_documents
 from palm_ds.weights.convert.to_onnx import check_installed
@@ -140,34 +139,14 @@ def exported_tokenizer(recipe: Recipe, data: Data) -> Tokenizer:
             "joined by spaces",
             tokenizer.splitter.kind,
         )
-    simplified, lowered = _text_steps(recipe, tokenizer, data.corpora.values())
-    for done, what in ((simplified, "simplified"), (lowered, "lower-cased")):
+    each = preparations(recipe, data)
+    for done, what in (
+        ([one.simplify for one in each], "simplified"),
+        ([one.lower for one in each], "lower-cased"),
+    ):
         if any(done) and not all(done):
             log.info("hf/: only some sources were %s; its tokenizer does not do it", what)
-    return normalizing_tokenizer(tokenizer, simplify=all(simplified), lower=all(lowered))
-
-
-def text_tokenizer(
-    recipe: Recipe, tokenizer: Tokenizer, corpora: Iterable[Corpus]
-) -> Tokenizer | None:
-    """The tokenizer of hf/, if it does more than the run's own. `corpora`: those of the recipe."""
-    simplified, lowered = _text_steps(recipe, tokenizer, corpora)
-    made = normalizing_tokenizer(tokenizer, simplify=all(simplified), lower=all(lowered))
-    return None if made.fingerprint == tokenizer.fingerprint else made
-
-
-def _text_steps(
-    recipe: Recipe, tokenizer: Tokenizer, corpora: Iterable[Corpus]
-) -> tuple[list[bool], list[bool]]:
-    """Whether the texts of each source were simplified, and lower-cased."""
-    texts = [corpus.manifest.options.get("text", {}) for corpus in corpora]
-    tables = [source.read for source in recipe.sources.values() if source.reads == "table"]
-    simplified = [bool(text.get("simplify")) for text in texts] + [
-        table.simplify for table in tables
-    ]
-    lowered = [tokenizer.lower or bool(text.get("lower")) for text in texts]
-    lowered += [tokenizer.lower for _ in tables]
-    return simplified, lowered
+    return preparation_of(recipe, data).applied_to(tokenizer)
 
 
 def write_weights(
@@ -187,7 +166,7 @@ def write_weights(
         folder,
         info,
         tokenizer=data.tokenizer,
-        text_tokenizer=text_tokenizer(recipe, data.tokenizer, data.corpora.values()),
+        text_tokenizer=text_tokenizer(data.tokenizer, preparation_of(recipe, data)),
         pooling=text_pooling(recipe),
         adapter=final.adapter if keep_adapter else None,
     )

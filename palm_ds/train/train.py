@@ -36,7 +36,6 @@ from palm_ds.train.export import (
     check_export,
     check_family,
     export,
-    text_tokenizer,
     write_onnx,
 )
 from palm_ds.train.loop.early_stopping import BestTracker, check_held_out
@@ -69,7 +68,13 @@ from palm_ds.train.setup.run_folder import (
     record_changes,
     write_folder,
 )
-from palm_ds.train.setup.sources import Data, check_tables, check_units, open_data
+from palm_ds.train.setup.sources import (
+    Data,
+    check_tables,
+    check_units,
+    open_data,
+    preparation_of,
+)
 from palm_ds.train.startup_notes import startup_notes
 from palm_ds.train.teachers.build import attach_teachers, build_teachers
 from palm_ds.train.teachers.distillation_plan import DistillationPlan, resolve_teachers
@@ -371,7 +376,7 @@ def _build_parts(run: RunSpec, data: Data, plan: DistillationPlan, processes: Pr
         level=logging.INFO,
     )
     check_family(recipe, model.backbone)
-    tokenizer = text_tokenizer(recipe, data.tokenizer, data.corpora.values()) or data.tokenizer
+    tokenizer = preparation_of(recipe, data).applied_to(data.tokenizer)
     validation = replace(
         validation,
         pairs=build_pairs(recipe, model, tokenizer),

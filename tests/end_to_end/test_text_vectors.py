@@ -20,6 +20,10 @@ from palm_ds.train.recipe.recipe import make_recipe
 from palm_ds.train.report.metrics_file import read_metrics
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.train import train
+from palm_ds.weights.convert.convert import convert
+from palm_ds.weights.convert.merge import MergeOptions, merge_checkpoints, sources_of
+from palm_ds.weights.convert.resize import ResizeOptions, resize_checkpoint
+from palm_ds.weights.formats.huggingface.sentence_transformers import modules_of
 
 TOPICS = 20
 SHIPPED = Path(__file__).resolve().parents[2] / "launch"
@@ -67,6 +71,38 @@ def values_of(folder: Path, task: dict[str, Any], *, lr: float, **more: Any) -> 
         "log": {"every": 30},
         **more,
     }
+
+
+@pytest.mark.slow
+def test_what_becomes_of_checkpoints_is_used_as_they_were_trained(tmp_path: Path) -> None:
+    """Merged, converted, resized: with the run's pooling, its preparation of texts, its tasks."""
+    write_rows(tmp_path)
+    values = values_of(tmp_path, {"kind": "retrieval", "k": 3, "pooling": "cls"}, lr=1.0e-3)
+    values |= {"stages": [{"found": 4}], "save": {"every": 2, "keep": 2}, "export_onnx": []}
+    values["sources"]["texts"]["read"] = {"simplify": True}
+    run = RunSpec(recipe=make_recipe(values, "r"), ds_config=DS_CONFIG, folder=tmp_path / "run")
+    assert train(run) == 0
+    newest = run.checkpoints / "step_00000004"
+    tokens = tmp_path / "tokens.txt"
+    tokens.write_text("w0w0\n")
+    merge_checkpoints(sources_of([run.folder], last=2), tmp_path / "merged", MergeOptions())
+    convert(newest, tmp_path / "converted")
+    convert(newest, tmp_path / "hf", to="huggingface")
+    resize_checkpoint(newest, tmp_path / "resized", ResizeOptions(tokens=tokens))
+    for name in ("run", "run/hf", str(newest), "merged", "converted", "hf", "resized"):
+        opened = TrainedModel.open(tmp_path / name)
+        settings = opened.embedder().settings
+        assert (settings.pooling, settings.normalize, settings.max_length) == ("cls", True, 16)
+        assert modules_of(opened.contents).trained
+        normalizer = opened.text_tokenizer.backend.normalizer
+        assert normalizer is not None and normalizer.normalize_str("臺灣").split() == ["台", "湾"]
+        if "hf" not in name:
+            assert list(opened.predictor().tasks) == ["found"]
+    resized = TrainedModel.open(tmp_path / "resized")
+    for tokenizer in (resized.tokenizer, resized.text_tokenizer):
+        assert tokenizer.encode_words(["w0w0"])[0] == [resized.tokenizer.size - 1]
+    vectors = [TrainedModel.open(tmp_path / x).embedder().embed(["w0 w5"]) for x in ("run", "hf")]
+    np.testing.assert_allclose(*vectors, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -20,9 +20,10 @@ from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
-from palm_ds.train.export import check_family, head_taken, text_tokenizer
+from palm_ds.text.exported_tokenizer import text_tokenizer
+from palm_ds.train.export import check_family, head_taken
 from palm_ds.train.setup.run_folder import RunSpec
-from palm_ds.train.setup.sources import open_data
+from palm_ds.train.setup.sources import open_data, preparation_of
 from palm_ds.train.train import train
 from palm_ds.weights import weights_folder
 from palm_ds.weights.convert.convert import ConversionOptions, convert
@@ -100,7 +101,7 @@ def test_simplified_rows_give_the_weights_a_tokenizer_that_does_it(
     }
     recipe = replace(recipe, sources=sources)
     data = open_data(recipe)
-    found = text_tokenizer(recipe, data.tokenizer, data.corpora.values())
+    found = text_tokenizer(data.tokenizer, preparation_of(recipe, data))
     assert (found is not None) == simplify
     if found:
         assert found.backend.normalizer.normalize_str("臺灣").split() == ["台", "湾"]

@@ -26,6 +26,7 @@ from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.checkpoint.shard_files import ResizedTable, ShardReader
 from palm_ds.runtime.optimizer.optimizer import SAME_STATE
 from palm_ds.runtime.processes.process_group import ProcessGroup
+from palm_ds.text.exported_tokenizer import TextPreparation
 from palm_ds.weights.formats.native import signature_in
 from palm_ds.weights.formats.weights_info import outputs_record
 
@@ -57,6 +58,7 @@ class ModelSignature:
     """The task whose row of the task embedding is used for texts that name none."""
     pooling: TextPooling | None = None
     """How texts become vectors, if a task trains that."""
+    preparation: TextPreparation = TextPreparation()
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """{parameter: shape} of all parameters."""
     lora_scale: float = 0.0
@@ -74,6 +76,7 @@ class ModelSignature:
             "head_of": dict(self.head_of),
             "export_task": self.export_task,
             "pooling": asdict(self.pooling) if self.pooling else None,
+            "preparation": asdict(self.preparation),
             "shapes": dict(self.shapes),
             "lora_scale": self.lora_scale,
         }

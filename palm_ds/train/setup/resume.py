@@ -19,7 +19,7 @@ from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.setup.build import AnyStream, default_task, outputs_of, text_pooling
 from palm_ds.train.setup.extend import ModelSignature, WarmStart, warm_start
 from palm_ds.train.setup.run_folder import RunSpec
-from palm_ds.train.setup.sources import Data
+from palm_ds.train.setup.sources import Data, preparation_of
 from palm_ds.weights import weights_folder
 from palm_ds.weights.generator_weights import load_generator
 from palm_ds.weights.model_folder import open_model
@@ -162,6 +162,7 @@ def signature_of(run: RunSpec, model: Model, data: Data) -> ModelSignature:
         head_of=model.head_of,
         export_task=default_task(run.recipe, model),
         pooling=text_pooling(run.recipe),
+        preparation=preparation_of(run.recipe, data),
         shapes={name: tuple(p.shape) for name, p in model.named_parameters()},
         lora_scale=run.recipe.lora.scale if run.recipe.lora else 0.0,
     )

@@ -32,6 +32,7 @@ from palm_ds.model.distillation.settings import TeacherSettings
 from palm_ds.model.encoder.encoder import memory_shape
 from palm_ds.tasks.ranking import Ranking
 from palm_ds.tasks.shared.text_task import PositiveClassTask
+from palm_ds.text.exported_tokenizer import TextPreparation
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.text.tokens import SpecialTokens
 from palm_ds.train.recipe.recipe import Recipe
@@ -254,6 +255,24 @@ def open_data(recipe: Recipe, in_memory: Mapping[str, NamedRows] | None = None) 
         tokenizer=next(iter(opening.tokenizers.values())),
         teachers=prints,
         teacher_models=models,
+    )
+
+
+def preparations(recipe: Recipe, data: Data) -> list[TextPreparation]:
+    """What each source did to its texts before they were tokenized."""
+    options = [corpus.manifest.options.get("text", {}) for corpus in data.corpora.values()]
+    steps = [(bool(text.get("simplify")), bool(text.get("lower"))) for text in options]
+    tables = [source.read for source in recipe.sources.values() if source.reads == "table"]
+    steps += [(table.simplify, False) for table in tables]
+    lower = data.tokenizer.lower
+    return [TextPreparation(simplify=each, lower=lower or lowered) for each, lowered in steps]
+
+
+def preparation_of(recipe: Recipe, data: Data) -> TextPreparation:
+    """What all sources did to their texts."""
+    each = preparations(recipe, data)
+    return TextPreparation(
+        simplify=all(one.simplify for one in each), lower=all(one.lower for one in each)
     )
 
 

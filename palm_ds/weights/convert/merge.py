@@ -26,6 +26,7 @@ from pydantic import NonNegativeFloat
 
 from palm_ds.common.atomic import check_new_folder, write_new_folder
 from palm_ds.common.errors import UserError
+from palm_ds.common.files import sha256_of_file
 from palm_ds.common.settings import PositiveShare, Rate, Settings
 from palm_ds.common.version import __version__
 from palm_ds.runtime.checkpoint import checkpoint
@@ -34,6 +35,7 @@ from palm_ds.weights.convert.resize import hf_writer
 from palm_ds.weights.formats import native
 from palm_ds.weights.formats.contents import CheckpointContents, TensorEntry
 from palm_ds.weights.formats.huggingface import read as huggingface
+from palm_ds.weights.formats.huggingface.sentence_transformers import modules_of
 from palm_ds.weights.model_folder import open_model
 
 Method = Literal["mean", "ema", "slerp", "ties"]
@@ -134,6 +136,8 @@ def merge_checkpoints(sources: Sequence[Path], target: Path, wanted: MergeOption
     first = opened[0]
     for other in [*opened[1:], *([base] if base else [])]:
         _check_alike(first, other)
+    for other in opened[1:]:
+        _check_same_use(first, other)
     entries = {name: _merged(name, opened, base, wanted) for name in first.entries}
     made = {
         "method": wanted.method,
@@ -148,7 +152,7 @@ def merge_checkpoints(sources: Sequence[Path], target: Path, wanted: MergeOption
         write = hf_writer(contents, tokenizer, said, _card(made))
     else:
         about = {"palm_ds": __version__, "merged": made}
-        write = partial(native.write, contents, recipe=first.recipe, **about)
+        write = partial(native.write, contents, **about)
     write_new_folder(target, write)
     return [*said, f"written to {target}"]
 
@@ -201,6 +205,38 @@ def _check_alike(one: CheckpointContents, other: CheckpointContents) -> None:
     ]
     if len(set(tokenizers)) > 1:
         raise UserError(f"{other.path}: its tokenizer is not the one of {one.path}")
+
+
+def _check_same_use(one: CheckpointContents, other: CheckpointContents) -> None:
+    """Raises UserError naming the first difference of what two checkpoints' outputs mean: the
+    merged one has the first's. The base of `ties` may differ, as it may be untrained."""
+    for name, head in one.heads.items():
+        mine, its = asdict(head.outputs), asdict(other.heads[name].outputs)
+        if key := next((key for key in mine if mine[key] != its[key]), ""):
+            raise UserError(
+                f"{other.path}: {key} of head {name} is {its[key]!r}, but {mine[key]!r} in "
+                f"{one.path}"
+            )
+    if one.config.task_types and one.task_ids != other.task_ids:
+        raise UserError(
+            f"{other.path}: the rows of the task embedding are {dict(other.task_ids)}, but "
+            f"{dict(one.task_ids)} in {one.path}"
+        )
+    mine, its = asdict(modules_of(one)), asdict(modules_of(other))
+    if key := next((key for key in mine if mine[key] != its[key]), ""):
+        raise UserError(
+            f"{other.path}: makes vectors of texts with {key} {its[key]!r}, but {one.path} with "
+            f"{mine[key]!r}"
+        )
+    for name in sorted({*one.extras.files} | {*other.extras.files}):
+        if Path(name).suffix == ".json":
+            continue
+        files = [each.extras.files.get(name) for each in (one, other)]
+        if len({sha256_of_file(file) for file in files if file}) != 1 or None in files:
+            raise UserError(
+                f"{other.path}: {name} is another than in {one.path}; the modules after the "
+                "encoder are copied, not merged, so they must be equal"
+            )
 
 
 def _merged(

@@ -9,9 +9,9 @@ tables are in memory; all other tensors are copied one by one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -25,7 +25,7 @@ from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.weights.convert import embeddings
 from palm_ds.weights.convert.embeddings import ResizedState
 from palm_ds.weights.formats import native
-from palm_ds.weights.formats.contents import CheckpointContents
+from palm_ds.weights.formats.contents import CheckpointContents, read_tokenizer
 from palm_ds.weights.formats.huggingface import read as huggingface
 from palm_ds.weights.formats.huggingface import write as huggingface_writer
 from palm_ds.weights.formats.tensor_files import in_memory_entry
@@ -61,6 +61,7 @@ def resize_checkpoint(source: Path, target: Path, wanted: ResizeOptions) -> list
     contents = open_model(source)
     path = wanted.tokenizer or contents.tokenizer
     tokenizer = load_tokenizer(path) if path else None
+    texts = None if wanted.tokenizer else read_tokenizer(contents)
     names = embeddings.resizable_names(contents.entries)
     state = {name: contents.entries[name].read() for name in names}
     try:
@@ -70,9 +71,17 @@ def resize_checkpoint(source: Path, target: Path, wanted: ResizeOptions) -> list
     entries = dict(contents.entries) | {
         name: in_memory_entry(name, value) for name, value in changed.state.items()
     }
-    new = replace(contents, entries=entries, config=changed.config, tokenizer=None)
+    new = replace(
+        contents,
+        entries=entries,
+        config=changed.config,
+        recipe=_resized_recipe(contents, changed.config, said),
+        tokenizer=None,
+        text_tokenizer=None,
+    )
     said += [f"skipped: {name}: {why}" for name, why in contents.skipped.items()]
-    write = _writer(new, tokenizer, said, as_hf=huggingface.recognises(contents.path))
+    texts = _resized_tokenizer(texts, changed.config, wanted) if texts else None
+    write = _writer(new, tokenizer, texts, said, as_hf=huggingface.recognises(contents.path))
     write_new_folder(target, write)
     return [*said, f"written to {target}"]
 
@@ -115,6 +124,29 @@ def _operate(
     return changed, tokenizer, said
 
 
+def _resized_tokenizer(
+    tokenizer: Tokenizer, config: EncoderConfig, wanted: ResizeOptions
+) -> Tokenizer:
+    """The tokenizer for texts that are not prepared yet, changed as the encoder's own is."""
+    if wanted.tokens is not None:
+        tokens = read_token_file(wanted.tokens)
+        tokenizer = add_tokens(tokenizer, tokens, reuse_unused=wanted.reuse_unused).tokenizer
+    return tokenizer.of_length(config.max_length) if wanted.positions is not None else tokenizer
+
+
+def _resized_recipe(
+    contents: CheckpointContents, config: EncoderConfig, said: list[str]
+) -> dict[str, Any]:
+    """The recipe, for the tasks in it, with the new encoder; empty, with a line, if that reads
+    shorter texts."""
+    if not contents.recipe:
+        return {}
+    if config.max_length < contents.config.max_length:
+        said.append("tasks: left out, since their texts may be longer than the encoder reads now")
+        return {}
+    return {**contents.recipe, "backbone": asdict(config)}
+
+
 def _about(added: ExtendedTokenizer, tokens: dict[str, str]) -> str:
     shown = ", ".join(f"{token} {i}" for token, i in list(added.ids.items())[:5])
     more = f", and {len(added.ids) - 5} more" if len(added.ids) > 5 else ""
@@ -127,12 +159,17 @@ def _about(added: ExtendedTokenizer, tokens: dict[str, str]) -> str:
 
 
 def _writer(
-    contents: CheckpointContents, tokenizer: Tokenizer | None, said: list[str], *, as_hf: bool
+    contents: CheckpointContents,
+    tokenizer: Tokenizer | None,
+    texts: Tokenizer | None,
+    said: list[str],
+    *,
+    as_hf: bool,
 ) -> Callable[[Path], None]:
+    """A function that fills a folder. `texts`: the tokenizer for texts that are not prepared."""
+
     def weights(part: Path) -> None:
-        native.write(contents, part, edited=list(said))
-        if tokenizer is not None:
-            tokenizer.save(part / "tokenizer")
+        native.write(contents, part, tokenizers=(tokenizer, texts), edited=list(said))
 
     return hf_writer(contents, tokenizer, said) if as_hf else weights
 

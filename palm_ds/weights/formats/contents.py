@@ -21,6 +21,7 @@ from palm_ds.common.messages import printable
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.pooling import TextPooling
+from palm_ds.text.exported_tokenizer import TextPreparation
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 
 OPTIMIZER = "optimizer state"
@@ -104,13 +105,16 @@ class CheckpointContents:
     export_task: str = ""
     """The default task: texts that name no task get its row of the task embedding."""
     recipe: Mapping[str, Any] = field(default_factory=dict)
-    """The resolved recipe of the run that wrote these weights, if it is stored with them."""
+    """The resolved recipe of the run that wrote these weights, if it is stored with them, or in the
+    folder of its run."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """{source name: why it is skipped}: optimizer state, copy of a tied tensor, unknown, ..."""
     tokenizer: Path | None = None
     """A vocab.txt, tokenizer.json or sentencepiece model, or a folder with one of them."""
     text_tokenizer: Path | None = None
     """If texts were simplified or lower-cased before they were tokenized: one that does so."""
+    preparation: TextPreparation | None = None
+    """The same where no such file is stored, as in the checkpoints of a run."""
     hashes: Mapping[str, str] = field(default_factory=dict)
     """{path in the folder: SHA-256} of the files that are compared with it, at the latest when a
     value is read; empty if the format states none."""
@@ -154,10 +158,14 @@ def check_names(path: Path, names: Iterable[str]) -> None:
 
 
 def read_tokenizer(contents: CheckpointContents) -> Tokenizer | None:
-    """The tokenizer of a checkpoint's texts; None if it has none. Raises UserError if it belongs to
-    another model."""
+    """The tokenizer of a checkpoint's texts: if those of training were simplified or lower-cased
+    before they were tokenized, it does so too. None if it has none. Raises UserError if it belongs
+    to another model."""
     file = contents.text_tokenizer or contents.tokenizer
-    return fitting_tokenizer(file, contents) if file else None
+    if file is None:
+        return None
+    tokenizer = fitting_tokenizer(file, contents)
+    return contents.preparation.applied_to(tokenizer) if contents.preparation else tokenizer
 
 
 def fitting_tokenizer(file: Path, contents: CheckpointContents) -> Tokenizer:

@@ -10,11 +10,12 @@ optimizer moments are skipped. Files are hashed before anything is read from the
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -31,6 +32,7 @@ from palm_ds.model.lora import merged_parts, merged_values
 from palm_ds.model.pooling import TextPooling
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.checkpoint.shard_files import ShardReader
+from palm_ds.text.exported_tokenizer import TextPreparation
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 from palm_ds.weights.formats.contents import (
     OPTIMIZER,
@@ -38,6 +40,7 @@ from palm_ds.weights.formats.contents import (
     Extras,
     HeadInfo,
     TensorEntry,
+    read_tokenizer,
     with_eps,
 )
 from palm_ds.weights.formats.expected_shapes import TRANSITIONS, checked
@@ -45,6 +48,7 @@ from palm_ds.weights.formats.format import Export, Format
 from palm_ds.weights.formats.huggingface.sentence_transformers import FOLDER as MODULES_FOLDER
 from palm_ds.weights.formats.huggingface.sentence_transformers import write_modules
 from palm_ds.weights.formats.huggingface.target import ExportOptions
+from palm_ds.weights.formats.huggingface.text_pooling import write_pooling
 from palm_ds.weights.formats.tensor_files import (
     TORCH_DTYPES,
     TensorGroup,
@@ -60,6 +64,7 @@ from palm_ds.weights.formats.weights_info import (
     write_info,
 )
 
+_T = TypeVar("_T")
 WEIGHTS = "weights.safetensors"
 TEXT_TOKENIZER = "text_tokenizer"
 """Simplifies and lower-cases texts as training did before its own tokenizer."""
@@ -216,7 +221,9 @@ def _from_checkpoint(
         head_of=signature.get("head_of", {}),
         export_task=signature.get("export_task", ""),
         hashes=verified.hashes,
-        pooling=_pooling_in(signature, verified.path),
+        recipe=_recipe_beside(verified.path),
+        pooling=_stated(TextPooling, signature, "pooling", verified.path),
+        preparation=_stated(TextPreparation, signature, "preparation", verified.path),
         skipped={f"{kind}/{n}": OPTIMIZER for n in names for kind in sorted(stored.moments(n))}
         | maps,
         tokenizer=_tokenizer_of(verified.path, tokenizer, signature.get("tokenizer")),
@@ -234,9 +241,25 @@ def signature_in(verified: checkpoint.VerifiedCheckpoint) -> dict[str, Any]:
     return {"task_ids": {}, **signature}
 
 
-def _pooling_in(signature: Mapping[str, Any], path: Path) -> TextPooling | None:
-    stated = signature.get("pooling")
-    return parse(TextPooling, stated, f"{path}: signature.pooling") if stated else None
+def _stated(kind: type[_T], signature: Mapping[str, Any], key: str, path: Path) -> _T | None:
+    stated = signature.get(key)
+    return parse(kind, stated, f"{path}: signature.{key}") if stated else None
+
+
+def _recipe_beside(path: Path) -> dict[str, Any]:
+    with suppress(UserError):  # whoever needs the recipe reads it again, and says why it cannot
+        return recipe_of_run(path)
+    return {}
+
+
+def recipe_of_run(path: Path) -> dict[str, Any]:
+    """The resolved recipe of the run that a checkpoint is in. Raises UserError."""
+    file = path.absolute().parent.parent / "recipe.yaml"
+    if not file.is_file():
+        raise UserError(f"{path}: has no recipe.yaml next to its checkpoints; give the run folder")
+    recipe = read_yaml(file)
+    recipe.pop("corpora", None)  # what a run folder adds
+    return recipe
 
 
 def _stored(verified: checkpoint.VerifiedCheckpoint) -> ShardReader:
@@ -390,11 +413,12 @@ def write(
     folder: Path,
     *,
     dtype: torch.dtype = torch.float32,
-    recipe: Mapping[str, Any] | None = None,
+    tokenizers: tuple[Tokenizer | None, Tokenizer | None] | None = None,
     **made_by: object,
 ) -> None:
     """Write a weights/ folder into an empty folder, one tensor at a time: the largest one decides
-    the memory it takes. The caller publishes the folder. `recipe`: the tasks that it can do."""
+    the memory it takes. The caller publishes the folder. `tokenizers`: the encoder's own and the
+    one for texts that are not prepared, if not those of the contents."""
     info = WeightsInfo(
         backbone=contents.config,
         task_ids=dict(contents.task_ids),
@@ -408,7 +432,7 @@ def write(
         heads={name: head.outputs for name, head in contents.heads.items()},
         extra_config=contents.extras.config,
         made_by=made_by,
-        recipe=dict(recipe or {}),
+        recipe=dict(contents.recipe),
     )
     groups = [
         TensorGroup(
@@ -417,13 +441,22 @@ def write(
         for name, entry in contents.entries.items()
     ]
     write_file(folder / WEIGHTS, groups, dtype)
-    length = contents.config.max_length
-    write_modules(contents.extras.files, folder / MODULES_FOLDER, max_length=length, dtype=dtype)
-    if contents.tokenizer is not None:
-        load_tokenizer(contents.tokenizer).save(folder / "tokenizer")
-    if contents.text_tokenizer is not None:
-        load_tokenizer(contents.text_tokenizer).save(folder / TEXT_TOKENIZER)
+    length, modules = contents.config.max_length, folder / MODULES_FOLDER
+    write_modules(contents.extras.files, modules, max_length=length, dtype=dtype)
+    if contents.pooling is not None:
+        width = contents.config.hidden_size
+        write_pooling(contents.pooling, modules, hidden_size=width, max_length=length)
+    own, texts = tokenizers or _tokenizers_of(contents)
+    if own is not None:
+        own.save(folder / "tokenizer")
+    if own is not None and texts is not None and texts.fingerprint != own.fingerprint:
+        texts.save(folder / TEXT_TOKENIZER)
     write_info(folder, info)
+
+
+def _tokenizers_of(contents: CheckpointContents) -> tuple[Tokenizer | None, Tokenizer | None]:
+    own = load_tokenizer(contents.tokenizer) if contents.tokenizer else None
+    return own, read_tokenizer(contents)
 
 
 def _one(entry: TensorEntry) -> tuple[torch.Tensor]:

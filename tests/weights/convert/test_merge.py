@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM
 
 import palm_ds as palm
 from palm_ds.common.errors import UserError
+from palm_ds.common.json_files import write_json
 from palm_ds.weights.convert.merge import (
     MergeOptions,
     ema,
@@ -21,7 +24,7 @@ from palm_ds.weights.convert.merge import (
     sources_of,
     ties,
 )
-from palm_ds.weights.formats.weights_info import INFO, read_info
+from palm_ds.weights.formats.weights_info import INFO, read_info, write_info
 from palm_ds.weights.model_folder import open_model
 from tests.helpers.saved_model import save_model, texts
 
@@ -195,6 +198,42 @@ def test_other_shapes_are_refused(
     with pytest.raises(UserError, match=message):
         merge_checkpoints([folders[0], tmp_path / "other"], tmp_path / "out", MergeOptions())
     assert not (tmp_path / "out").exists()
+
+
+def test_what_outputs_mean_is_equal(folders: list[Path], tmp_path: Path) -> None:
+    """The merged model has one unit of numbers, and one matrix after the encoder."""
+    for name, change in (("one", {}), ("other", {"mean": 750.0, "deviation": 461.0})):
+        folder = save_model(tmp_path / name, ["size"]) / "weights"
+        info = read_info(folder / INFO)
+        heads = {"size": replace(info.heads["size"], **change)}
+        write_info(folder, replace(info, heads=heads))
+    with pytest.raises(UserError, match="other.*: mean of head size is 750.0, but 0.0 in .*one"):
+        merge_checkpoints([tmp_path / "one", tmp_path / "other"], tmp_path / "m", MergeOptions())
+    for name, value in (("a", 1.0), ("b", -1.0)):
+        shutil.copytree(folders[0], tmp_path / name)
+        (tmp_path / name / "1_Dense").mkdir()
+        kinds = {"": "Transformer", "1_Dense": "Dense"}
+        write_json(
+            tmp_path / name / "modules.json",
+            [
+                {
+                    "idx": i,
+                    "name": str(i),
+                    "path": place,
+                    "type": f"sentence_transformers.models.{x}",
+                }
+                for i, (place, x) in enumerate(kinds.items())
+            ],
+        )
+        sizes = {"in_features": 8, "out_features": 4, "bias": False}
+        write_json(tmp_path / name / "1_Dense/config.json", sizes)
+        weights = {"linear.weight": torch.full((4, 8), value)}
+        save_file(weights, tmp_path / name / "1_Dense/model.safetensors")
+    with pytest.raises(UserError, match="b: 1_Dense/model.safetensors is another than in .*a; "):
+        merge_checkpoints([tmp_path / "a", tmp_path / "b"], tmp_path / "m", MergeOptions())
+    merge_checkpoints([tmp_path / "a"] * 2, tmp_path / "m", MergeOptions())
+    kept = load_file(tmp_path / "m/1_Dense/model.safetensors")["linear.weight"]
+    assert torch.equal(kept, torch.ones(4, 8))
 
 
 def test_heads_that_read_something_else_are_refused(tmp_path: Path) -> None:

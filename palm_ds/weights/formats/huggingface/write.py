@@ -18,6 +18,7 @@ from typing import Any
 from palm_ds.common.errors import UserError
 from palm_ds.common.json_files import write_json
 from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.pooling import SPLADE
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.weights.formats.contents import CheckpointContents
 from palm_ds.weights.formats.format import Export, Format
@@ -31,7 +32,11 @@ from palm_ds.weights.formats.huggingface.model_card import Provenance, model_car
 from palm_ds.weights.formats.huggingface.plan import ExportPlan, plan
 from palm_ds.weights.formats.huggingface.read import CONFIG, open_contents, recognises
 from palm_ds.weights.formats.huggingface.run import in_transformers
-from palm_ds.weights.formats.huggingface.sentence_transformers import MODULES, write_modules
+from palm_ds.weights.formats.huggingface.sentence_transformers import (
+    MODULES,
+    modules_of,
+    write_modules,
+)
 from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.huggingface.text_pooling import write_pooling
 from palm_ds.weights.formats.tensor_files import read_json, write_safetensors
@@ -93,6 +98,9 @@ def _fit(path: Path, config: EncoderConfig) -> None:
 def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
     if not target.family and not contents.format.startswith("Hugging Face"):
         target = replace(target, family=served_family(contents.config))
+    target = replace(target, words=target.words or _words_of_vectors(contents))
+    if contents.pooling is not None:
+        target = replace(target, pooling=contents.pooling)
     if MODULES in contents.skipped:  # vectors without its unknown module would be others
         target = replace(target, pooling=None)
     if target.family and FAMILIES[target.family].paddle_only:
@@ -108,6 +116,13 @@ def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
         (folder / CARD).write_text(model_card(planned, made), encoding="utf-8")
 
     return Export(write=fill, plan=planned, write_card=write_card)
+
+
+def _words_of_vectors(contents: CheckpointContents) -> str:
+    """The masked-LM head that sparse vectors of texts are read from, if its task is known."""
+    head = contents.head_of.get(contents.export_task, "")
+    sparse = head in contents.masked_lm_heads and modules_of(contents).pooling == SPLADE
+    return head if sparse else ""
 
 
 FORMAT = Format(
