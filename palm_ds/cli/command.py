@@ -11,6 +11,7 @@ SIGHUP, which clean up as Ctrl-C does. Training has more (common/errors.py).
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import re
 import select
@@ -23,11 +24,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from palm_ds.cli.interrupts import between_imports, interrupt_between_imports, line_of
 from palm_ds.cli.output import add_output_options, direct_messages
-from palm_ds.common.errors import FAILED, UserError, exit_on_user_error, suggest
+from palm_ds.common.errors import FAILED, MISTAKE, UserError, exit_on_user_error, suggest
 from palm_ds.runtime.processes.launch_env import adapt_to_open_mpi, rank_of_launcher
 
 CONTINUES = "stopped; run the same command again to continue"
@@ -235,7 +236,8 @@ def _until_interrupted(run: Callable[[], int], said: str) -> int:
 
 @contextmanager
 def quiet_at_closed_pipe() -> Iterator[None]:
-    """End as SIGPIPE would when the reader of the output has closed it, as in `| head`."""
+    """End as SIGPIPE would when the reader of the output has closed it, as in `| head`; with one
+    line when its disk is full."""
     try:
         yield
     except BrokenPipeError:
@@ -244,11 +246,40 @@ def quiet_at_closed_pipe() -> Iterator[None]:
         if not output.poll(0):  # some other pipe
             raise
         raise SystemExit(128 + signal.SIGPIPE) from None
+    except OSError as error:
+        if error.errno != errno.ENOSPC or not _is_full(sys.stdout):
+            raise
+        _end_full_output()
     finally:
         try:
-            sys.stdout.flush()
-        except BrokenPipeError:  # what is left would be written again at the end of the program
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if sys.stdout is not None:  # `>&-` closes it
+                sys.stdout.flush()
+        except BrokenPipeError:
+            _drop_output()
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            _end_full_output()
+
+
+def _is_full(output: TextIO) -> bool:
+    """Whether it has no room for another line."""
+    try:
+        os.write(output.fileno(), b"\n")
+    except OSError as error:
+        return error.errno == errno.ENOSPC
+    return False
+
+
+def _end_full_output() -> NoReturn:
+    _drop_output()
+    print(f"error: standard output: {os.strerror(errno.ENOSPC)}", file=sys.stderr, flush=True)
+    raise SystemExit(MISTAKE) from None
+
+
+def _drop_output() -> None:
+    """What is left would be written again at the end of the program."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say_once(message: str, code: int) -> None:

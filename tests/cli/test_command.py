@@ -86,6 +86,18 @@ def test_a_reader_may_close_the_output_early() -> None:
     assert (done.stdout, done.stderr) == ("y\n", "")
 
 
+@pytest.mark.parametrize(
+    ("output", "code", "error"),
+    [("/dev/full", 2, "error: standard output: No space left on device\n"), ("&-", 0, "")],
+)
+@pytest.mark.parametrize("count", [1, 10**5])  # written at the end, or before
+def test_an_output_without_room_is_one_line(count: int, output: str, code: int, error: str) -> None:
+    program = START.format(body=f"print('y' * {count})\n    return 0", piped=False)
+    shell = ["bash", "-c", f'"$0" "$@" >{output}', sys.executable, "-c", program]
+    done = subprocess.run(shell, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (code, error)
+
+
 def test_the_scripts_only_call_the_commands(root: Path) -> None:
     scripts = [*(root / "launch").glob("*.py"), *(root / "tools/convert_ckpt").glob("*.py")]
     assert len(scripts) == 15

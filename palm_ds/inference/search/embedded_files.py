@@ -111,8 +111,8 @@ def _stored(file: Path) -> np.ndarray:
         else:
             column = pq.read_table(file, columns=["embedding"]).column(0).combine_chunks()
             stored = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
-    except (OSError, ValueError, KeyError) as error:
-        line = str(error).splitlines()[0]
+    except (OSError, ValueError, KeyError, EOFError) as error:
+        line = next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(f"--index: {file}: not a file of `palm-ds embed`: {line}") from None
     if stored.ndim != 2 or not stored.size:
         raise UserError(f"--index: {file}: its shape is {stored.shape}; expected (texts, numbers)")

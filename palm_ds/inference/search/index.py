@@ -52,7 +52,7 @@ from palm_ds.inference.search.store import (
     StoredText,
     create_database,
 )
-from palm_ds.inference.search.texts import IndexedText
+from palm_ds.inference.search.texts import IndexedText, check_unicode
 from palm_ds.inference.search.vectors import SparseTable, VectorFile, unit
 from palm_ds.model.pooling import SPLADE
 
@@ -212,6 +212,8 @@ class SearchIndex:
     def delete(self, ids: Sequence[str] = (), filter: Filter | None = None) -> int:
         """Delete texts by id, or those that a filter allows; returns how many. Raises UserError."""
         self._check_writable()
+        for identity in ids:
+            check_unicode(identity, "ids")
         return self.store.delete(ids) if filter is None else self.store.delete_where(filter)
 
     def compact(self) -> int:

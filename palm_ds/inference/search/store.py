@@ -259,11 +259,16 @@ class Store:
         return self._rows
 
     def unchanged(self, texts: Sequence[IndexedText]) -> list[bool]:
-        """Whether each text is there as it is, under its id."""
+        """Whether each text is there as it is, under its id; of several with one id the last counts
+        for all, as it is the one that stays."""
+        last = {text.id: _values(0, text)[2:] for text in texts}
         with self.reading() as now:
             select = "SELECT title, text, metadata FROM texts WHERE id = ?"
-            found = [now.connection.execute(select, [text.id]).fetchone() for text in texts]
-        return [values == _values(0, text)[2:] for values, text in zip(found, texts, strict=True)]
+            same = {
+                identity: now.connection.execute(select, [identity]).fetchone() == values
+                for identity, values in last.items()
+            }
+        return [same[text.id] for text in texts]
 
     # ---- writing ----
 

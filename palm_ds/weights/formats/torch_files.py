@@ -152,6 +152,9 @@ def _zipped_pickle(path: Path) -> Iterator[bytes]:
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         names = [member.filename for member in members]
+        if len({name.casefold() for name in names}) < len(names):
+            # torch's reader takes the last of them, in capitals or not, and this check another one
+            raise UserError(f"{path}: has two members of one name, as torch.save's files never do")
         if packed := [x.filename for x in members if x.compress_type != zipfile.ZIP_STORED]:
             shown = printable(packed[0])[:80]
             raise UserError(f"{path}: {shown}: is compressed, as torch.save's files never are")

@@ -119,3 +119,27 @@ def test_mistakes_in_one_line(
     assert "runs/moved: the model of .* is not there; name it: --model" in error_of(
         "search", index, "x"
     ).replace(str(index), ".*")
+
+
+def test_the_last_row_of_an_id_stays(
+    words_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also when the same rows are added again, of which the last is there already."""
+    file, index = tmp_path / "rows.jsonl", tmp_path / "i"
+    lines = [json.dumps({"id": "1", "text": text}) for text in ("so bad", "very good")]
+    file.write_text("\n".join([*lines, json.dumps({"id": "2", "text": "so so"})]))
+    answer(capsys, "build", index, words_run, file)
+    for _ in range(2):
+        (again,) = answer(capsys, "add", index, file)
+        assert (again["added"], again["unchanged"], again["texts"]) == (0, 3, 2)
+    found = answer(capsys, "search", index, "good")
+    assert {each["id"]: each["text"] for each in found} == {"1": "very good", "2": "so so"}
+
+
+def test_an_id_that_is_no_text_is_refused(
+    words_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer(capsys, "build", tmp_path / "i", words_run, rows(tmp_path, 0, 2))
+    with pytest.raises(SystemExit):
+        main(["index", "delete", str(tmp_path / "i"), "\udcff"])
+    assert "ids: half a character at 1: not Unicode" in capsys.readouterr().err

@@ -129,9 +129,10 @@ def test_mistakes_in_one_line(words_run: Path, tasks_run: Path, tmp_path: Path) 
     served = Served(models={"m": words_run}, options=ModelOptions(), index=output)
     with pytest.raises(UserError, match="vectors of 5 numbers .*no model served here gives such"):
         open_set(served)
-    output.write_bytes(b"no array")
-    with pytest.raises(UserError, match="not a file of `palm-ds embed`"):
-        open_embedded(output, [])
+    for content in (b"no array", b""):
+        output.write_bytes(content)
+        with pytest.raises(UserError, match="not a file of `palm-ds embed`"):
+            open_embedded(output, [])
     described.unlink()
     with pytest.raises(UserError, match="v.npy.json: not the description"):
         open_embedded(output, [])

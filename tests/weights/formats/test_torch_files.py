@@ -65,6 +65,14 @@ def stored_nowhere(path: Path) -> None:
     saved(path, {"a": Tensor()})
 
 
+def two_pickles(path: Path) -> None:
+    """torch reads the last of them, as it does not tell capitals from small letters."""
+    saved(path, {"a": torch.ones(1)})
+    with zipfile.ZipFile(path, "a") as archive:
+        first = archive.namelist()[0].partition("/")[0]
+        archive.writestr(f"{first}/DATA.PKL", pickle.dumps({"a": Asks(bytearray, 10**9)}, 2))
+
+
 HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a call": (lambda p: saved(p, {"a": Asks(os.system, "true")}), r"asks for (posix|nt)\.system"),
     "a call, legacy": (
@@ -107,6 +115,10 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "compressed": (
         lambda p: repacked(p, compress=zipfile.ZIP_DEFLATED, data_0=bytes(10**6)),
         "is compressed, as torch.save's files never are",
+    ),
+    "a second pickle, which torch would read": (
+        two_pickles,
+        "has two members of one name, as torch.save's files never do",
     ),
     "a program": (lambda p: repacked(p, constants_pkl=b"."), "is a TorchScript program; save"),
     "another zip": (lambda p: zipfile.ZipFile(p, "w").writestr("a", "b"), "not one of torch.save"),
