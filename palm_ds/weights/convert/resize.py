@@ -61,7 +61,6 @@ def resize_checkpoint(source: Path, target: Path, wanted: ResizeOptions) -> list
     contents = open_model(source)
     path = wanted.tokenizer or contents.tokenizer
     tokenizer = load_tokenizer(path) if path else None
-    texts = None if wanted.tokenizer else read_tokenizer(contents)
     names = embeddings.resizable_names(contents.entries)
     state = {name: contents.entries[name].read() for name in names}
     try:
@@ -80,6 +79,7 @@ def resize_checkpoint(source: Path, target: Path, wanted: ResizeOptions) -> list
         text_tokenizer=None,
     )
     said += [f"skipped: {name}: {why}" for name, why in contents.skipped.items()]
+    texts = None if wanted.tokenizer else read_tokenizer(contents)
     texts = _resized_tokenizer(texts, changed.config, wanted) if texts else None
     write = _writer(new, tokenizer, texts, said, as_hf=huggingface.recognises(contents.path))
     write_new_folder(target, write)
