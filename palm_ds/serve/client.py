@@ -167,8 +167,10 @@ class ServingClient:
 
     def add(self, texts: Sequence[Mapping[str, Any]]) -> list[str]:
         """Add texts (`text`, perhaps `id`, `title`, `metadata`) to the server's index; returns
-        their ids."""
-        answers = self._in_batches("/index", {"texts": texts}, {})
+        their ids. Of several texts with one id the last stays."""
+        ids = [text["id"] for text in texts if text.get("id") is not None]
+        in_order = len({*map(str, ids)}) < len(ids)
+        answers = self._in_batches("/index", {"texts": texts}, {}, in_order=in_order)
         return [identity for answer in answers for identity in answer["ids"]]
 
     def delete(
@@ -183,9 +185,15 @@ class ServingClient:
         return self._send("GET", "/info", None)
 
     def _in_batches(
-        self, path: str, given: Mapping[str, Sequence[Any]], others: Mapping[str, Any]
+        self,
+        path: str,
+        given: Mapping[str, Sequence[Any]],
+        others: Mapping[str, Any],
+        *,
+        in_order: bool = False,
     ) -> list[Any]:
-        """The answers for the values of some keys, a few in each request, in order."""
+        """The answers for the values of some keys, a few in each request, in order. `in_order`:
+        each request waits for the answer to the one before."""
         for key, values in given.items():
             if isinstance(values, str):
                 raise TypeError(f"{key}: expected a list of texts, got one text")
@@ -196,8 +204,8 @@ class ServingClient:
             | others
             for first in range(0, count, self._batch)
         ]
-        if len(bodies) == 1:
-            return [self._post(path, bodies[0])]
+        if len(bodies) == 1 or in_order:
+            return [self._post(path, body) for body in bodies]
         return list(self._pool.map(lambda body: self._post(path, body), bodies))
 
     def _post(self, path: str, body: Mapping[str, Any]) -> Any:

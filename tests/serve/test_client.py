@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,6 +80,23 @@ def test_texts_are_sent_in_batches_and_come_back_in_order() -> None:
         with pytest.raises(TypeError, match="texts: expected a list"):
             asking.embed("one text")
     assert sorted(sizes) == [5, 10, 10, 10]
+
+
+def test_of_several_texts_with_one_id_the_last_is_added_last() -> None:
+    """Requests that add others may overtake each other."""
+    kept: dict[str, str] = {}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        texts = json.loads(request.content)["texts"]
+        if texts[0]["text"] == "old":
+            time.sleep(0.2)
+        kept.update({text["id"]: text["text"] for text in texts})
+        return httpx.Response(200, json={"ids": [text["id"] for text in texts]})
+
+    with client(answer, [], batch=1) as asking:
+        texts = [{"id": "1", "text": "old"}, {"id": "2", "text": "x"}, {"id": "1", "text": "new"}]
+        assert asking.add(texts) == ["1", "2", "1"]
+    assert kept == {"1": "new", "2": "x"}
 
 
 def test_against_a_real_server(tasks_run: Path, words_run: Path) -> None:
