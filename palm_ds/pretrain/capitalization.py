@@ -20,6 +20,7 @@ from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.masking import class_prior_baseline
 from palm_ds.data.tasks.task import CorpusTask
+from palm_ds.text.display import token_texts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,7 +58,7 @@ class Capitalization(CorpusTask):
                 f"capitals, so the input contains the answer; prepare it with --lower"
             )
         regular = source.vocabulary.regular
-        first = [token.lstrip("▁")[:1] for token in tokenizer.tokens(regular)]
+        first = [text[:1] for text, _ in token_texts(tokenizer, regular)]
         letters = np.zeros(source.vocabulary.size, bool)
         letters[regular] = [letter.upper() != letter.lower() for letter in first]
         return letters

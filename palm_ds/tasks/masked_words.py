@@ -9,7 +9,6 @@ PaddlePALM, and `words`, one per masked token in order; `right`, the number of c
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -25,7 +24,8 @@ from palm_ds.data.tasks.masking import choose_units, mask_tokens
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.tasks.shared.text_task import TextTask
-from palm_ds.text.tokenizer import CHINESE, Tokenizer
+from palm_ds.text.display import token_texts
+from palm_ds.text.tokenizer import Tokenizer
 
 _TEXTS = ("text_a", "text_b", "question", "context")
 
@@ -133,9 +133,6 @@ def _continues_word(tokenizer: Tokenizer) -> np.ndarray:
     """(vocabulary,) bool: whether a token continues the word of the previous token.
 
     WordPiece marks these with `##`; in other vocabularies they are the tokens that neither start
-    with a space nor are Chinese or punctuation."""
-    tokens = tokenizer.tokens(range(tokenizer.size))
-    if tokenizer.kind == "wordpiece":
-        return np.array([token.startswith("##") for token in tokens])
-    new = re.compile(f"[▁Ġ{CHINESE}]")
-    return np.array([token[:1].isalnum() and not new.match(token) for token in tokens])
+    with a space nor are Chinese or punctuation. In byte-level vocabularies that is only seen in the
+    text of a token, as its bytes are written as letters."""
+    return np.array([more for _, more in token_texts(tokenizer, range(tokenizer.size))])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,12 @@ TEXTS = [
 ]
 
 
-def bpe_folder(folder: Path, settings: Mapping[str, Any] | None) -> Path:
+def bpe_folder(
+    folder: Path, settings: Mapping[str, Any] | None, texts: Sequence[str] = TEXTS
+) -> Path:
     """`settings`: the content of tokenizer_config.json; None: no such file."""
     made = ByteLevelBPETokenizer()
-    made.train_from_iterator(TEXTS * 10, vocab_size=320, special_tokens=SPECIALS)
+    made.train_from_iterator([*texts] * 10, vocab_size=320, special_tokens=SPECIALS)
     folder.mkdir(parents=True, exist_ok=True)
     made.save_model(str(folder))
     if settings is not None:

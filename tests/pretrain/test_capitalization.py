@@ -15,7 +15,9 @@ from palm_ds.corpus.writer import write_corpus
 from palm_ds.data.sources.corpus import CorpusSource, split_corpus
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset
 from palm_ds.data.tasks.task import build
+from palm_ds.text.display import token_texts
 from palm_ds.text.tokenizer import wordpiece
+from tests.helpers.byte_level_bpe import bpe_folder
 from tests.helpers.small_corpus import SPECIALS, write_small_corpus
 
 MARKS = ("capital", "word")
@@ -52,6 +54,23 @@ def test_labels_by_hand(tmp_path):
     at, targets = example.labels["capitalization"]
     assert at.tolist() == [1, 5, 8, 10]  # [CLS] is 0
     assert targets.tolist() == [1, 1, 1, 0]
+
+
+def test_digits_after_a_space_are_no_letters(tmp_path):
+    """In byte-level vocabularies the space is written as a letter, and so are Chinese bytes."""
+    text = "Greta has 17 lions ( of 3 中文 )."
+    (tmp_path / "in.txt").write_text("\n\n".join([text] * 4), "utf-8")
+    tokenizer = bpe_folder(tmp_path / "bpe", {}, [text.lower()])
+    options = ["--language", "en", "--lower", "--tokenizer", str(tokenizer)]
+    COMMAND.call([str(tmp_path / "corpus"), str(tmp_path / "in.txt"), *options])
+    source = split_corpus(open_corpus(tmp_path / "corpus"), 0.0, MARKS)[0]
+    dataset = dataset_of(source, "capitalization")
+    example = dataset.example(0, dataset.layouts(np.array([0]))[0])
+    at, targets = example.labels["capitalization"]
+    texts = [text for text, _ in token_texts(source.corpus.tokenizer(), example.unmasked_ids[at])]
+    assert list(zip(texts, targets.tolist(), strict=True))[:4] == [
+        *[("greta", 1), ("has", 0), ("lions", 0), ("of", 0)]
+    ]
 
 
 def test_a_word_cut_by_the_start_of_a_passage_has_no_label(tmp_path):

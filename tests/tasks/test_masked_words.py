@@ -17,8 +17,10 @@ from transformers import BertForMaskedLM
 from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.task import Task, build
 from palm_ds.tasks.masked_words import MaskedWords
-from palm_ds.text.tokenizer import SPECIALS, Tokenizer
+from palm_ds.text.display import token_texts
+from palm_ds.text.tokenizer import SPECIALS, Tokenizer, load_tokenizer
 from palm_ds.weights.formats.huggingface.names import from_names
+from tests.helpers.byte_level_bpe import bpe_folder
 from tests.helpers.text_tables import (
     bert_config,
     built_of,
@@ -106,6 +108,17 @@ def test_words_of_vocabularies_without_a_continuation_prefix(tmp_path: Path) -> 
     found = source.tokenizer.tokens(example.unmasked_ids)[1:-1]
     assert found == ["▁so", "▁good", "s", "光", "荣", "?", "▁'", "t", "▁so", "1"]
     assert task_of().units(example, source)[1:-1].tolist() == [0, 1, 1, 2, 3, 4, 5, 5, 6, 6]
+
+
+def test_words_of_byte_level_vocabularies(tmp_path: Path) -> None:
+    """Their bytes of Chinese are written as letters."""
+    folder = bpe_folder(tmp_path / "bpe", {}, ["so goods", "光", "荣", "so 42", "。"])
+    source = source_of(tmp_path, [{"text_a": "so goods,光荣。 42"}])
+    source = replace(source, tokenizer=load_tokenizer(folder))
+    (example,) = examples_of(source, task_of())
+    found = [text for text, _ in token_texts(source.tokenizer, example.unmasked_ids)][1:-1]
+    assert found == ["so", "goods", ",", "光", "荣", "。", "42"]
+    assert task_of().units(example, source)[1:-1].tolist() == list(range(7))
 
 
 def test_the_masking_rate_and_replacements(tmp_path: Path) -> None:

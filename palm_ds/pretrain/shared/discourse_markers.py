@@ -19,6 +19,7 @@ import numpy as np
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_bits
 from palm_ds.corpus.store import Corpus
+from palm_ds.text.display import token_texts
 from palm_ds.text.tokenizer import Tokenizer
 
 _OWN_LISTS = ("en", "zh")
@@ -180,8 +181,9 @@ def spellings(marker: str, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
 
 
 def _ids_of(texts: tuple[str, ...], tokenizer: Tokenizer) -> np.ndarray:
-    tokens = tokenizer.tokens(range(tokenizer.size))
-    return np.array([i for i, token in enumerate(tokens) if token.lstrip("▁") in texts], np.int64)
+    every = token_texts(tokenizer, range(tokenizer.size))
+    found = [i for i, (text, continues) in enumerate(every) if text in texts and not continues]
+    return np.array(found, np.int64)
 
 
 def mine(
