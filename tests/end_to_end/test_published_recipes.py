@@ -75,10 +75,11 @@ OURS = (
 
 
 def sizes(phase: Phase) -> list[int]:
-    """Rows of every step: size s lasts growth * s / sum(sizes) tokens (ModernBERT's packer)."""
+    """Rows of every step: each size s before the last one lasts growth * s / sum(these sizes)
+    tokens (src/sequence_packer.py of AnswerDotAI/ModernBERT, BatchSizeWarmupScheduler)."""
     rows, left = [], phase.tokens
-    for size in phase.rows[:-1]:
-        steps = round(phase.growth * size / sum(phase.rows) / (size * phase.length))
+    for size in (growing := phase.rows[:-1]):
+        steps = round(phase.growth * size / sum(growing) / (size * phase.length))
         rows += [size] * steps
         left -= steps * size * phase.length
     return rows + [phase.rows[-1]] * math.ceil(left / (phase.rows[-1] * phase.length))

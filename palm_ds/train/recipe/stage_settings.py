@@ -46,7 +46,7 @@ class BatchGrowth:
             raise UserError(f"batch.over: {self.over!r} is not like `1_000_000 tokens`")
         sizes = range(start, end, start)
         tokens = int(self.over.split()[0].replace("_", ""))
-        rows_each = max(round(tokens / (length * sum([*sizes, end]))), 1)
+        rows_each = max(round(tokens / (length * sum(sizes))), 1)
         return StepSize(length, end, tuple(sizes), rows_each)
 
 

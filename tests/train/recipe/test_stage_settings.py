@@ -100,13 +100,13 @@ SIZES = [
 
 
 def test_steps_have_the_size_of_their_stage(tmp_path: Path) -> None:
-    """Restated by hand: 8, 16 and 24 rows of 32 for 3 steps each, since 8,000 tokens are 3.125
-    times those of 8, 16, 24 and 32 rows; 4,608 tokens, and 16 steps for the rest of 20,480."""
+    """Restated by hand: 8, 16 and 24 rows of 32 for 5 steps each, since 8,000 tokens are 5.2 times
+    those of 8, 16 and 24 rows; 7,680 tokens, and 13 steps for the rest of 20,480."""
     write_small_corpus(tmp_path / "corpus")
     made = recipe(tmp_path / "corpus", stages=SIZES, schedule={"kind": "constant"})
-    assert [stage.steps for stage in made.curriculum.stages] == [10, 9 + 16, 10]
+    assert [stage.steps for stage in made.curriculum.stages] == [10, 15 + 13, 10]
     wanted = [(32, 16)] * 10
-    wanted += [(rows, 32) for rows in (8, 16, 24) for _ in range(3)] + [(32, 32)] * 16
+    wanted += [(rows, 32) for rows in (8, 16, 24) for _ in range(5)] + [(32, 32)] * 13
     wanted += [(8, 64)] * 10
     stream = build_stream(made, open_data(made))
     seen: set[tuple[str, int]] = set()
@@ -125,7 +125,7 @@ def test_steps_have_the_size_of_their_stage(tmp_path: Path) -> None:
         np.testing.assert_array_equal(
             resumed.batches(step, 0, 1, rows)[0].input_ids, batch.input_ids
         )
-    factors = [made.lr_scale(made.curriculum.at(step, 1)) for step in range(10, 35)]
+    factors = [made.lr_scale(made.curriculum.at(step, 1)) for step in range(10, 38)]
     assert factors[:5] == [1 / 4, 2 / 4, 3 / 4, 1, 1]  # 3 x 256 tokens and one step more
     assert factors[-5:] == pytest.approx([1, 1, 3 / 4, 2 / 4, 1 / 4])
     table = made.plan_table()
