@@ -198,10 +198,12 @@ class Service:
             self.in_work -= texts
 
     def _admit(self, texts: int) -> None:
-        """Raises RequestError if the server is stopping or its queue is full."""
+        """Raises RequestError if the server is stopping or its queue is full. An empty one takes
+        any request: a query with as many documents as are allowed, or the texts that a head orders
+        after a search, may be more than it holds, and to wait would not help."""
         if self.draining:
             raise RequestError(503, "this server is stopping", retry_after=1)
-        if self.in_work + texts > self.limits.max_queue:
+        if self.in_work and self.in_work + texts > self.limits.max_queue:
             raise RequestError(
                 429,
                 f"{self.in_work:,} texts are waiting, of at most {self.limits.max_queue:,}; try "
