@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from palm_ds.common.errors import UserError
 from palm_ds.common.sparse_vectors import SparseVectors
 from palm_ds.inference.embedder import EmbeddingSettings, Text
+from palm_ds.inference.search.store_errors import StoreBusyError, StoreError
 from palm_ds.serve.limits import RequestError, ServingLimits
 from palm_ds.serve.metrics import ServerMetrics
 from palm_ds.serve.model_set import ModelSet, Served, open_set
@@ -192,6 +193,11 @@ class Service:
             return await asyncio.wait_for(answered(), max(deadline - time.monotonic(), 0))
         except TimeoutError:
             raise RequestError(504, "not answered in time; send fewer texts in a request") from None
+        except StoreBusyError as error:
+            raise RequestError(503, f"{error}; try again later", retry_after=self._wait()) from None
+        except StoreError as error:
+            log.error("%s", error)
+            raise RequestError(500, str(error)) from None
         except UserError as error:
             raise RequestError(422, str(error)) from None
         finally:

@@ -19,6 +19,7 @@ from palm_ds.serve.client import ServingClient
 from palm_ds.serve.model_set import Served, open_set
 from palm_ds.serve.served_model import ModelOptions
 from tests.helpers.serving import Local, listening, local
+from tests.helpers.small_index import no_room_for_pages, writing
 
 RNG = np.random.default_rng(3)
 WORDS = ["good", "bad", "so", "very", "?"]
@@ -153,6 +154,30 @@ def test_mistakes_in_one_line(
     assert (found.status_code, "\n" in message) == (status, False)
     assert line in message
     assert server.service.in_work == 0
+
+
+def test_a_full_disk_is_no_mistake_of_the_client(
+    server: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_room_for_pages(monkeypatch)
+    texts = [{"text": " ".join(f"w{n}x{m}" for m in range(60))} for n in range(20)]
+    status, message = server.refusal("/index", {"texts": texts}, headers=HEADERS)
+    assert (status, message.partition(": ")[2]) == (500, "database or disk is full")
+    assert len(search(server, "so")) == 30 and server.service.in_work == 0
+
+
+def test_who_waits_too_long_for_another_program_is_to_try_again(
+    server: Local, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("palm_ds.inference.search.store._PATIENCE", 0.01)
+    with writing(folder):
+        found = server.run(
+            lambda client: client.request("DELETE", "/index", json={"ids": ["t0"]}, headers=HEADERS)
+        )
+    assert found.status_code == 503 and int(found.headers["retry-after"]) >= 1
+    assert "another process is changing it; try again later" in found.json()["error"]["message"]
+    monkeypatch.undo()
+    assert ask(server, "/index", {"ids": ["t0"]}, "DELETE") == {"deleted": 1, "texts": 29}
 
 
 def test_who_may_change_it(server: Local, served: Served, words_run: Path, tmp_path: Path) -> None:

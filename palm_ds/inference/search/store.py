@@ -46,6 +46,7 @@ from palm_ds.inference.search.postings import (
     weights_of,
 )
 from palm_ds.inference.search.ranking import Ranking, best_of, bm25, dot_products
+from palm_ds.inference.search.store_errors import StoreBusyError, StoreError
 from palm_ds.inference.search.texts import IndexedText
 from palm_ds.inference.search.vectors import SparseTable, VectorFile, Vectors
 from palm_ds.inference.search.words import query_words, words_of
@@ -62,6 +63,7 @@ CREATE TABLE deleted (number INTEGER PRIMARY KEY, row INTEGER NOT NULL);
 CREATE TABLE state (next_row INTEGER NOT NULL, generation INTEGER NOT NULL);
 INSERT INTO state VALUES (0, 0);
 """
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _INSERT = "INSERT INTO texts VALUES (?, ?, ?, ?, ?)"
 
 
@@ -162,8 +164,8 @@ class Snapshot:
 
 
 class Store:
-    """Texts and vectors that are read by several threads and processes. Raises UserError for a
-    damaged database."""
+    """Texts and vectors that are read by several threads and processes. Raises StoreError for a
+    damaged file, and for what the disk or the database cannot do."""
 
     def __init__(self, database: Path | None, vectors: Vectors) -> None:
         """`database` None: in memory, to be read only once it is filled."""
@@ -234,7 +236,8 @@ class Store:
                 return Snapshot(connection, rows, self.vectors.first(rows.count, rows.generation))
             except FileNotFoundError as error:
                 if rows.generation == generation:
-                    raise UserError(f"{error.filename}: is missing: the index is damaged") from None
+                    line = f"{error.filename}: is missing: the index is damaged"
+                    raise StoreError(line) from None
                 generation = rows.generation
                 connection.execute("ROLLBACK")
 
@@ -274,7 +277,7 @@ class Store:
 
     def add(self, texts: Sequence[IndexedText], vectors: DenseOrSparse) -> Added:
         """Add texts with their vectors (texts, size), dense ones of length 1, all or none of them;
-        they replace texts of the same ids. They are on disk when this returns. Raises UserError."""
+        they replace texts of the same ids. They are on disk when this returns."""
         assert vectors.shape == (len(texts), self.vectors.size)
         with self._writing() as connection:
             state = "SELECT generation, next_row FROM state"
@@ -293,7 +296,7 @@ class Store:
         return Added(len(texts), replaced)
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Delete the texts of these ids; returns how many were there. Raises UserError."""
+        """Delete the texts of these ids; returns how many were there."""
         with self._writing() as connection:
             return self._remove(connection, ids)
 
@@ -319,7 +322,7 @@ class Store:
 
     def compact(self) -> int:
         """Leave deleted texts out of the files, and number the others anew; returns how many were
-        left out. Raises UserError; until it is committed nothing has changed."""
+        left out. Until it is committed nothing has changed."""
         with self._writing() as connection:
             rows = self._rows_of(connection)
             left_out = rows.count - rows.total
@@ -358,7 +361,8 @@ class Store:
                 yield connection
                 connection.execute("COMMIT")
             except BaseException:
-                connection.execute("ROLLBACK")
+                if connection.in_transaction:  # a full disk ends it
+                    connection.execute("ROLLBACK")
                 raise
 
     # ---- connections ----
@@ -374,13 +378,16 @@ class Store:
 
     @contextmanager
     def _said(self) -> Iterator[None]:
-        """Turns errors of the disk and the database into UserError."""
+        """Turns errors of the disk and the database into StoreError."""
         try:
             yield
         except sqlite3.Error as error:
-            raise UserError(f"{self.path}: {error}") from None
+            # the low byte is the kind of error, the others its reason
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _BUSY:
+                raise StoreBusyError(f"{self.path}: another process is changing it") from None
+            raise StoreError(f"{self.path}: {error}") from None
         except OSError as error:
-            raise UserError(f"{error.filename or self.path}: {error.strerror}") from None
+            raise StoreError(f"{error.filename or self.path}: {error.strerror}") from None
 
 
 def _close(connections: list[sqlite3.Connection]) -> None:
