@@ -19,8 +19,10 @@ state of the database (`reading`), whatever is added or deleted meanwhile.
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -165,7 +167,9 @@ class Snapshot:
 
 class Store:
     """Texts and vectors that are read by several threads and processes. Raises StoreError for a
-    damaged file, and for what the disk or the database cannot do."""
+    damaged file, and for what the disk or the database cannot do. A change that could not start
+    before its `deadline` (on the monotonic clock), or within a minute, as another process changes
+    the index, is not made: StoreBusyError."""
 
     def __init__(self, database: Path | None, vectors: Vectors) -> None:
         """`database` None: in memory, to be read only once it is filled."""
@@ -275,11 +279,13 @@ class Store:
 
     # ---- writing ----
 
-    def add(self, texts: Sequence[IndexedText], vectors: DenseOrSparse) -> Added:
+    def add(
+        self, texts: Sequence[IndexedText], vectors: DenseOrSparse, *, deadline: float = math.inf
+    ) -> Added:
         """Add texts with their vectors (texts, size), dense ones of length 1, all or none of them;
         they replace texts of the same ids. They are on disk when this returns."""
         assert vectors.shape == (len(texts), self.vectors.size)
-        with self._writing() as connection:
+        with self._writing(deadline) as connection:
             state = "SELECT generation, next_row FROM state"
             generation, first = connection.execute(state).fetchone()
             if isinstance(vectors, SparseVectors):
@@ -295,18 +301,18 @@ class Store:
             connection.execute("UPDATE state SET next_row = ?", [first + len(texts)])
         return Added(len(texts), replaced)
 
-    def delete(self, ids: Sequence[str]) -> int:
+    def delete(self, ids: Sequence[str], *, deadline: float = math.inf) -> int:
         """Delete the texts of these ids; returns how many were there."""
-        with self._writing() as connection:
+        with self._writing(deadline) as connection:
             return self._remove(connection, ids)
 
-    def delete_where(self, filter: Filter) -> int:
+    def delete_where(self, filter: Filter, *, deadline: float = math.inf) -> int:
         """Delete the texts that a filter allows; returns how many. Raises UserError, also for an
         empty filter."""
         sql, parameters = clause_of(filter)
         if not filter:
             raise UserError("filter: empty: it would delete every text")
-        with self._writing() as connection:
+        with self._writing(deadline) as connection:
             found = connection.execute(f"SELECT id FROM texts WHERE {sql}", parameters)
             return self._remove(connection, [identity for (identity,) in found.fetchall()])
 
@@ -352,12 +358,16 @@ class Store:
         )
 
     @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _writing(self, deadline: float = math.inf) -> Iterator[sqlite3.Connection]:
         """A transaction that all of its changes are in, or none."""
         with self._said():
             connection = self._connection()
+            patience = min(max(deadline - time.monotonic(), 0), _PATIENCE)
+            connection.execute(f"PRAGMA busy_timeout = {round(1000 * patience)}")
             connection.execute("BEGIN IMMEDIATE")
             try:
+                if time.monotonic() > deadline:  # SQLite may wait longer than it was asked to
+                    raise self._busy()
                 yield connection
                 connection.execute("COMMIT")
             except BaseException:
@@ -384,10 +394,13 @@ class Store:
         except sqlite3.Error as error:
             # the low byte is the kind of error, the others its reason
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in _BUSY:
-                raise StoreBusyError(f"{self.path}: another process is changing it") from None
+                raise self._busy() from None
             raise StoreError(f"{self.path}: {error}") from None
         except OSError as error:
             raise StoreError(f"{error.filename or self.path}: {error.strerror}") from None
+
+    def _busy(self) -> StoreBusyError:
+        return StoreBusyError(f"{self.path}: another process is changing it")
 
 
 def _close(connections: list[sqlite3.Connection]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -224,6 +225,19 @@ def test_another_process_that_changes_it_too_long_is_said(
             add(index, names(4, 6))
         assert index.total == 4
     check_whole(folder, names(0, 4))
+
+
+def test_a_change_is_not_made_after_its_deadline(tmp_path: Path) -> None:
+    folder, now = tmp_path / "i", time.monotonic()
+    with small_index(folder, names(0, 4)) as index:
+        with pytest.raises(StoreBusyError):
+            index.add(texts_of(["n9"]), vectors_of(["n9"]), deadline=now)
+        with pytest.raises(StoreBusyError):
+            index.delete(["n0"], deadline=now)
+        with pytest.raises(StoreBusyError):
+            index.delete(filter={"of": "n0"}, deadline=now)
+        assert index.delete(["n3"], deadline=now + 600) == 1
+    check_whole(folder, names(0, 3))
 
 
 def test_a_search_reads_one_state(tmp_path: Path) -> None:
