@@ -7,6 +7,7 @@ texts ──those that are not there──> embedded ──> index
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -51,7 +52,7 @@ async def search(
     options = {"filter": asked.filter, "hybrid": asked.hybrid}
     top = max(asked.top, RERANKED) if ranks else asked.top
     run = partial(index.search, vectors[0], query, top=top, **options)
-    found = await _threaded(service, run, deadline)
+    found = await _threaded(service, service.searching, run, deadline)
     if not ranks or not found:
         return model, found
     passages = [each.record.passage for each in found[:RERANKED]]
@@ -75,16 +76,16 @@ async def add(service: Service, texts: Sequence[IndexedText], deadline: float) -
         same = index.store.unchanged(every)
         return every, [text for text, known in zip(every, same, strict=True) if not known]
 
-    every, new = await _threaded(service, complete, deadline)
+    every, new = await _threaded(service, service.searching, complete, deadline)
     done = Added(0, 0)
     if new:
         passages = [text.passage for text in new]
         vectors = await _embedded(service, index, model, passages, deadline)
-        done = await _threaded(service, partial(index.add, new, vectors), deadline)
-        await service.in_thread(index.grow_in_background)
+        change = partial(index.add, new, vectors, deadline=deadline)
+        done = await _threaded(service, service.changing, change, deadline)
+        await service.in_thread(index.grow_in_background, threads=service.searching)
     ids = [text.id for text in every]
-    total = await service.in_thread(lambda: index.total)
-    return {**done._asdict(), "ids": ids, "texts": total}
+    return {**done._asdict(), "ids": ids, "texts": await _total(service, index)}
 
 
 async def delete(
@@ -94,8 +95,9 @@ async def delete(
     index, _ = _index(service)
     if (ids is None) == (filter is None):
         raise RequestError(422, "the body: name the texts: `ids`, or a `filter`")
-    deleted = await _threaded(service, partial(index.delete, ids or (), filter), deadline)
-    return {"deleted": deleted, "texts": await service.in_thread(lambda: index.total)}
+    change = partial(index.delete, ids or (), filter, deadline=deadline)
+    deleted = await _threaded(service, service.changing, change, deadline)
+    return {"deleted": deleted, "texts": await _total(service, index)}
 
 
 def _index(service: Service) -> tuple[SearchIndex, ServedModel]:
@@ -114,8 +116,14 @@ async def _embedded(
     return SparseVectors.of(vectors) if index.store.sparse else vectors
 
 
-async def _threaded(service: Service, function: Callable[[], T], deadline: float) -> T:
-    return await service.bounded(partial(service.in_thread, function), 1, deadline)
+async def _threaded(
+    service: Service, threads: Executor, function: Callable[[], T], deadline: float
+) -> T:
+    return await service.bounded(partial(service.in_thread, function, threads=threads), 1, deadline)
+
+
+async def _total(service: Service, index: SearchIndex) -> int:
+    return await service.in_thread(lambda: index.total, threads=service.searching)
 
 
 def as_hits(found: Sequence[SearchHit]) -> list[dict[str, Any]]:

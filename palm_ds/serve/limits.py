@@ -23,7 +23,7 @@ class ServingLimits(Settings, option="--"):
     max_numbers: PositiveInt = 4 << 20
     """Numbers of the vectors of an answer. More: 413."""
     max_queue: PositiveInt = 1024
-    """Texts of all clients, waiting or in work. More: 429."""
+    """Texts of all clients, waiting or in work. More: 429, unless a request is alone."""
     timeout: PositiveFloat = 60.0
     """Seconds for a request, unless its client asks for less. Then: 504."""
     read_timeout: PositiveFloat = 15.0

@@ -6,9 +6,10 @@
 
 There is no waiting for a batch to fill: while a device computes, requests gather; when it is free,
 it takes one text of each waiting request in turn, until the batch is full. A batch holds what the
-device computes in about `_TURN`; a text that a model writes is a batch of its own. So a short
-request waits for two short turns, never for all texts of a long one, and without load it is
-answered immediately. One thread for each device runs the model; another turns scores into answers.
+device computes in about `_TURN`; a text that a model writes is a batch of its own. Models that have
+requests take turns. So a short request waits for two short turns, and at most two of each other
+busy model, never for all texts of a long one, and without load it is answered immediately. One
+thread for each device runs the model; another turns scores into answers.
 """
 
 from __future__ import annotations
@@ -54,7 +55,6 @@ class Work:
     scores: list[Any] = field(default_factory=list)
     taken: int = 0
     left: int = 0
-    arrived: float = 0.0
 
 
 Piece = tuple[Work, int]
@@ -81,7 +81,8 @@ class Scheduler:
         self._observe = observe
         self._changed = threading.Condition()
         self._queues: dict[int, deque[Work]] = {}
-        """By the identity of the model: a reloaded one has a queue of its own."""
+        """By the identity of the model: a reloaded one has a queue of its own. The first
+        has the next turn."""
         self._room: dict[str, int] = {}
         """Tokens of the next batch of a model, by its name: a reloaded one is about as fast."""
         self._open = True
@@ -95,7 +96,6 @@ class Scheduler:
 
     def submit(self, work: Work) -> Future[Any]:
         """Queue some work; its future gets the answer. Cancelling the future removes it."""
-        work.arrived = time.monotonic()
         work.scores = [{}] * len(work.examples)
         work.left = len(work.examples)
         if not work.examples:
@@ -167,11 +167,11 @@ class Scheduler:
             while True:
                 self._drop_cancelled()
                 if self._queues:
-                    # the longest waiting request decides whose turn it is
-                    key = min(self._queues, key=lambda key: self._queues[key][0].arrived)
-                    pieces = self._taken(self._queues[key])
-                    if not self._queues[key]:
-                        del self._queues[key]
+                    key = next(iter(self._queues))
+                    queue = self._queues.pop(key)
+                    pieces = self._taken(queue)
+                    if queue:
+                        self._queues[key] = queue  # behind those of other models
                     if self._queues:
                         self._changed.notify()
                     return pieces

@@ -8,13 +8,14 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.sparse_vectors import SparseVectors
 from palm_ds.inference.embedder import EmbeddingSettings, Text
+from palm_ds.inference.search.store_errors import StoreBusyError, StoreError
 from palm_ds.serve.limits import RequestError, ServingLimits
 from palm_ds.serve.metrics import ServerMetrics
 from palm_ds.serve.model_set import ModelSet, Served, open_set
@@ -35,6 +36,7 @@ from palm_ds.serve.token_ids import TokenIds
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 _PREPARING = 2  # threads that turn texts into tokens
+_SEARCHING = 2  # threads that read an index
 _RECENT = 0.2  # weight of the newest batch in the measured speed
 _MAX_WAIT = 60  # seconds in a Retry-After at most
 
@@ -51,6 +53,10 @@ class Service:
         self._texts_per_second = 0.0
         self._opening: asyncio.Task[list[str]] | None = None
         self._threads = ThreadPoolExecutor(_PREPARING, thread_name_prefix="prepare")
+        self.searching = ThreadPoolExecutor(_SEARCHING, thread_name_prefix="search")
+        self.changing = ThreadPoolExecutor(1, thread_name_prefix="change")
+        """For additions to an index and deletions, of which SQLite makes one at a time. Others must
+        not wait behind them: another program may keep them waiting."""
         self._scheduler = Scheduler(len(served.options.devices), self._observe)
 
     # ---- requests ----
@@ -192,16 +198,23 @@ class Service:
             return await asyncio.wait_for(answered(), max(deadline - time.monotonic(), 0))
         except TimeoutError:
             raise RequestError(504, "not answered in time; send fewer texts in a request") from None
+        except StoreBusyError as error:
+            raise RequestError(503, f"{error}; try again later", retry_after=self._wait()) from None
+        except StoreError as error:
+            log.error("%s", error)
+            raise RequestError(500, str(error)) from None
         except UserError as error:
             raise RequestError(422, str(error)) from None
         finally:
             self.in_work -= texts
 
     def _admit(self, texts: int) -> None:
-        """Raises RequestError if the server is stopping or its queue is full."""
+        """Raises RequestError if the server is stopping or its queue is full. An empty one takes
+        any request: a query with as many documents as are allowed, or the texts that a head orders
+        after a search, may be more than it holds, and to wait would not help."""
         if self.draining:
             raise RequestError(503, "this server is stopping", retry_after=1)
-        if self.in_work + texts > self.limits.max_queue:
+        if self.in_work and self.in_work + texts > self.limits.max_queue:
             raise RequestError(
                 429,
                 f"{self.in_work:,} texts are waiting, of at most {self.limits.max_queue:,}; try "
@@ -215,9 +228,13 @@ class Service:
         seconds = self.in_work / self._texts_per_second if self._texts_per_second else 1
         return min(max(math.ceil(seconds), 1), _MAX_WAIT)
 
-    async def in_thread(self, function: Callable[..., T], *values: object) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, functools.partial(function, *values))
+    async def in_thread(
+        self, function: Callable[..., T], *values: object, threads: Executor | None = None
+    ) -> T:
+        """The result of a function, in one of the threads that prepare requests or of others. It is
+        not called any more if nobody waits for it when a thread is free."""
+        call = functools.partial(function, *values)
+        return await asyncio.get_running_loop().run_in_executor(threads or self._threads, call)
 
     def _observe(self, report: BatchReport) -> None:
         self.metrics.batch(report)
@@ -252,6 +269,7 @@ class Service:
     def close(self) -> None:
         """Finish what is queued and end the threads."""
         self._scheduler.close()
-        self._threads.shutdown()
+        for threads in (self._threads, self.searching, self.changing):
+            threads.shutdown()
         if self.models.index is not None:
             self.models.index.close()

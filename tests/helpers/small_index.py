@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from zlib import crc32
 
 import numpy as np
+import pytest
 
 from palm_ds.inference.embedder import EmbeddingSettings
+from palm_ds.inference.search import store
 from palm_ds.inference.search.index import IndexEmbedding, SearchIndex, create_index, open_index
 from palm_ds.inference.search.postings import postings_of
 from palm_ds.inference.search.store import Snapshot
@@ -48,6 +52,26 @@ def small_index(
     if ids:
         add(index, ids)
     return index
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Another program holds the lock of writers, as a compaction does."""
+    with closing(sqlite3.connect(folder / "texts.sqlite", isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+
+
+def no_room_for_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Databases that are opened from now on cannot grow, as on a full disk."""
+    connect = store._connect
+
+    def full(path: Path | None) -> sqlite3.Connection:
+        connection = connect(path)
+        connection.execute("PRAGMA max_page_count = 1")  # or as many as there are
+        return connection
+
+    monkeypatch.setattr(store, "_connect", full)
 
 
 def vocabulary(now: Snapshot) -> list[str]:

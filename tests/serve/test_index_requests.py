@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.inference.search.add_files import embedding_of
-from palm_ds.inference.search.index import create_index, open_index
+from palm_ds.inference.search.index import SearchHit, create_index, open_index
 from palm_ds.inference.search.ranking import fused
 from palm_ds.inference.search.texts import IndexedText
 from palm_ds.inference.trained_model import TrainedModel
@@ -19,6 +22,7 @@ from palm_ds.serve.client import ServingClient
 from palm_ds.serve.model_set import Served, open_set
 from palm_ds.serve.served_model import ModelOptions
 from tests.helpers.serving import Local, listening, local
+from tests.helpers.small_index import no_room_for_pages, writing
 
 RNG = np.random.default_rng(3)
 WORDS = ["good", "bad", "so", "very", "?"]
@@ -153,6 +157,85 @@ def test_mistakes_in_one_line(
     assert (found.status_code, "\n" in message) == (status, False)
     assert line in message
     assert server.service.in_work == 0
+
+
+def test_a_full_disk_is_no_mistake_of_the_client(
+    server: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_room_for_pages(monkeypatch)
+    texts = [{"text": " ".join(f"w{n}x{m}" for m in range(60))} for n in range(20)]
+    status, message = server.refusal("/index", {"texts": texts}, headers=HEADERS)
+    assert (status, message.partition(": ")[2]) == (500, "database or disk is full")
+    assert len(search(server, "so")) == 30 and server.service.in_work == 0
+
+
+def test_who_waits_too_long_for_another_program_is_to_try_again(
+    server: Local, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("palm_ds.inference.search.store._PATIENCE", 0.01)
+    with writing(folder):
+        found = server.run(
+            lambda client: client.request("DELETE", "/index", json={"ids": ["t0"]}, headers=HEADERS)
+        )
+    assert found.status_code == 503 and int(found.headers["retry-after"]) >= 1
+    assert "another process is changing it; try again later" in found.json()["error"]["message"]
+    monkeypatch.undo()
+    assert ask(server, "/index", {"ids": ["t0"]}, "DELETE") == {"deleted": 1, "texts": 29}
+
+
+PATIENT = {"x-request-timeout": "20"}
+
+
+def test_changes_that_wait_for_another_program_stop_nothing_else(
+    server: Local, folder: Path
+) -> None:
+    """Nor are they made later, when nobody waits for them any more."""
+
+    async def ask(client: httpx.AsyncClient) -> tuple[list[httpx.Response], list[httpx.Response]]:
+        client.headers.update(HEADERS)
+
+        async def delete(identity: str, seconds: str) -> httpx.Response:
+            headers = {"x-request-timeout": seconds}
+            body = {"ids": [identity]}
+            return await client.request("DELETE", "/index", json=body, headers=headers)
+
+        with writing(folder):
+            late = await asyncio.gather(*(delete(each, "0.2") for each in ("t0", "t1", "t2")))
+            answers = [
+                await client.post("/embed", json={"texts": ["so"]}, headers=PATIENT),
+                await client.post("/search", json={"query": "so"}, headers=PATIENT),
+            ]
+        return late, [*answers, await delete("t3", "20")]
+
+    late, answers = server.run(ask)
+    assert {each.status_code for each in late} <= {503, 504}
+    assert [each.status_code for each in answers] == [200, 200, 200]
+    assert answers[-1].json() == {"deleted": 1, "texts": 29}
+
+
+def test_slow_searches_do_not_stop_other_requests(
+    server: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, end = threading.Semaphore(0), threading.Event()
+
+    def slow(*_: object, **__: object) -> list[SearchHit]:
+        started.release()
+        end.wait(60)
+        return []
+
+    monkeypatch.setattr(server.service.models.index, "search", slow)
+
+    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+        client.headers.update(HEADERS)
+        body = {"query": "so"}
+        searches = [asyncio.ensure_future(client.post("/search", json=body)) for _ in range(3)]
+        for _ in range(2):
+            await asyncio.to_thread(started.acquire)
+        embedded = await client.post("/embed", json={"texts": ["so"]}, headers=PATIENT)
+        end.set()
+        return [embedded, *await asyncio.gather(*searches)]
+
+    assert [each.status_code for each in server.run(ask)] == [200] * 4
 
 
 def test_who_may_change_it(server: Local, served: Served, words_run: Path, tmp_path: Path) -> None:

@@ -116,6 +116,14 @@ def test_models_have_passes_of_their_own(models: ModelSet) -> None:
     assert [(each.model, each.texts) for each in watched.reports] == [("words", 2), ("tasks", 1)]
 
 
+def test_a_long_request_does_not_keep_other_models_waiting(models: ModelSet) -> None:
+    watched = Watched()
+    words, tasks = models.models["words"], models.models["tasks"]
+    watched.run(work(words, *["good " * 60] * 100), work(tasks, "so"), work(words, "so"))
+    first = [(each.model, each.requests) for each in watched.reports][:3]
+    assert first == [("words", 2), ("tasks", 1), ("words", 1)]
+
+
 def test_cancelled_work_is_not_computed(models: ModelSet) -> None:
     model, watched = models.models["words"], Watched()
     gone, kept = work(model, "so"), work(model, "good")

@@ -47,6 +47,17 @@ def test_a_full_queue_says_when_to_come_again(words_run: Path) -> None:
         assert server.post("/embed", BODY).status_code == 200
 
 
+def test_a_queue_takes_any_allowed_request_when_it_is_empty(words_run: Path) -> None:
+    """Also a query and as many documents as fit into it."""
+    models, served = opened(words=words_run)
+    body = {"query": "so", "documents": ["good", "bad", "?"], "use": "vectors"}
+    with local(models, served, max_queue=3, max_texts=3) as server:
+        assert len(server.answer("/rerank", body)["results"]) == 3
+        server.service.in_work = 1
+        assert server.post("/rerank", body).status_code == 429
+        server.service.in_work = 0
+
+
 def test_a_deadline_ends_the_wait_and_frees_the_queue(words_run: Path) -> None:
     models, served = opened(words=words_run)
     with local(models, served) as server:

@@ -45,7 +45,7 @@ def clause_of(filter: Filter) -> Clause:
             raise UserError(f"filter: {key!r:.60}: expected a name")
         check_unicode(key, "filter")
         clauses.append(_condition(key, wanted))
-    if sum(len(parameters) for _, parameters in clauses) > _MAX_CONDITIONS * 3:
+    if sum(max(len(parameters), 1) for _, parameters in clauses) > _MAX_CONDITIONS * 3:
         raise UserError(f"filter: more than {_MAX_CONDITIONS} values")
     return " AND ".join(sql for sql, _ in clauses), [x for _, each in clauses for x in each]
 

@@ -197,9 +197,11 @@ class SearchIndex:
 
     # ---- changes ----
 
-    def add(self, texts: Sequence[IndexedText], vectors: DenseOrSparse) -> Added:
+    def add(
+        self, texts: Sequence[IndexedText], vectors: DenseOrSparse, *, deadline: float = math.inf
+    ) -> Added:
         """Add texts with their vectors (texts, size); they replace texts of the same ids. They are
-        on disk, and are found, when this returns. Raises UserError."""
+        on disk, and are found, when this returns. `deadline`: as of the store. Raises UserError."""
         self._check_writable()
         if vectors.shape != (len(texts), self.size):
             raise UserError(f"vectors of {vectors.shape[1]} numbers; the index has {self.size}")
@@ -207,14 +209,19 @@ class SearchIndex:
         if not np.isfinite(numbers).all():
             raise UserError("vectors: some numbers are not finite")
         dense = not isinstance(vectors, SparseVectors)
-        return self.store.add(texts, unit(vectors) if dense else vectors)
+        return self.store.add(texts, unit(vectors) if dense else vectors, deadline=deadline)
 
-    def delete(self, ids: Sequence[str] = (), filter: Filter | None = None) -> int:
-        """Delete texts by id, or those that a filter allows; returns how many. Raises UserError."""
+    def delete(
+        self, ids: Sequence[str] = (), filter: Filter | None = None, *, deadline: float = math.inf
+    ) -> int:
+        """Delete texts by id, or those that a filter allows; returns how many. `deadline`: as of
+        the store. Raises UserError."""
         self._check_writable()
         for identity in ids:
             check_unicode(identity, "ids")
-        return self.store.delete(ids) if filter is None else self.store.delete_where(filter)
+        if filter is not None:
+            return self.store.delete_where(filter, deadline=deadline)
+        return self.store.delete(ids, deadline=deadline)
 
     def compact(self) -> int:
         """Leave deleted texts out of the files; returns how many. The others have new rows and the

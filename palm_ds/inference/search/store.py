@@ -19,8 +19,10 @@ state of the database (`reading`), whatever is added or deleted meanwhile.
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -46,6 +48,7 @@ from palm_ds.inference.search.postings import (
     weights_of,
 )
 from palm_ds.inference.search.ranking import Ranking, best_of, bm25, dot_products
+from palm_ds.inference.search.store_errors import StoreBusyError, StoreError
 from palm_ds.inference.search.texts import IndexedText
 from palm_ds.inference.search.vectors import SparseTable, VectorFile, Vectors
 from palm_ds.inference.search.words import query_words, words_of
@@ -62,6 +65,7 @@ CREATE TABLE deleted (number INTEGER PRIMARY KEY, row INTEGER NOT NULL);
 CREATE TABLE state (next_row INTEGER NOT NULL, generation INTEGER NOT NULL);
 INSERT INTO state VALUES (0, 0);
 """
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _INSERT = "INSERT INTO texts VALUES (?, ?, ?, ?, ?)"
 
 
@@ -162,8 +166,10 @@ class Snapshot:
 
 
 class Store:
-    """Texts and vectors that are read by several threads and processes. Raises UserError for a
-    damaged database."""
+    """Texts and vectors that are read by several threads and processes. Raises StoreError for a
+    damaged file, and for what the disk or the database cannot do. A change that could not start
+    before its `deadline` (on the monotonic clock), or within a minute, as another process changes
+    the index, is not made: StoreBusyError."""
 
     def __init__(self, database: Path | None, vectors: Vectors) -> None:
         """`database` None: in memory, to be read only once it is filled."""
@@ -234,7 +240,8 @@ class Store:
                 return Snapshot(connection, rows, self.vectors.first(rows.count, rows.generation))
             except FileNotFoundError as error:
                 if rows.generation == generation:
-                    raise UserError(f"{error.filename}: is missing: the index is damaged") from None
+                    line = f"{error.filename}: is missing: the index is damaged"
+                    raise StoreError(line) from None
                 generation = rows.generation
                 connection.execute("ROLLBACK")
 
@@ -272,11 +279,13 @@ class Store:
 
     # ---- writing ----
 
-    def add(self, texts: Sequence[IndexedText], vectors: DenseOrSparse) -> Added:
+    def add(
+        self, texts: Sequence[IndexedText], vectors: DenseOrSparse, *, deadline: float = math.inf
+    ) -> Added:
         """Add texts with their vectors (texts, size), dense ones of length 1, all or none of them;
-        they replace texts of the same ids. They are on disk when this returns. Raises UserError."""
+        they replace texts of the same ids. They are on disk when this returns."""
         assert vectors.shape == (len(texts), self.vectors.size)
-        with self._writing() as connection:
+        with self._writing(deadline) as connection:
             state = "SELECT generation, next_row FROM state"
             generation, first = connection.execute(state).fetchone()
             if isinstance(vectors, SparseVectors):
@@ -292,18 +301,18 @@ class Store:
             connection.execute("UPDATE state SET next_row = ?", [first + len(texts)])
         return Added(len(texts), replaced)
 
-    def delete(self, ids: Sequence[str]) -> int:
-        """Delete the texts of these ids; returns how many were there. Raises UserError."""
-        with self._writing() as connection:
+    def delete(self, ids: Sequence[str], *, deadline: float = math.inf) -> int:
+        """Delete the texts of these ids; returns how many were there."""
+        with self._writing(deadline) as connection:
             return self._remove(connection, ids)
 
-    def delete_where(self, filter: Filter) -> int:
+    def delete_where(self, filter: Filter, *, deadline: float = math.inf) -> int:
         """Delete the texts that a filter allows; returns how many. Raises UserError, also for an
         empty filter."""
         sql, parameters = clause_of(filter)
         if not filter:
             raise UserError("filter: empty: it would delete every text")
-        with self._writing() as connection:
+        with self._writing(deadline) as connection:
             found = connection.execute(f"SELECT id FROM texts WHERE {sql}", parameters)
             return self._remove(connection, [identity for (identity,) in found.fetchall()])
 
@@ -319,7 +328,7 @@ class Store:
 
     def compact(self) -> int:
         """Leave deleted texts out of the files, and number the others anew; returns how many were
-        left out. Raises UserError; until it is committed nothing has changed."""
+        left out. Until it is committed nothing has changed."""
         with self._writing() as connection:
             rows = self._rows_of(connection)
             left_out = rows.count - rows.total
@@ -349,16 +358,21 @@ class Store:
         )
 
     @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _writing(self, deadline: float = math.inf) -> Iterator[sqlite3.Connection]:
         """A transaction that all of its changes are in, or none."""
         with self._said():
             connection = self._connection()
+            patience = min(max(deadline - time.monotonic(), 0), _PATIENCE)
+            connection.execute(f"PRAGMA busy_timeout = {round(1000 * patience)}")
             connection.execute("BEGIN IMMEDIATE")
             try:
+                if time.monotonic() > deadline:  # SQLite may wait longer than it was asked to
+                    raise self._busy()
                 yield connection
                 connection.execute("COMMIT")
             except BaseException:
-                connection.execute("ROLLBACK")
+                if connection.in_transaction:  # a full disk ends it
+                    connection.execute("ROLLBACK")
                 raise
 
     # ---- connections ----
@@ -374,13 +388,19 @@ class Store:
 
     @contextmanager
     def _said(self) -> Iterator[None]:
-        """Turns errors of the disk and the database into UserError."""
+        """Turns errors of the disk and the database into StoreError."""
         try:
             yield
         except sqlite3.Error as error:
-            raise UserError(f"{self.path}: {error}") from None
+            # the low byte is the kind of error, the others its reason
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF in _BUSY:
+                raise self._busy() from None
+            raise StoreError(f"{self.path}: {error}") from None
         except OSError as error:
-            raise UserError(f"{error.filename or self.path}: {error.strerror}") from None
+            raise StoreError(f"{error.filename or self.path}: {error.strerror}") from None
+
+    def _busy(self) -> StoreBusyError:
+        return StoreBusyError(f"{self.path}: another process is changing it")
 
 
 def _close(connections: list[sqlite3.Connection]) -> None:

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from palm_ds.common.atomic import sync
-from palm_ds.common.errors import UserError
+from palm_ds.inference.search.store_errors import StoreError
 
 _ITEM = 4  # bytes of a number
 _AT_ONCE = 65_536  # vectors that are copied
@@ -35,7 +35,7 @@ class Vectors(Protocol):
     """Numbers of a vector."""
 
     def first(self, count: int, generation: int) -> np.ndarray:
-        """The first rows (count, size) float32, to be read only. Raises UserError if there are
+        """The first rows (count, size) float32, to be read only. Raises StoreError if there are
         fewer, and FileNotFoundError."""
         ...
 
@@ -79,7 +79,7 @@ class VectorFile:
         path = self.path(generation)
         rows = path.stat().st_size // (self.size * _ITEM)
         if rows < count:
-            raise UserError(f"{path}: has {rows:,} vectors of {count:,}: it was truncated")
+            raise StoreError(f"{path}: has {rows:,} vectors of {count:,}: it was truncated")
         if not rows:
             return np.empty((0, self.size), np.float32)
         return np.memmap(path, np.float32, "r", shape=(rows, self.size))

@@ -98,6 +98,7 @@ def test_no_part_of_a_filter_is_sql() -> None:
         ({"a": 1 << 63}, "filter: a: an integer of more than 64 bits"),
         ({"a": float("nan")}, "filter: a: nan is no number of JSON"),
         ({"a": ["x"] * 99}, "filter: more than 64 values"),
+        ({f"a{n}": [] for n in range(999)}, "filter: more than 64 values"),
         ({"a": "\ud800"}, "filter: a: half a character"),
     ],
 )

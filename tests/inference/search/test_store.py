@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -12,9 +13,19 @@ import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.inference.search.index import open_index
+from palm_ds.inference.search.store_errors import StoreBusyError, StoreError
 from palm_ds.inference.search.texts import IndexedText
 from palm_ds.inference.search.words import query_words, words_of
-from tests.helpers.small_index import add, check_whole, names, small_index, texts_of, vectors_of
+from tests.helpers.small_index import (
+    add,
+    check_whole,
+    names,
+    no_room_for_pages,
+    small_index,
+    texts_of,
+    vectors_of,
+    writing,
+)
 from tests.helpers.warm_python import run
 
 RNG = np.random.default_rng(8)
@@ -178,7 +189,7 @@ def test_an_addition_that_fails_is_undone(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(UnicodeEncodeError):
         index.add(texts, vectors_of([each.id for each in texts]))
     monkeypatch.setattr("palm_ds.inference.search.vectors.os.pwrite", full_disk)
-    with pytest.raises(UserError, match="No space left on device"):
+    with pytest.raises(StoreError, match="No space left on device"):
         add(index, names(4, 6))
     index.close()
     check_whole(tmp_path / "i", names(0, 4))
@@ -186,6 +197,47 @@ def test_an_addition_that_fails_is_undone(tmp_path: Path, monkeypatch: pytest.Mo
 
 def full_disk(*_: object) -> int:
     raise OSError(28, "No space left on device")
+
+
+def test_a_full_database_is_said_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite ends the transaction itself, so there is none to roll back."""
+    folder = tmp_path / "i"
+    small_index(folder, names(0, 4)).close()
+    with monkeypatch.context() as full:
+        no_room_for_pages(full)
+        with open_index(folder) as index:
+            with pytest.raises(StoreError, match="texts.sqlite: database or disk is full"):
+                add(index, names(4, 999))
+            assert index.delete(["n3"]) == 1
+    check_whole(folder, names(0, 3))
+
+
+def test_another_process_that_changes_it_too_long_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "i"
+    small_index(folder, names(0, 4)).close()
+    monkeypatch.setattr("palm_ds.inference.search.store._PATIENCE", 0.01)
+    with open_index(folder) as index, writing(folder):
+        with pytest.raises(StoreBusyError, match="texts.sqlite: another process is changing it"):
+            add(index, names(4, 6))
+        assert index.total == 4
+    check_whole(folder, names(0, 4))
+
+
+def test_a_change_is_not_made_after_its_deadline(tmp_path: Path) -> None:
+    folder, now = tmp_path / "i", time.monotonic()
+    with small_index(folder, names(0, 4)) as index:
+        with pytest.raises(StoreBusyError):
+            index.add(texts_of(["n9"]), vectors_of(["n9"]), deadline=now)
+        with pytest.raises(StoreBusyError):
+            index.delete(["n0"], deadline=now)
+        with pytest.raises(StoreBusyError):
+            index.delete(filter={"of": "n0"}, deadline=now)
+        assert index.delete(["n3"], deadline=now + 600) == 1
+    check_whole(folder, names(0, 3))
 
 
 def test_a_search_reads_one_state(tmp_path: Path) -> None:
@@ -208,10 +260,10 @@ def test_mistakes_in_one_line(tmp_path: Path) -> None:
     vectors = folder / "vectors-0.f32"
     whole = vectors.read_bytes()
     vectors.write_bytes(whole[:-1])
-    with pytest.raises(UserError, match="vectors-0.f32: has 2 vectors of 3: it was truncated"):
+    with pytest.raises(StoreError, match="vectors-0.f32: has 2 vectors of 3: it was truncated"):
         open_index(folder)
     vectors.unlink()
-    with pytest.raises(UserError, match="vectors-0.f32: is missing: the index is damaged"):
+    with pytest.raises(StoreError, match="vectors-0.f32: is missing: the index is damaged"):
         open_index(folder)
     vectors.write_bytes(whole)
     with closing(sqlite3.connect(folder / "texts.sqlite")) as connection:
@@ -219,5 +271,5 @@ def test_mistakes_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="texts.sqlite: is of another version of palm_ds; `palm-ds"):
         open_index(folder)
     (folder / "texts.sqlite").write_bytes(b"no database" * 99)
-    with pytest.raises(UserError, match="texts.sqlite: file is not a database"):
+    with pytest.raises(StoreError, match="texts.sqlite: file is not a database"):
         open_index(folder)
