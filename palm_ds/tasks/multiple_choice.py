@@ -53,16 +53,17 @@ class MultipleChoice(OptionalImages):
     imports: ClassVar[ImportedHead | None] = "choices"
 
     def resolved(self, source: TableSource) -> MultipleChoice:
-        """With the label format of the training rows."""
+        """With the label format of the training rows that have a label."""
         self.columns_of(source)
         source.need(self.label_column, self.where)
-        labels = [str(value) for value in source.column(self.label_column)]
+        rows = replace(source, numbers=source.numbers[self.labelled(source)])
+        labels = [str(value) for value in rows.column(self.label_column)]
         answers = self.answers or _written(labels)
         first = self.count_from
         if first < 0:
             numbers = [int(label) if label.isdecimal() else -1 for label in labels]
             last = [
-                number == len(c) for number, c in zip(numbers, self._choices(source), strict=True)
+                number == len(c) for number, c in zip(numbers, self._choices(rows), strict=True)
             ]
             first = int(answers == "number" and 0 not in numbers and any(last))
         return replace(super().resolved(source), answers=answers, count_from=first)

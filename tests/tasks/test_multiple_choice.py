@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -89,6 +90,21 @@ def test_labels_are_read_and_written_as_in_the_file(
         }
         assert written[item]["label"] == names[answers]
     assert task.resolved(source) == task
+
+
+@pytest.mark.parametrize(
+    ("label", "answers", "count_from"),
+    [("3", "number", 1), ("B", "letter", 0), ("bad x", "text", 0)],
+)
+def test_rows_without_a_label_say_nothing_about_the_format(
+    tmp_path: Path, label: str, answers: str, count_from: int
+) -> None:
+    rows = [{**ROWS[1], "label": None}, {**ROWS[0], "label": label}]
+    source = source_of(tmp_path, rows, missing_labels="keep")
+    task = task_of().resolved(source)
+    assert (task.answers, task.count_from) == (answers, count_from)
+    assert (task.targets(source) >= 0).tolist() == [False, True]
+    task.check(replace(source, numbers=source.numbers[task.labelled(source)]), labelled=True)
 
 
 def test_label_settings_of_a_recipe_are_kept(tmp_path: Path) -> None:

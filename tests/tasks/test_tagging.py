@@ -204,6 +204,38 @@ def test_any_scheme_can_be_trained_in_any_other(
     assert [found[i]["tags"] for i in range(3)] == [convert(tags, written) for tags in every]
 
 
+@pytest.mark.parametrize("spans", [False, True])
+def test_chunks_that_the_head_merges_are_counted_and_not_found(
+    rows: Callable[..., TableSource], spans: bool
+) -> None:
+    every = [["B-x", "B-x", "O"], ["B-x", "I-x", "B-y"]]
+    ends = [[(0, 1, "x"), (2, 3, "x")], [(0, 3, "x"), (4, 5, "y")]]
+    source = rows(
+        *(
+            {
+                "text_a": "a b c",
+                "spans": [dict(zip(("start", "end", "type"), e, strict=True)) for e in each],
+            }
+            if spans
+            else {"tokens": list("abc"), "tags": tags}
+            for tags, each in zip(every, ends, strict=True)
+        )
+    )
+    task = tagging(source, trained_scheme="IO")
+    found = there_and_back(task, source)
+    assert [found[i]["tags"] for i in (0, 1)] == [["B-x", "I-x", "O"], every[1]]
+    scores = task.metrics(found, source)
+    assert scores["precision"] == pytest.approx(2 / 3) and scores["recall"] == 0.5
+    assert scores["accuracy"] == pytest.approx(5 / 6)
+    report = task.report(found, source)
+    assert report and report.record()["classes"]["x"]["recall"] == pytest.approx(1 / 3)
+    assert task.describe(source) == (
+        "slots: 1 chunks directly follow another of their type; the head learns IO, which merges "
+        "the two, and scores count both as not found"
+    )
+    assert tagging(source).describe(source) == ""
+
+
 @pytest.mark.parametrize("scheme", sorted({*SCHEMES} - {"IO"}))  # IOB1 may write all that IO does
 def test_the_scheme_is_detected_from_the_rows(
     rows: Callable[..., TableSource], scheme: str

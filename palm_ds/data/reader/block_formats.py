@@ -18,12 +18,13 @@ Numbered = list[tuple[int, str]]
 def read_conll(file: File, settings: TableSettings) -> Iterator[Row]:
     """One token per line, an empty line after each sentence; columns are lists, keyed by number."""
     delimiter = settings.delimiter
-    width = 0
+    comments, width = _comments_of_each(file), 0
     for block in _sentences(file):
         if isinstance(block, Row):
             yield block
             continue
-        if not width:
+        block = block[comments:]
+        if block and not width:
             line = next((x for _, x in block if not x.startswith("# ")), block[0][1])
             delimiter = delimiter or ("\t" if "\t" in line else "")
             width = len(_cells(line, delimiter))
@@ -31,6 +32,21 @@ def read_conll(file: File, settings: TableSettings) -> Iterator[Row]:
             block = block[1:]
         if block:
             yield _sentence(block, delimiter, width)
+
+
+def _comments_of_each(file: File) -> int:
+    """How many `# ` lines begin every sentence of a file. If all have them, they are comments, even
+    with as many columns as a token; a sentence among others may begin with the token #."""
+    fewest = 0
+    for block in _sentences(file):
+        if isinstance(block, Row):
+            continue
+        first = next((i for i, (_, line) in enumerate(block) if not line.startswith("# ")), None)
+        if first == 0:
+            return 0
+        if first is not None:  # a block of such lines alone is no sentence to judge by
+            fewest = min(fewest or first, first)
+    return fewest
 
 
 def _is_comment(line: str, delimiter: str, width: int) -> bool:

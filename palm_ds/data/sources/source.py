@@ -3,7 +3,7 @@ token frequencies."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -26,13 +26,20 @@ class CachesResults:
 
 
 def train_heldout_split(
-    count: int, share: float, *, where: str, of: str, at_least_one: bool = False
+    count: int,
+    share: float,
+    *,
+    where: str,
+    of: str,
+    at_least_one: bool = False,
+    groups: Sequence[object] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The numbers to train on and those held out, ascending. Whether a document or row is held out
-    depends only on its number, so the split is the same in every run over the same data. `where`
-    and `of` (what is counted) are for the message if nothing remains to train on."""
+    depends only on its number, so the split is the same in every run over the same data; those of
+    one of the `groups` stay together. `where` and `of` (what is counted) are for the message if
+    nothing remains to train on."""
     numbers = np.arange(count)
-    draw = held_out_draw(numbers)
+    draw = held_out_draw(numbers, groups)
     out = draw < share
     if at_least_one and share > 0 and count and not out.any():
         out[draw.argmin()] = True
@@ -41,10 +48,15 @@ def train_heldout_split(
     return numbers[~out], numbers[out]
 
 
-def held_out_draw(numbers: np.ndarray) -> np.ndarray:
+def held_out_draw(numbers: np.ndarray, groups: Sequence[object] | None = None) -> np.ndarray:
     """A uniform number in [0, 1) for every document or row: below the held-out share, it is held
-    out."""
-    return keyed_uniform(derive_key("held out"), numbers, 1)[:, 0]
+    out. All of a group have the number of its first."""
+    draw = keyed_uniform(derive_key("held out"), numbers, 1)[:, 0]
+    if groups is None:
+        return draw
+    of_group: dict[str, float] = {}
+    pairs = zip(map(str, groups), draw.tolist(), strict=True)
+    return np.array([of_group.setdefault(*pair) for pair in pairs])
 
 
 def unigram_frequencies(texts: Iterable[np.ndarray], size: int) -> np.ndarray:

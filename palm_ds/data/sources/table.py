@@ -283,10 +283,12 @@ _BATCH = 8192  # texts per call of the tokenizer
 
 
 def split_rows(
-    table: Table, held_out: float, tokenizer: Tokenizer, name: str
+    table: Table, held_out: float, tokenizer: Tokenizer, name: str, group: str = ""
 ) -> tuple[TableSource, TableSource]:
-    """The training rows and the held-out rows; the split depends only on row numbers."""
-    training, held = train_heldout_split(len(table), held_out, where=name, of="rows")
+    """The training rows and the held-out rows; the split depends only on row numbers. Rows with the
+    same value of the column `group`, if given, stay together."""
+    groups = table.column(group) if group else None
+    training, held = train_heldout_split(len(table), held_out, where=name, of="rows", groups=groups)
     return (
         TableSource(table, training, tokenizer, name),
         TableSource(table, held, tokenizer, name),

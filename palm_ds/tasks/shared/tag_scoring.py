@@ -15,7 +15,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.tasks.metrics.calibration import CalibrationBin, calibration_bins
-from palm_ds.tasks.metrics.chunks import chunk_scores, convert
+from palm_ds.tasks.metrics.chunks import chunk_scores
 from palm_ds.tasks.metrics.class_report import ClassReport, class_report
 from palm_ds.tasks.metrics.classes import accuracy
 from palm_ds.tasks.metrics.counts import MatchCounts
@@ -42,8 +42,7 @@ class TagScoring(TagsTask):
         scores = {} if self.written == tag_schemes.NONE else total_scores(types)
         if all("tags" in predictions[item] for item in known):  # a file may contain only spans
             tags = [predictions[item]["tags"] for item in known]
-            right = [self._as_written(tags) for tags in known.values()]
-            scores["accuracy"] = accuracy(np.concatenate(tags), np.concatenate(right))
+            scores["accuracy"] = accuracy(np.concatenate(tags), np.concatenate([*known.values()]))
         return scores
 
     def report(
@@ -75,21 +74,20 @@ class TagScoring(TagsTask):
             if len(own) != len(tags) or len(found) != len(tags):
                 return []
             probs += own
-            right += map(eq, found, self._as_written(tags))
+            right += map(eq, found, tags)
         return calibration_bins(probs, right)
 
     def _known(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[int, list[str]]:
-        """{item: tags in the scheme of the head}, for rows with only known tags."""
-        known = {}
+        """{item: tags in the scheme of predictions}, for rows with only known tags. These are the
+        table's, not the head's: IO as `trained_scheme` merges chunks."""
+        known, scheme = {}, self.trained if self.written == tag_schemes.NONE else self.written
         for item in predictions if self.labelled_by(source) else ():
             with suppress(UserError):
-                known[item] = self.known_tags(source, item)
+                self.known_tags(source, item)
+                known[item] = self.expected(source, item, scheme)
         return known
-
-    def _as_written(self, tags: list[str]) -> list[str]:
-        return tags if self.written == tag_schemes.NONE else convert(tags, self.written)
 
     def _types(
         self,
@@ -105,7 +103,7 @@ class TagScoring(TagsTask):
             pairs = [(predictions[item]["spans"], given[item] or []) for item in known]
             return tag_schemes.span_counts(pairs)
         tags = [predictions[item]["tags"] for item in known]
-        return chunk_scores(tags, [self._as_written(tags) for tags in known.values()]).types
+        return chunk_scores(tags, [*known.values()]).types
 
     def prepared(
         self, source: TableSource, predictions: Sequence[StoredPrediction]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
@@ -176,12 +177,16 @@ class TagsTask(TextTask):
         if nothing is."""
         if self.labelled_by(source) == SPANS:
             items = np.flatnonzero(self.labelled(source)).tolist()
-            return _span_notes(self.name, [self._chunks(source, item)[1:] for item in items])
+            found = [self._chunks(source, item) for item in items]
+            notes = _span_notes(self.name, [each[1:] for each in found])
+            return _joined(notes, _merge_note(self.name, [row for row, *_ in found], self.trained))
         if not self.labelled_by(source):
             return ""
         rows = source.column(self.labelled_by(source))
         notes = _name_notes(self.name, rows, self.written)
-        return notes or _violation_note(self.name, rows, self.written, source)
+        notes = notes or _violation_note(self.name, rows, self.written, source)
+        found = [] if self.written == tag_schemes.NONE else [chunks(row or []) for row in rows]
+        return _joined(notes, _merge_note(self.name, found, self.trained))
 
     # ---- labels ----
 
@@ -217,7 +222,7 @@ class TagsTask(TextTask):
     def known_tags(self, source: TableSource, item: int) -> list[str]:
         """The tags of a row in the scheme of the head. Raises UserError if a tag is missing or
         unknown; a task without `labels` accepts all tags."""
-        expected = self.expected(source, item)
+        expected = self.expected(source, item, self.trained)
         for place, tag in enumerate(expected, 1):
             if self.labels and tag not in self.labels:
                 raise UserError(
@@ -227,20 +232,20 @@ class TagsTask(TextTask):
                 )
         return expected
 
-    def expected(self, source: TableSource, item: int) -> list[str]:
-        """The tags of a row in the scheme of the head, not checked against `labels`."""
+    def expected(self, source: TableSource, item: int, scheme: str) -> list[str]:
+        """The tags of a row in a scheme, not checked against `labels`."""
         column, size = self.labelled_by(source), len(self.places(source)[item])
         if column == SPANS:
             if source.column(SPANS)[item] is None:
                 raise UserError(f"{source.where(item)}: {SPANS} is empty")
-            return tags_of(self._chunks(source, item)[0], size, self.trained)
+            return tags_of(self._chunks(source, item)[0], size, scheme)
         row = self._row(source, item)
         if len(row) != size:
             raise UserError(f"{source.where(item)}: {len(row)} {column}, but {size} words")
         if self.written == tag_schemes.NONE:
             return row
         self._check_tags(source, item, self.written)
-        return convert(row, self.trained)
+        return convert(row, scheme)
 
     def _row(self, source: TableSource, item: int) -> list[str]:
         """The tags of a row as in the table."""
@@ -296,6 +301,27 @@ def _violation_note(
         f"{task}: {len(broken):,} rows violate {scheme} and are read by conlleval's rules; the "
         f"first: {source.where(first)}, tag {wrong.position + 1}: {wrong.tag} for {wrong.right}"
     )
+
+
+def _merge_note(task: str, rows: Sequence[Sequence[Chunk]], scheme: str) -> str:
+    """A note on the chunks that the scheme of the head merges."""
+    if scheme != "IO":
+        return ""
+    merged = sum(
+        before.end == chunk.start and before.type == chunk.type
+        for row in rows
+        for before, chunk in pairwise(row)
+    )
+    if not merged:
+        return ""
+    return (
+        f"{task}: {merged:,} chunks directly follow another of their type; the head learns IO, "
+        "which merges the two, and scores count both as not found"
+    )
+
+
+def _joined(*notes: str) -> str:
+    return "\n".join(filter(None, notes))
 
 
 def _number_notes(names: Collection[str]) -> list[str]:

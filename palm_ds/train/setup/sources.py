@@ -113,13 +113,16 @@ class _Opening:
 
     def table(self, name: str, source: SourceSettings) -> None:
         tokenizer = self._tokenizer(name, source)
-        share = 0.0 if source.validation else self.recipe.held_out
+        share = 0.0 if source.validation or source.folds else self.recipe.held_out
         where = f"sources.{name}"
         if source.reader:
             training, held = self._endless(name, source, tokenizer)
         else:
             rows = self._table(source.table, source.read, where)
-            training, held = split_rows(rows, 0.0 if source.folds else share, tokenizer, name)
+            training, held = split_rows(rows, 0.0, tokenizer, name)
+            if share:
+                group = self._group_of(name, training)
+                training, held = split_rows(rows, share, tokenizer, name, group)
         if source.folds:
             training, held = self._folded(name, training, source.folds)
         if source.validation:
@@ -140,8 +143,7 @@ class _Opening:
     ) -> tuple[TableSource, TableSource]:
         """The rows of a table to train on and those of the fold that is held out."""
         tasks = [task for task in self.recipe.built_tasks.values() if task.source == name]
-        ranked = [task.group_of(rows) for task in tasks if isinstance(task, Ranking)]
-        group = folds.group or next(iter(ranked), "")
+        group = folds.group or self._group_of(name, rows)
         if group:
             rows.need(group, f"sources.{name}.folds.group")
         named = [task.label_column for task in tasks if isinstance(task, PositiveClassTask)]
@@ -187,16 +189,17 @@ class _Opening:
         most = self.recipe.evaluate.examples
         if most is None or most >= len(rows):
             return rows
-        draw = held_out_draw(rows.numbers)
-        for task in self.recipe.built_tasks.values():
-            if isinstance(task, Ranking) and task.source == name:
-                of_group: dict[str, float] = {}
-                groups = map(str, rows.column(task.group_of(rows)))
-                draw = np.array(
-                    [of_group.setdefault(*pair) for pair in zip(groups, draw, strict=True)]
-                )
+        group = self._group_of(name, rows)
+        draw = held_out_draw(rows.numbers, rows.column(group) if group else None)
         taken = draw <= np.sort(draw)[most - 1] if most else np.zeros(len(rows), bool)
         return replace(rows, numbers=rows.numbers[taken])
+
+    def _group_of(self, name: str, rows: TableSource) -> str:
+        """The column whose rows stay together, for the candidates of a ranking; empty if no task
+        ranks the rows of this table."""
+        tasks = self.recipe.built_tasks.values()
+        ranks = [task for task in tasks if isinstance(task, Ranking) and task.source == name]
+        return ranks[0].group_of(rows) if ranks else ""
 
     def _tokenizer(self, name: str, source: SourceSettings) -> Tokenizer:
         """The tokenizer of a table; one object per vocabulary."""

@@ -130,6 +130,25 @@ def test_conll(tmp_path: Path) -> None:
     assert rows(bare) == [{"tokens": ["a", "b"]}, {"tokens": ["c"]}]
 
 
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("# s1\nthe DT\ncat NN\n\n# s2\na DT\n", [["the", "cat"], ["a"]]),
+        ("# id 7\ten\na _ _ O\n\n# id 8\ten\n# _ _ O\nb _ _ O\n", [["a"], ["#", "b"]]),
+        ("# id 7\ten\n# _ _ O\n\n# id 8\ten\nb _ _ O\n", [["#"], ["b"]]),
+        ("# s1\n# x\nthe DT\n\n# s2\n# y\na DT\n", [["the"], ["a"]]),
+        ("# a POS corpus\n\n# s1\nthe DT\n\n# s2\na DT\n", [["the"], ["a"]]),
+        ("# SYM\none CD\n\na DT\n", [["#", "one"], ["a"]]),
+        ("a DT\n\n# SYM\none CD\n", [["a"], ["#", "one"]]),
+        ("# SYM\n", [["#"]]),
+    ],
+)
+def test_conll_comments_are_lines_that_every_sentence_has(
+    tmp_path: Path, text: str, tokens: list[list[str]]
+) -> None:
+    assert opened(tmp_path, "t.conll", text).column("tokens") == tokens
+
+
 def test_conll_with_tabs_keeps_spaces(tmp_path: Path) -> None:
     table = opened(tmp_path, "t.conll", "New York\tB-X\n\u3000\tO\r\n\r\n# text\nb\tO\n")
     assert table[0]["tokens"] == ["New York", "\u3000"] and table[1]["tokens"] == ["b"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.reader import TableSettings, open_table
+from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.sources.table import encode, split_rows
 from palm_ds.text.tokenizer import load_tokenizer
 from tests.helpers.word_tables import WORDS, open_source, write_table, write_texts, write_vocabulary
@@ -97,6 +97,17 @@ def test_the_held_out_rows_depend_on_row_numbers_only(vocabulary, tmp_path) -> N
     assert split[600][split[600] < 400].tolist() == split[400].tolist()
     training, held = split_rows(table, 0.0, tokenizer, "t")
     assert len(training) == 600 and len(held) == 0
+
+
+def test_rows_of_a_group_are_held_out_together(vocabulary, tmp_path) -> None:
+    rows = [{"text_a": f"q{n % 100}", "text_b": "w"} for n in range(400)]
+    table, tokenizer = Table.from_rows(rows), load_tokenizer(vocabulary)
+    training, held = split_rows(table, 0.2, tokenizer, "t", "text_a")
+    assert sorted([*training.numbers, *held.numbers]) == list(range(400))
+    assert not {*training.column("text_a")} & {*held.column("text_a")}
+    assert 0.1 < len(held) / 400 < 0.3
+    by_row = split_rows(table, 0.2, tokenizer, "t")[1].numbers
+    assert held.numbers[held.numbers < 100].tolist() == by_row[by_row < 100].tolist()
 
 
 def test_an_empty_training_set_is_an_error(vocabulary, tmp_path) -> None:

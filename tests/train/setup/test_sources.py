@@ -128,8 +128,14 @@ def test_the_candidates_of_a_ranking_stay_together(tmp_path: Path) -> None:
         "evaluate": {"examples": 10},
     }
     ((_, rows, _),) = open_data(make_recipe(values)).held_out["pairs"]
-    groups = [rows.row(n)["text_a"] for n in range(len(rows))]
+    groups = rows.column("text_a")
     assert len(groups) == 12 and all(groups.count(group) == 4 for group in groups)
+
+    del values["sources"]["pairs"]["validation"]
+    data = open_data(make_recipe(values | {"held_out": 0.3, "evaluate": {}}))
+    ((_, training, _),), ((_, held, _),) = data.train["pairs"], data.held_out["pairs"]
+    assert len(held) and len(training) + len(held) == 48
+    assert not {*training.column("text_a")} & {*held.column("text_a")}
 
 
 def warnings(sources: dict[str, Any]) -> list[str]:
