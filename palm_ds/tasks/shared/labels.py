@@ -118,7 +118,8 @@ def class_probs(predictions: Mapping[int, Mapping[str, Any]], classes: int) -> n
 
 
 def split_names(value: object, separator: str, nothing: str) -> list[str]:
-    """The class names in one cell, which is a list, a text with separators or {class: worth}.
+    """The class names in one cell, which is a list, a text with separators or {class: worth}. Only
+    a text says `nothing` for no class.
 
     >>> split_names("sport, politics", ",", "none")
     ['sport', 'politics']
@@ -127,9 +128,10 @@ def split_names(value: object, separator: str, nothing: str) -> list[str]:
         return []
     if isinstance(value, Mapping):
         return list(value)
-    names = value if isinstance(value, list) else str(value).split(separator)
+    listed = isinstance(value, list)
+    names = value if listed else str(value).split(separator)
     stripped = [str(name).strip() for name in names]
-    return [name for name in stripped if name and name != nothing]
+    return [name for name in stripped if name and (listed or name != nothing)]
 
 
 def numbers(task: TextTask, source: TableSource, *, strict: bool = False) -> np.ndarray:
