@@ -64,8 +64,10 @@ def positive_scores(
 ) -> dict[str, float]:
     """The scores of the class `positive` by its probability, over the rows with a label: its AUC,
     and those that the task asks for; empty if a prediction has no probabilities (a submission
-    file), or without rows of both kinds. `targets`: (rows,) classes, -1 where there is none."""
-    if (probs := class_probs(predictions, len(task.labels))) is None:
+    file) or nobody knows their order, or without rows of both kinds. `targets`: (rows,) classes,
+    -1 where there is none."""
+    probs = class_probs(predictions, len(task.labels))
+    if probs is None or not all(found.get("ordered", True) for found in predictions.values()):
         return {}
     actual = targets[list(predictions)]
     scores, actual = probs[actual >= 0, positive], actual[actual >= 0]
