@@ -18,6 +18,7 @@ from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.tasks.metrics.calibration import calibration_bins
 from palm_ds.tasks.metrics.class_report import ClassReport, class_report
 from palm_ds.tasks.metrics.classes import auc, precision_at_threshold, recall_at_precision
+from palm_ds.tasks.metrics.probabilities import whole_share
 from palm_ds.tasks.shared.text_task import ClassesTask, PositiveClassTask, TextTask
 
 _LARGEST = 1e18
@@ -70,7 +71,8 @@ def positive_scores(
     if probs is None or not all(found.get("ordered", True) for found in predictions.values()):
         return {}
     actual = targets[list(predictions)]
-    scores, actual = probs[actual >= 0, positive], actual[actual >= 0]
+    probs, actual = probs[actual >= 0], actual[actual >= 0]
+    scores = whole_share(probs, positive)
     found = {"auc": auc(scores, actual, positive)}
     if math.isnan(found["auc"]):
         return {}
