@@ -82,7 +82,7 @@ class Classification(WholeTextTask, PositiveClassTask):
         known = task.targets(source)[task.targets(source) >= 0]
         counts = np.maximum(np.bincount(known, minlength=len(task.labels)), 1)
         shares = len(known) / (len(task.labels) * counts)
-        weights = dict(zip(task.labels, rounded(shares), strict=True))
+        weights = dict(zip(task.labels, (round(x, 6) for x in shares.tolist()), strict=True))
         return replace(task, class_weights=weights)
 
     def check_labels(self, source: TableSource) -> None:

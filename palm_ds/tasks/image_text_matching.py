@@ -25,7 +25,7 @@ from palm_ds.data.tasks.example import Example
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.regions import ImageMatchHead
 from palm_ds.tasks.metrics.classes import accuracy, auc
-from palm_ds.tasks.metrics.probabilities import rounded, softmax
+from palm_ds.tasks.metrics.probabilities import rounded, softmax, whole_share
 from palm_ds.tasks.shared.image_text import ImageTextTask, image_numbers
 
 NAMES = ("another image", "its image")
@@ -93,7 +93,7 @@ class ImageTextMatching(ImageTextTask):
         if len(known) < len(predictions) or len(set(known)) < 2:
             return {}
         labels = [each["label"] == NAMES[1] for each in predictions.values()]
-        probabilities = [each["probs"][1] for each in predictions.values()]
+        probabilities = whole_share(np.array([x["probs"] for x in predictions.values()]), 1)
         return {"accuracy": accuracy(labels, known), "auc": auc(probabilities, known, True)}
 
 

@@ -31,7 +31,7 @@ from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.model.heads.pooled import PairHead
 from palm_ds.tasks.metrics.class_report import ClassReport
 from palm_ds.tasks.metrics.classes import accuracy, f1, matthews
-from palm_ds.tasks.metrics.probabilities import rounded, sigmoid, softmax
+from palm_ds.tasks.metrics.probabilities import rounded, rounded_number, sigmoid, softmax
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.text_task import PositiveClassTask, level, missing
 
@@ -202,7 +202,9 @@ class Matching(PositiveClassTask):
                 "logits": rounded(scores[0]),
                 "probs": rounded(softmax(scores[0])),
             }
-        return dict(zip(("probs", "probs_neg"), rounded(sigmoid(scores[:, 0])), strict=False))
+        probs = sigmoid(scores[:, 0]).tolist()
+        found = [rounded_number(x, min(x, 1 - x)) for x in probs]  # distinct also near 1
+        return dict(zip(("probs", "probs_neg"), found, strict=False))
 
     def metrics(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource

@@ -26,6 +26,7 @@ from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.outputs import ExportedHead, HeadOutputs
 from palm_ds.model.heads.pooled import RegressionHead
 from palm_ds.tasks.metrics.numbers import mse, pearson_and_spearman
+from palm_ds.tasks.metrics.probabilities import rounded_number
 from palm_ds.tasks.shared import labels
 from palm_ds.tasks.shared.image_text import WholeTextTask
 
@@ -126,7 +127,8 @@ class Regression(WholeTextTask):
         value = float(scores[0, 0])
         value = value * self.deviation + self.mean if self._standardises else value
         value = value if self.low is None else max(value, self.low)
-        return {"value": round(value if self.high is None else min(value, self.high), 6)}
+        value = value if self.high is None else min(value, self.high)
+        return {"value": rounded_number(value, self.deviation if self._standardises else 0.0)}
 
     def metrics(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource

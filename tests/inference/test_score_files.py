@@ -186,6 +186,23 @@ def test_classes_are_those_of_the_predicting_task(tmp_path) -> None:
     assert plain["f1"] == pytest.approx(f1_score(actual, guessed, pos_label="b"))
 
 
+@pytest.mark.parametrize("kind", ["classification", "matching"])
+def test_probabilities_are_scored_if_the_order_of_their_classes_is_known(
+    tmp_path: Path, kind: str
+) -> None:
+    """That of the labels in the table may be another one, which would turn the AUC around."""
+    found = [("pos", 0.9), ("neg", 0.2), ("pos", 0.7), ("neg", 0.4)]
+    right = gold(tmp_path, [label for label, _ in found])
+    rows = [{"index": i, "label": label, "probs": [p, 1 - p]} for i, (label, p) in enumerate(found)]
+    written = "".join(json.dumps(row) + "\n" for row in rows)
+    unknown = score(tmp_path, right, written, kind=kind)
+    assert unknown["accuracy"] == 1.0 and "auc" not in unknown
+    known = score(tmp_path, right, written, kind=kind, labels=["pos", "neg"])
+    assert known["auc"] == 1.0
+    wrong = score(tmp_path, right, written, kind=kind, labels=["neg", "pos"])
+    assert wrong["auc"] == 0.0
+
+
 def test_predictions_of_another_task(tmp_path) -> None:
     with pytest.raises(UserError, match="predicted are x, y, the labels are a, b, c$"):
         score(tmp_path, gold(tmp_path), "x\ny\n" * 3, kind="classification")

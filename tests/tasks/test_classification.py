@@ -98,6 +98,25 @@ def test_scores_at_a_precision_and_a_threshold(tmp_path: Path) -> None:
     assert right.sum() == 1
 
 
+def test_the_auc_of_a_sure_classifier_is_that_of_its_scores(tmp_path: Path) -> None:
+    """Probabilities within a millionth of 1 are still told apart."""
+    from sklearn.metrics import roc_auc_score
+
+    rng = np.random.default_rng(0)
+    actual = rng.random(200) < 0.3
+    scores = rng.normal(np.where(actual, 19, 17), 1.5)
+    source = source_of(tmp_path, [{"text_a": "x", "label": int(x)} for x in actual])
+    task = task_of().resolved(source)
+    made = {
+        i: task.decode(np.array([[0.0, x]]), None, source)  # type: ignore[arg-type]
+        for i, x in enumerate(scores)
+    }
+    expected = roc_auc_score(actual, scores)
+    assert task.metrics(made, source)["auc"] == pytest.approx(expected)
+    other = task_of(positive="0").resolved(source)
+    assert other.metrics(made, source)["auc"] == pytest.approx(expected)
+
+
 def test_long_texts_are_truncated_and_keep_their_label(tmp_path: Path) -> None:
     rows = [{"text_a": "x " * 300, "text_b": "y " * 20, "label": "yes"}, ROWS[0]]
     source = source_of(tmp_path, rows)

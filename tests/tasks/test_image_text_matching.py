@@ -27,6 +27,15 @@ def task_of(source: Any, **values: Any) -> ImageTextMatching:
     return make_task(ImageTextMatching, "match", max_tags=0, **values).resolved(source)
 
 
+def test_sure_scores_are_told_apart(tmp_path: Path) -> None:
+    source = source_of(tmp_path, image_rows(6), columns=COLUMNS)
+    probs = [[5.6e-9, 1.0], [2.5e-8, 1.0], [1.5e-8, 1.0]]
+    made = {
+        i: {"label": "its image", "probs": each, "belongs": i != 1} for i, each in enumerate(probs)
+    }
+    assert task_of(source).metrics(made, source)["auc"] == 1.0
+
+
 def test_half_of_the_texts_have_another_image(tmp_path: Path) -> None:
     source = source_of(tmp_path, image_rows(120), columns=COLUMNS)
     built, batch = built_of(dataset_of(source, task_of(source)))

@@ -72,6 +72,16 @@ def test_pairwise_is_the_hinge_of_two_sigmoids(tmp_path: Path, margin: float) ->
     assert task.metrics(made, source) == {"accuracy": pytest.approx(led)}
 
 
+def test_sure_scores_of_two_texts_are_told_apart(tmp_path: Path) -> None:
+    source, task = source_of(tmp_path, TRIPLES), task_of(strategy="pairwise")
+    scores = [(19.0, 18.0), (-18.0, -19.0), (18.0, 19.0)]
+    made = {
+        i: task.decode(np.array(pair)[:, None], None, source)  # type: ignore[arg-type]
+        for i, pair in enumerate(scores)
+    }
+    assert task.metrics(made, source) == {"accuracy": pytest.approx(2 / 3)}
+
+
 def test_pairs_are_scored_at_a_precision(tmp_path: Path) -> None:
     made = {i: {"label": "0", "probs": [1 - x, x]} for i, x in enumerate((0.9, 0.4, 0.3))}
     scores = task_of(labels=["0", "1"], recall_at_precision=0.6).metrics(

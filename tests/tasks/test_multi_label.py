@@ -63,6 +63,18 @@ def test_cells_of_text_are_split(tmp_path: Path) -> None:
     task.check(opened(file), labelled=True)
 
 
+def test_a_listed_class_may_have_the_name_of_no_class(tmp_path: Path) -> None:
+    """A list without classes is empty, so that `none` in it is one."""
+    rows = [{"text_a": "a", "label": x} for x in (["law", "none"], ["none"], [], "none")]
+    source = source_of(tmp_path, rows)
+    task = task_of().resolved(source)
+    assert task.labels == ("law", "none")
+    assert task.targets(source).tolist() == [[1, 1], [0, 1], [0, 0], [0, 0]]
+    stored = StoredPrediction(values={"labels": ["none"]}, place="p:1")
+    scored, made = task.prepared(source, [stored] * len(rows))
+    assert scored.metrics(made, source)["recall"] == pytest.approx(2 / 3)
+
+
 def test_the_baseline_knows_class_frequencies(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
     task = task_of().resolved(source)

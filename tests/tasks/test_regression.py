@@ -45,6 +45,21 @@ def test_predictions_are_clipped(score: float, value: float) -> None:
     assert scaled.decode(scores, None, None)["value"] == expected  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("scale", "offset"), [(True, 0.0), (True, 1000.0), (False, 0.0)])
+def test_small_differences_are_kept(tmp_path: Path, scale: bool, offset: float) -> None:
+    """Metrics read what is written, so that a perfect head has the best scores."""
+    numbers = [offset + i * 1e-7 for i in range(10)]
+    source = source_of(tmp_path, [{"text_a": "x", "label": x} for x in numbers])
+    task = task_of(scale=scale).resolved(source)
+    heads = (np.array(numbers) - task.mean) / (task.deviation or 1)
+    made = {
+        i: task.decode(np.array([[x]]), None, source)  # type: ignore[arg-type]
+        for i, x in enumerate(heads)
+    }
+    assert [each["value"] for each in made.values()] == pytest.approx(numbers, abs=1e-12)
+    assert task.metrics(made, source)["pearson"] == pytest.approx(1.0)
+
+
 def test_scores_equal_scipys_over_rows_with_a_number(tmp_path: Path) -> None:
     from scipy.stats import pearsonr, spearmanr
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from palm_ds.common.rows.lines import BadRecordError, NumberedLines, decoded
+from palm_ds.common.rows.lines import LONGEST, BadRecordError, NumberedLines, decoded
 
 
 class CellRow(NamedTuple):
@@ -55,6 +55,8 @@ def tsv_rows(lines: NumberedLines, delimiter: str = "\t") -> Iterator[CellRow]:
 def csv_rows(lines: NumberedLines, delimiter: str = ",") -> Iterator[CellRow]:
     """Cells separated by commas, quoted if they contain commas, quotes or newlines (RFC 4180)."""
     text = _Decoded(lines)
+    # Python's limit of a cell is one of the whole process; a program may have raised it further.
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST))
     reader = csv.reader(text, delimiter=delimiter, strict=True)
     while True:
         cells, bad, place = [], "", 0

@@ -370,14 +370,16 @@ def _raw_rows(
 
 def _with_sample(rows: Iterator[Row], format: str) -> Iterator[tuple[Row, Mapping[Any, Any]]]:
     """Each row with a sample value of every column: from the row itself, or from all rows if they
-    may differ in their columns."""
+    may differ in their columns, of the first one that is not empty."""
     if format not in OPEN:
         yield from ((row, row.values) for row in rows)
         return
     every = list(rows)
     sample: dict[Any, Any] = {}
     for row in reversed(every):
-        sample.update(row.values)
+        for name, value in row.values.items():
+            if name not in sample or value not in (None, "", [], {}):
+                sample[name] = value
     yield from ((row, sample) for row in every)
 
 

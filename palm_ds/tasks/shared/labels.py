@@ -18,6 +18,7 @@ from palm_ds.data.tasks.interfaces import StoredPrediction
 from palm_ds.tasks.metrics.calibration import calibration_bins
 from palm_ds.tasks.metrics.class_report import ClassReport, class_report
 from palm_ds.tasks.metrics.classes import auc, precision_at_threshold, recall_at_precision
+from palm_ds.tasks.metrics.probabilities import whole_share
 from palm_ds.tasks.shared.text_task import ClassesTask, PositiveClassTask, TextTask
 
 _LARGEST = 1e18
@@ -64,11 +65,14 @@ def positive_scores(
 ) -> dict[str, float]:
     """The scores of the class `positive` by its probability, over the rows with a label: its AUC,
     and those that the task asks for; empty if a prediction has no probabilities (a submission
-    file), or without rows of both kinds. `targets`: (rows,) classes, -1 where there is none."""
-    if (probs := class_probs(predictions, len(task.labels))) is None:
+    file) or nobody knows their order, or without rows of both kinds. `targets`: (rows,) classes,
+    -1 where there is none."""
+    probs = class_probs(predictions, len(task.labels))
+    if probs is None or not all(found.get("ordered", True) for found in predictions.values()):
         return {}
     actual = targets[list(predictions)]
-    scores, actual = probs[actual >= 0, positive], actual[actual >= 0]
+    probs, actual = probs[actual >= 0], actual[actual >= 0]
+    scores = whole_share(probs, positive)
     found = {"auc": auc(scores, actual, positive)}
     if math.isnan(found["auc"]):
         return {}
@@ -118,7 +122,8 @@ def class_probs(predictions: Mapping[int, Mapping[str, Any]], classes: int) -> n
 
 
 def split_names(value: object, separator: str, nothing: str) -> list[str]:
-    """The class names in one cell, which is a list, a text with separators or {class: worth}.
+    """The class names in one cell, which is a list, a text with separators or {class: worth}. Only
+    a text says `nothing` for no class.
 
     >>> split_names("sport, politics", ",", "none")
     ['sport', 'politics']
@@ -127,9 +132,10 @@ def split_names(value: object, separator: str, nothing: str) -> list[str]:
         return []
     if isinstance(value, Mapping):
         return list(value)
-    names = value if isinstance(value, list) else str(value).split(separator)
+    listed = isinstance(value, list)
+    names = value if listed else str(value).split(separator)
     stripped = [str(name).strip() for name in names]
-    return [name for name in stripped if name and name != nothing]
+    return [name for name in stripped if name and (listed or name != nothing)]
 
 
 def numbers(task: TextTask, source: TableSource, *, strict: bool = False) -> np.ndarray:

@@ -382,3 +382,8 @@ class PositiveClassTask(ClassesTask):
         """The first of these keys that is set; empty: none."""
         keys = ("recall_at_precision", "precision_at_threshold")
         return next((key for key in keys if getattr(self, key)), "")
+
+    def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
+        """Also `ordered`: whether it is known which classes its `probs` are of. Labels found in a
+        table are all classes, but maybe not in the order of the task that predicted them."""
+        return {**super().read_prediction(stored), "ordered": bool(self.labels)}

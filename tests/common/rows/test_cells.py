@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv as csv_module
 import io
 
 import pytest
@@ -40,6 +41,20 @@ def test_a_row_that_cannot_be_read_does_not_end_the_rows() -> None:
     assert list(found[-1].cells) == ["4", "d"]
     (open_quote,) = rows_of(b'1,"a\nb\n')
     assert open_quote.line == 1 and "unexpected end" in open_quote.bad
+
+
+def test_a_cell_may_be_as_long_as_a_line() -> None:
+    """Python's own limit is 131,072 characters."""
+    before = csv_module.field_size_limit(131_072)
+    try:
+        long = b"x " * 70_000
+        quoted, plain = rows_of(b'"%b\n",1\n%b,2\n' % (long, long))
+        assert len(quoted.cells[0]) == len(long) + 1 and len(plain.cells[0]) == len(long)
+        csv_module.field_size_limit(1 << 30)
+        rows_of(b"a\n")
+        assert csv_module.field_size_limit() == 1 << 30
+    finally:
+        csv_module.field_size_limit(before)
 
 
 def test_tabs_have_no_quotes() -> None:

@@ -62,6 +62,25 @@ def test_the_precedence_of_columns(
 
 
 @pytest.mark.parametrize(
+    ("label", "role"),
+    [
+        ({"two": 1.0, "three": 0.3}, "label"),
+        ({"city": {"a": [[0, 0]]}}, "spans"),
+        ({}, "spans"),
+    ],
+)
+def test_the_first_object_with_content_says_what_labels_are(
+    label: dict[str, Any], role: str, tmp_path: Path
+) -> None:
+    """Worths of classes or spans; an empty one may be either."""
+    given = [{"text_a": "a", "label": {}}, {"text_a": "a", "label": label}]
+    table = table_of(tmp_path, *given)
+    assert table.columns == ("text_a", role)
+    assert Table.from_rows(given).columns == table.columns
+    assert table.column(role)[0] == ({} if role == "label" else [])
+
+
+@pytest.mark.parametrize(
     ("columns", "expected"),
     [
         ({"text_a": "q"}, {"text_a": "x", "label": "1"}),

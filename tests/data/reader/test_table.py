@@ -37,6 +37,7 @@ def test_columns_are_chosen_as_in_files() -> None:
         ([{"text_a": "a"}, {}], r"^dev\[1\]: expected a mapping with columns, got {}$"),
         ([{"text_a": "a"}, {"text_a": 3j}], None),
         ([{"text_a": "a"}, {"text_a": ["b"]}], r"^dev\[1\]: "),
+        ([{"text_a": "a"}, {"text_a": np.nan}], r"^dev\[1\]: text_a is nan, not text$"),
         ([{"text_a": "a"}, {"text_b": "b"}], r"^dev\[\d\]: no field"),
         ([], r"^dev: no rows$"),
         ([{"x": 1}], r"^dev: no known column among `x`"),
