@@ -29,7 +29,7 @@ _MARKS = 0xF0000  # private characters that stand for a converted one between th
 
 @dataclass(frozen=True, kw_only=True)
 class TextPreparation(Settings):
-    """What a run did to its texts before they were tokenized."""
+    """The steps that a run's texts had before they were tokenized."""
 
     simplify: bool = False
     """Chinese ones were written in simplified characters."""

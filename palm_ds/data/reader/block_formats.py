@@ -35,8 +35,9 @@ def read_conll(file: File, settings: TableSettings) -> Iterator[Row]:
 
 
 def _comments_of_each(file: File) -> int:
-    """How many `# ` lines begin every sentence of a file. If all have them, they are comments, even
-    with as many columns as a token; a sentence among others may begin with the token #."""
+    """The number of `# ` lines that begin every sentence of a file. If all have them, they are
+    comments, even with as many columns as a token; a sentence among others may begin with the token
+    #."""
     fewest = 0
     for block in _sentences(file):
         if isinstance(block, Row):

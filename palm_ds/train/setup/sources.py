@@ -262,7 +262,7 @@ def open_data(recipe: Recipe, in_memory: Mapping[str, NamedRows] | None = None) 
 
 
 def preparations(recipe: Recipe, data: Data) -> list[TextPreparation]:
-    """What each source did to its texts before they were tokenized."""
+    """The preparation of each source's texts."""
     options = [corpus.manifest.options.get("text", {}) for corpus in data.corpora.values()]
     steps = [(bool(text.get("simplify")), bool(text.get("lower"))) for text in options]
     tables = [source.read for source in recipe.sources.values() if source.reads == "table"]
@@ -272,7 +272,7 @@ def preparations(recipe: Recipe, data: Data) -> list[TextPreparation]:
 
 
 def preparation_of(recipe: Recipe, data: Data) -> TextPreparation:
-    """What all sources did to their texts."""
+    """The steps that the texts of all sources had."""
     each = preparations(recipe, data)
     return TextPreparation(
         simplify=all(one.simplify for one in each), lower=all(one.lower for one in each)
