@@ -173,15 +173,16 @@ class Loop:
 
     def _evaluate_and_save(self, done: int) -> int | None:
         """Do what is scheduled after `done` steps. Returns the exit code if the run must stop."""
-        self.untimed(partial(self._after, done))
+        self.untimed(partial(self._evaluate_if_due, done))
         if self.best.should_stop:
             self._event("patience", f"no improvement since step {self.best.step}; done")
         elif self.end_requested and done < self.recipe.curriculum.steps:
             self._event("ended", f"ended after step {done}, as requested")
             self.ended_at = done
         else:
+            self.untimed(partial(self._save_if_due, done))
             return None
-        if not self.recovery.check(done - 1, last=True):
+        if not self.recovery.check(done - 1, last=True):  # before ruined weights are saved
             return errors.NONFINITE
         self._save(done, ends=True)
         self.done = True
@@ -193,12 +194,13 @@ class Loop:
         work()
         self._meter.began += time.monotonic() - started
 
-    def _after(self, done: int) -> None:
-        """Evaluate and save if scheduled after `done` steps."""
+    def _evaluate_if_due(self, done: int) -> None:
         if text := self.passes.describe_end(done):
             self._event("pass", text, step=done, number=self.passes.completed(done))
         if self._evaluation_due(done):
             self._evaluate(done)
+
+    def _save_if_due(self, done: int) -> None:
         if self.saver.due(done):
             self.saver.finish(done)  # before an error, which would lose it
             self.corpus_check.collect()

@@ -79,13 +79,16 @@ class Saver:
         keep: Retention = TWO_NEWEST,
     ) -> None:
         """Save the checkpoint after `done` steps; in the background unless the run stops or ends
-        there, or with `now`. If it cannot be written, training continues and tries again later; on
-        a full disk, a run that ends waits for space, one that was asked to stop (`stopping`) only
-        shortly. `keep`: the older ones that stay."""
+        there, or with `now`. One of that step is replaced if the run ends early (`ends`) or with
+        `now`: after a rollback it has other weights. If it cannot be written, training continues
+        and tries again later; on a full disk, a run that ends waits for space, one that was asked
+        to stop (`stopping`) only shortly. `keep`: the older ones that stay."""
         last = stopping or ends or self._ends(done)
         if self.pending == done and not (last or now):
             return
         self.finish(done)
+        if ends or now:
+            self.saved = -1
         if self.saved == done:
             return
         patience = STOPPING_SECONDS if stopping else PATIENCE_SECONDS

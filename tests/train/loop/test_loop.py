@@ -1,0 +1,67 @@
+"""What ends a run before its last step, and what it leaves; with a small model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import palm_ds as palm
+from palm_ds.runtime.checkpoint import checkpoint
+from palm_ds.train.report.metrics_file import FILE, read_metrics
+from tests.helpers.small_tables import TINY, write_tables
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of DeepSpeed's
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tables(tmp_path_factory.mktemp("tables"), train=32, dev=8)
+
+
+def trainer(tables: Path, folder: Path, settings: dict[str, Any]) -> palm.Trainer:
+    """A trainer of 8 steps in a run folder."""
+    usual = {"batch": 8, "epochs": 2, "lr": 2e-3, "length": 32, "recipe": {"export_onnx": []}}
+    return palm.Trainer(
+        palm.tasks.Classification.on(train=tables / "train.tsv", dev=tables / "dev.tsv"),
+        backbone=palm.Backbone.from_config(TINY, tokenizer=tables / "vocab.txt"),
+        deepspeed_config={"zero_optimization": {"stage": 0}},
+        folder=folder,
+        **{**usual, **settings},
+    )
+
+
+def model_of(trainer: palm.Trainer) -> torch.nn.Module:
+    opened = trainer.session.opened
+    assert opened
+    return opened.model
+
+
+def events_in(folder: Path) -> dict[str, str]:
+    """{event of the log: its last message}"""
+    return {each["event"]: each.get("message", "") for each in read_metrics(folder / FILE).events}
+
+
+def test_patience_does_not_end_with_weights_that_the_last_step_ruined(
+    tables: Path, tmp_path: Path
+) -> None:
+    """They were saved before they were checked, and the rollback did not replace them."""
+    run = tmp_path / "run"
+    settings = {"best": "mean", "patience": 1, "evaluate_every": 2, "save_every": 2}
+    settings |= {"recipe": {"export_onnx": [], "nonfinite": "rollback"}}
+    made = trainer(tables, run, settings)
+
+    def ruin(event: object) -> None:
+        if isinstance(event, palm.event.EndIteration) and event.batch_id + 1 == 4:
+            for parameter in model_of(made).parameters():
+                parameter.data.fill_(torch.nan)
+
+    made.train(ruin)
+    assert made.cur_train_step == 4
+    assert checkpoint.steps_in(run / "checkpoints")[0] == 4
+    text = "restored step 2, steps 3 to 4 are left out of training; the run ends with these weights"
+    assert text in events_in(run)["rollback"]
+    again = trainer(tables, run, settings)
+    assert again.train() and again.cur_train_step == 4  # weights that are not finite are refused
