@@ -180,7 +180,8 @@ class Loop:
             self._event("ended", f"ended after step {done}, as requested")
             self.ended_at = done
         else:
-            self.untimed(partial(self._save_if_due, done))
+            if self.saver.due(done):
+                self.untimed(partial(self._save, done))
             return None
         if not self.recovery.check(done - 1, last=True):  # before ruined weights are saved
             return errors.NONFINITE
@@ -199,12 +200,6 @@ class Loop:
             self._event("pass", text, step=done, number=self.passes.completed(done))
         if self._evaluation_due(done):
             self._evaluate(done)
-
-    def _save_if_due(self, done: int) -> None:
-        if self.saver.due(done):
-            self.saver.finish(done)  # before an error, which would lose it
-            self.corpus_check.collect()
-            self._save(done)
 
     def _evaluation_due(self, done: int) -> bool:
         due = self.recipe.stage_plan.evaluates_after(done, self.recipe.evaluate.every)
@@ -275,7 +270,10 @@ class Loop:
             raise UserError(f"{self.run.best}: the best weights cannot be written: {problem}")
 
     def _save(self, done: int, **how: bool) -> None:
-        """Save after `done` steps; `how`: as in `Saver.save`."""
+        """Save after `done` steps, unless a corpus is damaged; `how`: as in `Saver.save`. Raises
+        UserError."""
+        self.saver.finish(done)  # before an error, which would lose it
+        self.corpus_check.collect()
         state = {
             "step": done,
             "cursor": self.stream.state_dict(done),

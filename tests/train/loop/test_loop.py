@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,14 @@ import pytest
 import torch
 
 import palm_ds as palm
+from palm_ds.common.errors import UserError
+from palm_ds.corpus.store import open_corpus
 from palm_ds.runtime.checkpoint import checkpoint
+from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
+from palm_ds.train.loop.loop import Loop
 from palm_ds.train.report.metrics_file import FILE, read_metrics
+from palm_ds.train.setup.corpus_check import CorpusCheck
+from tests.helpers.small_corpus import write_small_corpus
 from tests.helpers.small_tables import TINY, write_tables
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of DeepSpeed's
@@ -33,10 +41,10 @@ def trainer(tables: Path, folder: Path, settings: dict[str, Any]) -> palm.Traine
     )
 
 
-def model_of(trainer: palm.Trainer) -> torch.nn.Module:
+def loop_of(trainer: palm.Trainer) -> Loop:
     opened = trainer.session.opened
     assert opened
-    return opened.model
+    return opened.loop
 
 
 def events_in(folder: Path) -> dict[str, str]:
@@ -55,7 +63,7 @@ def test_patience_does_not_end_with_weights_that_the_last_step_ruined(
 
     def ruin(event: object) -> None:
         if isinstance(event, palm.event.EndIteration) and event.batch_id + 1 == 4:
-            for parameter in model_of(made).parameters():
+            for parameter in loop_of(made).model.parameters():
                 parameter.data.fill_(torch.nan)
 
     made.train(ruin)
@@ -65,3 +73,33 @@ def test_patience_does_not_end_with_weights_that_the_last_step_ruined(
     assert text in events_in(run)["rollback"]
     again = trainer(tables, run, settings)
     assert again.train() and again.cur_train_step == 4  # weights that are not finite are refused
+
+
+def damaged_corpus(folder: Path) -> CorpusCheck:
+    """The comparison of a corpus with a damaged file, which has found it."""
+    write_small_corpus(folder / "corpus", documents=4)
+    file = folder / "corpus/index/document_starts.npy"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    check = CorpusCheck({"a": open_corpus(folder / "corpus")}, folder, SINGLE_PROCESS)
+    check._thread.join()
+    return check
+
+
+@pytest.mark.parametrize("end", ["SIGTERM", "stop_training"])
+def test_a_run_that_is_asked_to_end_saves_nothing_of_a_damaged_corpus(
+    tables: Path, tmp_path: Path, end: str
+) -> None:
+    made = trainer(tables, tmp_path / "run", {})
+
+    def stop(event: object) -> None:
+        if isinstance(event, palm.event.BeginIteration) and event.batch_id + 1 == 3:
+            loop_of(made).corpus_check = damaged_corpus(tmp_path)
+            if end == "SIGTERM":
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                made.stop_training()
+
+    with pytest.raises(UserError, match="document_starts.npy was changed or damaged"):
+        made.train(stop)
+    made.close()
+    assert checkpoint.steps_in(tmp_path / "run/checkpoints") == []
