@@ -18,12 +18,13 @@ from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.encoder.flops import training_flops
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
+from palm_ds.runtime.checkpoint.full_disk import is_full
 from palm_ds.runtime.device.torch_settings import collecting_between
 from palm_ds.runtime.processes.launchers import host_name
 from palm_ds.runtime.processes.signals import StopFlag
 from palm_ds.runtime.step.gradient_accumulation import StepResult
 from palm_ds.train.evaluate.evaluate import HeldOutSet, TaskScore, evaluate, evaluate_sets
-from palm_ds.train.export import FinalWeights, write_weights
+from palm_ds.train.export import write_best
 from palm_ds.train.loop.early_stopping import BestTracker
 from palm_ds.train.loop.monitors import LabelWatch, Passes, RankTime, SlowRanks, StepMeter
 from palm_ds.train.loop.prefetch import prefetched
@@ -237,15 +238,14 @@ class Loop:
             self._event("slow rank", line)
 
     def _evaluate(self, done: int) -> None:
-        tasks = self.recipe.built_tasks
+        tasks, before = self.recipe.built_tasks, self.best.record()
         with self.engine.ema_weights():
             own = self.recipe.own_metrics
             self.scores = evaluate(self.engine, self.validation, tasks, own)
             self.evaluated = done
             better = done > 0 and self.best.update(done, self.scores, saved=self.saver.due(done))
             self.scores |= evaluate_sets(self.engine, self.validation, tasks, own)
-            if better:
-                self._keep_best(done)
+            better = better and self._keep_best(done, before)
         records = {name: score.record() for name, score in self.scores.items()}
         if self.log:
             stage = self.recipe.curriculum.stage_at(done - 1) + 1 if done else 0
@@ -255,19 +255,20 @@ class Loop:
             self._event("best", f"best so far: {self.best}", step=done)
         self.on_event("evaluation", {"step": done, "scores": self.scores})
 
-    def _keep_best(self, done: int) -> None:
-        """Write the current weights to the run folder's best/. All processes take part."""
+    def _keep_best(self, done: int, before: Mapping[str, Any]) -> bool:
+        """Write the current weights to best/; on a full disk, return to the best evaluation
+        `before` instead, whose weights it has. Returns whether it has the current ones."""
         state = self.engine.full_state_dict()
-
-        def write() -> None:
-            best = FinalWeights.of(state, self.recipe, done)
-            write_weights(
-                self.run.best, self.recipe, self.model, best, self.data, keep_adapter=True
-            )
-
-        if problem := self.saver.write_at_rank0(write):
+        write = partial(write_best, self.run, self.model, state, self.data, done)
+        if not (problem := self.saver.write_at_rank0(write, patience=0.0)):
+            return True
+        if not is_full(problem):
             self.saver.finish(done)
             raise UserError(f"{self.run.best}: the best weights cannot be written: {problem}")
+        self.best.restore({**before, "values": self.best.record()["values"]})
+        text = f"step {done} is the best so far, but not kept and not counted: {problem}"
+        self._event("best not kept", text, step=done)
+        return False
 
     def _save(self, done: int, **how: bool) -> None:
         """Save after `done` steps, unless a corpus is damaged; `how`: as in `Saver.save`. Raises

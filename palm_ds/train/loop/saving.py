@@ -167,9 +167,11 @@ class Saver:
         finally:
             self._stalled += time.monotonic() - started
 
-    def write_at_rank0(self, write: Callable[[], None]) -> str:
-        """Call `write` on rank 0, and again while the disk is full. Returns why it failed, or
-        nothing. Collective."""
+    def write_at_rank0(
+        self, write: Callable[[], None], *, patience: float = PATIENCE_SECONDS
+    ) -> str:
+        """Call `write` on rank 0, and again while the disk is full, for up to `patience` seconds.
+        Returns why it failed, or nothing. Collective."""
 
         def attempt() -> str:
             self.engine.beat()
@@ -180,4 +182,5 @@ class Saver:
             group=self.engine.processes,
             say=partial(self.event, "disk full"),
             stop=lambda: self.flag.stop_requested,
+            patience=patience,
         )

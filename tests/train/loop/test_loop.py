@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from pathlib import Path
@@ -11,13 +12,15 @@ import pytest
 import torch
 
 import palm_ds as palm
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import STOPPED, UserError
 from palm_ds.corpus.store import open_corpus
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
+from palm_ds.train.loop import loop as loop_module
 from palm_ds.train.loop.loop import Loop
 from palm_ds.train.report.metrics_file import FILE, read_metrics
 from palm_ds.train.setup.corpus_check import CorpusCheck
+from palm_ds.weights.formats.weights_info import INFO, read_info
 from tests.helpers.small_corpus import write_small_corpus
 from tests.helpers.small_tables import TINY, write_tables
 
@@ -103,3 +106,30 @@ def test_a_run_that_is_asked_to_end_saves_nothing_of_a_damaged_corpus(
         made.train(stop)
     made.close()
     assert checkpoint.steps_in(tmp_path / "run/checkpoints") == []
+
+
+def test_best_weights_that_a_full_disk_cannot_keep_do_not_count(
+    tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training stood still for half an hour, then ended with the exit code of a mistake, also if it
+    was asked to stop meanwhile."""
+    run, settings = tmp_path / "run", {"best": "mean", "evaluate_every": 2}
+
+    def full(*given: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "best")
+
+    monkeypatch.setattr(loop_module, "write_best", full)
+    made = trainer(tables, run, settings)
+    with pytest.raises(SystemExit) as stopped:
+        made.train()
+    assert stopped.value.code == STOPPED
+    assert checkpoint.steps_in(run / "checkpoints") == [3]
+    text = "step 2 is the best so far, but not kept and not counted: best: No space left on device"
+    found = events_in(run)
+    assert found["best not kept"] == text and not {"best", "disk full"} & found.keys()
+    monkeypatch.undo()
+    trainer(tables, run, settings).train()
+    first = next(each for each in read_metrics(run / FILE).events if each["event"] == "best")
+    assert first["step"] == 4  # better than none, though perhaps not than that of step 2
+    assert read_info(run / "weights" / INFO).made_by["steps"] >= 4
