@@ -61,9 +61,8 @@ class Loop:
     scores: dict[str, TaskScore] = field(default_factory=dict)
     end_requested: bool = False
     """Whether to end the run after this step, as if the curriculum ended there."""
-    ended_at: int = 0  # steps done when that happened
-    evaluated: int = -1
-    """Steps done at the last evaluation."""
+    ended_at: int = 0  # steps done when that happened, perhaps before a restart
+    evaluated: int = -1  # steps done at the last evaluation
     started_before: frozenset[str] = frozenset()
     """Tasks that were trained before the first step, in the run that this one extends."""
     _meter: StepMeter = field(default_factory=StepMeter)
@@ -105,14 +104,14 @@ class Loop:
         return 0
 
     def begin(self, first: int) -> None:
-        """Evaluate if necessary before the first step, and reset the meter."""
+        """Evaluate if necessary before the first step, and reset the meter; see if it had ended."""
         self._event("begin", step=first)
         set_rope_base(self.model.encoders, self.recipe, first)
         if self.recipe.extend and not first and not self.validation.is_empty:
             self._evaluate(0)  # the scores of the run that it extends
         if first and self.evaluated < first and self._evaluation_due(first):
             self._evaluate(first)  # a run that was stopped saved, but did not evaluate
-        self.done = self.best.should_stop
+        self.done = self.best.should_stop or self.ended_at > 0
         self._meter = StepMeter()
 
     def batches(self, steps: range) -> Iterator[list[Batch]]:
@@ -124,6 +123,7 @@ class Loop:
     ) -> int | None:
         """Train one step, then log, evaluate and save as scheduled. Returns the exit code if the
         run ends here; a run that has converged sets `done` instead."""
+        self.done, self.ended_at = False, 0  # a step by hand continues a run that had ended
         at = self.recipe.curriculum.at(step, self.recipe.seed)
         if at.starts_stage:
             self._event("stage", step=step, stage=at.stage + 1)
@@ -136,8 +136,7 @@ class Loop:
         result = self.engine.step(batches, lr, step, self.task_weights, *how)
         self._meter.add(result, _flops(self.model, batches), waited)
         for task in self._label_watch.add(at, result.counts):
-            text = self._label_watch.describe(task)
-            self._event("unlabelled", text, step=step + 1, task=task)
+            self._event("unlabelled", self._label_watch.describe(task), step=step + 1, task=task)
         self.recovery.add(at, result, batches)
         self.on_event("step", {"step": step + 1, "result": result, "lr": lr})
         if result.checkpoint_written:
@@ -283,6 +282,7 @@ class Loop:
             "signature": self.signature.record(),
             "best": self.best.record(),
             "evaluated": self.evaluated,
+            "ended_at": self.ended_at,
             "started_before": sorted(self.started_before),
             "recovery": self.recovery.record(),
         }
