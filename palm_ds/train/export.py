@@ -125,6 +125,14 @@ def best_weights(run: RunSpec, last: FinalWeights, log: RunLog | None) -> FinalW
     return FinalWeights(state=load_file(run.best / WEIGHTS), adapter=adapter, steps=steps)
 
 
+def write_best(
+    run: RunSpec, model: Model, state: Mapping[str, torch.Tensor], data: Data, steps: int
+) -> None:
+    """Write best/ from the engine's weights after the last of `steps` steps."""
+    best = FinalWeights.of(state, run.recipe, steps)
+    write_weights(run.best, run.recipe, model, best, data, keep_adapter=True)
+
+
 def exported_tokenizer(recipe: Recipe, data: Data) -> Tokenizer:
     """The tokenizer of hf/, which simplifies and lower-cases as the run's sources did before they
     were tokenized. A step that only some of them had is left out, with a line."""

@@ -322,6 +322,7 @@ def _open_run(
         data=data,
         corpus_check=CorpusCheck(data.corpora, run.folder, engine.processes),
         evaluated=state.get("evaluated", first) if start_at.found else -1,
+        ended_at=state.get("ended_at", 0),
         started_before=start_at.started_before(parts.model.head_of),
     )
     loop.recovery.restore(state.get("recovery", {}))

@@ -111,9 +111,10 @@ class StopAfter:
 
 
 def test_a_callback_ends_the_training_with_weights(tables: Path, tmp_path: Path) -> None:
-    """Those after the steps that were done; and the run can be continued."""
+    """Those after the steps that were done. The folder is finished then, until a step is asked
+    for."""
     made = trainer(tables, callbacks=[StopAfter(3)], folder=tmp_path / "run")
-    made.train()
+    scores = made.train()
     assert made.cur_train_step == 3 and made.steps == 8
     assert read_info(tmp_path / "run/weights" / INFO).made_by["steps"] == 3
     assert len(made.predict(["w1"])["classification"]) == 1
@@ -125,9 +126,15 @@ def test_a_callback_ends_the_training_with_weights(tables: Path, tmp_path: Path)
         load_file(tmp_path / x / "weights.safetensors") for x in ("run/weights", "by_hand")
     )
     assert all(torch.equal(one[name], other[name]) for name in other)
+    again = trainer(tables, folder=tmp_path / "run")
+    assert again.train() == scores and again.cur_train_step == 3
+    assert read_info(tmp_path / "run/weights" / INFO).made_by["steps"] == 3
     longer = trainer(tables, folder=tmp_path / "run")
+    longer.train_one_step()
+    assert longer.cur_train_step == 4
     longer.train()
     assert longer.cur_train_step == 8
+    assert read_info(tmp_path / "run/weights" / INFO).made_by["steps"] == 8
 
 
 def test_gradient_checkpointing_gives_the_same_weights(tables: Path, tmp_path: Path) -> None:

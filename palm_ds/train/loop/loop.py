@@ -18,12 +18,13 @@ from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.encoder.flops import training_flops
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.multi_task_model import Model
+from palm_ds.runtime.checkpoint.full_disk import is_full
 from palm_ds.runtime.device.torch_settings import collecting_between
 from palm_ds.runtime.processes.launchers import host_name
 from palm_ds.runtime.processes.signals import StopFlag
 from palm_ds.runtime.step.gradient_accumulation import StepResult
 from palm_ds.train.evaluate.evaluate import HeldOutSet, TaskScore, evaluate, evaluate_sets
-from palm_ds.train.export import FinalWeights, write_weights
+from palm_ds.train.export import write_best
 from palm_ds.train.loop.early_stopping import BestTracker
 from palm_ds.train.loop.monitors import LabelWatch, Passes, RankTime, SlowRanks, StepMeter
 from palm_ds.train.loop.prefetch import prefetched
@@ -60,9 +61,8 @@ class Loop:
     scores: dict[str, TaskScore] = field(default_factory=dict)
     end_requested: bool = False
     """Whether to end the run after this step, as if the curriculum ended there."""
-    ended_at: int = 0  # steps done when that happened
-    evaluated: int = -1
-    """Steps done at the last evaluation."""
+    ended_at: int = 0  # steps done when that happened, perhaps before a restart
+    evaluated: int = -1  # steps done at the last evaluation
     started_before: frozenset[str] = frozenset()
     """Tasks that were trained before the first step, in the run that this one extends."""
     _meter: StepMeter = field(default_factory=StepMeter)
@@ -104,14 +104,14 @@ class Loop:
         return 0
 
     def begin(self, first: int) -> None:
-        """Evaluate if necessary before the first step, and reset the meter."""
+        """Evaluate if necessary before the first step, and reset the meter; see if it had ended."""
         self._event("begin", step=first)
         set_rope_base(self.model.encoders, self.recipe, first)
         if self.recipe.extend and not first and not self.validation.is_empty:
             self._evaluate(0)  # the scores of the run that it extends
         if first and self.evaluated < first and self._evaluation_due(first):
             self._evaluate(first)  # a run that was stopped saved, but did not evaluate
-        self.done = self.best.should_stop
+        self.done = self.best.should_stop or self.ended_at > 0
         self._meter = StepMeter()
 
     def batches(self, steps: range) -> Iterator[list[Batch]]:
@@ -123,6 +123,7 @@ class Loop:
     ) -> int | None:
         """Train one step, then log, evaluate and save as scheduled. Returns the exit code if the
         run ends here; a run that has converged sets `done` instead."""
+        self.done, self.ended_at = False, 0  # a step by hand continues a run that had ended
         at = self.recipe.curriculum.at(step, self.recipe.seed)
         if at.starts_stage:
             self._event("stage", step=step, stage=at.stage + 1)
@@ -135,8 +136,7 @@ class Loop:
         result = self.engine.step(batches, lr, step, self.task_weights, *how)
         self._meter.add(result, _flops(self.model, batches), waited)
         for task in self._label_watch.add(at, result.counts):
-            text = self._label_watch.describe(task)
-            self._event("unlabelled", text, step=step + 1, task=task)
+            self._event("unlabelled", self._label_watch.describe(task), step=step + 1, task=task)
         self.recovery.add(at, result, batches)
         self.on_event("step", {"step": step + 1, "result": result, "lr": lr})
         if result.checkpoint_written:
@@ -173,15 +173,17 @@ class Loop:
 
     def _evaluate_and_save(self, done: int) -> int | None:
         """Do what is scheduled after `done` steps. Returns the exit code if the run must stop."""
-        self.untimed(partial(self._after, done))
+        self.untimed(partial(self._evaluate_if_due, done))
         if self.best.should_stop:
             self._event("patience", f"no improvement since step {self.best.step}; done")
         elif self.end_requested and done < self.recipe.curriculum.steps:
             self._event("ended", f"ended after step {done}, as requested")
             self.ended_at = done
         else:
+            if self.saver.due(done):
+                self.untimed(partial(self._save, done))
             return None
-        if not self.recovery.check(done - 1, last=True):
+        if not self.recovery.check(done - 1, last=True):  # before ruined weights are saved
             return errors.NONFINITE
         self._save(done, ends=True)
         self.done = True
@@ -193,16 +195,11 @@ class Loop:
         work()
         self._meter.began += time.monotonic() - started
 
-    def _after(self, done: int) -> None:
-        """Evaluate and save if scheduled after `done` steps."""
+    def _evaluate_if_due(self, done: int) -> None:
         if text := self.passes.describe_end(done):
             self._event("pass", text, step=done, number=self.passes.completed(done))
         if self._evaluation_due(done):
             self._evaluate(done)
-        if self.saver.due(done):
-            self.saver.finish(done)  # before an error, which would lose it
-            self.corpus_check.collect()
-            self._save(done)
 
     def _evaluation_due(self, done: int) -> bool:
         due = self.recipe.stage_plan.evaluates_after(done, self.recipe.evaluate.every)
@@ -240,15 +237,14 @@ class Loop:
             self._event("slow rank", line)
 
     def _evaluate(self, done: int) -> None:
-        tasks = self.recipe.built_tasks
+        tasks, before = self.recipe.built_tasks, self.best.record()
         with self.engine.ema_weights():
             own = self.recipe.own_metrics
             self.scores = evaluate(self.engine, self.validation, tasks, own)
             self.evaluated = done
             better = done > 0 and self.best.update(done, self.scores, saved=self.saver.due(done))
             self.scores |= evaluate_sets(self.engine, self.validation, tasks, own)
-            if better:
-                self._keep_best(done)
+            better = better and self._keep_best(done, before)
         records = {name: score.record() for name, score in self.scores.items()}
         if self.log:
             stage = self.recipe.curriculum.stage_at(done - 1) + 1 if done else 0
@@ -258,22 +254,26 @@ class Loop:
             self._event("best", f"best so far: {self.best}", step=done)
         self.on_event("evaluation", {"step": done, "scores": self.scores})
 
-    def _keep_best(self, done: int) -> None:
-        """Write the current weights to the run folder's best/. All processes take part."""
+    def _keep_best(self, done: int, before: Mapping[str, Any]) -> bool:
+        """Write the current weights to best/; on a full disk, return to the best evaluation
+        `before` instead, whose weights it has. Returns whether it has the current ones."""
         state = self.engine.full_state_dict()
-
-        def write() -> None:
-            best = FinalWeights.of(state, self.recipe, done)
-            write_weights(
-                self.run.best, self.recipe, self.model, best, self.data, keep_adapter=True
-            )
-
-        if problem := self.saver.write_at_rank0(write):
+        write = partial(write_best, self.run, self.model, state, self.data, done)
+        if not (problem := self.saver.write_at_rank0(write, patience=0.0)):
+            return True
+        if not is_full(problem):
             self.saver.finish(done)
             raise UserError(f"{self.run.best}: the best weights cannot be written: {problem}")
+        self.best.restore({**before, "values": self.best.record()["values"]})
+        text = f"step {done} is the best so far, but not kept and not counted: {problem}"
+        self._event("best not kept", text, step=done)
+        return False
 
     def _save(self, done: int, **how: bool) -> None:
-        """Save after `done` steps; `how`: as in `Saver.save`."""
+        """Save after `done` steps, unless a corpus is damaged; `how`: as in `Saver.save`. Raises
+        UserError."""
+        self.saver.finish(done)  # before an error, which would lose it
+        self.corpus_check.collect()
         state = {
             "step": done,
             "cursor": self.stream.state_dict(done),
@@ -282,6 +282,7 @@ class Loop:
             "signature": self.signature.record(),
             "best": self.best.record(),
             "evaluated": self.evaluated,
+            "ended_at": self.ended_at,
             "started_before": sorted(self.started_before),
             "recovery": self.recovery.record(),
         }

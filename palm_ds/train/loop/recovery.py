@@ -134,7 +134,7 @@ class Recovery:
             return True
         self.finish_save(step + 1)  # what is done depends on the checkpoints that there are
         if trouble.action == "rollback":
-            return self._roll_back(trouble, step)
+            return self._roll_back(trouble, step, last=last)
         self._stop(trouble, step)
         return False
 
@@ -145,8 +145,9 @@ class Recovery:
 
     # -- rollback --
 
-    def _roll_back(self, trouble: Trouble, step: int) -> bool:
-        """Return to a checkpoint from before the trouble; False if the run must stop instead."""
+    def _roll_back(self, trouble: Trouble, step: int, *, last: bool) -> bool:
+        """Return to a checkpoint from before the trouble, with which the run ends if this was its
+        `last` step; False if the run must stop instead."""
         in_a_row, before = self._in_a_row(step), self._rollbacks
         attempt = before.count + 1 if in_a_row else 1
         limit = self.recipe.failure_limit
@@ -160,16 +161,17 @@ class Recovery:
         restored = good_state["step"]
         before.add(step, restored, in_a_row=in_a_row)
         self._rollbacks = before  # not those of the checkpoint
-        first, last = restored + 1, step + 1
-        left_out = f"step {last} is" if first == last else f"steps {first} to {last} are"
+        first, done = restored + 1, step + 1
+        left_out = f"step {done} is" if first == done else f"steps {first} to {done} are"
+        then = "the run ends with these weights" if last else f"continues with step {done + 1}"
         self.event(
             "rollback",
             f"{trouble.what}; restored step {restored}, {left_out} left out of training; "
-            f"continues with step {last + 1} (rollback {attempt} of at most {limit} in a row)",
-            step=last,
+            f"{then} (rollback {attempt} of at most {limit} in a row)",
+            step=done,
             restored=restored,
         )
-        self.save(last)
+        self.save(done)
         return True
 
     def _in_a_row(self, step: int) -> bool:

@@ -79,13 +79,16 @@ class Saver:
         keep: Retention = TWO_NEWEST,
     ) -> None:
         """Save the checkpoint after `done` steps; in the background unless the run stops or ends
-        there, or with `now`. If it cannot be written, training continues and tries again later; on
-        a full disk, a run that ends waits for space, one that was asked to stop (`stopping`) only
-        shortly. `keep`: the older ones that stay."""
+        there, or with `now`. One of that step is replaced if the run ends early (`ends`) or with
+        `now`: after a rollback it has other weights. If it cannot be written, training continues
+        and tries again later; on a full disk, a run that ends waits for space, one that was asked
+        to stop (`stopping`) only shortly. `keep`: the older ones that stay."""
         last = stopping or ends or self._ends(done)
         if self.pending == done and not (last or now):
             return
         self.finish(done)
+        if ends or now:
+            self.saved = -1
         if self.saved == done:
             return
         patience = STOPPING_SECONDS if stopping else PATIENCE_SECONDS
@@ -164,9 +167,11 @@ class Saver:
         finally:
             self._stalled += time.monotonic() - started
 
-    def write_at_rank0(self, write: Callable[[], None]) -> str:
-        """Call `write` on rank 0, and again while the disk is full. Returns why it failed, or
-        nothing. Collective."""
+    def write_at_rank0(
+        self, write: Callable[[], None], *, patience: float = PATIENCE_SECONDS
+    ) -> str:
+        """Call `write` on rank 0, and again while the disk is full, for up to `patience` seconds.
+        Returns why it failed, or nothing. Collective."""
 
         def attempt() -> str:
             self.engine.beat()
@@ -177,4 +182,5 @@ class Saver:
             group=self.engine.processes,
             say=partial(self.event, "disk full"),
             stop=lambda: self.flag.stop_requested,
+            patience=patience,
         )

@@ -1,7 +1,7 @@
 """Compares the files of a run's corpora with their hashes, in the background.
 
 Opening a corpus compares sizes alone, since reading terabytes would take hours. So every process
-reads its share of the files in a thread while the run trains; before a checkpoint is saved, all
+reads its share of the files in a thread while the run trains; before any checkpoint is saved, all
 processes exchange what they found. Files behind a URL are compared when they are fetched. Corpora
 that were compared are recorded in the run folder, and not compared again when the run resumes.
 """

@@ -347,6 +347,7 @@ def test_what_the_last_step_ruins_is_no_end(tmp_path: Path, action: str, kept: l
     run.weights = 99.0
     assert run.recovery.check(24, last=True) == (action == "rollback")
     assert "step 25: the weights were checked before the end" in run.last()
+    assert ("; the run ends with these weights (" in run.last()) == (action == "rollback")
     assert checkpoint.steps_in(tmp_path) == kept
     assert run.weights == 2.0
 

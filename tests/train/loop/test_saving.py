@@ -99,7 +99,16 @@ def test_what_must_exist_is_waited_for(how: dict[str, Any]) -> None:
     run = Played()
     run.saver.save({}, 10)
     run.saver.save({}, 10, **how)
-    assert run.calls == ["copy 10", "finish 10"] and run.saver.saved == 10
+    again = [] if "stopping" in how else ["write 10", "finish 10"]  # other weights, perhaps
+    assert run.calls == ["copy 10", "finish 10", *again] and run.saver.saved == 10
+
+
+def test_what_could_not_be_replaced_does_not_count_as_saved() -> None:
+    run = Played(background=False)
+    run.saver.save({}, 10)
+    run.engine.fails = {10}
+    run.saver.save({}, 10, now=True)
+    assert run.saver.saved == -1
 
 
 def test_the_last_step_is_waited_for() -> None:

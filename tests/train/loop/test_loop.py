@@ -1,0 +1,135 @@
+"""What ends a run before its last step, and what it leaves; with a small model."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import palm_ds as palm
+from palm_ds.common.errors import STOPPED, UserError
+from palm_ds.corpus.store import open_corpus
+from palm_ds.runtime.checkpoint import checkpoint
+from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
+from palm_ds.train.loop import loop as loop_module
+from palm_ds.train.loop.loop import Loop
+from palm_ds.train.report.metrics_file import FILE, read_metrics
+from palm_ds.train.setup.corpus_check import CorpusCheck
+from palm_ds.weights.formats.weights_info import INFO, read_info
+from tests.helpers.small_corpus import write_small_corpus
+from tests.helpers.small_tables import TINY, write_tables
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # of DeepSpeed's
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tables(tmp_path_factory.mktemp("tables"), train=32, dev=8)
+
+
+def trainer(tables: Path, folder: Path, settings: dict[str, Any]) -> palm.Trainer:
+    """A trainer of 8 steps in a run folder."""
+    usual = {"batch": 8, "epochs": 2, "lr": 2e-3, "length": 32, "recipe": {"export_onnx": []}}
+    return palm.Trainer(
+        palm.tasks.Classification.on(train=tables / "train.tsv", dev=tables / "dev.tsv"),
+        backbone=palm.Backbone.from_config(TINY, tokenizer=tables / "vocab.txt"),
+        deepspeed_config={"zero_optimization": {"stage": 0}},
+        folder=folder,
+        **{**usual, **settings},
+    )
+
+
+def loop_of(trainer: palm.Trainer) -> Loop:
+    opened = trainer.session.opened
+    assert opened
+    return opened.loop
+
+
+def events_in(folder: Path) -> dict[str, str]:
+    """{event of the log: its last message}"""
+    return {each["event"]: each.get("message", "") for each in read_metrics(folder / FILE).events}
+
+
+def test_patience_does_not_end_with_weights_that_the_last_step_ruined(
+    tables: Path, tmp_path: Path
+) -> None:
+    """They were saved before they were checked, and the rollback did not replace them."""
+    run = tmp_path / "run"
+    settings = {"best": "mean", "patience": 1, "evaluate_every": 2, "save_every": 2}
+    settings |= {"recipe": {"export_onnx": [], "nonfinite": "rollback"}}
+    made = trainer(tables, run, settings)
+
+    def ruin(event: object) -> None:
+        if isinstance(event, palm.event.EndIteration) and event.batch_id + 1 == 4:
+            for parameter in loop_of(made).model.parameters():
+                parameter.data.fill_(torch.nan)
+
+    made.train(ruin)
+    assert made.cur_train_step == 4
+    assert checkpoint.steps_in(run / "checkpoints")[0] == 4
+    text = "restored step 2, steps 3 to 4 are left out of training; the run ends with these weights"
+    assert text in events_in(run)["rollback"]
+    again = trainer(tables, run, settings)
+    assert again.train() and again.cur_train_step == 4  # weights that are not finite are refused
+
+
+def damaged_corpus(folder: Path) -> CorpusCheck:
+    """The comparison of a corpus with a damaged file, which has found it."""
+    write_small_corpus(folder / "corpus", documents=4)
+    file = folder / "corpus/index/document_starts.npy"
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    check = CorpusCheck({"a": open_corpus(folder / "corpus")}, folder, SINGLE_PROCESS)
+    check._thread.join()
+    return check
+
+
+@pytest.mark.parametrize("end", ["SIGTERM", "stop_training"])
+def test_a_run_that_is_asked_to_end_saves_nothing_of_a_damaged_corpus(
+    tables: Path, tmp_path: Path, end: str
+) -> None:
+    made = trainer(tables, tmp_path / "run", {})
+
+    def stop(event: object) -> None:
+        if isinstance(event, palm.event.BeginIteration) and event.batch_id + 1 == 3:
+            loop_of(made).corpus_check = damaged_corpus(tmp_path)
+            if end == "SIGTERM":
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                made.stop_training()
+
+    with pytest.raises(UserError, match="document_starts.npy was changed or damaged"):
+        made.train(stop)
+    made.close()
+    assert checkpoint.steps_in(tmp_path / "run/checkpoints") == []
+
+
+def test_best_weights_that_a_full_disk_cannot_keep_do_not_count(
+    tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training stood still for half an hour, then ended with the exit code of a mistake, also if it
+    was asked to stop meanwhile."""
+    run, settings = tmp_path / "run", {"best": "mean", "evaluate_every": 2}
+
+    def full(*given: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "best")
+
+    monkeypatch.setattr(loop_module, "write_best", full)
+    made = trainer(tables, run, settings)
+    with pytest.raises(SystemExit) as stopped:
+        made.train()
+    assert stopped.value.code == STOPPED
+    assert checkpoint.steps_in(run / "checkpoints") == [3]
+    text = "step 2 is the best so far, but not kept and not counted: best: No space left on device"
+    found = events_in(run)
+    assert found["best not kept"] == text and not {"best", "disk full"} & found.keys()
+    monkeypatch.undo()
+    trainer(tables, run, settings).train()
+    first = next(each for each in read_metrics(run / FILE).events if each["event"] == "best")
+    assert first["step"] == 4  # better than none, though perhaps not than that of step 2
+    assert read_info(run / "weights" / INFO).made_by["steps"] >= 4
