@@ -170,9 +170,9 @@ class TrainingRun:
         """The averaged weights, or those of the last step without `optimizer.ema`, or if the
         averages are worse."""
         engine = self.loop.engine
-        with engine.ema_weights():
-            problem = self.loop.recovery.averages_problem()
-            if not problem:
+        problem = self.loop.recovery.averages_problem()
+        if not problem:
+            with engine.ema_weights():
                 return engine.full_state_dict()
         text = (
             f"optimizer.ema: the averaged weights are not good: {problem}; the final weights are "

@@ -6,22 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.train.recipe.recipe import make_recipe
 from palm_ds.train.report.metrics_file import FILE, read_metrics
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.train import train
+from palm_ds.weights.formats.native import WEIGHTS
 from tests.helpers.small_corpus import write_small_corpus
 
 MASKS = "knowledge_masking"
-TINY = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "intermediate_size": 16}
+TINY = {"hidden_size": 32, "num_layers": 1, "num_heads": 2, "intermediate_size": 64}
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("corpus") / "text"
-    write_small_corpus(folder, documents=16)
+    write_small_corpus(folder, documents=30)
     return folder
 
 
@@ -35,7 +38,7 @@ def start(corpus: Path, folder: Path, **changes: Any) -> int:
         "sources": {"text": {"corpus": str(corpus)}},
         "tasks": {MASKS: {"source": "text"}},
         "stages": [{MASKS: 4}],
-        "log": {"every": 1},
+        "log": {"every": 5},
         "export_onnx": [],
     }
     recipe = make_recipe(values | changes)
@@ -58,3 +61,23 @@ def test_another_metric_does_not_choose_among_the_values_of_the_last_one(
     assert [(each["event"], each["step"]) for each in last] == [("best forgotten", 4), ("best", 4)]
     (*_, chosen) = events(tmp_path, "chosen")
     assert chosen["of_step"] == 4 and f"the best by {MASKS}.loss" in chosen["message"]
+
+
+def test_averages_that_are_not_good_are_not_exported_later_either(
+    corpus: Path, tmp_path: Path
+) -> None:
+    """The same command at the end of a run replaced its good weights with them, without a line."""
+    changes = {
+        "batch": "16 rows",
+        "optimizer": {"lr": 0.01, "ema": 0.9999},
+        "stages": [{MASKS: 90}],
+        "loss_spike": {"zscore": 6, "window": 20},
+    }
+    written = []
+    for _ in range(2):
+        assert start(corpus, tmp_path, **changes) == 0
+        written.append(load_file(tmp_path / "weights" / WEIGHTS))
+    first, second = written
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+    lines = [event["message"] for event in events(tmp_path, "averages")]
+    assert len(lines) == 2 and lines[0] == lines[1] and "are not good" in lines[0]
