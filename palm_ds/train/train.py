@@ -170,9 +170,9 @@ class TrainingRun:
         """The averaged weights, or those of the last step without `optimizer.ema`, or if the
         averages are worse."""
         engine = self.loop.engine
-        with engine.ema_weights():
-            problem = self.loop.recovery.averages_problem()
-            if not problem:
+        problem = self.loop.recovery.averages_problem()
+        if not problem:
+            with engine.ema_weights():
                 return engine.full_state_dict()
         text = (
             f"optimizer.ema: the averaged weights are not good: {problem}; the final weights are "
@@ -184,7 +184,8 @@ class TrainingRun:
         """Write the final weights; waits for space if the disk is full. Raises UserError."""
         steps = self.loop.ended_at or self.run.recipe.curriculum.steps
         last = FinalWeights.of(state, self.run.recipe, steps)
-        final = best_weights(self.run, last, self.loop.log)
+        known = self.loop.best.step >= 0  # best/ may be that of an earlier `evaluate.best`
+        final = best_weights(self.run, last, self.loop.log) if known else last
         problem = self.loop.saver.write_at_rank0(
             lambda: export(self.run, self.model, final, self.data)
         )
@@ -308,7 +309,8 @@ def _open_run(
     engine = _start_engine(parts, start_at)
     first = start_at.restore(engine, parts.stream)
     state = start_at.found.state if start_at.found else {}
-    parts.best.restore(state.get("best", {}))
+    forgotten = parts.best.restore(state.get("best", {}))
+    unevaluated = forgotten or not start_at.found
     loop = Loop(
         run=run,
         engine=engine,
@@ -321,11 +323,13 @@ def _open_run(
         best=parts.best,
         data=data,
         corpus_check=CorpusCheck(data.corpora, run.folder, engine.processes),
-        evaluated=state.get("evaluated", first) if start_at.found else -1,
+        evaluated=-1 if unevaluated else state.get("evaluated", first),
         ended_at=state.get("ended_at", 0),
         started_before=start_at.started_before(parts.model.head_of),
     )
     loop.recovery.restore(state.get("recovery", {}))
+    if forgotten:
+        loop.recovery.event("best forgotten", forgotten)
     return TrainingRun(run, data, parts.model, loop, first, lock, examples)
 
 

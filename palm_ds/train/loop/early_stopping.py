@@ -102,16 +102,27 @@ class BestTracker:
     def record(self) -> dict[str, Any]:
         """For a checkpoint."""
         value = self.value if math.isfinite(self.value) else None
-        state = {"value": value, "step": self.step, "since": self.evals_since_best}
+        state = {"best": self.settings.best, "value": value, "step": self.step}
+        state |= {"since": self.evals_since_best}
         return state | {"values": {str(step): each for step, each in self.values.items()}}
 
-    def restore(self, record: Mapping[str, Any]) -> None:
-        """Restore the state from a checkpoint's `record()`."""
-        if record:
-            value = record["value"]
-            self.value = -math.inf if value is None else value
-            self.step, self.evals_since_best = record["step"], record["since"]
-            self.values = {int(step): each for step, each in record.get("values", {}).items()}
+    def restore(self, record: Mapping[str, Any]) -> str:
+        """Restore the state from a checkpoint's `record()`. Values of another metric cannot be
+        compared: with another `evaluate.best` they are forgotten; returns a line that says so."""
+        if not record:
+            return ""
+        before = record.get("best", self.settings.best)  # the first ones of 0.1.0 lack it
+        if before != self.settings.best:
+            names = [repr(name) if name else "none" for name in (before, self.settings.best)]
+            return (
+                f"evaluate.best was {names[0]} and is {names[1]} now: the best evaluation, "
+                "`patience` and `save.best` start again, without the evaluations so far"
+            )
+        value = record["value"]
+        self.value = -math.inf if value is None else value
+        self.step, self.evals_since_best = record["step"], record["since"]
+        self.values = {int(step): each for step, each in record.get("values", {}).items()}
+        return ""
 
 
 def check_held_out(save: SaveSettings, scored: Collection[str]) -> None:

@@ -157,17 +157,22 @@ class LabelWatch:
     _whole: dict[str, float] = field(default_factory=dict)
     _settled: set[str] = field(default_factory=set)
     """Tasks that have had labels, or were reported."""
+    _before: frozenset[str] | None = None
+    """Tasks of the stages before the first step that was counted, in a run that was resumed: labels
+    that they had then are not known."""
 
     def add(self, at: StepInfo, counts: Mapping[str, int]) -> list[str]:
         """Count a step with its labels. Returns the tasks to report: each once, after its first
-        steps or at the end of the run."""
+        steps or, if all its steps were counted, at the end of the run."""
+        if self._before is None:
+            self._before = self.curriculum.started(at.step)
         self._settled |= {task for task, count in counts.items() if count}
         for task, share in self._shares(at):
             self.steps[task] = self.steps.get(task, 0) + 1
             self._whole[task] = self._whole.get(task, 0.0) + share
-        last = at.step + 1 == self.curriculum.steps
         waiting = [task for task in self.steps if task not in self._settled]
-        silent = [task for task in waiting if last or self._whole[task] > FIRST_STEPS - 0.5]
+        ends = set(waiting) - self._before if at.step + 1 == self.curriculum.steps else set()
+        silent = [task for task in waiting if task in ends or self._whole[task] > FIRST_STEPS - 0.5]
         self._settled |= set(silent)
         return silent
 

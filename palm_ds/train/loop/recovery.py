@@ -82,20 +82,25 @@ class Recovery:
     reason: str = ""
     """Why the run was stopped."""
     _rollbacks: _Rollbacks = field(default_factory=_Rollbacks)
+    _averages: str = ""
+    """`averages_problem` of the checkpoint that was restored."""
 
     def __post_init__(self) -> None:
         self._judge = StepJudge(self.recipe, self.engine, self.event)
         self._weights = self._judge.weights
 
     def record(self) -> dict[str, Any]:
-        """State for a checkpoint."""
-        return {**self._judge.record(), **self._rollbacks.record()}
+        """State for a checkpoint, which may be the last one: a run that is started again there has
+        no good step to check the averages with. Collective."""
+        averages = self.averages_problem()
+        return {**self._judge.record(), **self._rollbacks.record(), "averages": averages}
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Continue from a checkpoint's record; a new run has none."""
         self._judge.restore(record)
         if record:
             self._rollbacks = _Rollbacks.of(record)
+            self._averages = record.get("averages", "")  # the first ones of 0.1.0 lack it
 
     def retention(self, done: int, values: Mapping[int, float]) -> checkpoint.Retention:
         """The checkpoints to keep when that of `done` steps is saved: one that is older than a
@@ -139,9 +144,14 @@ class Recovery:
         return False
 
     def averages_problem(self) -> str:
-        """What shows that the averaged weights (`optimizer.ema`), which the model holds now, are
-        worse than its own; empty if they are not. Collective."""
-        return self._weights.problem() if self.recipe.optimizer.ema else ""
+        """What shows that the averaged weights (`optimizer.ema`) are worse than those of the last
+        step; empty if they are not. Before the first good step since a checkpoint was restored,
+        that is what it says. Collective."""
+        if not self.recipe.optimizer.ema:
+            return ""
+        with self.engine.ema_weights():
+            problem = self._weights.problem()
+        return problem or ("" if self._weights.good_step else self._averages)
 
     # -- rollback --
 

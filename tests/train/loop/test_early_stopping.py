@@ -108,7 +108,8 @@ def test_a_resumed_tracker_equals_an_uninterrupted_one() -> None:
         assert second.record() == whole.record() and second.should_stop == whole.should_stop
     empty = best(best="a")
     empty.restore({})
-    assert empty.record() == {"value": None, "step": -1, "since": 0, "values": {}}
+    nothing = {"value": None, "step": -1, "since": 0, "values": {}}
+    assert empty.record() == {"best": "a", **nothing}
 
 
 @pytest.mark.parametrize("metric", ["", "a.f1", "mean"])
@@ -124,6 +125,26 @@ def test_values_of_saved_evaluations_survive_a_restart(metric: str) -> None:
     other = best(best=metric)
     other.restore(json.loads(json.dumps(tracker.record())))
     assert other == tracker
+
+
+@pytest.mark.parametrize(("before", "now"), [("a.accuracy", "a.loss"), ("", "a"), ("a", "mean")])
+def test_values_of_another_metric_are_not_compared(before: str, now: str) -> None:
+    """No negated loss is above an accuracy."""
+    first, second = best(best=before), best(best=now, patience=2)
+    for step in (1, 2):
+        first.update(step, {"a": score(0.8, loss=0.5)}, saved=True)
+    line = second.restore(json.loads(json.dumps(first.record())))
+    assert repr(now) in line and (repr(before) if before else "was none") in line
+    assert second == best(best=now, patience=2)
+    assert second.update(3, {"a": score(0.7, loss=0.6)}, saved=True) and second.step == 3
+
+
+def test_the_metric_of_the_first_checkpoints_is_taken_as_the_same() -> None:
+    first, second = best(best="a"), best(best="a")
+    first.update(1, {"a": score(0.8)}, saved=True)
+    record = first.record()
+    del record["best"]
+    assert second.restore(record) == "" and second == first
 
 
 def test_the_best_checkpoints_need_rows_to_evaluate() -> None:

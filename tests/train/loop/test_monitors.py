@@ -150,3 +150,10 @@ def test_a_small_share_of_every_step_takes_longer() -> None:
 def test_at_the_end_of_a_short_run() -> None:
     assert reported([{"words + never": 3}], {"words"}) == {"never": 3}
     assert reported([{"words": 3, "order": 2, "mix": "step"}], {"words", "order"}) == {}
+
+
+def test_the_end_says_nothing_of_tasks_from_before_a_restart() -> None:
+    """One with a label in every hundredth step was said to learn nothing, after two steps."""
+    stages = [{"words + order": 98}, {"words + order + never": 5}]
+    assert reported(stages, {"words"}, first=97) == {"never": 103}
+    assert reported(stages, {"words", "never"}, first=101) == {}

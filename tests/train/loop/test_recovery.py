@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,12 +40,14 @@ class Run:
     rank: int = 0
     invalid: tuple[int, ...] = ()
     weights: float = 2.0
+    averages: float = 2.0
     stage: int = 0
     processes = SINGLE_PROCESS
 
     def __post_init__(self) -> None:
         values = {"nonfinite": "stop", "loss_spike": SpikeSettings(), "failure_limit": 2}
-        values |= {"save": SimpleNamespace(every=10, keep=2, keep_every=0, best=0)} | self.recipe
+        values |= {"save": SimpleNamespace(every=10, keep=2, keep_every=0, best=0)}
+        values |= {"optimizer": SimpleNamespace(ema=0.0)} | self.recipe
         self.ds_config = SimpleNamespace(precision=self.precision)
         self.step = 0
         self.recovery = Recovery(
@@ -88,6 +92,12 @@ class Run:
             return None
         self.invalid, self.weights = found.invalid, found.state["weights"]
         return found.state
+
+    @contextmanager
+    def ema_weights(self) -> Iterator[None]:
+        self.weights, self.averages = self.averages, self.weights
+        yield
+        self.weights, self.averages = self.averages, self.weights
 
     def nonfinite_weights(self) -> list[str]:
         return ["a.weight", "b.weight"] if self.weights != self.weights else []
@@ -359,11 +369,32 @@ def test_a_checkpoint_whose_weights_are_not_finite_is_not_resumed_from(tmp_path:
         start.restore(cast(Engine, engine), cast(Any, None))
 
 
+EMA = {"optimizer": SimpleNamespace(ema=0.99)}
+
+
 def test_averages_that_hold_a_spike_are_told_from_good_ones(tmp_path: Path) -> None:
-    run = Run(tmp_path, {"optimizer": SimpleNamespace(ema=0.99)})
+    run = Run(tmp_path, EMA)
     assert run.train(*[2.0] * 35)
     assert run.recovery.averages_problem() == ""
-    run.weights = 9.0  # the averages, which the model holds
+    run.averages = 9.0
     assert "texts of step 35 the loss of task is 9, its median 2" in run.recovery.averages_problem()
+    assert run.weights == 2.0
     run.recovery.recipe = cast(Recipe, SimpleNamespace(optimizer=SimpleNamespace(ema=0.0)))
     assert run.recovery.averages_problem() == ""
+
+
+def test_averages_are_judged_alike_when_a_run_is_started_again_at_its_end(tmp_path: Path) -> None:
+    """They passed unchecked: a process that trains no step has none to check them with."""
+    run = Run(tmp_path, EMA, averages=9.0)
+    assert run.train(*[2.0] * 40)
+    again, older = Run(tmp_path, EMA, averages=9.0), Run(tmp_path, EMA, averages=9.0)
+    state = again.load(tmp_path, at_most=40)
+    assert state is not None and state["step"] == 40
+    again.recovery.restore(state["recovery"])
+    assert "step 40 the loss of task is 9" in run.recovery.averages_problem()
+    assert again.recovery.averages_problem() == run.recovery.averages_problem()
+    again.step, again.averages = 40, 2.0
+    assert again.train(2.0) and again.recovery.averages_problem() == ""  # checked by itself
+    del state["recovery"]["averages"]
+    older.recovery.restore(state["recovery"])
+    assert older.recovery.averages_problem() == ""
