@@ -104,7 +104,7 @@ class Loop:
         return 0
 
     def begin(self, first: int) -> None:
-        """Evaluate if necessary before the first step, and reset the meter; see if it had ended."""
+        """Evaluate if necessary before the first step; the run may have ended before (`done`)."""
         self._event("begin", step=first)
         set_rope_base(self.model.encoders, self.recipe, first)
         if self.recipe.extend and not first and not self.validation.is_empty:
