@@ -166,6 +166,8 @@ class Recovery:
             return False
         good_state = self._restore_good(trouble, step)
         if good_state is None:
+            # the weights are now those of the last checkpoint that was tried
+            trouble = replace(trouble, ruin=trouble.ruin or self._weights.problem())
             self._stop(trouble, step, "there is no good checkpoint from before it to return to")
             return False
         restored = good_state["step"]

@@ -214,6 +214,19 @@ def test_nothing_to_return_to(tmp_path: Path) -> None:
     )
 
 
+def test_weights_of_a_bad_checkpoint_are_not_saved_as_those_of_the_step(tmp_path: Path) -> None:
+    """No checkpoint is good enough to return to, and the last one tried replaced the weights."""
+    run = Run(tmp_path, BACK)
+    assert run.train(*[2.0] * 9)
+    run.weights = 1e5
+    assert run.train(2.0)
+    run.weights = 2.0
+    assert run.train(*[2.0] * 5) and not run.train(NAN)
+    assert [kind for kind, _ in run.events][-2:] == ["bad checkpoint", "nonfinite"]
+    assert "The weights are not good: for the texts of step" in run.last()
+    assert checkpoint.steps_in(tmp_path) == [10]
+
+
 @pytest.mark.parametrize("kill_at", [31, 36, 45])
 def test_a_run_killed_after_a_rollback_judges_the_same(tmp_path: Path, kill_at: int) -> None:
     losses = [2.0] * 32 + [99.0] + [2.0] * 9 + [NAN] + [2.0] * 20
