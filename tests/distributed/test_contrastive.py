@@ -9,9 +9,9 @@ import pytest
 
 pytestmark = pytest.mark.distributed
 
-SOME_ONE, SOME_TWO = ["0:fp32:16:plain"], ["1:bf16:4", "3:fp32:2"]
+SOME_ONE, SOME_TWO = ["0:fp32:16:plain"], ["1:bf16:4", "3:fp32:2", "3:fp32:8"]
 ONE = ["0:fp32:16", "0:fp32:4", "0:fp32:16:plain", "2:fp32:8", "3:fp32:2"]
-TWO = ["0:fp32:8", "0:fp32:2", "1:fp32:1", "1:bf16:4", "2:fp32:4", "3:fp32:2"]
+TWO = ["0:fp32:8", "0:fp32:2", "1:fp32:1", "1:bf16:4", "2:fp32:4", "3:fp32:2", "3:fp32:8"]
 
 
 def assert_same(found: dict[str, Any], wanted: dict[str, Any], rtol: float, name: str) -> None:

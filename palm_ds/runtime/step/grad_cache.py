@@ -4,7 +4,8 @@
     each micro-batch ──forward, no graph──> vectors ──gathered from all processes──> loss
     each micro-batch ──forward──> vectors · gradient of the loss ──backward──> gradients
 
-Both passes of a micro-batch have the same dropout masks. Every process computes the loss of the
+Both passes of a micro-batch have the same dropout masks, so a process that has only one micro-batch
+takes the vectors of its second pass and omits the first. Every process computes the loss of the
 whole step from the same vectors in the same order, so neither the loss nor its gradient depends on
 how the step is split.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -28,6 +29,13 @@ class LabelledBatch(Protocol):
 
     @property
     def groups(self) -> Mapping[str, torch.Tensor]: ...
+
+
+class HasScores(Protocol):
+    """The output of a head, as far as it is read here."""
+
+    @property
+    def scores(self) -> Any: ...
 
 
 B = TypeVar("B", bound=LabelledBatch)
@@ -85,7 +93,7 @@ class StepVectors(Generic[B]):
         self.targets.append(targets)
         self.groups.append(groups)
 
-    def finish(self, processes: Processes, progress: float | None = None) -> CachedGradients:
+    def finish(self, processes: Processes, progress: float | None) -> CachedGradients:
         """The loss over the vectors of all processes, as of `step_losses`. Collective; waits for
         the device."""
         own = consecutive(self.groups)
@@ -106,6 +114,45 @@ class StepVectors(Generic[B]):
             correct=correct[examples].detach().sum(),
             gradients=mine.split([len(vector) for vector in self.vectors]),
         )
+
+
+class GradCache(Generic[B]):
+    """The losses over a whole step, for one process: `add` its micro-batches, `finish`, and then
+    `surrogate` of each. `progress` as in `step_losses`."""
+
+    def __init__(
+        self,
+        losses: Mapping[str, GlobalBatchLoss],
+        processes: Processes,
+        progress: float | None = None,
+    ):
+        self._vectors = [StepVectors[B](task, loss) for task, loss in losses.items()]
+        self._processes, self._progress = processes, progress
+        self.cached: dict[str, CachedGradients] = {}
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self._vectors)
+
+    def add(self, batch: B, outputs: Mapping[str, HasScores]) -> None:
+        """The next micro-batch."""
+        for each in self._vectors:
+            each.add(batch, outputs[each.task].scores)
+
+    def finish(self) -> None:
+        """Compute them. Collective; waits for the device."""
+        parts = self._processes, self._progress
+        self.cached = {each.task: each.finish(*parts) for each in self._vectors}
+
+    def surrogate(
+        self, number: int, outputs: Mapping[str, HasScores], scales: Mapping[str, float]
+    ) -> torch.Tensor | float:
+        """A scalar with the gradients of the scaled losses, for a micro-batch's second pass."""
+        terms = (
+            found.surrogate(number, outputs[task].scores) * scales[task]
+            for task, found in self.cached.items()
+        )
+        return sum(terms)
 
 
 def consecutive(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """The micro-batches of a step: forward, backward, and DeepSpeed's step after the last of them.
 
 With an adversarial attack (FGM) each micro-batch makes two passes: as it is, and with perturbed
-embeddings. If a task's loss is over the whole step, all micro-batches make two
-(palm_ds/runtime/step/grad_cache.py).
+embeddings. If a task's loss is over the whole step, all micro-batches make two, unless a process
+has only one (palm_ds/runtime/step/grad_cache.py).
 
 The forward passes of a process are timed by themselves: a step takes equally long everywhere, since
 each process waits for the slowest one in the backward pass; a forward pass waits for nobody (but
@@ -25,19 +25,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from palm_ds.common.rng import derive_key
 from palm_ds.runtime.processes.processes import Processes
-from palm_ds.runtime.step.grad_cache import (
-    CachedGradients,
-    GlobalBatchLoss,
-    LabelledBatch,
-    StepVectors,
-)
+from palm_ds.runtime.step.grad_cache import GlobalBatchLoss, GradCache, LabelledBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,8 +235,10 @@ class MicroSteps(Generic[B]):
         }
         sums = LossSums()
         self.engine.train()
-        whole = [task for task in self.global_batch if counts[task]]
-        cached = self._cached_gradients(batches, whole, step, progress) if whole else {}
+        labelled = {task: loss for task, loss in self.global_batch.items() if counts[task]}
+        whole = GradCache[B](labelled, self.processes, progress)
+        if whole and len(batches) > 1:
+            self._first_passes(batches, step, whole)
         if self.memories:
             self.memories.begin(batches)
         for number, batch in enumerate(self.copies.copied(batches)):
@@ -250,47 +246,38 @@ class MicroSteps(Generic[B]):
                 self._repeat_draws(step, number)
             if self.teacher:
                 batch = self.teacher(batch, step)
-            sums.add(self._micro_step(batch, scales, step, number, cached))
+            sums.add(self._micro_step(batch, scales, step, number, whole))
             if self.memories:
                 self.memories.keep(batch)
-        sums.add(cached)
+        sums.add(whole.cached)
         return sums
 
     def losses_again(self, batches: Sequence[B], tasks: Collection[str]) -> dict[str, torch.Tensor]:
         """The loss sums of micro-batches without dropout, attacks and teachers; `tasks`: those that
         have labels on some process. Trains nothing. Collective."""
-        whole = {task: loss for task, loss in self.global_batch.items() if task in tasks}
-        sums, losses = (
-            LossSums(),
-            [StepVectors[B](task, loss) for task, loss in whole.items()],
-        )
+        labelled = {task: loss for task, loss in self.global_batch.items() if task in tasks}
+        sums, whole = LossSums(), GradCache[B](labelled, self.processes)
         self.engine.eval()
         try:
             with torch.no_grad():
                 for batch in self.copies.copied(batches):
                     outputs = self.engine(batch)
                     sums.add(outputs)
-                    for each in losses:
-                        each.add(batch, outputs[each.task].scores)
+                    whole.add(batch, outputs)
         finally:
             self.engine.train()
-        sums.add({loss.task: loss.finish(self.processes) for loss in losses})
+        whole.finish()
+        sums.add(whole.cached)
         return {task: loss for task, loss in sums.loss.items() if task in tasks}
 
-    def _cached_gradients(
-        self, batches: Sequence[B], tasks: Sequence[str], step: int, progress: float
-    ) -> dict[str, CachedGradients]:
-        """The loss of each task over all micro-batches of all processes. Collective."""
-        vectors: list[StepVectors[B]] = [
-            StepVectors(task, self.global_batch[task]) for task in tasks
-        ]
+    def _first_passes(self, batches: Sequence[B], step: int, whole: GradCache[B]) -> None:
+        """Compute the losses over all micro-batches of all processes. Collective."""
         for number, batch in enumerate(self.copies.copied(batches)):
             self._repeat_draws(step, number)
             with torch.no_grad(), self.timer.measure():
                 outputs = self.engine(self._with_dropout(batch, step))
-            for each in vectors:
-                each.add(batch, outputs[each.task].scores)
-        return {vector.task: vector.finish(self.processes, progress) for vector in vectors}
+            whole.add(batch, outputs)
+        whole.finish()
 
     def _repeat_draws(self, step: int, number: int) -> None:
         """Let both passes of a micro-batch draw the same from torch's generator: dropout that is
@@ -304,15 +291,15 @@ class MicroSteps(Generic[B]):
         scales: Mapping[str, float],
         step: int,
         number: int,
-        cached: Mapping[str, CachedGradients],
+        whole: GradCache[B],
     ) -> dict[str, Any]:
         batch = self._with_dropout(batch, step)
         if not self.attack:
-            return self._pass(batch, scales, number, cached)
+            return self._pass(batch, scales, number, whole)
         self.attack.begin(batch)
-        outputs = self._pass(batch, scales)
+        outputs = self._pass(batch, scales, number, whole)
         self.attack.attack()
-        self._pass(self._with_dropout(batch, step, "attack"), scales)
+        self._pass(self._with_dropout(batch, step, "attack"), scales, number, whole)
         self.attack.restore()
         return outputs
 
@@ -321,17 +308,15 @@ class MicroSteps(Generic[B]):
         return batch.with_dropout_key(derive_key(self.seed, "dropout", step, *more) >> 1)
 
     def _pass(
-        self,
-        batch: B,
-        scales: Mapping[str, float],
-        number: int = 0,
-        cached: Mapping[str, CachedGradients] = MappingProxyType({}),
+        self, batch: B, scales: Mapping[str, float], number: int, whole: GradCache[B]
     ) -> dict[str, Any]:
         with self.timer.measure():
             outputs = self.engine(batch)
+        if whole and not whole.cached:  # the only micro-batch
+            whole.add(batch, outputs)
+            whole.finish()
         total = sum(outputs[task].loss_sum * scales[task] for task in self.tasks)
-        for task, value in cached.items():
-            total = total + value.surrogate(number, outputs[task].scores) * scales[task]
+        total = total + whole.surrogate(number, outputs, scales)
         self.engine.backward(total, scale_wrt_gas=False)
         self.engine.step()
         return outputs
