@@ -176,19 +176,20 @@ def _with_annotations(
     folder: Path,
 ) -> pa.RecordBatch:
     """Appends a column per annotation to a record batch, from the next documents. If some were
-    dropped from the corpus, those with other ids are skipped."""
+    dropped from the corpus, those with other ids or tokens are skipped."""
     values: dict[str, list[np.ndarray]] = {name: [] for name in annotations}
     offsets = batch.column("ids").offsets
     edges, ids = offsets.to_numpy(), batch.column("ids").values.to_numpy()
     for row, name in enumerate(batch.column("id").to_pylist()):
+        tokens = ids[edges[row] : edges[row + 1]]
         document = next(documents, None)
-        while some_dropped and document is not None and document.id != name:
+        while some_dropped and document is not None and not _is_same(document, name, tokens):
             document = next(documents, None)
         if document is None:
             raise _other_input(folder, f"document {name!r} is missing")
         if document.id != name:
             raise _other_input(folder, f"document {document.id!r} is in the place of {name!r}")
-        if not np.array_equal(document.ids, ids[edges[row] : edges[row + 1]]):
+        if not _is_same(document, name, tokens):
             raise _other_input(folder, f"document {name!r} has different tokens")
         for annotation, function in annotations.items():
             values[annotation].append(apply_annotation(annotation, function, document))
@@ -196,6 +197,10 @@ def _with_annotations(
     for some in values.values():
         columns.append(pa.ListArray.from_arrays(offsets, as_arrow(np.concatenate(some))))
     return pa.record_batch(columns, schema=schema)
+
+
+def _is_same(document: Document, name: str, tokens: np.ndarray) -> bool:
+    return document.id == name and np.array_equal(document.ids, tokens)
 
 
 def _other_input(folder: Path, what: str) -> UserError:

@@ -29,18 +29,18 @@ def gather_rejected(partial: Path, job: PreparationJob) -> int:
     with temporary.open("w", encoding="utf-8") as out:
         for number, unit in enumerate(job.units):
             state = json.loads(part_file(partial, number, ".json").read_text("utf-8"))
+            skipped = []  # the same of each span of the unit
+            for span, lines in zip(unit, state["lines"], strict=True):
+                skipped.append(before[span.input])
+                before[span.input] += lines
             for entry in _rejected_of(partial, number):
-                span = unit[entry.pop("span")]
-                item = job.inputs[span.input]
+                span = entry.pop("span")
+                item = job.inputs[unit[span].input]
                 line = entry.pop("line")
-                place = (
-                    {"line": before[span.input] + line} if is_lines(item.kind) else {"row": line}
-                )
+                place = {"line": skipped[span] + line} if is_lines(item.kind) else {"row": line}
                 entry = {"file": entry["file"], **place, **entry}
                 out.write(json.dumps(entry, ensure_ascii=False) + "\n")
                 total += 1
-            for span, lines in zip(unit, state["lines"], strict=True):
-                before[span.input] += lines
     temporary.replace(partial / REJECTED)
     return total
 

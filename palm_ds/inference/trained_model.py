@@ -181,7 +181,8 @@ class TrainedModel(Settings):
     @cached_property
     def _loaded(self) -> tuple[Model, LoadReport]:
         how = DSConfig(path="", sections={}, stage=0, precision=self.precision)  # type: ignore[arg-type]
-        model = build_model(self.recipe, how, self.tokenizer.vocabulary, device=self.device)
+        parts = self.recipe, how, self.tokenizer.vocabulary
+        model = build_model(*parts, device=self.device, encoder=self.contents.config)
         loaded = weights_folder.load_weights(self.contents, model)
         return prepare_to_predict(model, self.device, self.dtype), loaded
 

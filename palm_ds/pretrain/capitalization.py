@@ -45,11 +45,12 @@ class Capitalization(CorpusTask):
     def _asked(self, ids: np.ndarray, word: np.ndarray, source: CorpusSource) -> np.ndarray:
         """(tokens,) bool: the first token of a word that starts with a letter. Digits, full stops
         and Chinese are never capitals; labelling them would only inflate the accuracy."""
-        letters = source.reference.cached("starts with a letter", lambda: self._letters(source))
-        return (word == 1) & letters[ids]
+        letters, spaces = source.reference.cached("letters", lambda: self._letters(source))
+        return _first_tokens(word == 1, spaces[ids]) & letters[ids]
 
     def _letters(self, source: CorpusSource) -> np.ndarray:
-        """(vocabulary,) bool: the token starts with a letter that has a capital form."""
+        """(2, vocabulary) bool: the token starts with a letter that has a capital form; it is space
+        alone."""
         tokenizer = source.corpus.tokenizer()
         lowered = source.corpus.manifest.options.get("text", {}).get("lower", False)
         if not (tokenizer.lower or lowered):
@@ -58,10 +59,11 @@ class Capitalization(CorpusTask):
                 f"capitals, so the input contains the answer; prepare it with --lower"
             )
         regular = source.vocabulary.regular
-        first = [text[:1] for text, _ in token_texts(tokenizer, regular)]
-        letters = np.zeros(source.vocabulary.size, bool)
-        letters[regular] = [letter.upper() != letter.lower() for letter in first]
-        return letters
+        texts = [text.replace("▁", " ") for text, _ in token_texts(tokenizer, regular)]
+        found = np.zeros((2, source.vocabulary.size), bool)
+        found[0, regular] = [text[:1].upper() != text[:1].lower() for text in texts]
+        found[1, regular] = [text.isspace() for text in texts]
+        return found
 
     def head(self, backbone: Encoder) -> nn.Module:
         from palm_ds.model.heads.heads import ClassHead
@@ -81,3 +83,12 @@ class Capitalization(CorpusTask):
             asked = self._asked(piece.ids, piece.annotations["word"], source)
             counts += np.bincount(piece.annotations["capital"][asked], minlength=2)
         return counts
+
+
+def _first_tokens(starts: np.ndarray, spaces: np.ndarray) -> np.ndarray:
+    """(tokens,) bool: the first token of a word behind the space that it begins with, which small
+    vocabularies have as tokens of its own."""
+    at = np.arange(len(starts))
+    begun = np.maximum.accumulate(np.where(starts, at, -1))
+    read = np.maximum.accumulate(np.where(spaces, -1, at))
+    return ~spaces & (np.append(-1, read[:-1]) < begun)

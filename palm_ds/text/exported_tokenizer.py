@@ -53,7 +53,7 @@ def normalizing_tokenizer(
     around texts if it adds none."""
     steps = [
         *(_simplifying_steps() if simplify else []),
-        *([normalizers.Lowercase()] if lower and not tokenizer.lower else []),
+        *(_lowering_steps() if lower and not tokenizer.lower else []),
     ]
     if not steps and adds_special_tokens(tokenizer.backend):
         return tokenizer
@@ -64,6 +64,13 @@ def normalizing_tokenizer(
     if not adds_special_tokens(tokenizer.backend):
         backend.post_processor = None  # Tokenizer adds BERT's
     return tokenizer.changed(backend)
+
+
+def _lowering_steps() -> list[normalizers.Normalizer]:
+    """As corpora are lower-cased: all but the letter that would become two."""
+    letter, mark = "\u0130", "\U000ffffd"
+    kept = normalizers.Replace(letter, mark), normalizers.Replace(mark, letter)
+    return [kept[0], normalizers.Lowercase(), kept[1]]
 
 
 def _simplifying_steps() -> list[normalizers.Normalizer]:

@@ -24,7 +24,7 @@ from palm_ds.data.sources.row_inputs import dataset_names_in
 from palm_ds.data.tasks.task import TableTask
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.distillation.distillation import without_projections
-from palm_ds.model.encoder.encoder import Encoder
+from palm_ds.model.encoder.encoder import Encoder, with_rope_bases
 from palm_ds.model.encoder.shared_embeddings import merged_tables
 from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.model.lora import adapter_of, merged
@@ -84,8 +84,9 @@ def _exported_head(recipe: Recipe, task: str, parameters: Collection[str]) -> Ex
 
 def info_of(recipe: Recipe, model: Model, *, steps: int) -> WeightsInfo:
     """The description of a run's weights after `steps` steps, for weights.json."""
+    bases = recipe.stage_plan.rope_bases(steps)
     return WeightsInfo(
-        backbone=model.backbone.config,
+        backbone=with_rope_bases(model.backbone.config, bases),
         task_ids=recipe.task_ids,
         head_of=model.head_of,
         export_task=default_task(recipe, model),
@@ -223,6 +224,7 @@ def _write_generator(
             log.info("%s/: none: %s; weights/ keeps the generator", GENERATOR, why)
             continue
         config = replace(generator.encoder.config, vocab_size=info.backbone.vocab_size)
+        config = with_rope_bases(config, recipe.stage_plan.rope_bases(final.steps))
         weights_folder.export_hf(
             generator_state(merged_tables(final.state), generator, name),
             folder,

@@ -12,7 +12,7 @@ import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.corpus.add_annotation import add_annotations
-from palm_ds.corpus.options import TextOptions
+from palm_ds.corpus.options import ScreenOptions, TextOptions
 from palm_ds.corpus.prepare import PrepareOptions, prepare
 from palm_ds.corpus.store import open_corpus
 
@@ -166,3 +166,18 @@ def test_with_phrases_and_lower_case(source: Path, tmp_path: Path) -> None:
     (tmp_path / "own_second_marks.py").write_text(OWN.replace("digit", "number"))
     with pytest.raises(UserError, match="lexicons"):
         add_annotations(tmp_path / "corpus", [str(source)], ["own_second_marks:number"])
+
+
+def test_after_a_dropped_document_of_the_same_id(tmp_path: Path) -> None:
+    """Ids of rows need not be unique; the dropped document was taken for the one after it."""
+    texts = [ROWS[i]["text"] for i in (0, 0, 1, 2, 1, 3)]
+    file = tmp_path / "a.jsonl"
+    file.write_text("".join(json.dumps({"id": "en", "text": text}) + "\n" for text in texts))
+    options = PrepareOptions(train="wordpiece", vocab_size=100, screen=ScreenOptions(dedup="exact"))
+    assert prepare(tmp_path / "corpus", [str(file)], options).documents == 4
+    add_annotations(tmp_path / "corpus", [str(file)], ["custom_annotations:digit"])
+    corpus = open_corpus(tmp_path / "corpus")
+    for number in range(4):
+        tokens = corpus.document(number)[1]
+        digits = [token.isdigit() for token in corpus.tokenizer().tokens(tokens.ids)]
+        assert tokens.annotations["digit"].tolist() == digits

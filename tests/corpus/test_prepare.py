@@ -286,6 +286,19 @@ def test_bad_lines_are_listed_with_their_place_in_the_file(tmp_path: Path) -> No
         assert rows[entry["line"] - 1].startswith(entry["excerpt"][:3]) or entry["line"] == 41
 
 
+def test_bad_lines_after_a_long_document_have_their_place(tmp_path: Path) -> None:
+    """It moves the edges of the work units behind it, so that one has two parts of the file."""
+    rows = [json.dumps({"text": "A row is here."})] * 60
+    rows[5] = json.dumps({"text": "A long row. " * 60})
+    for at in range(8, 60, 4):
+        rows[at] = "{broken"
+    (tmp_path / "a.jsonl").write_text("\n".join(rows) + "\n")
+    options = PrepareOptions(train="wordpiece", vocab_size=100, shard_mb=0.0004)
+    prepare(tmp_path / "corpus", [str(tmp_path / "a.jsonl")], options)
+    found = [entry["line"] for entry in read_rejected(tmp_path / "corpus")]
+    assert found == [*range(9, 61, 4)]
+
+
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.distributed)])
 def test_strict_stops_at_the_first_bad_line(tmp_path: Path, workers: int) -> None:
     rows = [json.dumps({"text": f"Row {i} is here."}) for i in range(60)]

@@ -27,6 +27,7 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.deepspeed.ds_config import DSConfig, make_ds_config
 from palm_ds.serve.served_model import ModelOptions, open_served
+from palm_ds.train.export import info_of
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.train.setup.build import build_model, build_stream
 from palm_ds.train.setup.resume import find_starting_point, signature_of
@@ -37,7 +38,7 @@ from palm_ds.train.teachers.distillation_plan import resolve_teachers
 from palm_ds.train.train import setup_run
 from palm_ds.weights import model_folder
 from palm_ds.weights.model_folder import open_model
-from palm_ds.weights.weights_folder import load_weights
+from palm_ds.weights.weights_folder import load_weights, save_weights
 from tests.helpers.saved_model import MORE_TASKS, TASKS, recipe_of, save_model, texts, write_rows
 from tests.weights.formats.test_native import flip, save
 
@@ -377,3 +378,18 @@ def test_a_model_without_tasks_embeds_but_does_not_predict(finished: Path, tmp_p
     assert opened.embedder().embed(["so good"]).shape == (1, 16)
     with pytest.raises(UserError, match="no head that predicts"):
         opened.predictor()
+
+
+def test_predictions_have_the_rotary_base_of_the_stage_of_the_weights(tmp_path: Path) -> None:
+    """With that of the recipe's encoder, weights of an earlier stage did not open."""
+    sizes = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_positions": 64}
+    stages = [{"mood": 2, "rope_base": 9.0}, {"mood": 2, "rope_base": 500.0}]
+    backbone = {"kind": "gte", **sizes, "options": {"rotary_base": 500.0}}
+    run = save_model(tmp_path / "run", ["mood"], backbone=backbone)
+    recipe = make_recipe({**recipe_of(run).resolved(), "stages": stages})
+    data = open_data(recipe)
+    model = build_model(recipe, MACHINE, data.vocabulary, device=torch.device("cpu"))
+    info, folder = info_of(recipe, model, steps=2), tmp_path / "best"
+    save_weights(model, folder, info, tokenizer=data.tokenizer)
+    encoder: Any = TrainedModel.open(folder).predictor(["mood"]).model.backbone
+    assert {layer.rotary.base for layer in encoder.computed_layers} == {9.0}

@@ -79,15 +79,16 @@ def test_a_word_cut_by_the_start_of_a_passage_has_no_label(tmp_path):
     assert example.labels["capitalization"][0].tolist() == [2]
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory) -> tuple[CorpusSource, list[str]]:
-    """Plain words with some capitals, prepared by the command: (source, texts)."""
+@pytest.fixture(scope="module", params=["wordpiece", "sentencepiece"])
+def text(tmp_path_factory, request) -> tuple[CorpusSource, list[str]]:
+    """Plain words with some capitals, prepared by the command: (source, texts). In the small
+    SentencePiece vocabulary, the space before a word is often a token of its own."""
     folder = tmp_path_factory.mktemp("text")
     rng = np.random.default_rng(4)
     words = ["lion", "Lion", "meadow", "Greta", "greta", "Élan", "élan", "17", "x", "OK", "rain"]
     texts = [" ".join([*rng.choice(words, rng.integers(30, 200)), "end ."]) for _ in range(30)]
     (folder / "in.txt").write_text("\n\n".join(texts), "utf-8")
-    options = ["--language", "en", "--lower", "--train", "wordpiece", "--vocab_size", "100"]
+    options = ["--language", "en", "--lower", "--train", request.param, "--vocab_size", "100"]
     COMMAND.call([str(folder / "corpus"), str(folder / "in.txt"), *options])
     annotations = ("capital", "word", "phrase", "entity")
     return split_corpus(open_corpus(folder / "corpus"), 0.0, annotations)[0], texts

@@ -9,6 +9,8 @@ import pytest
 from tokenizers import processors
 from transformers import AutoTokenizer
 
+from palm_ds.corpus.analyzer import DocumentAnalyzer
+from palm_ds.corpus.options import TextOptions
 from palm_ds.text.chinese import find_simplifier
 from palm_ds.text.exported_tokenizer import _words, normalizing_tokenizer
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer, wordpiece
@@ -35,6 +37,16 @@ def test_traditional_text_by_words(tmp_path: Path) -> None:
 def test_nothing_to_do_is_the_same_tokenizer() -> None:
     tokenizer = wordpiece([*SPECIALS, "a"], lower=True)
     assert normalizing_tokenizer(tokenizer, simplify=False, lower=True) is tokenizer
+
+
+def test_a_letter_that_would_become_two_stays_as_in_corpora() -> None:
+    """Lower-cased, the Turkish capital I with a dot is an i and a combining dot."""
+    text = "\u0130stanbul VE \u0130zmir"
+    tokenizer = wordpiece([*SPECIALS, "\u0130stanbul", "\u0130zmir", "ve"], lower=False)
+    wanted = DocumentAnalyzer(tokenizer, TextOptions(lower=True)).document("one", text).ids
+    exported = normalizing_tokenizer(tokenizer, lower=True)
+    ((ids, _),) = exported.encode_texts([text])
+    assert ids.tolist() == wanted.tolist() and tokenizer.vocabulary.unk not in ids
 
 
 def test_special_tokens_that_training_adds_are_added(tmp_path: Path) -> None:

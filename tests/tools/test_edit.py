@@ -106,6 +106,19 @@ def test_all_changes_in_one_call(weights: Path, tokens: Path, tmp_path: Path) ->
     assert sorted(os.listdir(tmp_path)) == ["out", "tokens.txt", "weights"]
 
 
+def test_tokens_come_from_a_pipe(weights: Path, tokens: Path, tmp_path: Path) -> None:
+    """As in bash's `--add_tokens <(sort tokens.txt)`; a second reading found nothing."""
+    source, end = os.pipe()
+    os.write(end, tokens.read_bytes())
+    os.close(end)
+    wanted = ResizeOptions(tokens=Path(f"/dev/fd/{source}"))
+    try:
+        resize_checkpoint(weights, tmp_path / "out", wanted)
+    finally:
+        os.close(source)
+    assert load_tokenizer(tmp_path / "out/tokenizer").size == 13
+
+
 def test_a_hugging_face_folder_becomes_one(tokens: Path, tmp_path: Path) -> None:
     net = model()
     export_hf(net, tmp_path / "hf", config=CONFIG, tokenizer=wordpiece(WORDS, lower=True))

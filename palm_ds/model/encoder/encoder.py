@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -124,6 +124,9 @@ class Encoder(ReadsImages, ABC):
     detects_in_context: ClassVar[bool] = False
     """Whether heads that tell replaced tokens from others read the vector of a text's first token
     besides the token's own."""
+    rope_options: ClassVar[tuple[str, str]] = ("rotary_base", "local_rotary_base")
+    """The options that `rope_base` is of: in layers that attend to whole texts, and in the local
+    ones."""
 
     word: nn.Embedding
     """The token embeddings, which masked-LM heads use as output embeddings."""
@@ -361,6 +364,14 @@ def refuse_task_types(config: EncoderConfig) -> None:
             f"backbone.task_types: {config.task_types}, but {config.kind} has no task embedding; "
             "set 0"
         )
+
+
+def with_rope_bases(config: EncoderConfig, bases: Sequence[float | None]) -> EncoderConfig:
+    """The configuration with other bases of rotary positions: in layers that attend to whole texts,
+    and in the local ones; None: its own."""
+    names = encoder_class(config).rope_options
+    changed = {name: base for name, base in zip(names, bases, strict=True) if base is not None}
+    return replace(config, options={**config.options, **changed}) if changed else config
 
 
 def has_windows(config: EncoderConfig) -> bool:

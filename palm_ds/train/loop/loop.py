@@ -106,7 +106,7 @@ class Loop:
     def begin(self, first: int) -> None:
         """Evaluate if necessary before the first step; the run may have ended before (`done`)."""
         self._event("begin", step=first)
-        set_rope_base(self.model.encoders, self.recipe, first)
+        set_rope_bases(self.model.encoders, self.recipe, first)  # the next stage sets its own
         if self.recipe.extend and not first and not self.validation.is_empty:
             self._evaluate(0)  # the scores of the run that it extends
         if first and self.evaluated < first and self._evaluation_due(first):
@@ -127,7 +127,7 @@ class Loop:
         at = self.recipe.curriculum.at(step, self.recipe.seed)
         if at.starts_stage:
             self._event("stage", step=step, stage=at.stage + 1)
-            set_rope_base(self.model.encoders, self.recipe, step)
+            set_rope_bases(self.model.encoders, self.recipe, step + 1)
         self.on_event("next", {"step": step})
         lr = self.recipe.optimizer.lr * self.recipe.lr_scale(at)
         frozen, decay = self.recipe.step_settings.frozen(at), self.recipe.decay_scale(at)
@@ -279,7 +279,7 @@ class Loop:
             "cursor": self.stream.state_dict(done),
             "already_read": self.stream.already_read,
             "consumed": self.stream.consumed(done),
-            "signature": self.signature.record(),
+            "signature": self.signature.record(self.recipe.stage_plan.rope_bases(done)),
             "best": self.best.record(),
             "evaluated": self.evaluated,
             "ended_at": self.ended_at,
@@ -301,13 +301,11 @@ def _flops(model: Model, batches: list[Batch]) -> torch.Tensor | float:
     return sum(training_flops(x, batch, *tasks) for x, *tasks in passes for batch in batches)
 
 
-def set_rope_base(encoders: Iterable[Encoder], recipe: Recipe, step: int) -> None:
-    """Use the base of the rotary positions that the stage of a step has of its own, or that of the
-    encoder's configuration; after the last step, the last one's."""
-    stage = recipe.curriculum.stage_at(min(step, recipe.curriculum.steps - 1))
+def set_rope_bases(encoders: Iterable[Encoder], recipe: Recipe, done: int) -> None:
+    """Use the bases of rotary positions that the last of `done` steps has, which are those of its
+    stage or of the encoder's configuration."""
     for encoder in encoders:
-        own = recipe.stage_plan.settings[stage]
-        for local, base in ((False, own.rope_base), (True, own.local_rope_base)):
-            base = base or encoder.rope_base(encoder.config, local=local)
+        for local, own in zip((False, True), recipe.stage_plan.rope_bases(done), strict=True):
+            base = own or encoder.rope_base(encoder.config, local=local)
             if base is not None:
                 encoder.set_rope_base(base, local=local)

@@ -83,6 +83,12 @@ class StagePlan:
         every = every if own is None else own
         return done == stage.first + stage.steps or bool(every) and done % every == 0
 
+    def rope_bases(self, done: int) -> tuple[float | None, float | None]:
+        """The bases of rotary positions that the stage of the last of `done` steps has of its own,
+        in layers that attend to whole texts and in local ones."""
+        own = self.settings[self.curriculum.stage_at(max(done - 1, 0))]
+        return own.rope_base, own.local_rope_base
+
     def _read(self, given: Sequence[Mapping[str, Any]]) -> tuple[StageSettings, ...]:
         of_recipe = {"length": self.length, "batch": self.batch}
         return tuple(

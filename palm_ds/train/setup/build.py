@@ -265,11 +265,13 @@ def build_model(
     device: torch.device,
     training: bool = False,
     level: int = logging.DEBUG,
+    encoder: EncoderConfig | None = None,
 ) -> Model:
     """Encoder and heads with initial weights; those of the encoder and of each head depend only on
     the seed and its name. The chosen kernels, with reasons, are logged at `level`. Only `training`
-    is worth compiling for: predictions have rows of any length."""
-    config = full_config(recipe.backbone_config, vocabulary)
+    is worth compiling for: predictions have rows of any length. `encoder`: of stored weights, where
+    a stage may have other rotary bases than the recipe."""
+    config = full_config(encoder or recipe.backbone_config, vocabulary)
     kernels, lines = choose_kernels(
         ds_config.kernels,
         device=device,

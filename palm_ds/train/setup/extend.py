@@ -64,9 +64,11 @@ class ModelSignature:
     lora_scale: float = 0.0
     """The factor of LoRA's change; 0 without LoRA."""
 
-    def record(self) -> dict[str, Any]:
+    def record(self, rope_bases: Sequence[float | None] = (None, None)) -> dict[str, Any]:
+        """Plain values for JSON. `rope_bases`: those of a stage, instead of the encoder's."""
         plain = {
             "backbone": asdict(self.backbone),
+            "rope_bases": rope_bases,
             "task_ids": dict(self.task_ids),
             "tokenizer": self.tokenizer,
             "token_heads": self.token_heads,

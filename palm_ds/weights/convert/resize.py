@@ -8,7 +8,7 @@ tables are in memory; all other tensors are copied one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -63,8 +63,9 @@ def resize_checkpoint(source: Path, target: Path, wanted: ResizeOptions) -> list
     tokenizer = load_tokenizer(path) if path else None
     names = embeddings.resizable_names(contents.entries)
     state = {name: contents.entries[name].read() for name in names}
+    tokens = read_token_file(wanted.tokens) if wanted.tokens is not None else {}
     try:
-        changed, tokenizer, said = _operate(state, contents.config, tokenizer, wanted)
+        changed, tokenizer, said = _operate(state, contents.config, tokenizer, tokens, wanted)
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
     entries = dict(contents.entries) | {
@@ -80,7 +81,7 @@ def resize_checkpoint(source: Path, target: Path, wanted: ResizeOptions) -> list
     )
     said += [f"skipped: {name}: {why}" for name, why in contents.skipped.items()]
     texts = None if wanted.tokenizer else read_tokenizer(contents)
-    texts = _resized_tokenizer(texts, changed.config, wanted) if texts else None
+    texts = _resized_tokenizer(texts, changed.config, tokens, wanted) if texts else None
     write = _writer(new, tokenizer, texts, said, as_hf=huggingface.recognises(contents.path))
     write_new_folder(target, write)
     return [*said, f"written to {target}"]
@@ -90,15 +91,15 @@ def _operate(
     state: dict[str, torch.Tensor],
     config: EncoderConfig,
     tokenizer: Tokenizer | None,
+    tokens: Mapping[str, str],
     wanted: ResizeOptions,
 ) -> tuple[ResizedState, Tokenizer | None, list[str]]:
     """The tables and the tokenizer after all changes, with one line per change."""
     changed, said = ResizedState(state=state, config=config, summary=""), []
     used = tokenizer.size if tokenizer else state[embeddings.WORDS].shape[0]
-    if wanted.tokens is not None:
+    if tokens:
         if tokenizer is None:
             raise UserError("has no tokenizer to add tokens to; give one")
-        tokens = read_token_file(wanted.tokens)
         added = add_tokens(tokenizer, tokens, reuse_unused=wanted.reuse_unused)
         rows = {
             i: initializing_ids(tokenizer, token, tokens[token]) for token, i in added.ids.items()
@@ -125,11 +126,10 @@ def _operate(
 
 
 def _resized_tokenizer(
-    tokenizer: Tokenizer, config: EncoderConfig, wanted: ResizeOptions
+    tokenizer: Tokenizer, config: EncoderConfig, tokens: Mapping[str, str], wanted: ResizeOptions
 ) -> Tokenizer:
     """The tokenizer for texts that are not prepared yet, changed as the encoder's own is."""
-    if wanted.tokens is not None:
-        tokens = read_token_file(wanted.tokens)
+    if tokens:
         tokenizer = add_tokens(tokenizer, tokens, reuse_unused=wanted.reuse_unused).tokenizer
     return tokenizer.of_length(config.max_length) if wanted.positions is not None else tokenizer
 
@@ -147,7 +147,7 @@ def _resized_recipe(
     return {**contents.recipe, "backbone": asdict(config)}
 
 
-def _about(added: ExtendedTokenizer, tokens: dict[str, str]) -> str:
+def _about(added: ExtendedTokenizer, tokens: Mapping[str, str]) -> str:
     shown = ", ".join(f"{token} {i}" for token, i in list(added.ids.items())[:5])
     more = f", and {len(added.ids) - 5} more" if len(added.ids) > 5 else ""
     known = (

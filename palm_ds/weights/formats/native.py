@@ -25,6 +25,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.common.version import __version__
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.distillation.distillation import PREFIX as DISTILLATION
+from palm_ds.model.encoder.encoder import with_rope_bases
 from palm_ds.model.encoder.shared_embeddings import parts_of_tables
 from palm_ds.model.heads.ngrams import without_ngrams
 from palm_ds.model.heads.outputs import HeadOutputs
@@ -125,7 +126,9 @@ def open_verified(
 def encoder_in(verified: checkpoint.VerifiedCheckpoint) -> EncoderConfig:
     """The config of a checkpoint's encoder. Raises UserError."""
     signature = signature_in(verified)
-    return EncoderConfig.from_dict(signature["backbone"], f"{verified.path}: signature.backbone")
+    where = f"{verified.path}: signature.backbone"
+    config = EncoderConfig.from_dict(signature["backbone"], where)
+    return with_rope_bases(config, signature.get("rope_bases") or (None, None))
 
 
 def _from_weights(folder: Path) -> CheckpointContents:

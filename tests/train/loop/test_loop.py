@@ -15,12 +15,17 @@ import palm_ds as palm
 from palm_ds.common.errors import STOPPED, UserError
 from palm_ds.corpus.store import open_corpus
 from palm_ds.runtime.checkpoint import checkpoint
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
 from palm_ds.train.loop import loop as loop_module
 from palm_ds.train.loop.loop import Loop
+from palm_ds.train.recipe.recipe import make_recipe
 from palm_ds.train.report.metrics_file import FILE, read_metrics
 from palm_ds.train.setup.corpus_check import CorpusCheck
+from palm_ds.train.setup.run_folder import RunSpec
+from palm_ds.train.train import train
 from palm_ds.weights.formats.weights_info import INFO, read_info
+from palm_ds.weights.model_folder import encoder_config, open_model
 from tests.helpers.small_corpus import write_small_corpus
 from tests.helpers.small_tables import TINY, write_tables
 
@@ -133,3 +138,51 @@ def test_best_weights_that_a_full_disk_cannot_keep_do_not_count(
     first = next(each for each in read_metrics(run / FILE).events if each["event"] == "best")
     assert first["step"] == 4  # better than none, though perhaps not than that of step 2
     assert read_info(run / "weights" / INFO).made_by["steps"] >= 4
+
+
+def phases(folder: Path, corpus: Path) -> RunSpec:
+    """A run of two stages of four steps, the first with rotary bases of its own."""
+    masks = "knowledge_masking"
+    values = {
+        "backbone": {"preset": "modern-tiny", "hidden_size": 16, "max_positions": 32},
+        "length": 32,
+        "batch": "4 rows",
+        "sources": {"text": {"corpus": str(corpus)}},
+        "held_out": 0.3,
+        "tasks": {masks: {"source": "text"}},
+        "stages": [{masks: 4, "rope_base": 9.0, "local_rope_base": 5.0}, {masks: 4}],
+        "optimizer": {"lr": 2e-2},
+        "evaluate": {"best": f"{masks}.accuracy"},
+        "save": {"every": 4},
+        "export_onnx": [],
+    }
+    how = make_ds_config({"zero_optimization": {"stage": 0}})
+    return RunSpec(recipe=make_recipe(values, "recipe.yaml"), ds_config=how, folder=folder)
+
+
+def test_weights_are_those_of_their_stage_s_rotary_bases(tmp_path: Path) -> None:
+    """They were described with the bases of the last stage, and a run that was stopped between two
+    stages was evaluated with those of the second."""
+    write_small_corpus(tmp_path / "corpus", documents=24)
+    whole, stopped = (phases(tmp_path / name, tmp_path / "corpus") for name in ("whole", "stopped"))
+    assert train(whole) == 0
+
+    def stop(event: str, facts: Any) -> None:
+        if event == "next" and facts["step"] == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert train(stopped, stop) == STOPPED
+    assert encoder_config(stopped.folder).options["global_rotary_base"] == 9.0
+    assert train(stopped) == 0
+    one, other = (read_metrics(run.folder / FILE).evaluations for run in (whole, stopped))
+    assert [each["step"] for each in one] == [each["step"] for each in other] == [4, 8]
+    for its, mine in zip(one, other, strict=True):
+        assert its["scores"] == mine["scores"]
+    (first, last) = sorted((whole.folder / "checkpoints").iterdir())
+    best = read_info(whole.folder / "best" / INFO).made_by["steps"]
+    assert best == 4
+    names = "global_rotary_base", "local_rotary_base"
+    stated = first, last, whole.folder / "best", whole.folder / "weights", whole.folder / "hf"
+    for path, bases in zip(stated, [[9.0, 5.0], [None, None], *[[9.0, 5.0]] * 3], strict=True):
+        options = open_model(path).config.options
+        assert [options.get(name) for name in names] == bases

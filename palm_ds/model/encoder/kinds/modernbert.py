@@ -64,6 +64,7 @@ class ModernBert(TransformerEncoder):
     options_type: ClassVar[type | None] = ModernBertOptions
     free_options = ("text_pooling",)
     pools_tokens = True
+    rope_options = ("global_rotary_base", "local_rotary_base")
     defaults: ClassVar[Mapping[str, Any]] = {
         "max_positions": 8192,
         "token_types": 1,

@@ -78,6 +78,8 @@ class Family:
     """{ending: class} where the class has another name."""
     masked_lm_activation: str = ""
     """The activation that its masked-LM head always has; empty means the encoder's."""
+    states_head_activation: bool = False
+    """Whether its config.json has a key for the activation of the masked-LM head."""
     paddle_tokenizer: str = ""
     """PaddleNLP's tokenizer class that reads a vocab.txt; empty: not written for PaddleNLP."""
     paddle_only: bool = False
@@ -94,8 +96,9 @@ class Family:
     def has_masked_lm(self, config: EncoderConfig) -> bool:
         """Whether its masked-LM head computes the same as palm_ds's with this config."""
         activation = config.head_activation or config.activation
-        return not self.without_masked_lm and activation == (
-            self.masked_lm_activation or config.activation
+        computed = self.masked_lm_activation or config.activation
+        return not self.without_masked_lm and (
+            self.states_head_activation or activation == computed
         )
 
 

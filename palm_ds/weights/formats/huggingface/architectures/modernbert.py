@@ -111,7 +111,9 @@ class ModernBertArchitecture(Architecture):
 
     kind = "modernbert"
     families: ClassVar[Mapping[str, Family]] = {
-        "modernbert": Family(class_prefix="ModernBert", tensor_prefix="model")
+        "modernbert": Family(
+            class_prefix="ModernBert", tensor_prefix="model", states_head_activation=True
+        )
     }
     words = "embeddings.tok_embeddings.weight"
     layer = "layers"

@@ -31,6 +31,9 @@ from tests.model.encoder.test_transformer import LENGTHS, padded, weighted
 CLASSES: dict[str, Callable[[], Any]] = {
     "Model": partial(modernbert, "Model"),
     "ForMaskedLM": partial(modernbert, "ForMaskedLM"),
+    "ForMaskedLM of another activation": partial(
+        modernbert, "ForMaskedLM", hidden_activation="relu", classifier_activation="silu"
+    ),
     "ForSequenceClassification": partial(modernbert, "ForSequenceClassification", num_labels=3),
     "ForSequenceClassification of means": partial(
         modernbert, "ForSequenceClassification", num_labels=3, classifier_pooling="mean"
@@ -39,7 +42,12 @@ CLASSES: dict[str, Callable[[], Any]] = {
     "ForQuestionAnswering": partial(modernbert, "ForQuestionAnswering"),
     "ForMultipleChoice": partial(modernbert, "ForMultipleChoice"),
 }
-FEW = ("ForMaskedLM", "ForSequenceClassification", "ForSequenceClassification of means")
+FEW = (
+    "ForMaskedLM",
+    "ForMaskedLM of another activation",
+    "ForSequenceClassification",
+    "ForSequenceClassification of means",
+)
 """Those with parameters or a way of their own."""
 NARROW: dict[str, Any] = {
     "hidden_size": 128,
