@@ -167,7 +167,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "empty file": (file("a.jsonl", b""), "a.jsonl: has no documents"),
     "a JSON array": (file("a.jsonl", b'[{"text": "x"}]'), "a.jsonl: line 1: a JSON list"),
     "only blanks": (file("a.txt", b"\n \n\n"), "a.txt: has no documents"),
-    "binary": (file("a.txt", b"\xff\xfe" * 9), "line 1: invalid UTF-8"),
+    "UTF-16": (
+        file("a.txt", "text\n".encode("utf-16")),
+        "line 1: invalid UTF-8 at byte 1 (maybe UTF-16: iconv -f UTF-16 -t UTF-8 converts it)",
+    ),
     "no title": (words(*OUT, *TRAIN, "--title_field", "title"), "no field `title`; it has `text`"),
     "titles of pairs": (words(*OUT, *TRAIN, *PAIRS, "--title_field", "t"), "pairs has no titles"),
     "unknown format": (words(*OUT, *TRAIN, "--format", "pair"), "invalid choice: 'pair'"),

@@ -54,7 +54,14 @@ def decoded(data: bytes) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start)
         where = f"; line {line + 1} of the document" if line else ""
-        raise BadRecordError(f"invalid UTF-8 at byte {error.start + 1}{where}") from None
+        raise BadRecordError(f"{not_utf8(error)}{where}") from None
+
+
+def not_utf8(error: UnicodeDecodeError) -> str:
+    """The place where something is not UTF-8; UTF-16, as some programs export it, by its name."""
+    utf16 = error.object.startswith((b"\xff\xfe", b"\xfe\xff"))
+    hint = " (maybe UTF-16: iconv -f UTF-16 -t UTF-8 converts it)" if utf16 else ""
+    return f"invalid UTF-8 at byte {error.start + 1}{hint}"
 
 
 def json_row(line: bytes, *, unique: bool = False) -> dict:
@@ -66,7 +73,7 @@ def json_row(line: bytes, *, unique: bool = False) -> dict:
     try:
         row = json.loads(line.decode("utf-8"), object_pairs_hook=_unique if unique else None)
     except UnicodeDecodeError as error:
-        raise BadRecordError(f"invalid UTF-8 at byte {error.start + 1} of the line") from None
+        raise BadRecordError(f"{not_utf8(error)} of the line") from None
     except json.JSONDecodeError as error:
         raise BadRecordError(f"not JSON: {error.msg} at character {error.colno}") from None
     except ValueError as error:  # a number of thousands of digits

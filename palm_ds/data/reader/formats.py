@@ -11,7 +11,7 @@ from typing import Any
 from palm_ds.common.errors import UserError
 from palm_ds.common.rows.cells import CellRow, column_names, csv_rows, tsv_rows
 from palm_ds.common.rows.columnar import dataset_rows, open_dataset, parquet_features, renamed_rows
-from palm_ds.common.rows.lines import BadRecordError, Lines, decoded, json_row, type_name
+from palm_ds.common.rows.lines import BadRecordError, Lines, decoded, json_row, not_utf8, type_name
 from palm_ds.common.rows.stored import open_bytes, reading
 from palm_ds.data.reader.column_roles import pick
 from palm_ds.data.reader.find_files import File
@@ -118,7 +118,7 @@ def _document(file: File) -> Any:
         return json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{file.path}:{line}: invalid UTF-8 at byte {error.start + 1}") from None
+        raise UserError(f"{file.path}:{line}: {not_utf8(error)}") from None
     except json.JSONDecodeError as error:
         where = f"{file.path}:{error.lineno}"
         raise UserError(f"{where}: not JSON: {error.msg} at character {error.colno}") from None
