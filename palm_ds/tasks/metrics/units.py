@@ -12,12 +12,11 @@ _FRACTIONS = (
     *("accuracy", "auc", "precision", "recall", "exact", "exact_match", "average", "matthews"),
     *("f1", "macro_f1", "micro_f1", "acc_and_f1", "mrr", "map", "ndcg"),
     *("pearson", "spearman", "pearson_and_spearman", "cosine"),
-    *("recall_at_precision", "precision_at_threshold"),
+    *("recall_at_precision", "precision_at_threshold", "soft_accuracy"),
     *("rouge_l", "rouge_1", "rouge_2", "bleu_1", "bleu_2", "bleu_4", "distinct_1", "distinct_2"),
 )
-_PARTS = re.compile(
-    r"^(?:best_|HasAns_|NoAns_)|[@ ].*$"
-)  # prefixes of subsets; suffixes at k and by type
+_PARTS = re.compile(r"^(?:best|has_answer|no_answer|text|image)_|[@ ].*$")
+"""Prefixes of subsets and of what is found; suffixes at k and by type."""
 
 
 def is_fraction(name: str) -> bool:
