@@ -67,7 +67,10 @@ def scores_of(
     source = predictor.source(open_rows(rows, read, "rows"))
     task.check(source, labelled=True)
     made = _pass(predictor, each, source, processes)[name]
-    predictions, own = dict(enumerate(made)), predictor.recipe.own_metrics.get(name, ())
+    predictions = {row: each for row, each in enumerate(made) if each}  # {}: nothing to predict
+    if not predictions:
+        return {}
+    own = predictor.recipe.own_metrics.get(name, ())
     return task.metrics(predictions, source) | own_scores(own, task, predictions, source)
 
 

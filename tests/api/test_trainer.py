@@ -224,7 +224,10 @@ def test_masked_words_are_predicted(tables, tmp_path):
     made.train_one_step()
     for line in made.predict(rows)["hidden"]:
         assert len(line["word_id"]) == len(line["words"]) > 0
-    assert set(made.evaluate(rows)["hidden"]) == {"accuracy", "perplexity"}
+    scores = made.evaluate(rows)
+    assert set(scores["hidden"]) == {"accuracy", "perplexity"}
+    assert made.evaluate([*rows, {"text_a": ""}]) == scores  # has no word to hide
+    assert made.evaluate([{"text_a": ""}]) == {"hidden": {}}
     made.close()
     assert checkpoint.steps_in(tmp_path / "run" / "checkpoints") == [1]
     with pytest.raises(UserError, match=r"closed; another trainer with this folder= resumes"):
