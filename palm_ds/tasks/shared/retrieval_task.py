@@ -69,6 +69,10 @@ class RetrievalTask(EmbeddingTask):
             source.need("teacher_scores", self.where)
         return ("query", "positive")
 
+    def group_of(self, source: TableSource) -> str:
+        """The column whose rows are one query, all of whose positives it finds."""
+        return self.columns_of(source)[0]
+
     def label_roles(self) -> tuple[str, ...]:
         return ()
 
