@@ -692,6 +692,26 @@ def test_rows_of_sentence_transformers(tables, kind, given, columns):
         assert source.row(3)["label"] == "0.15"
 
 
+@pytest.mark.parametrize("kind", ["Retrieval", "SparseRetrieval"])
+def test_retrieval_is_scored_by_searching_also_after_the_training(tables, kind):
+    rows = [{"query": one, "positive": other} for one, other in SENTENCES]
+    task = getattr(palm.tasks, kind).on(name="find", train=rows, dev=rows)
+    made = palm.Trainer(task, backbone=backbone(tables), **{**QUIET, "epochs": 1})
+    found = dict(made.train()["find"])
+    assert found.pop("loss") > 0 and found["ndcg@10"] > 0
+    for scores in (made.evaluate(), made.evaluate(rows), palm.load(made.folder).evaluate(rows)):
+        assert scores["find"] == pytest.approx(found)
+    assert made.predict(rows[:1]).rows[0].keys() == {"score", "scores"}
+
+
+def test_class_pairs_predict_nothing(tables):
+    task = palm.tasks.ClassPairs.on(name="pairs", train=tables / "train.tsv")
+    made = palm.Trainer(task, backbone=backbone(tables), **{**QUIET, "epochs": 1})
+    made.train()
+    with pytest.raises(UserError, match=r"its tasks \(pairs\) predicts anything for rows"):
+        made.evaluate()
+
+
 def test_retrieval_without_its_columns_names_them(tables):
     task = palm.tasks.Retrieval.on(train=[{"question": "w1", "answer": "w2"}] * 4)
     with pytest.raises(UserError, match="retrieval has no column 'positive'; it has question"):
