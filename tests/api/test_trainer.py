@@ -234,6 +234,17 @@ def test_masked_words_are_predicted(tables, tmp_path):
         made.train()
 
 
+def test_the_best_auc_where_a_row_of_the_batch_has_one_class(tables):
+    """The first one, by which an unknown metric is refused early, has none."""
+    dev = [{"text_a": "w1 " * 30, "label": "no"}, {"text_a": "w30 " * 30, "label": "yes"}]
+    task, given = classification(tables, dev=dev), {**QUIET, "epochs": 1}
+    made = palm.Trainer(task, backbone=backbone(tables), best="classification.auc", **given)
+    assert "auc" in made.train()["classification"]
+    made = palm.Trainer(task, backbone=backbone(tables), best="classification.acu", **given)
+    with pytest.raises(UserError, match=r"has no 'acu'; did you mean .auc"):
+        made.train()
+
+
 def test_further_evaluation_sets_are_reported_separately(tables):
     sets = {
         "test": {"table": str(tables / "train.tsv")},
