@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,11 +85,23 @@ class BestTracker:
         if self.settings.best in ("", "mean"):
             counted = [t for t, task in self.tasks.items() if not task.auxiliary]
             targets = [s for t, s in scores.items() if t in counted]  # no generator
+            if self.enabled and targets:
+                targets = self._with_value(targets)
             values = [s.value if self.enabled else -s.loss for s in targets]
             return sum(values) / len(values) if values else math.nan
         self.check(scores)
         name, _, metric = self.settings.best.partition(".")
-        return self.metric(scores[name]) if metric else scores[name].value
+        return self.metric(scores[name]) if metric else self._with_value([scores[name]])[0].value
+
+    def _with_value(self, scores: Sequence[TaskScore]) -> list[TaskScore]:
+        """Those that have more than a loss, at least one. Raises UserError."""
+        found = [score for score in scores if score.metrics or not math.isnan(score.accuracy)]
+        if not found:
+            raise UserError(
+                f"evaluate.best: {self.settings.best}: there is no score but the loss; name it, as "
+                "in TASK.loss"
+            )
+        return found
 
     def metric(self, score: TaskScore) -> float:
         """The value of the named metric. Raises UserError if the task has no such metric."""

@@ -322,9 +322,9 @@ def value_of(scores: Mapping[str, Mapping[str, Any]], space: SearchSpace) -> flo
     tasks = space.recipe.built_tasks
     if task == "mean":
         counted = [name for name in scores if name in tasks and not tasks[name].auxiliary]
-        firsts = [_metrics(scores[name]) for name in counted]
+        firsts = [_metrics(scores[name]) for name in counted if _has_value(scores[name])]
         if not firsts:
-            raise UserError("metric: mean: no task has rows to evaluate on; give a `validation`")
+            raise UserError("metric: mean: no task is evaluated that has more than a loss")
         return sum(next(iter(first.values())) for first in firsts) / len(firsts)
     if task not in scores:
         raise UserError(
@@ -342,6 +342,11 @@ def _metrics(score: Mapping[str, Any]) -> dict[str, float]:
     """A task's metrics, the primary one first."""
     metrics = {**(score.get("metrics") or {}), "accuracy": score["accuracy"]}
     return {name: _number(value) for name, value in metrics.items()}
+
+
+def _has_value(score: Mapping[str, Any]) -> bool:
+    """Whether a task has more than a loss, which class_pairs has not."""
+    return bool(score.get("metrics")) or score["accuracy"] is not None
 
 
 def _number(value: float | None) -> float:
