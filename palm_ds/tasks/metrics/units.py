@@ -1,4 +1,5 @@
-"""Display units of metrics: fractions of 1 in per cent, all others unchanged.
+"""Display units of metrics: fractions of 1 in per cent, all others unchanged; and which of them
+should be low.
 
 shown("accuracy", 0.912)  "91.20"        title("accuracy")  "accuracy %"
 shown("mse", 0.0312)      "0.0312"       title("mse")       "mse"
@@ -17,6 +18,10 @@ _FRACTIONS = (
 )
 _PARTS = re.compile(r"^(?:best|has_answer|no_answer|text|image)_|[@ ].*$")
 """Prefixes of subsets and of what is found; suffixes at k and by type."""
+
+
+LESS_IS_BETTER = ("loss", "mse", "perplexity")
+"""Metrics of which the lowest value is the best."""
 
 
 def is_fraction(name: str) -> bool:

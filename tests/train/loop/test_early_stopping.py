@@ -79,6 +79,17 @@ def test_any_metric_of_a_task_can_be_tracked(name, value) -> None:
     assert chosen.value == value
 
 
+@pytest.mark.parametrize("metric", ["mse", "perplexity"])
+def test_a_smaller_error_is_better(metric: str) -> None:
+    chosen = best(best=f"a.{metric}")
+    seen = [
+        chosen.update(step, {"a": score(0.5, pearson=0.1, **{metric: x})})
+        for step, x in enumerate([3.0, 4.0, 2.0])
+    ]
+    assert seen == [True, False, True]
+    assert str(chosen) == f"a.{metric} 2.0000"
+
+
 def test_a_smaller_loss_is_better() -> None:
     chosen = best(best="a.loss")
     seen = [
