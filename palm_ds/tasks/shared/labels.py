@@ -89,10 +89,9 @@ def positive_scores(
 def _check_asked(task: PositiveClassTask) -> None:
     """Raises UserError if the task asks for a score that needs the order of the classes."""
     if task.scored_at:
-        names = ", ".join(task.labels)
         raise UserError(
             f"{task.where}.{task.scored_at}: nothing names the classes that `probs` are of; give "
-            f"them in their order, such as labels=[{names}]"
+            f"them in their order, such as labels={list(task.labels[:8])}"
         )
 
 
