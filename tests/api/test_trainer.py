@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import re
@@ -713,6 +714,15 @@ def test_retrieval_is_scored_by_searching_also_after_the_training(tables, kind):
     for scores in (made.evaluate(), made.evaluate(rows), palm.load(made.folder).evaluate(rows)):
         assert scores["find"] == pytest.approx(found)
     assert made.predict(rows[:1]).rows[0].keys() == {"score", "scores"}
+
+
+def test_scores_that_are_no_numbers_are_nan_also_of_a_finished_run(tables, tmp_path):
+    rows = [{"text_a": "w1", "text_b": f"w{n}", "label": int(not n)} for n in range(6)]
+    task = palm.tasks.Ranking.on(name="rank", train=rows, dev=rows[1:])  # nothing is relevant
+    given = {**QUIET, "epochs": 1, "folder": tmp_path / "run"}
+    first, again = (palm.Trainer(task, backbone=backbone(tables), **given).train() for _ in "12")
+    assert math.isnan(first["rank"]["mrr"])
+    assert again["rank"] == pytest.approx(first["rank"], nan_ok=True)
 
 
 def test_class_pairs_predict_nothing(tables):
