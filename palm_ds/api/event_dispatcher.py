@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -92,10 +93,14 @@ def stored_metrics(folder: Path) -> dict[str, dict[str, float]]:
     file = folder / FILE
     evaluations = read_metrics(file).evaluations if file.is_file() else []
     scores = evaluations[-1]["scores"] if evaluations else {}
-    return {
+    found = {
         name: {**(score.get("metrics") or {}), "loss": score["loss"]}
         | ({} if score.get("metrics") else {"accuracy": score["accuracy"]})
         for name, score in scores.items()
+    }
+    return {  # JSON has null for what is no number
+        name: {metric: math.nan if value is None else value for metric, value in own.items()}
+        for name, own in found.items()
     }
 
 

@@ -66,8 +66,11 @@ def scores_of(
     read = replace(each.read, columns=_columns(each, rows))
     source = predictor.source(open_rows(rows, read, "rows"))
     task.check(source, labelled=True)
-    made = _pass(predictor, each, source, processes)[name]
-    predictions, own = dict(enumerate(made)), predictor.recipe.own_metrics.get(name, ())
+    made = _pass(predictor, each, source, processes, whole=True)[name]
+    predictions = {row: each for row, each in enumerate(made) if each}  # {}: nothing to predict
+    if not predictions:
+        return {}
+    own = predictor.recipe.own_metrics.get(name, ())
     return task.metrics(predictions, source) | own_scores(own, task, predictions, source)
 
 
@@ -85,13 +88,19 @@ def _columns(each: EncoderPass, rows: Listed) -> dict[str, Any]:
 
 
 def _pass(
-    predictor: Predictor, each: EncoderPass, source: TableSource, processes: ProcessGroup
+    predictor: Predictor,
+    each: EncoderPass,
+    source: TableSource,
+    processes: ProcessGroup,
+    *,
+    whole: bool = False,
 ) -> dict[str, list[dict[str, Any]]]:
+    """`whole`: with what only metrics read."""
     names = [task.name for task in each.tasks]
     predictions: dict[str, list[dict[str, Any]]] = {name: [{}] * len(source) for name in names}
     with _eval_mode(predictor):
-        rank, world = processes.rank, processes.world
-        own = list(predictor.predict(each, source, rank=rank, world=world))
+        share = {"rank": processes.rank, "world": processes.world}
+        own = list(predictor.predict(each, source, **share, whole=whole))
     for chunk in [chunk for chunks in processes.gather(own) for chunk in chunks]:
         for name in names:
             for row, made in zip(chunk.rows, chunk.predictions[name], strict=True):

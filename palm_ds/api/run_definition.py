@@ -78,7 +78,8 @@ class RunDefinition:
         self.settings = read_settings(values, name)
         self.mixture = mixture
         self._name = name
-        self._metrics = {task: _functions(own) for task, own in metrics.items()}
+        self.metrics = {task: _functions(own) for task, own in metrics.items()}
+        """{task: functions of the user's own}."""
 
     @property
     def tasks(self) -> dict[str, TaskWithData]:
@@ -113,7 +114,7 @@ class RunDefinition:
             tasks |= {task.name: task.entry(first.name) for task in task_group}
         own = {
             name: [name_of(f) for f in functions]
-            for name, functions in self._metrics.items()
+            for name, functions in self.metrics.items()
             if functions
         }
         data = {

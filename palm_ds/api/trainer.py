@@ -141,7 +141,10 @@ class MultiHeadTrainer(BaseTrainer):
         mix: each step trains one task, in a seeded order, or as written ("turns"); with "batch",
             all tasks in proportion.
         callbacks: objects with methods to call during training (palm.Callback).
-        metrics: {task: functions of your own}, as for palm.Trainer."""
+        metrics: {task: functions of your own}, as for palm.Trainer.
+
+        Of a trainer among the tasks, its task, callbacks and metrics count; settings are those that
+        are given here."""
         members = [_members(task) for task in tasks]
         if not members or not all(members):
             raise UserError("tasks: empty; name at least one")
@@ -152,8 +155,10 @@ class MultiHeadTrainer(BaseTrainer):
             reference=reference if isinstance(reference, str) else reference.name,
             mix=mix,
         )
-        kind = type(self).__name__
-        super().__init__(RunDefinition(kind, backbone, settings, metrics or {}, mixture), callbacks)
+        own = {name: each for t in trainers for name, each in t.definition.metrics.items()}
+        own, kind = {**own, **(metrics or {})}, type(self).__name__
+        super().__init__(RunDefinition(kind, backbone, settings, own, mixture), callbacks)
+        self.callbacks = (*(each for t in trainers for each in t.callbacks), *self.callbacks)
         _set_ratios(mixture, {} if mix_ratio is None else mix_ratio)
         names = list(self.tasks)
         if mixture.reference and mixture.reference not in names:

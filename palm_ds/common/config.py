@@ -288,6 +288,7 @@ _EXPECTED = {
     "tuple": "a list",
 }
 """The expected type in words, by the first word of pydantic's error type."""
+_YAML_WORDS = """; YAML reads yes, no, on and off so unless they are quoted, as in ['no', 'yes']"""
 
 
 def one_line(error: ValidationError, where: str) -> str:
@@ -319,7 +320,9 @@ def one_line(error: ValidationError, where: str) -> str:
         message = f"expected {context['min_length']} or more values"
     elif kind == "too_long":
         message = f"expected {context['max_length']} values"
-    return f"{path}: {message}, got {shorten(first.get('input'))}"
+    given = first.get("input")
+    hint = _YAML_WORDS if kind == "string_type" and isinstance(given, bool) else ""
+    return f"{path}: {message}, got {shorten(given)}{hint}"
 
 
 def _plain(bound: float) -> str:

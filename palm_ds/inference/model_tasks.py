@@ -58,7 +58,9 @@ def asked_tasks(recipe: Recipe, names: Sequence[str], where: Path) -> dict[str, 
     usual = [x for x in able if not (tasks[x].auxiliary or tasks[x].edits_text)]
     wanted = names or usual or list(able)
     if not wanted:
-        raise UserError(f"{where}: none of its tasks ({', '.join(tasks)}) reads rows of a table")
+        raise UserError(
+            f"{where}: none of its tasks ({', '.join(tasks)}) predicts anything for rows of a table"
+        )
     return {name: task for name, task in able.items() if name in wanted}
 
 

@@ -134,10 +134,16 @@ class Predictor:
         return TableSource(table, np.arange(len(table)), self.tokenizer, ", ".join(table.names))
 
     def predict(
-        self, each: EncoderPass, source: TableSource, *, rank: int = 0, world: int = 1
+        self,
+        each: EncoderPass,
+        source: TableSource,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        whole: bool = False,
     ) -> Iterator[PredictedChunk]:
         """Predictions of the tasks of a pass, for this process's chunks of the rows (every
-        `world`-th, starting with `rank`)."""
+        `world`-th, starting with `rank`). `whole`: with what only metrics read."""
         mine = [replace(source, numbers=rows) for rows in chunks(source)[rank::world]]
         if any(task.predicts == "texts" for task in each.tasks):
             yield from (self._written(each, part) for part in mine)
@@ -153,7 +159,7 @@ class Predictor:
                 scores = self._scores(work.batch, tasks)
                 pieces += decoded(work.built, scores, tasks, [work.source])
             if work.last:
-                yield _chunk(work, pieces, tasks)
+                yield _chunk(work, pieces, tasks, whole)
                 pieces = []
 
     def generating(self, settings: Mapping[str, Any]) -> Predictor:
@@ -285,18 +291,16 @@ def _nothing(source: TableSource) -> _Work:
     return _Work(source=source, built=[], batch=None, cut=0, last=True)
 
 
-def _chunk(work: _Work, pieces: list[Decoded], tasks: Mapping[str, TableTask]) -> PredictedChunk:
-    predictions = {name: made for name, (_, made) in gathered(pieces, tasks, [work.source]).items()}
-    return PredictedChunk(
-        rows=work.source.numbers,
-        predictions={
-            name: [
-                task.shown(predictions.get(name, {}).get(i, {})) for i in range(len(work.source))
-            ]
-            for name, task in tasks.items()
-        },
-        cut=work.cut,
-    )
+def _chunk(
+    work: _Work, pieces: list[Decoded], tasks: Mapping[str, TableTask], whole: bool
+) -> PredictedChunk:
+    """`whole`: with what only metrics read."""
+    found = {name: made for name, (_, made) in gathered(pieces, tasks, [work.source]).items()}
+    rows = range(len(work.source))
+    predictions = {name: [found.get(name, {}).get(i, {}) for i in rows] for name in tasks}
+    if not whole:
+        predictions = {name: [*map(tasks[name].shown, x)] for name, x in predictions.items()}
+    return PredictedChunk(rows=work.source.numbers, predictions=predictions, cut=work.cut)
 
 
 def chunks(source: TableSource) -> list[np.ndarray]:

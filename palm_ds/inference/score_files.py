@@ -47,7 +47,7 @@ class ScoringOptions:
     kind: str = ""
     """classification, tagging, ... or `module.Class`; empty: the task that made the predictions."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """The task's keys, as in a recipe (`positive: yes`, `scheme: IOB1`, `score: squad2`). They
+    """The task's keys, as in a recipe (`positive: good`, `scheme: IOB1`, `score: squad2`). They
     override those that palm-ds predict wrote."""
 
 

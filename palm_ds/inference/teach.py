@@ -26,6 +26,7 @@ import torch
 
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
+from palm_ds.common.files import hash_of_text
 from palm_ds.common.json_files import write_json
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.stream.task_group_dataset import (
@@ -311,7 +312,14 @@ def _key(work: _TeachWork, info: ScoreFileInfo, precision: str) -> Any:
     """Settings that parts follow from, as JSON values."""
     resolved = work.recipe.resolved()
     given = {name: resolved[name] for name in ("length", "tasks", "teacher")}
-    return json.loads(json.dumps([asdict(info), given, precision]))
+    rows = {name: _rows_of(work.data, name) for name in info.tables}
+    return json.loads(json.dumps([asdict(info), given, precision, rows]))
+
+
+def _rows_of(data: Data, name: str) -> str:
+    """A hash of which rows of a table are read: not those that are held out."""
+    (_, source, _), *_ = data.train[name]
+    return hash_of_text(source.numbers.astype(np.int64).tobytes().hex())
 
 
 def _open_parts(output: Path, key: object) -> Path:

@@ -30,8 +30,8 @@ from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, build_input, join, layouts, text_numbers
 from palm_ds.model.encoder.encoder import Encoder
 from palm_ds.model.heads.regions import CrossModalHead, Member
+from palm_ds.tasks.metrics.counts import mean
 from palm_ds.tasks.metrics.probabilities import rounded
-from palm_ds.tasks.metrics.ranking import rank, recalls_of
 from palm_ds.tasks.shared.embedding_task import DenseEmbeddingTask, need_text
 from palm_ds.tasks.shared.image_text import ImageInput, image_numbers
 from palm_ds.text.tokens import TokenSpan
@@ -150,7 +150,9 @@ class CrossModalContrast(ImageInput, DenseEmbeddingTask):
             texts |= dict(zip(own, each["vectors"][1:], strict=True))
             same = 1 + len(self._further(source, item, POSITIVES))
             belong |= {(image, text) for text in own[:same]}
-        relevant = np.array([[(image, text) in belong for text in texts] for image in images])
+        row, column = ({each: n for n, each in enumerate(some)} for some in (images, texts))
+        relevant = np.zeros((len(images), len(texts)), bool)
+        relevant[*np.array([(row[image], column[text]) for image, text in belong]).T] = True
         similar = np.array(list(images.values())) @ np.array(list(texts.values())).T
         found = recalls("text", similar, relevant)
         asked = relevant.any(0)
@@ -159,9 +161,11 @@ class CrossModalContrast(ImageInput, DenseEmbeddingTask):
 
 def recalls(wanted: str, scores: np.ndarray, relevant: np.ndarray) -> dict[str, float]:
     """The recall of `wanted` by their `scores` (queries, candidates) for queries, each of which has
-    `relevant` candidates."""
-    queries = np.repeat(np.arange(len(scores)), scores.shape[1])
-    return recalls_of(wanted, rank(queries, scores.ravel(), relevant.ravel()))
+    `relevant` candidates. Ties earn nothing, as in palm_ds/tasks/metrics/ranking.py."""
+    known = np.where(np.isnan(scores), -np.inf, scores)
+    best = np.where(relevant, known, -np.inf).max(1, keepdims=True)
+    ahead = ((known >= best) & ~relevant).sum(1)
+    return {f"{wanted}_recall@{k}": mean(ahead < k) for k in (1, 5, 10)}
 
 
 def _number(features: np.ndarray) -> int:

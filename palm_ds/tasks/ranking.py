@@ -110,18 +110,31 @@ class Ranking(CircleLoss):
         return f"{relevant:,} relevant (grade {self.relevant_from:g} or more)"
 
     def describe(self, source: TableSource) -> str:
-        """A note if every candidate is relevant, or none is; may be empty."""
+        """A note if every candidate is relevant, or none is, perhaps in some groups; may be
+        empty."""
         if self.label_column not in source.columns or not len(source):
             return ""
         relevant = self.belongs(source)
         if relevant.any() and (self.circle or not relevant.all()):
-            return ""
+            return "" if self.circle else self._describe_groups(source)
         which = "every candidate" if relevant.all() else "no candidate"
         grades = np.nanmin(self.grades(source)), np.nanmax(self.grades(source))
         return (
             f"{self.name}: labels: {which} is relevant, so there is no order to learn or to score: "
             f"grades are from {grades[0]:g} to {grades[1]:g}, `relevant_from` is "
             f"{self.relevant_from:g}"
+        )
+
+    def _describe_groups(self, source: TableSource) -> str:
+        """A note on the groups that rankings are not scored on; empty if there are none."""
+        groups = self._groups(self.group_of(source), source)
+        count = len(np.unique(groups))
+        left_out = count - len(np.unique(groups[self.belongs(source)]))
+        if not left_out:
+            return ""
+        return (
+            f"{self.name}: {left_out:,} of {count:,} groups have no relevant candidate; MRR and "
+            "MAP leave them out"
         )
 
     def belongs(self, source: TableSource) -> np.ndarray:

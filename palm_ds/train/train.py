@@ -425,7 +425,7 @@ def _end_dry_run(parts: _Parts, plan_for: Sequence[Cluster]) -> None:
 
 
 def _start_engine(parts: _Parts, start_at: StartingPoint) -> Engine:
-    recipe, best = parts.recipe, parts.best
+    recipe = parts.recipe
     engine = Engine(
         parts.model,
         ds_config=parts.run.ds_config,
@@ -437,14 +437,27 @@ def _start_engine(parts: _Parts, start_at: StartingPoint) -> Engine:
         freezable=parts.freezable,
         teacher=build_teachers(parts.plan, parts.model, parts.run, parts.data, parts.processes),
     )
-    if (
-        best.named_task and not start_at.found
-    ):  # an unknown metric is an error now, not after an epoch
-        few = parts.validation.first_rows_of(best.named_task, engine.world)
-        scores = evaluate(engine, few, recipe.built_tasks, recipe.own_metrics)
+    if parts.best.named_task and not start_at.found:
+        _check_best(parts, engine)
+    return engine
+
+
+def _check_best(parts: _Parts, engine: Engine) -> None:
+    """Raises UserError for an unknown metric now, not after an epoch. Some are not defined on a few
+    rows, such as the AUC of one class; so all rows are looked at before one is refused.
+    Collective."""
+    recipe, best, held_out = parts.recipe, parts.best, parts.validation
+
+    def check(rows: int) -> None:
+        some = held_out.first_rows_of(best.named_task, rows)
+        scores = evaluate(engine, some, recipe.built_tasks, recipe.own_metrics)
         if best.named_task in scores:
             best.metric(scores[best.named_task])
-    return engine
+
+    try:
+        check(engine.world)
+    except UserError:
+        check(len(held_out.rows))
 
 
 def _open_log(parts: _Parts, engine: Engine, step: int, console: Console | None) -> RunLog | None:

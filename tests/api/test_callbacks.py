@@ -82,6 +82,19 @@ def test_the_calls_of_a_training_and_metrics_of_the_users_own(tables: Path) -> N
     assert again["right"] == pytest.approx(again["accuracy"])
 
 
+def test_callbacks_and_metrics_of_a_trainer_count_among_others(tables: Path) -> None:
+    calls: list[tuple[str, str, Any]] = []
+    one = trainer(tables, callbacks=[Recorder("one", calls)], metrics=right)
+    other = palm.tasks.Classification.on(
+        name="other", train=tables / "train.tsv", dev=tables / "dev.tsv"
+    )
+    own = {"callbacks": [Recorder("both", calls)], "metrics": {"other": surest}}
+    usual = {"batch": 8, "epochs": 1, "length": 32, "recipe": {"export_onnx": []}}
+    scores = palm.MultiHeadTrainer([one, other], **own, **usual).train()
+    assert "right" in scores["classification"] and "surest" in scores["other"]
+    assert [name for name, hook, _ in calls if hook == "on_train_end"] == ["one", "both"]
+
+
 def test_metrics_of_scikit_learn_get_labels_and_values(tables: Path) -> None:
     from sklearn.metrics import accuracy_score, f1_score
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import re
@@ -224,10 +225,24 @@ def test_masked_words_are_predicted(tables, tmp_path):
     made.train_one_step()
     for line in made.predict(rows)["hidden"]:
         assert len(line["word_id"]) == len(line["words"]) > 0
-    assert set(made.evaluate(rows)["hidden"]) == {"accuracy", "perplexity"}
+    scores = made.evaluate(rows)
+    assert set(scores["hidden"]) == {"accuracy", "perplexity"}
+    assert made.evaluate([*rows, {"text_a": ""}]) == scores  # has no word to hide
+    assert made.evaluate([{"text_a": ""}]) == {"hidden": {}}
     made.close()
     assert checkpoint.steps_in(tmp_path / "run" / "checkpoints") == [1]
     with pytest.raises(UserError, match=r"closed; another trainer with this folder= resumes"):
+        made.train()
+
+
+def test_the_best_auc_where_a_row_of_the_batch_has_one_class(tables):
+    """The first one, by which an unknown metric is refused early, has none."""
+    dev = [{"text_a": "w1 " * 30, "label": "no"}, {"text_a": "w30 " * 30, "label": "yes"}]
+    task, given = classification(tables, dev=dev), {**QUIET, "epochs": 1}
+    made = palm.Trainer(task, backbone=backbone(tables), best="classification.auc", **given)
+    assert "auc" in made.train()["classification"]
+    made = palm.Trainer(task, backbone=backbone(tables), best="classification.acu", **given)
+    with pytest.raises(UserError, match=r"has no 'acu'; did you mean .auc"):
         made.train()
 
 
@@ -687,6 +702,35 @@ def test_rows_of_sentence_transformers(tables, kind, given, columns):
         assert source.row(0)["negatives"] == ["w30", "w31"][: many - 2]
     if scored:
         assert source.row(3)["label"] == "0.15"
+
+
+@pytest.mark.parametrize("kind", ["Retrieval", "SparseRetrieval"])
+def test_retrieval_is_scored_by_searching_also_after_the_training(tables, kind):
+    rows = [{"query": one, "positive": other} for one, other in SENTENCES]
+    task = getattr(palm.tasks, kind).on(name="find", train=rows, dev=rows)
+    made = palm.Trainer(task, backbone=backbone(tables), **{**QUIET, "epochs": 1})
+    found = dict(made.train()["find"])
+    assert found.pop("loss") > 0 and found["ndcg@10"] > 0
+    for scores in (made.evaluate(), made.evaluate(rows), palm.load(made.folder).evaluate(rows)):
+        assert scores["find"] == pytest.approx(found)
+    assert made.predict(rows[:1]).rows[0].keys() == {"score", "scores"}
+
+
+def test_scores_that_are_no_numbers_are_nan_also_of_a_finished_run(tables, tmp_path):
+    rows = [{"text_a": "w1", "text_b": f"w{n}", "label": int(not n)} for n in range(6)]
+    task = palm.tasks.Ranking.on(name="rank", train=rows, dev=rows[1:])  # nothing is relevant
+    given = {**QUIET, "epochs": 1, "folder": tmp_path / "run"}
+    first, again = (palm.Trainer(task, backbone=backbone(tables), **given).train() for _ in "12")
+    assert math.isnan(first["rank"]["mrr"])
+    assert again["rank"] == pytest.approx(first["rank"], nan_ok=True)
+
+
+def test_class_pairs_predict_nothing(tables):
+    task = palm.tasks.ClassPairs.on(name="pairs", train=tables / "train.tsv")
+    made = palm.Trainer(task, backbone=backbone(tables), **{**QUIET, "epochs": 1})
+    made.train()
+    with pytest.raises(UserError, match=r"its tasks \(pairs\) predicts anything for rows"):
+        made.evaluate()
 
 
 def test_retrieval_without_its_columns_names_them(tables):

@@ -67,6 +67,7 @@ BAD = [
     ({}, r"^f\.name: missing; it must be given$"),
     ({"name": "a", "steps": -1}, r"^f\.steps: expected 0 or more, got -1$"),
     ({"name": "a", "steps": "many"}, r'^f\.steps: expected a whole number, got "many"$'),
+    ({"name": False}, r"^f\.name: expected text, got false; YAML reads yes, no, .* quoted"),
     ({"name": "a", "steps": 1.5}, r"^f\.steps: expected a whole number, got 1\.5$"),
     ({"name": "a", "steps": True}, r"^f\.steps: expected a whole number, got true$"),
     ({"name": "a", "inner": {"rate": False}}, r"^f\.inner\.rate: expected a number, got false$"),

@@ -82,6 +82,13 @@ def test_class_predictions_in_every_form(tmp_path, written) -> None:
     assert found["matthews"] == pytest.approx(matthews_corrcoef(LABELS, FOUND))
 
 
+@pytest.mark.parametrize("kind", ["classification", "matching"])
+def test_classes_may_be_numbers(tmp_path: Path, kind: str) -> None:
+    """As other programs write them, and as JSON has them in the table."""
+    found = score(tmp_path, gold(tmp_path, [0, 1, 1, 0]), lines("label", [0, 1, 0, 0]), kind=kind)
+    assert (found["accuracy"], found["f1"]) == (0.75, pytest.approx(2 / 3))
+
+
 def test_several_classes(tmp_path) -> None:
     from sklearn.metrics import accuracy_score, f1_score
 
@@ -201,6 +208,12 @@ def test_probabilities_are_scored_if_the_order_of_their_classes_is_known(
     assert known["auc"] == 1.0
     wrong = score(tmp_path, right, written, kind=kind, labels=["neg", "pos"])
     assert wrong["auc"] == 0.0
+    asked = {"kind": kind, "recall_at_precision": 0.9}
+    with pytest.raises(
+        UserError, match=r"tasks.task.recall_at_precision: nothing names the cl.*or"
+    ):
+        score(tmp_path, right, written, **asked)
+    assert score(tmp_path, right, written, labels=["pos", "neg"], **asked)["recall_at_precision"]
 
 
 def test_predictions_of_another_task(tmp_path) -> None:

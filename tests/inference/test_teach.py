@@ -154,6 +154,29 @@ def test_parts_of_another_recipe_are_not_continued(folder, tmp_path, monkeypatch
     assert write(student(folder, ("mood",)), file).continued == 0
 
 
+def test_parts_of_other_rows_are_not_continued(folder, tmp_path, monkeypatch) -> None:
+    """A part has the first 1,024 rows that are not held out, whichever these are."""
+    file = tmp_path / "scores.parquet"
+    values = student(folder, ("mood",)).resolved()
+    with monkeypatch.context() as context:
+        context.setattr("palm_ds.inference.teach._join", lambda *_: None)
+        assert write(make_recipe(values | {"held_out": 0.4}), file).rows < 12
+    found = write(make_recipe(values), file)
+    assert (found.continued, found.rows) == (0, 12)
+
+
+def test_scores_of_fewer_rows_are_refused_at_the_start(folder, tmp_path) -> None:
+    file = tmp_path / "scores.parquet"
+    values = student(folder, ("mood",)).resolved()
+    write(make_recipe(values | {"held_out": 0.4}), file)
+    recipe = student(folder, ("mood",), file=str(file))
+    with pytest.raises(
+        UserError, match=r"has no scores of \d+ rows that are trained on here, such"
+    ):
+        losses(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_numbers_of_another_scale_are_refused(tmp_path) -> None:
     size = {"kind": "regression", "source": "texts", "label_column": "label_size"}
     folder = save_model(tmp_path / "run", stages=("size",), tasks={"size": size})

@@ -11,6 +11,7 @@ import torch
 
 from palm_ds.common.errors import UserError
 from palm_ds.tasks.cross_modal_contrast import CrossModalContrast, recalls
+from palm_ds.tasks.metrics.ranking import rank, recalls_of
 from tests.helpers.small_images import BOTH, BOXES, UNIMO, VIL, image_rows
 from tests.helpers.text_tables import (
     built_of,
@@ -99,6 +100,18 @@ def test_recalls_count_the_best_of_the_relevant() -> None:
     assert found == {"text_recall@1": 0.0, "text_recall@5": 1.0, "text_recall@10": 1.0}
     assert recalls("text", scores[:, ::-1], relevant)["text_recall@1"] == 0.5
     assert recalls("text", scores, ~relevant)["text_recall@1"] == 0.5
+
+
+def test_recalls_are_those_of_ranked_candidates() -> None:
+    """Also with ties, and with scores that are no numbers."""
+    rng = np.random.default_rng(1)
+    scores = rng.integers(0, 5, (40, 15)) / 4
+    scores[rng.random(scores.shape) < 0.1] = np.nan
+    relevant = rng.random(scores.shape) < 0.2
+    relevant[np.arange(40), rng.integers(0, 15, 40)] = True
+    queries = np.repeat(np.arange(40), 15)
+    ranked = rank(queries, scores.ravel(), relevant.ravel())
+    assert recalls("text", scores, relevant) == recalls_of("text", ranked)
 
 
 def test_the_mean_over_streams_of_two_widths_is_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.task import build
 from palm_ds.tasks.classification import Classification
 from palm_ds.tasks.matching import Matching
+from palm_ds.tasks.ranking import Ranking
 from tests.helpers.text_tables import (
     bert_config,
     built_of,
@@ -80,6 +81,19 @@ def test_sure_scores_of_two_texts_are_told_apart(tmp_path: Path) -> None:
         for i, pair in enumerate(scores)
     }
     assert task.metrics(made, source) == {"accuracy": pytest.approx(2 / 3)}
+
+
+def test_texts_that_surely_match_are_ordered(tmp_path: Path) -> None:
+    """As `/rerank` orders them, and `palm-ds mine`."""
+    source = source_of(tmp_path, PAIRS)
+    for task in (task_of(labels=["0", "1"]), make_task(Ranking, "rank")):
+        logits = [-20.0, -3.0, 0.5, 3.0, 13.5, 14.0, 18.0, 25.0]
+        found = [
+            task.relevance(task.decode(np.array([[0.0, x]]), None, source))  # type: ignore[arg-type]
+            for x in logits
+        ]
+        assert found == sorted(set(found))
+        assert found == pytest.approx([1 / (1 + np.exp(-x)) for x in logits], abs=1e-6)
 
 
 def test_pairs_are_scored_at_a_precision(tmp_path: Path) -> None:

@@ -108,6 +108,12 @@ def test_grades_that_order_candidates_need_no_note(tmp_path: Path) -> None:
     assert task_of().describe(source_of(tmp_path, ROWS)) == ""
 
 
+def test_groups_that_are_not_scored_are_counted(tmp_path: Path) -> None:
+    source = source_of(tmp_path, [*ROWS, {**ROWS[0], "qid": 9, "label": 0}])
+    note = "1 of 3 groups have no relevant candidate; MRR and MAP leave them out"
+    assert task_of().describe(source) == f"answers: {note}"
+
+
 def test_a_missing_group_column_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="tasks.answers: .* has no column 'question'"):
         task_of(group="question").check(source_of(tmp_path, ROWS), labelled=False)

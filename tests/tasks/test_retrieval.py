@@ -149,6 +149,10 @@ def test_refused(tmp_path: Path) -> None:
     check([plain], "no column 'negatives'", distillation="kl")
     scored = ROWS[0] | {"teacher_scores": [1.0]}
     check([scored], "1 teacher_scores, for a positive and 2 negatives", distillation="kl")
+    for nothing in (None, []):
+        unscored = [ROWS[0] | {"teacher_scores": [1.0, 2.0, 3.0]}, ROWS[0]]
+        unscored[1] = unscored[1] | {"teacher_scores": nothing}
+        check(unscored, "0 teacher_scores, for a positive and 2 neg", distillation="kl")
     with pytest.raises(UserError, match="teacher_scores is 'high', not a list of numbers"):
         source_of(tmp_path, [ROWS[0] | {"teacher_scores": "high"}])
     for values, message in (

@@ -16,6 +16,7 @@ from pydantic import Field, PositiveInt
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_uniform
 from palm_ds.common.settings import Settings
+from palm_ds.data.sources.source import group_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class FoldSettings(Settings):
     """The fold to evaluate on, from 1; the others are trained on."""
     group: str = ""
     """Column role whose equal values stay in one fold, such as `context` or `qid`; by default none,
-    for ranking the group of its candidates."""
+    for ranking the group of its candidates, for retrieval the query."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,7 +52,7 @@ def deal_folds(
     class. With groups, each in turn, the largest first, goes to the fold with the fewest rows;
     classes are not looked at. Raises UserError for fewer rows or groups than folds."""
     if groups is not None:
-        return _dealt_groups([str(group) for group in groups], count, seed)
+        return _dealt_groups(group_names(groups), count, seed)
     _check(rows, count, "rows")
     number = np.zeros(rows, np.int64)
     if classes is not None:

@@ -36,8 +36,8 @@ def train_heldout_split(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The numbers to train on and those held out, ascending. Whether a document or row is held out
     depends only on its number, so the split is the same in every run over the same data; those of
-    one of the `groups` stay together. `where` and `of` (what is counted) are for the message if
-    nothing remains to train on."""
+    one of the `groups` stay together, and None is no group. `where` and `of` (what is counted) are
+    for the message if nothing remains to train on."""
     numbers = np.arange(count)
     draw = held_out_draw(numbers, groups)
     out = draw < share
@@ -55,8 +55,13 @@ def held_out_draw(numbers: np.ndarray, groups: Sequence[object] | None = None) -
     if groups is None:
         return draw
     of_group: dict[str, float] = {}
-    pairs = zip(map(str, groups), draw.tolist(), strict=True)
+    pairs = zip(group_names(groups), draw.tolist(), strict=True)
     return np.array([of_group.setdefault(*pair) for pair in pairs])
+
+
+def group_names(groups: Sequence[object]) -> list[str]:
+    """A name of each row's group; None is a group of its own."""
+    return [f"\0{row}" if group is None else str(group) for row, group in enumerate(groups)]
 
 
 def unigram_frequencies(texts: Iterable[np.ndarray], size: int) -> np.ndarray:

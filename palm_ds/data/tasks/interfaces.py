@@ -268,9 +268,12 @@ class Serves:
 
     def relevance(self, prediction: Mapping[str, Any]) -> float:
         """How well the texts of a pair fit, of a task with a `rerank_priority`: by default the
-        probability, of several the last, or the number of a prediction."""
+        probability, of several the last, or the number of a prediction. A probability near 1 is
+        what the others leave, since it is rounded itself, and many texts may fit so well."""
         value = prediction.get("probs", prediction.get("value", 0.0))
-        return float(value[-1] if isinstance(value, list) else value)
+        if not isinstance(value, list):
+            return float(value)
+        return value[-1] if value[-1] < 0.5 else round(1 - sum(value[:-1]), 15)
 
     def form(self) -> Form:
         """The form of the task on the page: two texts, or one and maybe another."""

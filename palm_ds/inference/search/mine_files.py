@@ -113,7 +113,7 @@ def pair_scorer(opened: TrainedModel, task: str = "") -> Scorer:
     def score(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
         rows = [scoring.row_of(pair) for pair in pairs]
         source = predictor.source(Table.from_rows(rows, without_labels(read), name="pairs"))
-        scores = np.empty(len(pairs), np.float32)
+        scores = np.empty(len(pairs))
         for chunk in predictor.predict(each, source):
             scores[chunk.rows] = [*map(scoring.relevance, chunk.predictions[scoring.name])]
         return scores

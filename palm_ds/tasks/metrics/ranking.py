@@ -132,12 +132,12 @@ def pn_ratio(groups: npt.ArrayLike, scores: npt.ArrayLike, labels: npt.ArrayLike
 
     Where none is in the opposite order, it is divided by 1, so that a better order never has a
     lower value (Propeller returns 0). NaN without such pairs."""
-    ids, group = np.unique(np.asarray(groups), return_inverse=True)
-    values, grades = np.asarray(scores, np.float64), np.asarray(labels, np.float64)
+    _, group, sizes = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
+    order, ends = np.argsort(group, kind="stable"), np.cumsum(sizes)
+    values, grades = (np.asarray(x, np.float64)[order] for x in (scores, labels))
     counts = np.zeros(3, np.int64)  # pairs in order, out of order, in all
-    for number in range(len(ids)):
-        mine = group == number
-        counts += _pairs(values[mine], grades[mine])
+    for first, end in zip(ends - sizes, ends, strict=True):
+        counts += _pairs(values[first:end], grades[first:end])
     return float(counts[0] / max(counts[1], 1)) if counts[2] else float("nan")
 
 

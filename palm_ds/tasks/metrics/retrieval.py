@@ -6,7 +6,7 @@ scored, as in trec_eval.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from palm_ds.common.sparse_vectors import DenseOrSparse, part_of, products
 
 DEPTH = 1000
 _BLOCK = 1 << 24  # scores that are computed at a time
+_QUERIES = 128  # at most, of which they are
 
 
 def retrieval_metrics(
@@ -45,7 +46,9 @@ def retrieval_metrics(
     evaluator = pytrec_eval.RelevanceEvaluator(
         judged, {f"ndcg_cut.{k}", f"recall.{k}", "recip_rank", "map"}
     )
-    metrics = evaluator.evaluate(_ranked(queries, texts, left_out or {}))
+    metrics: dict[str, dict[str, float]] = {}
+    for ranked in _ranked(queries, texts, left_out or {}):
+        metrics |= evaluator.evaluate(ranked)
     return {
         name: float(np.mean([metrics[str(q)][measure] for q in range(len(queries))]))
         for measure, name in names.items()
@@ -54,16 +57,17 @@ def retrieval_metrics(
 
 def _ranked(
     queries: DenseOrSparse, texts: DenseOrSparse, left_out: Mapping[int, int]
-) -> dict[str, dict[str, float]]:
-    """{query: {text: score}} of each query's best texts."""
-    ranked: dict[str, dict[str, float]] = {}
-    size = max(_BLOCK // len(texts), 1)
+) -> Iterator[dict[str, dict[str, float]]]:
+    """{query: {text: score}} of each query's best texts, of some queries at a time: those of all
+    would take 130 KB for each."""
+    size = min(max(_BLOCK // len(texts), 1), _QUERIES)
     for first in range(0, len(queries), size):
         scores = products(part_of(queries, first, first + size), texts)
+        ranked: dict[str, dict[str, float]] = {}
         for q, own in enumerate(scores, first):
             if q in left_out:
                 own[left_out[q]] = -np.inf
             best = np.argsort(-own, kind="stable")[:DEPTH]
             best = best[own[best] > -np.inf]
             ranked[str(q)] = dict(zip(map(str, best.tolist()), own[best].tolist(), strict=True))
-    return ranked
+        yield ranked

@@ -1,4 +1,5 @@
-"""Display units of metrics: fractions of 1 in per cent, all others unchanged.
+"""Display units of metrics: fractions of 1 in per cent, all others unchanged; and which of them
+should be low.
 
 shown("accuracy", 0.912)  "91.20"        title("accuracy")  "accuracy %"
 shown("mse", 0.0312)      "0.0312"       title("mse")       "mse"
@@ -12,12 +13,15 @@ _FRACTIONS = (
     *("accuracy", "auc", "precision", "recall", "exact", "exact_match", "average", "matthews"),
     *("f1", "macro_f1", "micro_f1", "acc_and_f1", "mrr", "map", "ndcg"),
     *("pearson", "spearman", "pearson_and_spearman", "cosine"),
-    *("recall_at_precision", "precision_at_threshold"),
+    *("recall_at_precision", "precision_at_threshold", "soft_accuracy"),
     *("rouge_l", "rouge_1", "rouge_2", "bleu_1", "bleu_2", "bleu_4", "distinct_1", "distinct_2"),
 )
-_PARTS = re.compile(
-    r"^(?:best_|HasAns_|NoAns_)|[@ ].*$"
-)  # prefixes of subsets; suffixes at k and by type
+_PARTS = re.compile(r"^(?:best|has_answer|no_answer|text|image)_|[@ ].*$")
+"""Prefixes of subsets and of what is found; suffixes at k and by type."""
+
+
+LESS_IS_BETTER = ("loss", "mse", "perplexity")
+"""Metrics of which the lowest value is the best."""
 
 
 def is_fraction(name: str) -> bool:

@@ -66,9 +66,12 @@ def positive_scores(
     """The scores of the class `positive` by its probability, over the rows with a label: its AUC,
     and those that the task asks for; empty if a prediction has no probabilities (a submission
     file) or nobody knows their order, or without rows of both kinds. `targets`: (rows,) classes,
-    -1 where there is none."""
+    -1 where there is none. Raises UserError for those asked for if nobody knows the order."""
     probs = class_probs(predictions, len(task.labels))
-    if probs is None or not all(found.get("ordered", True) for found in predictions.values()):
+    if probs is None:
+        return {}
+    if not all(found.get("ordered", True) for found in predictions.values()):
+        _check_asked(task)
         return {}
     actual = targets[list(predictions)]
     probs, actual = probs[actual >= 0], actual[actual >= 0]
@@ -81,6 +84,15 @@ def positive_scores(
     if level := task.precision_at_threshold:
         found["precision_at_threshold"] = precision_at_threshold(scores, actual, level, positive)
     return found
+
+
+def _check_asked(task: PositiveClassTask) -> None:
+    """Raises UserError if the task asks for a score that needs the order of the classes."""
+    if task.scored_at:
+        raise UserError(
+            f"{task.where}.{task.scored_at}: nothing names the classes that `probs` are of; give "
+            f"them in their order, such as labels={list(task.labels[:8])}"
+        )
 
 
 def compared(

@@ -69,6 +69,10 @@ class RetrievalTask(EmbeddingTask):
             source.need("teacher_scores", self.where)
         return ("query", "positive")
 
+    def group_of(self, source: TableSource) -> str:
+        """The column whose rows are one query, all of whose positives it finds."""
+        return self.columns_of(source)[0]
+
     def label_roles(self) -> tuple[str, ...]:
         return ()
 
@@ -146,9 +150,10 @@ class RetrievalTask(EmbeddingTask):
     def _read_teacher(self, source: TableSource) -> list[np.ndarray]:
         teacher_scores = []
         for item, scores in enumerate(source.column("teacher_scores")):
+            asks = self._query(source, item) is not None
             candidates = 1 + len(self._negatives(source, item))
-            scores = [] if self._query(source, item) is None else scores
-            if scores and len(scores) != candidates:
+            scores = (scores or []) if asks else []
+            if asks and len(scores) != candidates:
                 raise UserError(
                     f"{source.where(item)}: {len(scores)} teacher_scores, for a positive and "
                     f"{candidates - 1} negatives"

@@ -384,6 +384,8 @@ class PositiveClassTask(ClassesTask):
         return next((key for key in keys if getattr(self, key)), "")
 
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
-        """Also `ordered`: whether it is known which classes its `probs` are of. Labels found in a
-        table are all classes, but maybe not in the order of the task that predicted them."""
-        return {**super().read_prediction(stored), "ordered": bool(self.labels)}
+        """Its label as the name of a class, which other programs write as a number; and `ordered`:
+        whether it is known which classes its `probs` are of. Labels found in a table are all
+        classes, but maybe not in the order of the task that predicted them."""
+        made = super().read_prediction(stored)
+        return {**made, "label": str(made["label"]), "ordered": bool(self.labels)}

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.tasks.task import Task
+from palm_ds.tasks.metrics.units import LESS_IS_BETTER
 from palm_ds.train.evaluate.evaluate import TaskScore
 from palm_ds.train.recipe.sections import EvaluateSettings, SaveSettings
 
 
 @dataclass
 class BestTracker:
-    """The best evaluation so far: `value` (higher is better; a loss is negated) at `step`."""
+    """The best evaluation so far: `value` (higher is better; a loss, an MSE and a perplexity are
+    negated) at `step`."""
 
     settings: EvaluateSettings
     tasks: Mapping[str, Task]
@@ -56,7 +58,7 @@ class BestTracker:
         return name if metric else ""
 
     def __str__(self) -> str:
-        return f"{self.settings.best} {abs(self.value):.4f}"  # a loss is stored negated
+        return f"{self.settings.best} {abs(self.value):.4f}"  # what should be low is stored negated
 
     @property
     def enabled(self) -> bool:
@@ -85,19 +87,32 @@ class BestTracker:
         if self.settings.best in ("", "mean"):
             counted = [t for t, task in self.tasks.items() if not task.auxiliary]
             targets = [s for t, s in scores.items() if t in counted]  # no generator
+            if self.enabled and targets:
+                targets = self._with_value(targets)
             values = [s.value if self.enabled else -s.loss for s in targets]
             return sum(values) / len(values) if values else math.nan
         self.check(scores)
         name, _, metric = self.settings.best.partition(".")
-        return self.metric(scores[name]) if metric else scores[name].value
+        return self.metric(scores[name]) if metric else self._with_value([scores[name]])[0].value
+
+    def _with_value(self, scores: Sequence[TaskScore]) -> list[TaskScore]:
+        """Those that have more than a loss, at least one. Raises UserError."""
+        found = [score for score in scores if score.metrics or not math.isnan(score.accuracy)]
+        if not found:
+            raise UserError(
+                f"evaluate.best: {self.settings.best}: there is no score but the loss; name it, as "
+                "in TASK.loss"
+            )
+        return found
 
     def metric(self, score: TaskScore) -> float:
-        """The value of the named metric. Raises UserError if the task has no such metric."""
+        """The value of the named metric, negated if less is better. Raises UserError if the task
+        has no such metric."""
         name, _, metric = self.settings.best.partition(".")
-        known = {**score.metrics, "accuracy": score.accuracy, "loss": -score.loss}
+        known = {**score.metrics, "accuracy": score.accuracy, "loss": score.loss}
         if metric not in known:
             raise UserError(f"evaluate.best: {name} has no {metric!r}{suggest(metric, known)}")
-        return known[metric]
+        return -known[metric] if metric in LESS_IS_BETTER else known[metric]
 
     def record(self) -> dict[str, Any]:
         """For a checkpoint."""

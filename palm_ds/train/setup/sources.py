@@ -31,6 +31,7 @@ from palm_ds.data.tasks.task_with_data import NamedRows
 from palm_ds.model.distillation.settings import TeacherSettings
 from palm_ds.model.encoder.encoder import memory_shape
 from palm_ds.tasks.ranking import Ranking
+from palm_ds.tasks.shared.retrieval_task import RetrievalTask
 from palm_ds.tasks.shared.text_task import PositiveClassTask
 from palm_ds.text.exported_tokenizer import TextPreparation
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
@@ -185,7 +186,7 @@ class _Opening:
 
     def _sampled(self, name: str, rows: TableSource) -> TableSource:
         """At most `evaluate.examples` rows of a table, always the same. The candidates of a ranking
-        stay together."""
+        and the rows of a query stay together."""
         most = self.recipe.evaluate.examples
         if most is None or most >= len(rows):
             return rows
@@ -195,11 +196,11 @@ class _Opening:
         return replace(rows, numbers=rows.numbers[taken])
 
     def _group_of(self, name: str, rows: TableSource) -> str:
-        """The column whose rows stay together, for the candidates of a ranking; empty if no task
-        ranks the rows of this table."""
-        tasks = self.recipe.built_tasks.values()
-        ranks = [task for task in tasks if isinstance(task, Ranking) and task.source == name]
-        return ranks[0].group_of(rows) if ranks else ""
+        """The column whose rows stay together, for the candidates of a ranking and the positives of
+        a query; empty if no task ranks the rows of this table or searches them."""
+        tasks = [task for task in self.recipe.built_tasks.values() if task.source == name]
+        found = (x.group_of(rows) for x in tasks if isinstance(x, Ranking | RetrievalTask))
+        return next(found, "")
 
     def _tokenizer(self, name: str, source: SourceSettings) -> Tokenizer:
         """The tokenizer of a table; one object per vocabulary."""

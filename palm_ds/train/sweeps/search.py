@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -201,9 +202,11 @@ class Search:
                         free.append(each.slot)
                         in_a_row = in_a_row + 1 if self._ended(each) else 0
                         if in_a_row == _IN_A_ROW:
+                            last = each.trial
+                            why = self.failed.get(last.number) or failure_in(last.output)
                             raise UserError(
-                                f"{_IN_A_ROW} trials in a row failed, the last one with: "
-                                f"{failure_in(each.trial.output)}; see {each.trial.output}"
+                                f"{_IN_A_ROW} trials in a row failed, the last one with: {why}; "
+                                f"see {last.output}"
                             )
             finally:
                 interrupt_all([each.child for each in running])
@@ -266,13 +269,16 @@ class Search:
             log.info("== trial %d: %s, %.0f s", trial.number, text, seconds)
             return False
         value = final_value(trial.metrics(), self.space) if not code else None
-        if value is not None:
+        if value is not None and not math.isnan(value):
             self.study.tell(trial.number, value)
             best = ", the best so far" if self.study.best_trial.number == trial.number else ""
             log.info("== trial %d: %s %.4f%s, %.0f s", trial.number, metric, value, best, seconds)
             return False
-        early = code in (errors.FINISHED, errors.STOPPED)
-        why = "it ended early, or evaluated nothing" if early else failure_in(trial.output)
+        why = "it ended early, or evaluated nothing"
+        if value is not None:
+            why = f"{metric} has no value on the evaluated rows"
+        elif code not in (errors.FINISHED, errors.STOPPED):
+            why = failure_in(trial.output)
         log.info("== trial %d: failed (exit code %d): %s", trial.number, code, why)
         if code == errors.NONFINITE:  # it would fail again
             self.study.tell(trial.number, state=states.FAIL)
@@ -310,18 +316,21 @@ def final_value(metrics: Metrics, space: SearchSpace) -> float | None:
 
 
 def value_of(scores: Mapping[str, Mapping[str, Any]], space: SearchSpace) -> float:
-    """The value of the metric in the scores of an evaluation. Raises UserError if there is none."""
+    """The value of the metric in the scores of an evaluation; NaN where the evaluated rows do not
+    define it. Raises UserError if there is no such metric."""
     task, _, metric = space.sweep.metric.partition(".")
     tasks = space.recipe.built_tasks
     if task == "mean":
         counted = [name for name in scores if name in tasks and not tasks[name].auxiliary]
-        firsts = [_metrics(scores[name]) for name in counted]
+        firsts = [_metrics(scores[name]) for name in counted if _has_value(scores[name])]
+        if not firsts:
+            raise UserError("metric: mean: no task is evaluated that has more than a loss")
         return sum(next(iter(first.values())) for first in firsts) / len(firsts)
     if task not in scores:
         raise UserError(
             f"metric: {task!r} has no rows to evaluate on; give its source `validation`"
         )
-    known = _metrics(scores[task]) | {"loss": scores[task]["loss"]}
+    known = _metrics(scores[task]) | {"loss": _number(scores[task]["loss"])}
     if not metric:
         return next(iter(known.values()))
     if metric not in known:
@@ -331,4 +340,14 @@ def value_of(scores: Mapping[str, Mapping[str, Any]], space: SearchSpace) -> flo
 
 def _metrics(score: Mapping[str, Any]) -> dict[str, float]:
     """A task's metrics, the primary one first."""
-    return {**(score.get("metrics") or {}), "accuracy": score["accuracy"]}
+    metrics = {**(score.get("metrics") or {}), "accuracy": score["accuracy"]}
+    return {name: _number(value) for name, value in metrics.items()}
+
+
+def _has_value(score: Mapping[str, Any]) -> bool:
+    """Whether a task has more than a loss, which class_pairs has not."""
+    return bool(score.get("metrics")) or score["accuracy"] is not None
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value

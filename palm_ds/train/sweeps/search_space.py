@@ -22,10 +22,10 @@ from pydantic import PositiveInt
 from palm_ds.common.config import check_keys, override, parse, read_yaml, shorten
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.settings import Settings
+from palm_ds.tasks.metrics.units import LESS_IS_BETTER
 from palm_ds.train.recipe.recipe import Recipe, make_recipe, read_values
 
 _RANGE = ("low", "high", "log", "step")
-_LESS_IS_BETTER = ("loss", "mse", "perplexity")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Sweep(Settings):
         """Whether less is better."""
         if self.direction:
             return self.direction == "minimize"
-        return self.metric.rpartition(".")[2] in _LESS_IS_BETTER
+        return self.metric.rpartition(".")[2] in LESS_IS_BETTER
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import re
 import subprocess
 import time
@@ -179,8 +180,10 @@ class SuiteRun:
 
 
 def _numbers(score: Mapping[str, Any]) -> dict[str, float]:
-    """The task's metrics, the primary one first; accuracy if it has none."""
-    return dict(score.get("metrics") or {"accuracy": score["accuracy"]})
+    """The task's metrics, the primary one first; accuracy if it has none. NaN where the evaluated
+    rows do not define one, such as the AUC of rows of one class."""
+    metrics = score.get("metrics") or {"accuracy": score["accuracy"]}
+    return {name: math.nan if value is None else value for name, value in metrics.items()}
 
 
 # ---- reading ----

@@ -36,10 +36,11 @@ def compare(
 
 
 _NOTE = (
-    "Median over the seeds, the lowest and the highest; n: completed seeds. Scores are those of "
-    "the final weights: of the best evaluation if the recipe sets `evaluate.best`. The average "
-    "is of the first metric of every task, if all of them are in per cent. With folds: the mean "
-    "and the standard deviation over the folds (of all seeds), each scored on its held-out rows."
+    "Median over the seeds, the lowest and the highest; n: completed seeds with a value. Scores "
+    "are those of the final weights: of the best evaluation if the recipe sets `evaluate.best`. "
+    "The average is of the first metric of every task, if all of them are in per cent. With folds: "
+    "the mean and the standard deviation over the folds (of all seeds), each scored on its "
+    "held-out rows."
 )
 
 
@@ -59,12 +60,7 @@ def _record(of_set: Sequence[SuiteRun], failed: Mapping[str, str]) -> dict[str, 
                 entry["values"][key] = value
     for metrics in tasks.values():
         for entry in metrics.values():
-            values = list(entry["values"].values())
-            entry["median"] = statistics.median(values)
-            entry |= {"lowest": min(values), "highest": max(values), "n": len(values)}
-            if folds:
-                entry["mean"] = statistics.fmean(values)
-                entry["deviation"] = statistics.stdev(values) if len(values) > 1 else math.nan
+            entry |= _statistics(list(entry["values"].values()), of_folds=folds > 0)
     return {
         "runs": len(of_set),
         **({"folds": folds} if folds else {}),
@@ -74,13 +70,25 @@ def _record(of_set: Sequence[SuiteRun], failed: Mapping[str, str]) -> dict[str, 
     }
 
 
+def _statistics(values: Sequence[float], *, of_folds: bool) -> dict[str, float]:
+    """Of the values that are defined; NaN without any."""
+    known = [value for value in values if not math.isnan(value)]
+    several = known or [math.nan]
+    found = {"median": statistics.median(several), "lowest": min(several), "highest": max(several)}
+    found["n"] = len(known)
+    if of_folds:
+        found["mean"] = statistics.fmean(several)
+        found["deviation"] = statistics.stdev(known) if len(known) > 1 else math.nan
+    return found
+
+
 def _short(member: SuiteRun) -> int | str:
     return member.key if member.fold else member.seed
 
 
 def average(record: Mapping[str, Any]) -> float | None:
     """The mean over the medians (of folds: the means) of the first metrics, further evaluation sets
-    not counted. None until every data set has one, or if they have different units."""
+    not counted. None until every data set has one, or if they have different units or no value."""
     firsts = []
     for each in record.values():
         if not each["tasks"]:
@@ -92,7 +100,8 @@ def average(record: Mapping[str, Any]) -> float | None:
         ]
     if not firsts or not all(is_fraction(name) for name, _ in firsts):
         return None
-    return statistics.fmean(each.get("mean", each["median"]) for _, each in firsts)
+    mean = statistics.fmean(each.get("mean", each["median"]) for _, each in firsts)
+    return None if math.isnan(mean) else mean
 
 
 def markdown_table(record: Mapping[str, Any]) -> str:
@@ -122,7 +131,7 @@ def _rows(name: str, of_set: Mapping[str, Any], folded: bool) -> Iterator[list[s
     for task, metrics in of_set["tasks"].items():
         whose = "" if task == name or len(of_set["tasks"]) == 1 else f"{task} "
         for metric, of in metrics.items():
-            low, median, high = (shown(metric, of[k]) for k in ("lowest", "median", "highest"))
+            low, median, high = (_shown(metric, of[k]) for k in ("lowest", "median", "highest"))
             done = f"{of['n']} {count}{mark}"
             mean = [_mean(metric, of)] if folded else []
             yield [first, whose + title(metric), *mean, median, f"{low} - {high}", done]
@@ -133,8 +142,11 @@ def _mean(metric: str, of: Mapping[str, Any]) -> str:
     """`91.20 ± 0.85` of a set with folds."""
     if "mean" not in of:
         return "-"
-    spread = "-" if math.isnan(of["deviation"]) else shown(metric, of["deviation"])
-    return f"{shown(metric, of['mean'])} ± {spread}"
+    return f"{_shown(metric, of['mean'])} ± {_shown(metric, of['deviation'])}"
+
+
+def _shown(metric: str, value: float) -> str:
+    return "-" if math.isnan(value) else shown(metric, value)
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:

@@ -240,5 +240,11 @@ def _row_scores(
     values, offsets = read_lists(here, task)
     lengths = np.zeros(len(source.table), np.int64)
     lengths[rows] = np.diff(offsets)
+    if len(lacking := source.numbers[lengths[source.numbers] == 0]):
+        raise UserError(
+            f"{path}: has no scores of {len(lacking):,} rows that are trained on here, such as "
+            f"{source.table.where(int(lacking[0]))}; write it again with `palm-ds teach` and this "
+            "recipe (its held_out and folds)"
+        )
     values = values[offsets[0] : offsets[-1]].astype(np.float32)
     return RowScores(values, np.concatenate([[0], np.cumsum(lengths)]), str(path))

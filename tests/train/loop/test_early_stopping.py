@@ -58,6 +58,17 @@ def test_the_mean_covers_first_metrics_of_non_auxiliary_tasks() -> None:
     assert not chosen.update(2, worse) and chosen.step == 1
 
 
+def test_a_task_that_has_only_a_loss_does_not_count_in_the_mean() -> None:
+    """Such as class_pairs: the mean would never be better than before."""
+    chosen, nothing = best(best="mean"), score(math.nan)
+    assert chosen.update(1, {"a": nothing, "b": score(0.6)}) and chosen.value == 0.6
+    assert chosen.update(2, {"a": nothing, "b": score(0.7)}) and chosen.value == 0.7
+    for name in ("mean", "a"):
+        with pytest.raises(UserError, match=f"best: {name}: there is no score but the loss; name"):
+            best(best=name).update(1, {"a": nothing})
+    assert best(best="a.loss").update(1, {"a": nothing})
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("a", 0.4), ("a.f1", 0.4), ("a.other", 0.9), ("a.accuracy", 0.7), ("a.loss", -2.5)],
@@ -66,6 +77,17 @@ def test_any_metric_of_a_task_can_be_tracked(name, value) -> None:
     chosen = best(best=name)
     chosen.update(1, {"a": score(0.7, loss=2.5, f1=0.4, other=0.9)})
     assert chosen.value == value
+
+
+@pytest.mark.parametrize("metric", ["mse", "perplexity"])
+def test_a_smaller_error_is_better(metric: str) -> None:
+    chosen = best(best=f"a.{metric}")
+    seen = [
+        chosen.update(step, {"a": score(0.5, pearson=0.1, **{metric: x})})
+        for step, x in enumerate([3.0, 4.0, 2.0])
+    ]
+    assert seen == [True, False, True]
+    assert str(chosen) == f"a.{metric} 2.0000"
 
 
 def test_a_smaller_loss_is_better() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +137,37 @@ def test_the_candidates_of_a_ranking_stay_together(tmp_path: Path) -> None:
     ((_, training, _),), ((_, held, _),) = data.train["pairs"], data.held_out["pairs"]
     assert len(held) and len(training) + len(held) == 48
     assert not {*training.column("text_a")} & {*held.column("text_a")}
+
+
+@pytest.mark.parametrize("kind", ["retrieval", "sparse_retrieval"])
+def test_the_rows_of_a_query_stay_together(tmp_path: Path, kind: str) -> None:
+    """Else it would be trained on with one positive, and searched for another. Further texts to
+    search in are rows of their own."""
+    folder = write_tables(tmp_path)
+    rows = [{"query": f"w{n // 4} w9", "positive": f"w{n}"} for n in range(40)]
+    rows += [{"query": None, "positive": f"w{n} w1"} for n in range(40)]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {"table": str(folder / "pairs.jsonl"), "tokenizer": str(folder / "vocab.txt")}
+    values = {
+        "backbone": TINY,
+        "length": 32,
+        "batch": "4 examples",
+        "held_out": 0.3,
+        "sources": {"pairs": source},
+        "tasks": {"find": {"kind": kind, "source": "pairs"}},
+        "stages": [{"find": 2}],
+    }
+
+    def split() -> list[list[str | None]]:
+        data = open_data(make_recipe(values))
+        return [side["pairs"][0][1].column("query") for side in (data.train, data.held_out)]
+
+    training, held = split()
+    assert {*training} & {*held} == {None}
+    assert 5 < held.count(None) < 20 and 0 < len({*held} - {None}) < 8
+    source["folds"] = {"count": 4, "held_out": 1}
+    training, held = split()
+    assert {*training} & {*held} == {None} and len(held) == 20
 
 
 def warnings(sources: dict[str, Any]) -> list[str]:

@@ -45,7 +45,9 @@ with (folder / "metrics.jsonl").open("w") as file:
         file.flush()
     for step in (5, 10, 15):
         time.sleep(seconds)
-        score = {"loss": -quality, "accuracy": 0.0, "metrics": {"f1": quality * 15 / step}}
+        undefined = (folder.parent / f"undefined_{folder.name}").exists()
+        f1 = None if undefined else quality * 15 / step
+        score = {"loss": -quality, "accuracy": 0.0, "metrics": {"f1": f1}}
         write(kind="evaluation", step=step, scores={"topic": score})
     write(kind="event", event="end", step=15)
 '''
@@ -149,6 +151,16 @@ def test_three_failures_in_a_row_end_the_sweep(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"3 trials in a row failed, .* rows\.tsv:3: no label; see"):
         search.run(training(tmp_path), ONE)
     assert len(search.trials()) == 3
+
+
+def test_a_metric_that_the_evaluated_rows_do_not_define_fails_its_trial(tmp_path: Path) -> None:
+    search = sweep_of(tmp_path, trials=2)()
+    (tmp_path / "out/undefined_trial_0000").touch()
+    search.run(training(tmp_path), ONE)
+    assert search.failed == {0: "topic.f1 has no value on the evaluated rows"}
+    assert [state for state, _, _ in trials_of(search)] == ["RUNNING", "COMPLETE"]
+    assert "| failed" in report(search)
+    assert json.loads((tmp_path / "out/sweep.json").read_text())["best"] == 1
 
 
 def test_another_sweep_in_the_folder_is_refused(tmp_path: Path) -> None:

@@ -59,6 +59,27 @@ def test_folds_have_a_mean_and_a_deviation(tmp_path):
     assert f1["deviation"] == pytest.approx(np.std([0.1, 0.05], ddof=1))
 
 
+def test_a_metric_that_the_evaluated_rows_do_not_define_has_no_value(tmp_path):
+    found = made(tmp_path, "a", 2)
+    for run, auc in zip(found, [None, 0.4], strict=True):
+        run.folder.mkdir(parents=True)
+        scores = {"names": {"accuracy": 0.1, "metrics": {"auc": auc, "pn_ratio": None}}}
+        records = [dict(kind="evaluation", scores=scores), dict(kind="event", event="end")]
+        lines = [json.dumps({"step": 5, **record}) + "\n" for record in records]
+        (run.folder / "metrics.jsonl").write_text("".join(lines))
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in compare(found, {}, tmp_path).splitlines()[2:]
+    ]
+    assert rows == [
+        ["a", "auc %", "40.00", "40.00 - 40.00", "1 of 2"],
+        ["", "pn_ratio", "-", "- - -", "0 of 2"],
+    ]
+    record = json.loads((tmp_path / "suite.json").read_text())
+    assert record["sets"]["a"]["tasks"]["names"]["auc"]["values"] == {"1": None, "2": 0.4}
+    assert record["average"] == pytest.approx(0.4)
+
+
 def of_set(task: str, **medians: float) -> dict[str, Any]:
     metrics = {k: {"median": x, "lowest": x, "highest": x, "n": 1} for k, x in medians.items()}
     return {"runs": 1, "failed": [], "missing": [], "tasks": {task: metrics}}
