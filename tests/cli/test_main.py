@@ -121,6 +121,7 @@ def test_help_needs_no_torch() -> None:
             "embed m --input t --output o --norm",
             'unrecognized arguments: --norm; did you mean "--normalize"?; see',
         ),
+        ("predict m --inptu t", 'unrecognized arguments: --inptu; did you mean "--input"?; see'),
         ("report /nowhere", "/nowhere: not a run folder"),
         ("help pretian", 'palm-ds pretian: no such command; did you mean "pretrain"?'),
         ("completion tcsh", "completion tcsh: expected one of bash, zsh, fish"),
