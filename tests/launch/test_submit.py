@@ -178,7 +178,7 @@ def test_kubernetes_file_is_filled_in(place: Path, root: Path, capsys) -> None:
     assert files["data"]["recipe.yaml"] == RECIPE
     assert json.loads(files["data"]["ds_config.json"])
     spec, before = work["spec"], shipped[1]["spec"]
-    assert (spec["completions"], spec["parallelism"]) == (3, 3)
+    assert (spec["completions"], spec["parallelism"], spec["backoffLimit"]) == (3, 3, 60)
     assert spec["podFailurePolicy"] == before["podFailurePolicy"]
     pod = spec["template"]["spec"]
     (container,) = pod["containers"]
