@@ -99,7 +99,12 @@ class Command:
         words = list(sys.argv[1:] if argv is None else argv)
         at = words.index("--") if self.wraps and "--" in words else len(words)
         parser = self.parser()
-        args = parser.parse_intermixed_args(parser.with_underscores(words[:at]))
+        try:
+            args = parser.parse_intermixed_args(parser.with_underscores(words[:at]))
+        except UserError as error:
+            if self.wraps and at == len(words) and "unrecognized" in str(error):
+                raise UserError(f"{error}; write the command after `--`") from None
+            raise
         if self.wraps:
             args.command = words[at + 1 :]
         return args

@@ -132,6 +132,11 @@ def test_help_needs_no_torch() -> None:
         ("pretrain x --deepspeed_config y --run_dir=", "argument --run_dir: empty; name a place"),
         ("suite x --deepspeed_config y --out hf://b/x", "argument --out: hf://b/x: is a URL"),
         ("run --restarts -1 -- true", "--restarts: expected 0 or more, got -1"),
+        (
+            "run deepspeed x",
+            "unrecognized arguments: deepspeed x; see `palm-ds run --help`; write the",
+        ),
+        ("convert m n --to hf", "--to hf: no such format; known: huggingface, onnx, paddle, palm"),
         ("run --silence nan -- true", "--silence: expected a finite number, got NaN"),
     ],
 )
