@@ -99,7 +99,12 @@ class Command:
         words = list(sys.argv[1:] if argv is None else argv)
         at = words.index("--") if self.wraps and "--" in words else len(words)
         parser = self.parser()
-        args = parser.parse_intermixed_args(parser.with_underscores(words[:at]))
+        try:
+            args = parser.parse_intermixed_args(parser.with_underscores(words[:at]))
+        except UserError as error:
+            if self.wraps and at == len(words) and "unrecognized" in str(error):
+                raise UserError(f"{error}; write the command after `--`") from None
+            raise
         if self.wraps:
             args.command = words[at + 1 :]
         return args
@@ -164,12 +169,16 @@ class Parser(argparse.ArgumentParser):
     dashes or underscores: `--run-dir`, `--run_dir`."""
 
     def with_underscores(self, words: Sequence[str]) -> list[str]:
-        """The words of a command line, options spelled as they were added."""
+        """The words of a command line, options spelled as they were added. Raises UserError for an
+        unknown one: argparse would rather miss the one that is meant."""
         known = {_with_dashes(text): text for text in self._option_string_actions}
         end = words.index("--") if "--" in words else len(words)
         options = [
             word.partition("=") if word.startswith("--") else (word, "", "") for word in words[:end]
         ]
+        for name, *value in options:
+            if re.fullmatch(r"--[\w-]+", name) and _with_dashes(name) not in known:
+                self.error(f"unrecognized arguments: {name}{''.join(value)}")
         spelled = [
             known.get(_with_dashes(name), name) + equals + value for name, equals, value in options
         ]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from palm_ds.cli.command import Command
 from palm_ds.cli.options import add_fields, list_of_names, local_path, options_of
 from palm_ds.cli.output import show
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.messages import printable
 from palm_ds.weights.convert.options import CheckedConversion, ConversionOptions, OnnxOptions
 
@@ -88,10 +88,12 @@ class _Done:
 def _to_weights(
     args: argparse.Namespace, texts: list[str] | None, opening: dict[str, Any]
 ) -> _Done:
-    from palm_ds.weights.convert.convert import convert
+    from palm_ds.weights.convert.convert import TO, convert
     from palm_ds.weights.convert.to_onnx import add_onnx, check_installed
     from palm_ds.weights.convert.try_onnx import AddedOnnx, try_onnx
 
+    if args.to not in TO:
+        raise UserError(f"--to {args.to}: no such format{suggest(args.to, [*TO, 'onnx'])}")
     _check_not_given(args, _OF_ONNX, f"--to {args.to} has none; --to onnx has")
     if args.to != "huggingface":
         _check_not_given(args, ("onnx",), "adds onnx/ to what --to huggingface writes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import Command
@@ -174,6 +175,7 @@ def _show(
     *lines: RenderableType,
 ) -> None:
     if isinstance(args.json, str):
+        Path(args.json).parent.mkdir(parents=True, exist_ok=True)
         write_json(args.json, nan_to_null(written))
     show(args, printed, *lines)
 

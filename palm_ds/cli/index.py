@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,15 +119,33 @@ def _build(args: argparse.Namespace) -> int:
     if is_index(args.index):
         raise UserError(f"{args.index}: is an index already; `palm-ds index add` adds to it")
     check_new_folder(args.index)
-    next(read_texts(args.input, _columns(args)), None)  # a mistake in them leaves no index behind
+    next(read_texts(args.input, _columns(args)), None)  # a mistake costs no model that is opened
     names = ("pooling", "dimensions", "max_active_dims", "max_length", "prompt", "task")
     settings = EmbeddingSettings(**{name: getattr(args, name) for name in names})
     embedder = _open_embedder(args, args.model, settings)
     create_index(args.index, embedding_of(embedder, args.model), embedder.size)
-    with open_index(args.index) as index:
+    with _without_empty_index(args.index), open_index(args.index) as index:
         done = _add(args, index, embedder)
     hint_next(f"palm-ds serve {args.model} --index {args.index}")
     return done
+
+
+@contextmanager
+def _without_empty_index(folder: Path) -> Iterator[None]:
+    """After a mistake in the files: removes an index without texts, and says of another how to go
+    on."""
+    from palm_ds.inference.search.index import open_index
+
+    try:
+        yield
+    except UserError as error:
+        with open_index(folder) as index:
+            empty = not index.total
+        if not empty:
+            how = f"{folder} has the texts before; `palm-ds index add` with mended files continues"
+            raise UserError(f"{error}; {how}") from None
+        shutil.rmtree(folder)
+        raise
 
 
 BUILD = Command(

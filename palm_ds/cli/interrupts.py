@@ -31,11 +31,9 @@ def between_imports(handle: Handler) -> Handler:
     if sys.unraisablehook is sys.__unraisablehook__:
         sys.unraisablehook = _send_again_or_print
 
-    def retry(number: int) -> None:
+    def note_retry() -> None:
         nonlocal retries
-        time.sleep(_PAUSE_SECONDS)
         retries = True
-        signal.pthread_kill(main_thread, number)  # also ends its wait for something
 
     def deferred(number: int, frame: FrameType | None) -> None:
         nonlocal waits, retries
@@ -49,7 +47,7 @@ def between_imports(handle: Handler) -> Handler:
             os._exit(128 + number)
         else:
             waits = True
-            _thread.start_new_thread(retry, (number,))
+            _send_later(main_thread, number, note_retry)
 
     return deferred
 
@@ -60,15 +58,21 @@ def _send_again_or_print(unraisable: sys.UnraisableHookArgs) -> None:
     while traceback:
         frame = traceback.tb_frame
         if frame.f_code.co_name == "deferred" and _name(frame) == __name__:
-            _thread.start_new_thread(_send, (_thread.get_ident(), frame.f_locals["number"]))
+            _send_later(_thread.get_ident(), frame.f_locals["number"])
             return
         traceback = traceback.tb_next
     sys.__unraisablehook__(unraisable)
 
 
-def _send(thread: int, number: int) -> None:
-    time.sleep(_PAUSE_SECONDS)
-    signal.pthread_kill(thread, number)
+def _send_later(thread: int, number: int, before: Callable[[], object] = lambda: None) -> None:
+    """Send a signal to a thread again after a moment; calls `before` immediately before it."""
+
+    def send() -> None:
+        time.sleep(_PAUSE_SECONDS)
+        before()
+        signal.pthread_kill(thread, number)  # also ends its wait for something
+
+    _thread.start_new_thread(send, ())
 
 
 def interrupt_between_imports() -> None:

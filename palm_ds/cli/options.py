@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.keywords import descriptions
+from palm_ds.common.messages import first_sentence
 from palm_ds.common.remote_files import check_local
 
 T = TypeVar("T")
@@ -93,7 +94,7 @@ def _shown(default: object) -> str:
 
 def _help_of(description: str) -> str:
     """The first sentence of a description, as the help of an option."""
-    first = description.partition(". ")[0].removesuffix(".")
+    first = first_sentence(description).removesuffix(".")
     return first[:1].lower() + first[1:] if first[1:2].islower() or first[1:2] == " " else first
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from palm_ds.cli import shipped
@@ -10,6 +13,9 @@ from palm_ds.cli.command import Command, CommandGroup, table
 from palm_ds.cli.options import local_path
 from palm_ds.cli.output import show, summarize
 from palm_ds.common.errors import UserError
+
+_LEAST_COLUMNS = 24
+"""Of a description, however narrow the terminal is."""
 
 # ---- list ----
 
@@ -24,15 +30,24 @@ def _list(args: argparse.Namespace) -> int:
         ("recipes", shipped.recipes()),
         ("DeepSpeed files", shipped.ds_configs()),
     ):
+        columns = _columns_left(args, files)
         about = {
-            name: str(path) if args.paths else shipped.description(path)
+            name: str(path) if args.paths else shipped.description(path, columns)
             for name, path in files.items()
         }
         record[title] = about
         lines.append(f"{title}\n{table(about)}\n")
-    how = "Name one where a command takes a file; `palm-ds recipes copy NAME` copies it here."
+    how = "Name one where a command takes a file; `palm-ds recipes copy NAME` copies it."
     show(args, record, *lines, *([] if args.quiet else [how]))
     return 0
+
+
+def _columns_left(args: argparse.Namespace, names: Iterable[str]) -> int:
+    """For descriptions: on a terminal, what names leave of a line."""
+    if args.json or not sys.stdout.isatty():
+        return shipped.COLUMNS
+    left = shutil.get_terminal_size().columns - max(map(len, names), default=0) - 4
+    return min(max(left, _LEAST_COLUMNS), shipped.COLUMNS)
 
 
 LIST = Command(

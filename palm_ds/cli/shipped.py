@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from palm_ds.common.errors import UserError, suggest_path
+from palm_ds.common.messages import first_sentence
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _FOLDERS = {
@@ -28,8 +29,10 @@ _FOLDERS = {
     "ds_configs": (_PACKAGE / "shipped/ds_configs", _PACKAGE.parent / "ds_configs"),
 }
 """Where a wheel and a checkout have them."""
-_COLUMNS = 76
+COLUMNS = 76
 """Of a description at most."""
+_CUT = re.compile(r"[:;]\s|\s\(|,\s(?=[^()]*\))")
+"""Before an explanation, or a part of what is in parentheses."""
 _PREFIX = re.compile(r"^(?:launch/)?(?:recipes|ds_configs)/")
 
 
@@ -60,18 +63,25 @@ def cluster_file(name: str) -> str:
     return file.read_text(encoding="utf-8")
 
 
-def description(path: Path) -> str:
-    """The first sentence of a shipped file's description, in one line."""
+def description(path: Path, columns: int = COLUMNS) -> str:
+    """The first sentence of a shipped file's description, in one line; shortened, best before
+    something that explains, if it is too long."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
         about = str(json.loads(text).get("_about", ""))
     else:
         comment = re.match(r"(?:#.*\n)+", text)
         about = re.sub(r"\s*#\s*", " ", comment[0]).strip() if comment else ""
-    sentence = re.split(r"(?<=[.?])\s", about, maxsplit=1)[0]
-    if len(sentence) > _COLUMNS:
-        sentence = re.split(r"[:;]\s|\s\(", sentence, maxsplit=1)[0]
-    return textwrap.shorten(sentence, _COLUMNS, placeholder=" ...")
+    return _shortened(first_sentence(about).removesuffix("."), columns)
+
+
+def _shortened(sentence: str, columns: int) -> str:
+    if len(sentence) <= columns:
+        return sentence
+    starts = [sentence[: match.start()] for match in _CUT.finditer(sentence)]
+    closed = [text + ")" * (text.count("(") - text.count(")")) for text in starts]
+    fitting = [text for text in closed if columns / 2 <= len(text) <= columns]
+    return fitting[-1] if fitting else textwrap.shorten(sentence, columns, placeholder=" ...")
 
 
 def copy(name: str, destination: Path) -> Path:

@@ -146,6 +146,14 @@ def _paths(args: argparse.Namespace) -> tuple[Path, Path]:
     return Path(find_recipe(args.recipe)), Path(find_ds_config(args.deepspeed_config))
 
 
+def _check_sizes(args: argparse.Namespace) -> None:
+    least = 0 if args.slurm else 1  # on Slurm's nodes without GPUs, a process each
+    if args.nodes is not None and args.nodes < 1:
+        raise UserError(f"--nodes: expected a number above 0, got {args.nodes}")
+    if args.gpus is not None and args.gpus < least:
+        raise UserError(f"--gpus: expected {least} or more, got {args.gpus}")
+
+
 def _job(args: argparse.Namespace) -> ClusterJob:
     """The job, after a look at its files: a mistake is an error before the job waits in a queue."""
     from palm_ds.runtime.deepspeed.ds_config import read_ds_config
@@ -154,6 +162,7 @@ def _job(args: argparse.Namespace) -> ClusterJob:
 
     recipe, machine = _paths(args)
     check_overrides(args.overrides)
+    _check_sizes(args)
     values = _checked(args, recipe)
     read_ds_config(machine)
     tables = any("table" in source for source in values["sources"].values())

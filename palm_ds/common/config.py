@@ -16,6 +16,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
@@ -224,12 +225,17 @@ def check_keys(values: object, known: Iterable[str], where: str) -> Mapping[str,
     return values
 
 
-def _check_keys(cls: type, values: object, where: str) -> Mapping[str, Any]:
-    """`check_keys` for a dataclass and the dataclasses nested in its fields."""
+def _check_keys(
+    cls: type, values: object, where: str, outer: Mapping[str, str] = MappingProxyType({})
+) -> Mapping[str, Any]:
+    """`check_keys` for a dataclass and the dataclasses nested in its fields. `outer`: {key: its
+    place} of the outermost one."""
     hints = _hints(cls)
     fields = [field.name for field in dataclasses.fields(cls) if field.init]
+    _refuse_outer_keys(outer, fields, values, where)
     _check_sections(hints, values, where)
     mapping = check_keys(values, fields, where)
+    outer = outer or {name: f"{where}.{name}".lstrip(".") for name in fields}
     for key, value in mapping.items():
         hint, inner = hints.get(key), {f"{where}.{key}": value}
         if get_origin(hint) is dict and isinstance(value, Mapping):  # {name: dataclass}
@@ -239,8 +245,17 @@ def _check_keys(cls: type, values: object, where: str) -> Mapping[str, Any]:
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
             for place, each in inner.items():
                 if isinstance(each, Mapping):
-                    _check_keys(hint, each, place.lstrip("."))
+                    _check_keys(hint, each, place.lstrip("."), outer)
     return mapping
+
+
+def _refuse_outer_keys(
+    outer: Mapping[str, str], known: Sequence[str], values: object, where: str
+) -> None:
+    """Raises UserError for a key that belongs beside the sections: `held_out` of a source."""
+    for key in values if isinstance(values, Mapping) else ():
+        if key in outer and key not in known:
+            raise UserError(f'{where}.{key}: unknown key; did you mean "{outer[key]}"?')
 
 
 @cache

@@ -83,6 +83,15 @@ def parse_bytes(size: str, key: str) -> int:
     return count
 
 
+def check_is_no_pipe(path: Path, shown: str, instead: str = "") -> None:
+    """Raises UserError for a pipe or a device, which would be empty when it is read again."""
+    if not path.is_file() and not path.is_dir():
+        raise UserError(
+            f"{shown}: is a pipe or a device, and is read more than once; write it to a file"
+            f"{instead}"
+        )
+
+
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _PAGE = (b"<!doctype html", b"<html")
 _KERAS = b"\x89HDF\r\n\x1a\n"

@@ -38,6 +38,16 @@ def printable(text: str, *, keep: str = "") -> str:
     return _SUSPECT.sub(escaped, text)
 
 
+_SENTENCE = re.compile(r"(?>\([^()]*\)|.)*?(?<!\bal)(?<!\.)[.?](?=\s|$)", re.S)
+
+
+def first_sentence(text: str) -> str:
+    """Up to the first full stop or question mark that ends a sentence: not those of `et al.`, of
+    `...` and of what is in parentheses."""
+    found = _SENTENCE.match(text)
+    return found[0] if found else text
+
+
 def nan_to_null(value: object) -> object:
     """The same values with NaN and infinities, which JSON lacks, replaced by None."""
     if isinstance(value, Mapping):

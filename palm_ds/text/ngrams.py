@@ -45,6 +45,7 @@ class ScoredNgram:
 
 def write_ngrams(path: Path, ngrams: Sequence[ScoredNgram], fingerprint: str) -> None:
     """Write a lexicon, complete or not at all. `fingerprint`: of the tokenizer."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     lines = [f"{_FIRST_LINE}{fingerprint}", _COLUMNS, *(ngram.line() for ngram in ngrams)]
     write_file_atomically(path, "\n".join(lines) + "\n")
 

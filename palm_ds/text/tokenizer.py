@@ -93,6 +93,8 @@ TOKENIZER_FILES = (
     *("spm.model", VOCABULARY),
 )
 """Files of a tokenizer's folder; the first that is there is read."""
+_INNER = ("tokenizer", "weights/tokenizer")
+"""Where a corpus, weights and a run have theirs."""
 
 
 class Tokenizer:
@@ -353,7 +355,9 @@ def _find_file(folder: Path) -> Path:
     for name in TOKENIZER_FILES:
         if (folder / name).is_file():
             return folder / name
-    raise UserError(f"tokenizer {folder}: contains no {', '.join(TOKENIZER_FILES)}")
+    inner = next((path for part in _INNER if (path := folder / part).is_dir()), None)
+    hint = f'; did you mean "{inner}"?' if inner else ""
+    raise UserError(f"tokenizer {folder}: contains no {', '.join(TOKENIZER_FILES)}{hint}")
 
 
 def _load_json(file: Path, settings: TokenizerSettings) -> Tokenizer:

@@ -54,7 +54,7 @@ def test_a_file_and_a_page_have_all_of_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(charts, "_svg", lambda *_: "<svg></svg>")
-    page, file = tmp_path / "scores.html", tmp_path / "scores.json"
+    page, file = tmp_path / "a/b/scores.html", tmp_path / "c/scores.json"
     assert main([*scored, "--html", str(page), "--json", str(file)]) == 0
     assert "Classes" not in capsys.readouterr().out
     report = json.loads(file.read_text())["report"]

@@ -121,6 +121,7 @@ def test_help_needs_no_torch() -> None:
             "embed m --input t --output o --norm",
             'unrecognized arguments: --norm; did you mean "--normalize"?; see',
         ),
+        ("predict m --inptu t", 'unrecognized arguments: --inptu; did you mean "--input"?; see'),
         ("report /nowhere", "/nowhere: not a run folder"),
         ("help pretian", 'palm-ds pretian: no such command; did you mean "pretrain"?'),
         ("completion tcsh", "completion tcsh: expected one of bash, zsh, fish"),
@@ -131,6 +132,11 @@ def test_help_needs_no_torch() -> None:
         ("pretrain x --deepspeed_config y --run_dir=", "argument --run_dir: empty; name a place"),
         ("suite x --deepspeed_config y --out hf://b/x", "argument --out: hf://b/x: is a URL"),
         ("run --restarts -1 -- true", "--restarts: expected 0 or more, got -1"),
+        (
+            "run deepspeed x",
+            "unrecognized arguments: deepspeed x; see `palm-ds run --help`; write the",
+        ),
+        ("convert m n --to hf", "--to hf: no such format; known: huggingface, onnx, paddle, palm"),
         ("run --silence nan -- true", "--silence: expected a finite number, got NaN"),
     ],
 )

@@ -79,7 +79,27 @@ def test_copies(tmp_path: Path, root: Path) -> None:
 
 def test_every_shipped_file_describes_itself_in_a_line() -> None:
     for path in [*shipped.recipes().values(), *shipped.ds_configs().values()]:
-        text = shipped.description(path)
-        assert (
-            10 < len(text) <= 76 and "\n" not in text and "#" not in text and "..." not in text
-        ), path
+        for columns in (shipped.COLUMNS, 38):
+            text = shipped.description(path, columns)
+            assert 10 < len(text) <= columns and "\n" not in text and "#" not in text, path
+            assert text.count("(") == text.count(")") and not text.endswith("al."), path
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        (99, "Mine (Doe et al. 2021, arXiv 2111.1; values of f.py): 8 x 256 of that"),
+        (60, "Mine (Doe et al. 2021, arXiv 2111.1; values of f.py)"),
+        (50, "Mine (Doe et al. 2021, arXiv 2111.1)"),
+        (30, "Mine (Doe et al. 2021)"),
+        (14, "Mine (Doe ..."),
+    ],
+)
+def test_a_long_description_is_cut_where_it_explains(
+    columns: int, text: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "# Mine (Doe et al. 2021, arXiv 2111.1; values of f.py): 8 x 256 of\n# that. Then.\n"
+    )
+    assert shipped.description(file, columns) == text

@@ -64,6 +64,8 @@ BAD = [
     ({"name": "a", "inner": {"rat": 1}}, r'^f\.inner\.rat: unknown key; did you mean "rate"\?$'),
     ({"name": "a", "rate": 1}, r'^f\.rate: unknown key; did you mean "f\.inner\.rate"\?$'),
     ({"name": "a", "named": {"x": {"rat": 1}}}, r"^f\.named\.x\.rat: unknown key"),
+    ({"name": "a", "inner": {"on": 1}}, r'^f\.inner\.on: unknown key; did you mean "f\.on"\?$'),
+    ({"named": {"x": {"steps": 1}}}, r'^f\.named\.x\.steps: .*; did you mean "f\.steps"\?$'),
     ({}, r"^f\.name: missing; it must be given$"),
     ({"name": "a", "steps": -1}, r"^f\.steps: expected 0 or more, got -1$"),
     ({"name": "a", "steps": "many"}, r'^f\.steps: expected a whole number, got "many"$'),

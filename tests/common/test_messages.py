@@ -7,7 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from palm_ds.common.messages import json_line, only_warnings, plain_messages, printable
+from palm_ds.common.messages import (
+    first_sentence,
+    json_line,
+    only_warnings,
+    plain_messages,
+    printable,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,6 +31,22 @@ def test_escapes(text: str, shown: str) -> None:
     assert printable(text) == shown
     line = json_line({"x": text})
     assert line.isprintable() and json.loads(line) == {"x": text}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("One. Two.", "One."),
+        ("Is it one? Two.", "Is it one?"),
+        ("Mine (Doe et al. 2021. No. 3): it. Two.", "Mine (Doe et al. 2021. No. 3): it."),
+        ("As Doe et al. say: 1.5 of it. Two.", "As Doe et al. say: 1.5 of it."),
+        ("bert, roberta, ... (encoders.md). Two.", "bert, roberta, ... (encoders.md)."),
+        ("open (paren. Two.", "open (paren."),
+        ("no end (of. it)", "no end (of. it)"),
+    ],
+)
+def test_first_sentence(text: str, sentence: str) -> None:
+    assert first_sentence(text) == sentence
 
 
 def test_line_breaks_may_be_kept() -> None:

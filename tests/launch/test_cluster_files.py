@@ -46,6 +46,21 @@ def test_slurm(codes: list[int], starts: int, requeued: bool, tmp_path: Path) ->
     assert ("requeue 123" in (tmp_path / "called").read_text()) == requeued
 
 
+@pytest.mark.parametrize("failure", [errors.FAILED, errors.MISTAKE, errors.NONFINITE])
+def test_slurm_takes_the_code_of_the_node_that_failed(failure: int, tmp_path: Path) -> None:
+    """Not that of the node that srun has asked to stop because of it."""
+    env = programs(tmp_path, []) | {"SLURM_JOB_ID": "123", "RESTARTS": "0"}
+    (tmp_path / "palm-ds").write_text(f"#!/bin/bash\nexit $((SLURM_NODEID ? {failure} : 75))\n")
+    each = 'for SLURM_NODEID in 0 1; do export SLURM_NODEID; "$@" || codes+=($?); done'
+    largest = "printf '%s\\n' ${codes[@]} | sort -n | tail -n 1"
+    srun = f'while [ "$1" != bash ]; do shift; done\n{each}\nexit $({largest})\n'
+    (tmp_path / "srun").write_text(f"#!/bin/bash\n{srun}")
+    command = ["bash", str(ROOT / "launch/slurm/pretrain.sbatch"), "r.yaml", "zero.json", "run"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == failure, done.stderr
+    assert "requeue" not in (tmp_path / "called").read_text()
+
+
 def kubernetes_job() -> Any:
     _, job = yaml.safe_load_all((ROOT / "launch/k8s/pretrain.yaml").read_text())
     return job["spec"]

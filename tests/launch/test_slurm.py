@@ -155,6 +155,23 @@ def test_a_signal_while_the_processes_start_queues_the_job_again(
         job.clear_away()
 
 
+def test_a_mistake_on_one_node_ends_the_job_while_the_others_wait(
+    queue: Queue, tmp_path: Path
+) -> None:
+    """srun asks them to stop, and their code is larger than that of the mistake."""
+
+    def restarts() -> str:
+        return queue.job(job.number)["Restarts"]
+
+    job = Job(queue, tmp_path, "mistake on a node")
+    try:
+        job.wait(lambda: queue.job(job.number)["ExitCode"] != "0:0" or restarts() != "0")
+        assert (queue.job(job.number)["ExitCode"], restarts()) == ("2:0", "0")
+        assert "stopped before the first step" in job.log.read_text()
+    finally:
+        job.clear_away()
+
+
 RECIPE = """\
 length: 16
 batch: 2 rows

@@ -178,7 +178,7 @@ def test_kubernetes_file_is_filled_in(place: Path, root: Path, capsys) -> None:
     assert files["data"]["recipe.yaml"] == RECIPE
     assert json.loads(files["data"]["ds_config.json"])
     spec, before = work["spec"], shipped[1]["spec"]
-    assert (spec["completions"], spec["parallelism"]) == (3, 3)
+    assert (spec["completions"], spec["parallelism"], spec["backoffLimit"]) == (3, 3, 60)
     assert spec["podFailurePolicy"] == before["podFailurePolicy"]
     pod = spec["template"]["spec"]
     (container,) = pod["containers"]
@@ -250,6 +250,8 @@ def test_a_recipe_whose_weights_are_elsewhere_is_submitted(place: Path, capsys) 
         ((*SLURM, "--image", "x"), "--image: Slurm runs no containers"),
         ((*SLURM, "--option", "gpu"), "--option 'gpu': expected KEY=VALUE"),
         ((*SLURM, "optimiser.lr=1"), 'optimiser: unknown key; did you mean "optimizer"'),
+        ((*SLURM, "--nodes", "0"), "--nodes: expected a number above 0, got 0"),
+        ((*KUBERNETES, "--gpus", "0"), "--gpus: expected 1 or more, got 0"),
         ((*SLURM, "--name", "1"), "name '1': must begin with a letter"),
     ],
 )

@@ -44,7 +44,7 @@ def test_the_fewest_segments_and_of_these_the_longest_from_the_left(
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
-    file = tmp_path / "ngrams.tsv"
+    file = tmp_path / "new/ngrams.tsv"
     ngrams = [(7, 9), (9, 7, 7), (3, 4)]
     scored = [ScoredNgram(tokens=x, text=f"a\tb {x}", count=3, t=1.5) for x in ngrams]
     write_ngrams(file, scored, "abc")

@@ -202,6 +202,9 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         load_tokenizer(tmp_path / "nowhere.txt")
     with pytest.raises(UserError, match="contains no tokenizer"):
         load_tokenizer(tmp_path)
+    (tmp_path / "weights/tokenizer").mkdir(parents=True)
+    with pytest.raises(UserError, match='vocab.json; did you mean ".*/weights/tokenizer"'):
+        load_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["xlm-roberta", "camembert"])

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.files import check_is_no_pipe
 from palm_ds.common.remote_files import RemoteFolder, is_url
 from palm_ds.common.rows.columnar import open_dataset
 from palm_ds.common.rows.stored import first_bytes, open_stored, suffixes_of
@@ -139,6 +140,7 @@ def _expand(name: str, options: InputOptions) -> tuple[_Files, list[str]]:
     if path.is_dir():
         return _folder(path, options)
     if path.exists():
+        check_is_no_pipe(path, f"input {name}")
         return [(path, path.name)], []
     if glob.has_magic(name):
         matches = sorted(map(Path, glob.glob(name, recursive=True)))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.files import check_is_no_pipe
 from palm_ds.common.rows.stored import open_bytes, reading, suffixes_of
 from palm_ds.data.reader.options import TableSettings
 
@@ -60,6 +61,7 @@ def _expand(name: str, settings: TableSettings) -> list[File]:
     if path.is_dir():
         return [File(str(_dataset(path, settings.split)), "arrow")]
     if path.exists():
+        check_is_no_pipe(path, name, ", or give predict and embed `--input -`")
         return [File(name, _format(path, settings.format))]
     if not glob.has_magic(name):
         raise UserError(f"{name}: no such file")

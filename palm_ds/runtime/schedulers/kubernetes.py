@@ -47,6 +47,8 @@ class Kubernetes(ClusterScheduler):
         pod = spec["template"]["spec"]
         pod["subdomain"] = job.name
         if job.nodes:
+            crashes = spec["backoffLimit"] // spec["completions"]  # each is a failure of every pod
+            spec["backoffLimit"] = crashes * job.nodes
             spec["completions"] = spec["parallelism"] = job.nodes
         (container,) = pod["containers"]
         self._fill_container(container, job, spec["completions"])

@@ -66,6 +66,7 @@ def write_scores(path: Path, title: str, scores: Mapping[str, ScoredTask]) -> No
         rows = [[text_of(name), f"{value:.4f}"] for name, value in metrics.items()]
         parts += [f"<h2>{text_of(task)}</h2>", table_of(["metric", "score"], rows, numbers_from=1)]
         parts.append(score_tables("", tables))
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_file_atomically(path, page(title, parts))
 
 

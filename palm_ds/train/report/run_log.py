@@ -69,6 +69,8 @@ class RunLog:
         """Called with (kind, record) of each line of metrics.jsonl."""
         self._finished = False
         self._held_out: Mapping[str, Mapping[str, Any]] = {}
+        self._last: Mapping[str, Any] = {}
+        """The record of the last step."""
         self._live: Live | None = None
         if self._console.is_terminal:
             # No refresh thread: the display is drawn when there is a new record.
@@ -96,11 +98,11 @@ class RunLog:
         self._step = record["step"]
         self._write("step", record)
         self._send(_named(record), record["step"])
-        left = self._seconds_left()
+        self._last = record
         if self._live:
-            self._live.update(self._display(record, left), refresh=True)
+            self._update_display()
         else:
-            self._show(self._line(record, left))
+            self._show(self._line(record, self._seconds_left()))
 
     def evaluation(
         self,
@@ -125,6 +127,7 @@ class RunLog:
         self._send(numbers, step, evaluation=True)
         for table in score_tables(self._held_out, f"held out, step {step:,}"):
             self._console.print(table)
+        self._update_display()
 
     def forgetting(self, curriculum: Curriculum) -> None:
         """Show the scores of every task after every stage, if more than one stage has ended."""
@@ -180,6 +183,11 @@ class RunLog:
         parts += [f"{task} {losses[task]:.4f}" for task in self._with(losses) if task in losses]
         parts += _run_numbers(record)
         return Text("  ".join([*parts, f"{clock(left)} left"]))
+
+    def _update_display(self) -> None:
+        if self._live and self._last:
+            display = self._display(self._last, self._seconds_left())
+            self._live.update(display, refresh=True)
 
     def _display(self, record: Mapping[str, Any], left: float) -> RenderableType:
         done = Table.grid(padding=(0, 1))

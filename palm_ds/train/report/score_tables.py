@@ -76,7 +76,9 @@ def score_table(scores: Mapping[str, Mapping[str, float]], title: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1), title=title, title_justify="left")
     table.add_column("task", overflow="fold")
     for name in ("loss", "baseline", "perplexity", "accuracy", "baseline", "difference", "labels"):
-        table.add_column(name, justify="right")
+        table.add_column(
+            name, justify="right", overflow="fold", no_wrap=name in ("perplexity", "difference")
+        )
     for task, score in scores.items():
         above = score.get("standard_errors_above")
         error = score.get("standard_error")

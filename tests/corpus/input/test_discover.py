@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -498,3 +499,10 @@ def test_real_pairs(shared: Path, tmp_path: Path) -> None:
     assert len(corpus) == len(rows) == 100 and corpus.manifest.options["labels"] == ["0", "1"]
     labels = corpus.take(corpus.document_starts[:-1], "label")
     assert labels.tolist() == [int(row[0]) for row in rows]
+
+
+def test_a_pipe_is_refused(vocabulary: str, tmp_path: Path) -> None:
+    """It has no size, and would be a corpus without documents."""
+    os.mkfifo(tmp_path / "docs.txt")
+    with pytest.raises(UserError, match=r"^input .*docs.txt: is a pipe or a device, .* to a file$"):
+        made(tmp_path / "docs.txt", vocabulary)

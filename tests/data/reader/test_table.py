@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +50,10 @@ def test_mistakes_name_the_argument_and_the_row(rows: list[Any], message: str | 
         return
     with pytest.raises(UserError, match=message):
         Table.from_rows(rows, name="dev")
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    """It would be read to its end by a first look, and then have no rows."""
+    os.mkfifo(tmp_path / "rows.tsv")
+    with pytest.raises(UserError, match=r"rows.tsv: is a pipe or a device, .*; write it to a file"):
+        open_table(str(tmp_path / "rows.tsv"))

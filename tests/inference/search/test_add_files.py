@@ -121,6 +121,26 @@ def test_mistakes_in_one_line(
     ).replace(str(index), ".*")
 
 
+def test_a_mistake_in_a_later_row_leaves_no_empty_index(
+    words_run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def error() -> str:
+        with pytest.raises(SystemExit):
+            main(["index", "build", str(index), str(words_run), rows(tmp_path, 0, 5), str(bad)])
+        return capsys.readouterr().err.splitlines()[-1]
+
+    index, bad = tmp_path / "i", tmp_path / "bad.jsonl"
+    bad.write_text('{"id": 9, "text": "good"}\n{"id": 10, "text": ""}\n')
+    assert error().endswith("bad.jsonl:2: the text is empty") and not index.exists()
+    monkeypatch.setattr("palm_ds.inference.search.add_files.CHUNK", 4)
+    assert "i has the texts before; `palm-ds index add` with mended files continues" in error()
+    with open_index(index) as made:
+        assert made.total == 4
+
+
 def test_the_last_row_of_an_id_stays(
     words_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -171,6 +171,15 @@ def test_on_a_terminal_the_display_shows_progress_tasks_and_held_out_scores(tmp_
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1, "the cursor comes back"
 
 
+def test_the_display_that_stays_has_the_scores_of_the_last_evaluation(tmp_path: Path) -> None:
+    log, shown = open_log(tmp_path, terminal=True)
+    with log:
+        log.step(record(100))
+        log.evaluation(100, SCORES, stage=1, started=TASKS)
+    rows = [line.split() for line in shown.getvalue().splitlines()]
+    assert [row[4] for row in rows if row[:2] == ["sentence_distance", "1.1000"]][-1] == "0.9000"
+
+
 def test_tables_show_only_tasks_that_have_started(tmp_path: Path) -> None:
     both = {"knowledge_masking": SCORES["sentence_distance"], **SCORES}
     log, shown = open_log(tmp_path, terminal=True)

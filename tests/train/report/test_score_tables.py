@@ -11,10 +11,10 @@ from palm_ds.train.evaluate.evaluate import TaskScore
 from palm_ds.train.report.score_tables import score_tables
 
 
-def shown(scores: dict) -> list[str]:
+def shown(scores: dict, width: int = 100) -> list[str]:
     text = io.StringIO()
     for table in score_tables(scores, "held out, step 90"):
-        Console(file=text, width=100).print(table)
+        Console(file=text, width=width).print(table)
     return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
@@ -27,6 +27,16 @@ def test_a_task_with_a_long_name_has_one_line() -> None:
     assert len(lines) == 5
     for name, line in zip(names, lines[2:], strict=True):
         assert line.split("  ")[0] == name and "31.2 % ± 11.6" in line and "101,311" in line
+
+
+def test_a_narrow_terminal_cuts_no_head_and_no_number() -> None:
+    score = {"loss": 6.3465, "baseline_loss": 6.4775, "perplexity": 12_570.5, "count": 101_311}
+    score |= {"accuracy": 0.312, "standard_error": 0.116, "baseline_accuracy": 0.417}
+    score |= {"standard_errors_above": -10.9}
+    _, heads, *lines = shown({"knowledge_masking": score}, width=80)
+    names = "task loss baseline perplexity accuracy baseline difference labels"
+    assert heads.split() == names.split() and "12,570.5" in lines[0]
+    assert "…" not in "".join(shown({"knowledge_masking": score}, width=60))
 
 
 def test_lines_of_metrics_end_between_two_of_them() -> None:
