@@ -89,6 +89,6 @@ def _first_tokens(starts: np.ndarray, spaces: np.ndarray) -> np.ndarray:
     """(tokens,) bool: the first token of a word behind the space that it begins with, which small
     vocabularies have as tokens of its own."""
     at = np.arange(len(starts))
-    begun = np.maximum.accumulate(np.where(starts, at, -1))
+    word_start = np.maximum.accumulate(np.where(starts, at, -1))
     read = np.maximum.accumulate(np.where(spaces, -1, at))
-    return ~spaces & (np.append(-1, read[:-1]) < begun)
+    return ~spaces & (np.append(-1, read[:-1]) < word_start)

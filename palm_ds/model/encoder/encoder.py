@@ -119,14 +119,11 @@ class Encoder(ReadsImages, ABC):
     above_layers: ClassVar[tuple[str, ...]] = ("pooler",)
     """Modules that come after the last layer."""
     pools_tokens: ClassVar[bool] = False
-    """Whether heads that classify tokens read vectors after the pooler, as those of whole texts
-    do."""
+    """Whether heads of tokens read vectors after the pooler, as those of whole texts do."""
     detects_in_context: ClassVar[bool] = False
-    """Whether heads that tell replaced tokens from others read the vector of a text's first token
-    besides the token's own."""
+    """Whether heads that detect replaced tokens also read the vector of a text's first token."""
     rope_options: ClassVar[tuple[str, str]] = ("rotary_base", "local_rotary_base")
-    """The options that `rope_base` is of: in layers that attend to whole texts, and in the local
-    ones."""
+    """The options of rotary bases: of layers that attend to whole texts, and of local ones."""
 
     word: nn.Embedding
     """The token embeddings, which masked-LM heads use as output embeddings."""
