@@ -94,7 +94,7 @@ TOKENIZER_FILES = (
 )
 """Files of a tokenizer's folder; the first that is there is read."""
 _INNER = ("tokenizer", "weights/tokenizer")
-"""The same in a corpus, in weights and in a run."""
+"""The tokenizer's folder in a corpus or in weights, and in a run."""
 
 
 class Tokenizer:
