@@ -219,7 +219,7 @@ def test_a_prepared_corpus_is_taken_as_it_is(
         ),
         (["bert", "x", "--deepspeed_config", "cpx"], "no shipped DeepSpeed file has this name"),
         (["bert", "x", "--general", "absent.txt"], "absent.txt"),
-        (["bert", "x", "--step", "3"], '--step 3; did you mean "--steps"?'),
+        (["bert", "x", "--step", "3"], '--step; did you mean "--steps"?'),
     ],
 )
 def test_mistakes(
