@@ -246,7 +246,7 @@ def write_rows(args: argparse.Namespace) -> None:
 
 def write_augmented(args: argparse.Namespace) -> None:
     from palm_ds.data.reader import TableSettings, open_table
-    from palm_ds.inference.augment import AugmentSettings, augment
+    from palm_ds.inference.distillation.augment import AugmentSettings, augment
 
     if file_of(args, "augmented").exists():
         return
@@ -330,7 +330,7 @@ def train_and_predict(
 ) -> list[bool]:
     """Which rows of the test a model has right, which is trained unless it has been."""
     import palm_ds as palm
-    from palm_ds.inference.teach import teach
+    from palm_ds.inference.distillation.teach import teach
     from palm_ds.runtime.deepspeed.ds_config import make_ds_config
     from palm_ds.runtime.processes.processes import start
     from palm_ds.train.recipe.recipe import make_recipe

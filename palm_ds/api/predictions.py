@@ -13,7 +13,7 @@ from palm_ds.data.sources.row_inputs import TUPLE_ROLES, Listed, Pairs, columns_
 from palm_ds.data.sources.table import TableSource
 from palm_ds.inference.model_tasks import asked_tasks
 from palm_ds.inference.predict_files import without_labels
-from palm_ds.inference.predictor import EncoderPass, Predictor
+from palm_ds.inference.predictor import EncoderPass, Predictor, chunks
 from palm_ds.runtime.processes.process_group import ProcessGroup
 from palm_ds.train.recipe.custom_metrics import own_scores
 
@@ -99,9 +99,9 @@ def _pass(
     names = [task.name for task in each.tasks]
     predictions: dict[str, list[dict[str, Any]]] = {name: [{}] * len(source) for name in names}
     with _eval_mode(predictor):
-        share = {"rank": processes.rank, "world": processes.world}
-        own = list(predictor.predict(each, source, **share, whole=whole))
-    for chunk in [chunk for chunks in processes.gather(own) for chunk in chunks]:
+        some = chunks(source)[processes.rank :: processes.world]
+        own = list(predictor.predict(each, source, some=some, whole=whole))
+    for chunk in [chunk for every in processes.gather(own) for chunk in every]:
         for name in names:
             for row, made in zip(chunk.rows, chunk.predictions[name], strict=True):
                 predictions[name][int(row)] = made

@@ -187,6 +187,7 @@ class TrainingSession:
             tasks=asked_tasks(opened.run.recipe, names, folder),
             device=opened.loop.engine.device,
             batch_tokens=batch_tokens_for(opened.loop.engine.device),
+            folder=folder,
         )
 
     def _final_predictor(self) -> Predictor:

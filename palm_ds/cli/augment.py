@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from palm_ds.cli.command import Command
+from palm_ds.cli.command import CONTINUES, Command
+from palm_ds.cli.inference_options import progress
 from palm_ds.cli.options import local_path
 from palm_ds.cli.output import summarize
 
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from palm_ds.data.reader import TableSettings, open_table
     from palm_ds.data.reader.options import columns_of
-    from palm_ds.inference.augment import AugmentSettings, augment, guesser_of
+    from palm_ds.inference.distillation.augment import AugmentSettings, augment, guesser_of
     from palm_ds.inference.trained_model import TrainedModel
 
     settings = AugmentSettings(
@@ -41,8 +42,10 @@ def run(args: argparse.Namespace) -> int:
     )
     read = TableSettings(columns=columns_of(args.columns), missing_labels="keep")
     table = open_table(args.input, read)
-    guesser = guesser_of(TrainedModel.open(args.model).filler()) if args.model else None
-    rows = augment(table, args.output, settings, guesser)
+    filler = TrainedModel.open(args.model).filler() if args.model else None
+    guesser, model = (guesser_of(filler), filler.folder) if filler else (None, None)
+    with progress("augment", not args.quiet) as done:
+        rows = augment(table, args.output, settings, guesser, model=model, done=done)
     record = {"rows": rows, "from_rows": len(table), "output": args.output}
     summarize(args, record, f"{rows:,} rows from {len(table):,}; written to {args.output}")
     return 0
@@ -62,6 +65,7 @@ Copies have no label, unless they keep it: read them with `read: {missing_labels
 words are parts of speech in Chinese, endings such as -ing and -ed elsewhere.""",
     add_arguments=add_arguments,
     run=run,
+    interrupted=CONTINUES,
 )
 
 if __name__ == "__main__":

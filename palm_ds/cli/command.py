@@ -32,6 +32,7 @@ from palm_ds.common.errors import FAILED, MISTAKE, UserError, exit_on_user_error
 from palm_ds.runtime.processes.launch_env import adapt_to_open_mpi, rank_of_launcher
 
 CONTINUES = "stopped; run the same command again to continue"
+FILES_CONTINUE = "stopped; with files, the same command again continues"
 _TURN_SECONDS = 3.0
 """In which rank 0 has made a mistake too, and a launcher has ended the others."""
 _WIDTH = 100

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from palm_ds.cli.command import Command
+from palm_ds.cli.command import FILES_CONTINUE, Command
 from palm_ds.cli.inference_options import (
     add_inference_arguments,
     answer_pipe,
@@ -114,7 +114,7 @@ def _embed_files(
         console = console_of(args)
         if result.continued:
             console.print(f"note: {result.continued:,} rows were embedded by an earlier run")
-        speed = result.rows / max(result.seconds, 1e-9)
+        speed = (result.rows - result.continued) / max(result.seconds, 1e-9)
         took = f"{result.seconds:.1f} s, {speed:,.0f} rows/s"
         what = f"{result.rows:,} rows, {result.size} numbers each"
         if result.active is not None:
@@ -161,6 +161,7 @@ command continues.
 each is printed as soon as it is computed.""",
     add_arguments=add_arguments,
     run=run,
+    interrupted=FILES_CONTINUE,
 )
 
 if __name__ == "__main__":

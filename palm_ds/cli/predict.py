@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from palm_ds.cli.command import Command
+from palm_ds.cli.command import FILES_CONTINUE, Command
 from palm_ds.cli.inference_options import (
     add_inference_arguments,
     add_report_arguments,
@@ -116,17 +116,25 @@ def _show(report: PredictionSummary, args: argparse.Namespace, world: int) -> No
         for name, value in metrics.items():
             table.add_row(task, name, f"{value:.4f}")
     record = {"rows": report.rows, "seconds": report.seconds, "truncated": report.cut}
-    record |= {"output": args.output, "scores": report.scores, "notes": report.notes}
+    record |= {
+        "continued": report.continued,
+        "output": args.output,
+        "scores": report.scores,
+        "notes": report.notes,
+    }
     lines = report_lines(args, f"Scores of {args.model}", report.scores, report.reports)
     if args.report:
         record["reports"] = {name: each.record() for name, each in report.reports.items()}
     show(args, record, *([table] if report.scores else []), *lines)
+    if report.continued:
+        console.print(f"note: {report.continued:,} rows were predicted by an earlier run")
     for note in report.notes:
         console.print(f"note: {note}", markup=False)
     for task, rows in report.cut.items():
         if rows:
             console.print(f"note: {task}: {rows:,} rows are truncated", markup=False)
-    speed = report.rows / max(report.seconds, 1e-9)
+    predicted = report.rows - report.continued / report.passes
+    speed = predicted / max(report.seconds, 1e-9)
     work = f"{_count(report.passes, 'pass')} by {_count(world, 'process')}"
     took = f"{report.seconds:.1f} s, {speed:,.0f} rows/s"
     console.print(f"{report.rows:,} rows in {work}, {took}; written to {args.output}", markup=False)
@@ -150,12 +158,14 @@ torchrun --nproc_per_node 4 --module palm_ds.cli.predict runs/joint --input new.
 """,
     notes="""
 Rows need no labels; if they have labels, scores are printed and written. The output files are the
-same for any number of processes, also under deepspeed.
+same for any number of processes, also under deepspeed. A run that was interrupted continues with
+the same command.
 
 `--input -`: lines of JSON, TSV or text on the standard input; a line of JSON for each is printed as
 soon as it is predicted.""",
     add_arguments=add_arguments,
     run=run,
+    interrupted=FILES_CONTINUE,
 )
 
 if __name__ == "__main__":

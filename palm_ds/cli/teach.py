@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from palm_ds.cli.command import Command, hint_next
+from palm_ds.cli.command import CONTINUES, Command, hint_next
 from palm_ds.cli.options import add_recipe, check_overrides, local_path
 from palm_ds.cli.output import summarize
 from palm_ds.common.errors import UserError
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     check_overrides(args.overrides)
     from palm_ds.cli.shipped import find_recipe
-    from palm_ds.inference.teach import teach
+    from palm_ds.inference.distillation.teach import teach
     from palm_ds.runtime.deepspeed.ds_config import DSConfig
     from palm_ds.runtime.processes.processes import start, stop
     from palm_ds.train.recipe.recipe import read_recipe
@@ -64,6 +64,7 @@ batch and stages of the recipe; of the vocabulary, `teacher.logits.top_k` tokens
 that was interrupted continues.""",
     add_arguments=add_arguments,
     run=run,
+    interrupted=CONTINUES,
 )
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ number of processes.
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,16 @@ import pyarrow.parquet as pq
 
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.common.files import hash_of_text
 from palm_ds.common.json_files import write_json
 from palm_ds.common.sparse_vectors import SparseVectors, load_sparse
 from palm_ds.common.version import __version__
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.inference.embedder import CHUNK, Embedder, Text
+from palm_ds.inference.parts import OutputParts, model_files
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS, ProcessGroup
 
 TYPES = ("float32", "float16", "int8")
 _SUFFIXES, _SPARSE = (".npy", ".parquet"), ".npz"
-_KEY = "key.json"
 _ROWS = 512  # of a row group of a parquet file
 _INT8 = 127
 
@@ -107,22 +106,21 @@ def embed_files(
     started = time.monotonic()
     table = open_table(list(job.inputs), _read_settings(job))
     texts = texts_of(table, job.columns)
-    parts = job.output.with_name(f".{job.output.name}.parts")
+    parts = OutputParts.of(job.output, ".npz")
     if group.rank == 0:
-        _prepare(parts, _key(embedder, table))
+        parts.prepare(_key(embedder, table))
     group.gather(None)  # no process writes before another run's leftovers are deleted
     try:
         there = _write_parts(embedder, texts, parts, group, done)
     except UserError:  # of a text; what is finished stays for the next run
-        if not any(parts.glob("part_*")):
-            shutil.rmtree(parts, ignore_errors=True)
+        parts.delete_if_none()
         raise
     continued = sum(group.gather(there))
     if group.rank:
         return None
     about = _about(embedder, job, model, len(texts))
     active = _publish(parts, job, table, about, embedder)
-    shutil.rmtree(parts)
+    parts.delete()
     return EmbeddingSummary(
         rows=len(texts),
         size=embedder.size,
@@ -151,34 +149,17 @@ def texts_of(table: Table, columns: Mapping[str, str | int]) -> list[Text]:
 # ---- parts ----
 
 
-def _key(embedder: Embedder, table: Table) -> str:
-    """Key of all that the vectors depend on: the same for a run that continues this one. The output
-    may be in the model's folder: hidden files, such as its parts, do not count."""
-    folder = embedder.folder
-    paths = [folder] if folder.is_file() else sorted(folder.rglob("[!.]*"))
-    files = [
-        path for path in paths if path.is_file() and "/." not in f"/{path.relative_to(folder)}"
-    ]
-    stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    dtype = str(next(embedder.encoder.parameters()).dtype)
-    settings = [asdict(embedder.settings), embedder.task_id, embedder.batch_tokens, dtype]
-    text = json.dumps([stats, settings, str(embedder.device.type), table.fingerprint, __version__])
-    return hash_of_text(text)
-
-
-def _prepare(parts: Path, key: str) -> None:
-    """Keep the parts of an interrupted run with the same key, and delete any others."""
-    file = parts / _KEY
-    if not file.is_file() or json.loads(file.read_text("utf-8")).get("key") != key:
-        shutil.rmtree(parts, ignore_errors=True)
-        parts.mkdir(parents=True)
-        write_json(file, {"key": key})
+def _key(embedder: Embedder, table: Table) -> list[Any]:
+    """All that the vectors depend on."""
+    dtype, device = next(embedder.encoder.parameters()).dtype, embedder.device.type
+    settings = [asdict(embedder.settings), embedder.task_id, embedder.batch_tokens, str(dtype)]
+    return [model_files(embedder.folder), settings, device, table.fingerprint, __version__]
 
 
 def _write_parts(
     embedder: Embedder,
     texts: Sequence[Text],
-    parts: Path,
+    parts: OutputParts,
     group: ProcessGroup,
     done: Callable[[int, int], None],
 ) -> int:
@@ -187,35 +168,28 @@ def _write_parts(
     rows = sum(min(CHUNK, len(texts) - first) for first in mine)
     finished = there = 0
     for first in mine:
-        chunk, file = texts[first : first + CHUNK], _part(parts, first)
-        if file.exists():
+        chunk = texts[first : first + CHUNK]
+        if parts.path(first).exists():
             there += len(chunk)
         else:
-            _write_part(embedder, chunk, file)
+            parts.write(first, partial(_write_part, embedder, chunk))
         finished += len(chunk)
         done(finished, rows)
     return there
 
 
-def _part(parts: Path, first: int) -> Path:
-    return parts / f"part_{first:012}.npz"
-
-
 def _write_part(embedder: Embedder, texts: Sequence[Text], file: Path) -> None:
     encoded = embedder.encode(texts)
-    temporary = file.with_suffix(".tmp.npz")
     vectors = None if embedder.settings.tokens else embedder.vectors_encoded(encoded)
     if isinstance(vectors, SparseVectors):
-        vectors.save(temporary)
-        move_into_place(temporary, file)
+        vectors.save(file)
         return
     if vectors is None:
         vectors = np.concatenate(embedder.embed_tokens(encoded))
         lengths = np.array([len(encoding.input_ids) for encoding in encoded])
     else:
         lengths = np.ones(len(encoded), np.int64)
-    np.savez(temporary, vectors=vectors, lengths=lengths)
-    move_into_place(temporary, file)
+    np.savez(file, vectors=vectors, lengths=lengths)
 
 
 # ---- the output ----
@@ -236,13 +210,13 @@ def _about(embedder: Embedder, job: EmbeddingJob, model: str, rows: int) -> dict
 
 
 def _publish(
-    parts: Path, job: EmbeddingJob, table: Table, about: dict[str, Any], embedder: Embedder
+    parts: OutputParts, job: EmbeddingJob, table: Table, about: dict[str, Any], embedder: Embedder
 ) -> float | None:
     """Write the output and what it is; returns the mean number of non-zero entries of sparse
     vectors."""
     first = range(0, len(table), CHUNK)
-    files = [_part(parts, number) for number in first]
-    temporary, active = parts / f"joined{job.output.suffix}", None
+    files = [parts.path(number) for number in first]
+    temporary, active = parts.folder / f"joined{job.output.suffix}", None
     if embedder.sparse:
         joined = SparseVectors.join([load_sparse(file) for file in files])
         joined.save(temporary)

@@ -1,21 +1,21 @@
 """Predicts files with one process or several.
 
-    input files ──table──> every process: its chunks of rows ──predictor──> .DIR.rows/part_N
+    input files ──table──> every process: its chunks of rows ──predictor──> .DIR.parts/part_N
                                                                               │
     DIR, complete or absent: predictions in input order (and scores) <──join── rank 0
 
-Every input row is an output row for every task, also rows that training would drop for their
-labels.
+A chunk that an interrupted run has finished is not predicted again. Every input row is an output
+row for every task, also rows that training would drop for their labels.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,18 @@ from palm_ds.data.reader.options import FURTHER_LABEL
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.interfaces import ScoreReport
 from palm_ds.data.tasks.task import TableTask
+from palm_ds.inference.parts import OutputParts, model_files
 from palm_ds.inference.prediction_files import (
     ABOUT,
     REPORT,
     SCORES,
+    FinishedPredictions,
     check_output,
     file_names,
+    nth_line,
     write_task,
 )
-from palm_ds.inference.predictor import Predictor
+from palm_ds.inference.predictor import EncoderPass, PredictedChunk, Predictor, chunks
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS, ProcessGroup
 from palm_ds.train.recipe.recipe import Recipe
 
@@ -64,6 +67,8 @@ class PredictionSummary:
     """Summary of a prediction job."""
 
     rows: int
+    continued: int
+    """Rows, of all passes, that an interrupted run had predicted."""
     passes: int
     cut: Mapping[str, int]
     """{task: rows whose texts were truncated}"""
@@ -105,26 +110,26 @@ def predict_files(
     check_output(job.output)
     started = time.monotonic()
     opened = open_inputs(predictor, job)
-    parts = job.output.with_name(f".{job.output.name}.rows")
+    parts = OutputParts.of(job.output, ".jsonl")
     if group.rank == 0:
-        shutil.rmtree(parts, ignore_errors=True)
-        parts.mkdir(parents=True)
-    group.gather(None)  # no process writes before a killed run's leftovers are deleted
-    cut = group.gather(_write_part(predictor, opened, parts, group, done))
+        parts.prepare(_key(predictor, opened))
+    group.gather(None)  # no process writes before another run's leftovers are deleted
+    continued = sum(group.gather(_write_parts(predictor, opened, parts, group, done)))
     if group.rank:
         return None
-    rows = opened[0].rows
-    predictions = _joined(parts, group.world, predictor.tasks, rows)
+    predictions = _stored(parts, predictor, opened)
     scores, reports, notes = _scores(predictor, opened, predictions)
     notes = [*dict.fromkeys(note for each in opened for note in each.notes), *notes]
     by_class = {name: {REPORT: report.record()} for name, report in reports.items()}
     whole = {name: {**metrics, **by_class.get(name, {})} for name, metrics in scores.items()}
     files = _publish(predictor, job, opened, predictions, whole)
-    shutil.rmtree(parts)
+    cut = _cut(parts, predictor, opened)
+    parts.delete()
     return PredictionSummary(
-        rows=rows,
+        rows=opened[0].rows,
+        continued=continued,
         passes=len(predictor.passes),
-        cut={task: sum(each[task] for each in cut) for task in predictor.tasks},
+        cut=cut,
         seconds=time.monotonic() - started,
         scores=scores,
         reports=reports,
@@ -211,50 +216,81 @@ def is_label(role: str) -> bool:
     return role in LABELS or role.startswith(FURTHER_LABEL)
 
 
-# ---- every process ----
+# ---- parts ----
 
 
-def _write_part(
+def _key(predictor: Predictor, opened: Sequence[_InputTable]) -> list[Any]:
+    """All that the predictions depend on."""
+    dtype = next(predictor.model.parameters()).dtype
+    how = [str(dtype), predictor.device.type, predictor.batch_tokens, __version__]
+    tasks = [repr(each.tasks) for each in predictor.passes]
+    tables = [each.bare.fingerprint for each in opened]
+    return [model_files(predictor.folder), predictor.recipe.fingerprint, how, tasks, tables]
+
+
+def _write_parts(
     predictor: Predictor,
     opened: Sequence[_InputTable],
-    parts: Path,
+    parts: OutputParts,
     group: ProcessGroup,
     done: Callable[[int, int], None],
-) -> dict[str, int]:
-    """Write this process's predictions to its file; returns {task: truncated rows}."""
-    cut = dict.fromkeys(predictor.tasks, 0)
+) -> int:
+    """Predict this process's chunks; returns the rows that were there already."""
     expected = -(-sum(each.rows for each in opened) // group.world)
-    finished = 0
-    with (parts / f"part_{group.rank}").open("w", encoding="utf-8") as file:
-        for each, sources in zip(predictor.passes, opened, strict=True):
-            source = predictor.source(sources.bare)
-            for chunk in predictor.predict(each, source, rank=group.rank, world=group.world):
-                for task, predictions in chunk.predictions.items():
-                    cut[task] += chunk.cut
-                    for row, prediction in zip(chunk.rows.tolist(), predictions, strict=True):
-                        file.write(json.dumps([task, row, prediction]) + "\n")
-                finished += len(chunk.rows)
-                done(finished, max(expected, finished))
-    return cut
+    finished = there = 0
+    for each, sources, numbers in _numbered_passes(predictor, opened):
+        source = predictor.source(sources.bare)
+        mine = dict(zip(numbers, chunks(source), strict=True))
+        mine = dict([*mine.items()][group.rank :: group.world])
+        missing = {number: rows for number, rows in mine.items() if not parts.path(number).exists()}
+        before = sum(map(len, mine.values())) - sum(map(len, missing.values()))
+        there, finished = there + before, finished + before
+        made = predictor.predict(each, source, some=list(missing.values()))
+        for number, chunk in zip(missing, made, strict=True):
+            parts.write(number, partial(_write_part, chunk, each))
+            finished += len(chunk.rows)
+            done(finished, max(expected, finished))
+    return there
+
+
+def _numbered_passes(
+    predictor: Predictor, opened: Sequence[_InputTable]
+) -> Iterator[tuple[EncoderPass, _InputTable, range]]:
+    """Each pass with its table and the numbers of its parts, one for each chunk of rows."""
+    first = 0
+    for each, table in zip(predictor.passes, opened, strict=True):
+        numbers = range(first, first + len(chunks(predictor.source(table.bare))))
+        yield each, table, numbers
+        first = numbers.stop
+
+
+def _write_part(chunk: PredictedChunk, each: EncoderPass, path: Path) -> None:
+    """The number of truncated rows, and a line for each task."""
+    lines = [chunk.cut, *(chunk.predictions[task.name] for task in each.tasks)]
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 # ---- rank 0 ----
 
-Predictions = Mapping[str, Sequence[dict[str, Any]]]
+Predictions = Mapping[str, FinishedPredictions]
 
 
-def _joined(parts: Path, world: int, tasks: Mapping[str, TableTask], rows: int) -> Predictions:
-    """{task: one prediction per row, in input order}."""
-    whole: dict[str, list[dict[str, Any] | None]] = {task: [None] * rows for task in tasks}
-    for rank in range(world):
-        with (parts / f"part_{rank}").open(encoding="utf-8") as file:
-            for line in file:
-                task, row, prediction = json.loads(line)
-                whole[task][row] = prediction
-    joined = {task: [each for each in every if each is not None] for task, every in whole.items()}
-    for task, predictions in joined.items():
-        assert len(predictions) == rows, f"{task}: a row was not predicted"
-    return joined
+def _stored(parts: OutputParts, predictor: Predictor, opened: Sequence[_InputTable]) -> Predictions:
+    return {
+        task.name: FinishedPredictions([parts.path(number) for number in numbers], line)
+        for each, _, numbers in _numbered_passes(predictor, opened)
+        for line, task in enumerate(each.tasks, 1)
+    }
+
+
+def _cut(parts: OutputParts, predictor: Predictor, opened: Sequence[_InputTable]) -> dict[str, int]:
+    """{task: rows whose texts were truncated}"""
+    cut: dict[str, int] = {}
+    for each, _, numbers in _numbered_passes(predictor, opened):
+        total = sum(int(nth_line(parts.path(number), 0)) for number in numbers)
+        cut |= dict.fromkeys((task.name for task in each.tasks), total)
+    return cut
 
 
 def _scores(
@@ -268,16 +304,15 @@ def _scores(
     for encoder_pass, sources in zip(predictor.passes, opened, strict=True):
         source = predictor.source(sources.table)
         for task in encoder_pass.tasks:
-            made = {
-                i: dict(prediction)
-                for i, prediction in enumerate(predictions[task.name])
-                if prediction
-            }
-            if lacking := sources.rows - len(made):
+            predicted = sum(map(bool, predictions[task.name]))
+            if lacking := sources.rows - predicted:
                 notes.append(f"{task.name}: {lacking} rows without a prediction")
+            if not predicted or not _may_score(task, source):
+                continue
+            made = predictions[task.name].by_row()
             try:
                 _check_labels(task, source)
-                metrics = task.metrics(made, source) if made else {}
+                metrics = task.metrics(made, source)
             except UserError as error:
                 notes.append(f"{task.name}: not scored: {error}")
                 continue
@@ -288,10 +323,16 @@ def _scores(
     return scores, reports, notes
 
 
+def _may_score(task: TableTask, source: TableSource) -> bool:
+    """Not if its labels are in no column of the input."""
+    labels = task.label_roles()
+    return not labels or any(role in source.columns for role in labels)
+
+
 def _check_labels(task: TableTask, source: TableSource) -> None:
     """Raises UserError if the labels cannot be scored. Rows that training drops (`drop`) may have
     any label."""
-    if any(role in source.columns for role in task.label_roles()):
+    if task.label_roles():
         task.check(source, labelled=True)
 
 

@@ -15,6 +15,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,49 @@ ABOUT, SCORES = "about.json", "scores.json"
 REPORT = "report"
 """The entry of a task's scores with those by class."""
 LINES = "predictions.json"
+
+
+@dataclass(frozen=True)
+class FinishedPredictions:
+    """The predictions of one task, read anew from their parts wherever they are needed, as there
+    may be more of them than fit into memory."""
+
+    parts: Sequence[Path]
+    """Files of rows that follow one another, with a line of JSON for each task: a list."""
+    line: int
+    """Of the task."""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """One for each row, empty if the task predicts nothing for it."""
+        for path in self.parts:
+            yield from json.loads(nth_line(path, self.line))
+
+    def by_row(self) -> Mapping[int, dict[str, Any]]:
+        """{row: prediction} of rows that have one; held in memory as soon as it is used."""
+        return _ByRow(self)
+
+
+def nth_line(path: Path, number: int) -> str:
+    with path.open(encoding="utf-8") as file:
+        return next(islice(file, number, None))
+
+
+class _ByRow(Mapping[int, dict[str, Any]]):
+    def __init__(self, predictions: Iterable[dict[str, Any]]):
+        self._predictions = predictions
+
+    @cached_property
+    def _known(self) -> dict[int, dict[str, Any]]:
+        return {row: each for row, each in enumerate(self._predictions) if each}
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return self._known[row]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
 
 
 def file_names(tasks: Iterable[str]) -> dict[str, str]:
@@ -50,18 +96,15 @@ def write_task(
     folder: Path,
     name: str,
     task: PredictionFiles,
-    predictions: Sequence[Mapping[str, Any]],
+    predictions: FinishedPredictions,
     source: TableSource,
     *,
     tsv: bool = False,
 ) -> list[str]:
-    """Write the files of one task, prefixed with `name`; returns their names. `predictions` has one
-    entry per row of `source`, empty if the task predicts nothing for a row."""
-    table = source.table
-    known = {item: dict(prediction) for item, prediction in enumerate(predictions) if prediction}
-    further = task.prediction_files(known, source)
+    """Write the files of one task, prefixed with `name`; returns their names."""
+    further = task.prediction_files(predictions.by_row(), source)
     written: dict[str, Iterable[str]] = {
-        "rows.json" if LINES in further else LINES: _lines(predictions, table)
+        "rows.json" if LINES in further else LINES: _lines(predictions, source.table)
     }
     for ending, content in further.items():
         written[ending] = [content if isinstance(content, str) else _indented(content)]
@@ -73,7 +116,7 @@ def write_task(
     return [f"{name}.{ending}" for ending in written]
 
 
-def _lines(predictions: Sequence[Mapping[str, Any]], table: Table) -> Iterator[str]:
+def _lines(predictions: Iterable[Mapping[str, Any]], table: Table) -> Iterator[str]:
     """PaddlePALM's lines, with the row's own id if it has one."""
     ids = table.column("id") if "id" in table.columns else None
     for index, prediction in enumerate(predictions):
@@ -85,7 +128,7 @@ def _indented(content: object) -> str:
     return json.dumps(content, ensure_ascii=False, indent=4) + "\n"
 
 
-def submission(task: PredictionFiles, predictions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def submission(task: PredictionFiles, predictions: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """A header and one line per row."""
     yield "index\tprediction\n"
     for index, prediction in enumerate(predictions):

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -101,6 +102,8 @@ class Predictor:
     tasks: Mapping[str, TableTask]
     device: torch.device
     batch_tokens: int
+    folder: Path
+    """The folder or file of the weights."""
 
     @cached_property
     def passes(self) -> tuple[EncoderPass, ...]:
@@ -138,13 +141,14 @@ class Predictor:
         each: EncoderPass,
         source: TableSource,
         *,
-        rank: int = 0,
-        world: int = 1,
+        some: Sequence[np.ndarray] | None = None,
         whole: bool = False,
     ) -> Iterator[PredictedChunk]:
-        """Predictions of the tasks of a pass, for this process's chunks of the rows (every
-        `world`-th, starting with `rank`). `whole`: with what only metrics read."""
-        mine = [replace(source, numbers=rows) for rows in chunks(source)[rank::world]]
+        """Predictions of the tasks of a pass, for all chunks of the rows, or `some` of `chunks`,
+        in that order. `whole`: with what only metrics read."""
+        mine = [
+            replace(source, numbers=rows) for rows in (chunks(source) if some is None else some)
+        ]
         if any(task.predicts == "texts" for task in each.tasks):
             yield from (self._written(each, part) for part in mine)
             return
@@ -152,7 +156,7 @@ class Predictor:
         pieces: list[Decoded] = []
         documents = self.recipe.documents_read
         batches = self._windows(each, mine) if documents else self._batches(each, mine)
-        several = len(source) >= _MIN_THREAD_ROWS and _core_to_spare(self.device)
+        several = sum(map(len, mine)) >= _MIN_THREAD_ROWS and _core_to_spare(self.device)
         several &= not documents  # a window remembers those before it
         for work in ahead(batches) if several else batches:
             if work.batch is not None:

@@ -171,6 +171,7 @@ class TrainedModel(Settings):
             tasks=asked,
             device=self.device,
             batch_tokens=self.tokens,
+            folder=self.path,
         )
 
     @property

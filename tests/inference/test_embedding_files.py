@@ -16,6 +16,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.inference import embedding_files
 from palm_ds.inference.embedder import Embedder, EmbeddingSettings
 from palm_ds.inference.embedding_files import EmbeddingJob, embed_files
+from palm_ds.inference.parts import OutputParts
 from palm_ds.inference.trained_model import TrainedModel
 from tests.inference.test_embedder import TEXTS, run
 
@@ -64,8 +65,8 @@ def test_the_same_bytes_from_two_processes(run, folder: Path) -> None:
     embedder = TrainedModel.open(run).embedder()
     whole = written(folder, "a.npy", embedder).read_bytes()
     job = EmbeddingJob(inputs=[str(folder / "texts.txt")], output=folder / "b.npy")
-    parts = folder / ".b.npy.parts"
-    embedding_files._prepare(parts, "")
+    parts = OutputParts.of(job.output, ".npz")
+    parts.prepare("")
     for rank in (1, 0):
         embedding_files._write_parts(embedder, TEXTS, parts, Rank(rank, 2), lambda rows, of: None)
     table = embedding_files.open_table([str(folder / "texts.txt")])

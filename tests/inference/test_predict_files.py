@@ -1,13 +1,18 @@
-"""Files to predict may have any labels, or none."""
+"""Files to predict may have any labels, or none; a run that was interrupted continues."""
 
 from __future__ import annotations
 
+import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import palm_ds.inference.predictor
 from palm_ds.inference.predict_files import PredictionJob, PredictionSummary, predict_files
+from palm_ds.inference.prediction_files import _ByRow
 from palm_ds.inference.trained_model import TrainedModel
 from tests.helpers.saved_model import TITLE, save_model, write_rows
 
@@ -39,3 +44,72 @@ def test_labels_that_are_missing_are_noted(run, name, row, label, tmp_path) -> N
     without = predicted(run, tmp_path / "none", name, [row | {label: None}] * 2)
     assert not without.scores and "labels ignored" in without.notes[0]
     assert (tmp_path / "none" / "out" / f"{name}.predictions.json").read_text() == written
+
+
+def interrupted(run: Path, job: PredictionJob, chunks: int) -> None:
+    """Predict all but the last of some chunks."""
+    predictor = TrainedModel.open(run).predictor()
+
+    def done(rows: int, of: int) -> None:
+        nonlocal chunks
+        chunks -= 1
+        if not chunks:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        predict_files(predictor, job, done=done)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PredictionJob:
+    """Rows of both tasks, in chunks of four."""
+    monkeypatch.setattr(palm_ds.inference.predictor, "CHUNK", 4)
+    words = ["so", "good", "bad", "very"]
+    rows = [
+        {"text_a": f"{words[i % 4]} {words[i % 3]}", "source": words[i % 4], "label": "good"}
+        for i in range(11)
+    ]
+    file = str(write_rows(tmp_path / "rows.jsonl", rows))
+    columns = {role: role for role in ("text_a", "source", "label")}
+    return PredictionJob(inputs=[file], output=tmp_path / "out", columns=columns, tsv=True)
+
+
+def test_an_interrupted_run_continues(run, job) -> None:
+    whole = replace(job, output=job.output.with_name("whole"))
+    summary = predict_files(TrainedModel.open(run).predictor(), whole)
+    assert summary is not None and (summary.continued, summary.passes) == (0, 2)
+    interrupted(run, job, 4)  # all three chunks of one pass, one of the other
+    assert not job.output.exists()
+    again = predict_files(TrainedModel.open(run).predictor(), job)
+    assert again is not None and again.continued == 11 + 4
+    assert (again.scores, again.cut) == (summary.scores, summary.cut)
+    assert contents(job.output) == contents(whole.output)
+    assert not list(job.output.parent.glob(".*.parts"))
+
+
+@pytest.mark.parametrize("change", ["rows", "weights", "tasks", "settings"])
+def test_parts_of_anything_else_are_not_continued(run, job, change, tmp_path) -> None:
+    model = shutil.copytree(run, tmp_path / "model")
+    interrupted(model, job, 2)
+    if change == "rows":
+        with open(job.inputs[0], "a", encoding="utf-8") as file:
+            file.write('{"text_a": "good", "source": "so", "label": "bad"}\n')
+    if change == "weights":
+        weights = next(model.rglob("*.safetensors"))
+        os.utime(weights, ns=(0, 0))
+    predictor = TrainedModel.open(model).predictor(["mood"] if change == "tasks" else [])
+    if change == "settings":
+        predictor = predictor.generating({"beams": 2})
+    found = predict_files(predictor, job)
+    assert found is not None and found.continued == 0
+
+
+def test_predictions_without_labels_are_never_all_in_memory(run, job, monkeypatch) -> None:
+    monkeypatch.setattr(_ByRow, "_known", property(lambda _: pytest.fail("all were read")))
+    unlabelled = replace(job, columns={"text_a": "text_a", "label": ""})
+    found = predict_files(TrainedModel.open(run).predictor(["mood"]), unlabelled)
+    assert found is not None and not found.scores and found.rows == 11

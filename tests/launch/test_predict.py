@@ -269,10 +269,9 @@ def test_two_models_in_one_process_do_not_touch_each_other(run, tmp_path, predic
 def test_only_a_folder_of_predictions_is_replaced(run, enter, tmp_path) -> None:
     file, out = write_rows(tmp_path / "in.jsonl", texts(3)), tmp_path / "out"
     command = ("predict", run, "--input", file, "--output", out, "--tasks", "mood")
-    leftover = tmp_path / ".out.rows"
+    leftover = tmp_path / ".out.parts"
     leftover.mkdir()
-    (leftover / "part_0").write_text('["mood", 0, {"label": "of a killed run"}]\n["mo')
-    (leftover / "part_1").write_text("torn")
+    (leftover / "part_000000000000.jsonl").write_text('0\n[{"label": "of another run"}]\n')
     assert enter(*command).code == 0
     first = (out / "mood.predictions.json").read_bytes()
     (out / "mood.predictions.json").write_text("torn")

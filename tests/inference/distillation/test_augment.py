@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.rng import keyed_generator
 from palm_ds.data.reader import Table, open_table
-from palm_ds.inference.augment import UNKNOWN, AugmentSettings, augment, changed_text, guesser_of
+from palm_ds.inference.distillation.augment import (
+    UNKNOWN,
+    AugmentSettings,
+    augment,
+    changed_text,
+    guesser_of,
+)
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.text.tokenizer import wordpiece
 from tests.helpers.saved_model import save_model
@@ -106,9 +114,38 @@ def test_the_output_is_another_file_of_json_lines(tmp_path) -> None:
     assert augment(table, tmp_path / "a" / "more.jsonl", settings) == 11
 
 
+def test_an_interrupted_run_continues(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("palm_ds.inference.distillation.augment._ROWS", 1)
+    table, settings = Table.from_rows(ROWS), AugmentSettings(copies=2)
+    augment(table, tmp_path / "whole.jsonl", settings)
+
+    def stop(rows: int, of: int) -> None:
+        if rows == 2:
+            raise KeyboardInterrupt
+
+    for seed in (1, 2):  # the second is of another command
+        with pytest.raises(KeyboardInterrupt):
+            augment(table, tmp_path / "a.jsonl", replace(settings, seed=seed), done=stop)
+    parts = tmp_path / ".a.jsonl.parts"
+    assert len([*parts.glob("part_*")]) == 2 and not (tmp_path / "a.jsonl").exists()
+    copied: list[int] = []
+    original = keyed_generator
+    monkeypatch.setattr(
+        "palm_ds.inference.distillation.augment.keyed_generator",
+        lambda key, row: copied.append(row) or original(key, row),
+    )
+    augment(table, tmp_path / "a.jsonl", replace(settings, seed=2))
+    assert set(copied) == {2}
+    with pytest.raises(KeyboardInterrupt):
+        augment(table, tmp_path / "a.jsonl", replace(settings, seed=2), done=stop)
+    augment(table, tmp_path / "a.jsonl", settings)
+    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert not parts.exists()
+
+
 def test_chinese_words_have_their_part_of_speech() -> None:
     pytest.importorskip("rjieba")
-    from palm_ds.inference.augment import words_by_class
+    from palm_ds.inference.distillation.augment import words_by_class
 
     texts = ["这家酒店的服务很好", "房间干净，老板热情"]
     known = words_by_class(texts)

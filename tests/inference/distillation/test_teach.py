@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.inference.teach import TeachSummary, teach
+from palm_ds.inference.distillation.teach import TeachSummary, teach
 from palm_ds.runtime.deepspeed.ds_config import DSConfig, make_ds_config
 from palm_ds.runtime.processes.processes import start
 from palm_ds.text.tokenizer import wordpiece
@@ -89,7 +89,7 @@ def test_stored_scores_give_the_same_losses(folder, tmp_path, tasks, by) -> None
 
 def test_scores_of_steps_are_read_group_by_group(folder, tmp_path, monkeypatch) -> None:
     """In the order of the steps, and each once, however many micro-batches a step has."""
-    monkeypatch.setattr("palm_ds.inference.teach._STEPS", 2)
+    monkeypatch.setattr("palm_ds.inference.distillation.teach._STEPS", 2)
     file, tasks = tmp_path / "scores.parquet", ("mood", "words")
     assert write(student(folder, tasks), file).parts >= 3
     read, original = [], StepScores._read
@@ -120,7 +120,7 @@ def test_a_flipped_bit_of_a_score_is_one_line(folder, tmp_path, task) -> None:
 
 
 def test_an_interrupted_command_continues(folder, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("palm_ds.inference.teach._ROWS", 5)
+    monkeypatch.setattr("palm_ds.inference.distillation.teach._ROWS", 5)
     file, recipe = tmp_path / "scores.parquet", student(folder, ("mood",))
     write(recipe, file)
     whole = pq.read_table(file)
@@ -133,7 +133,7 @@ def test_an_interrupted_command_continues(folder, tmp_path, monkeypatch) -> None
         original(*arguments, **options)
 
     original = pq.write_table
-    monkeypatch.setattr("palm_ds.inference.teach.pq.write_table", interrupted)
+    monkeypatch.setattr("palm_ds.inference.distillation.teach.pq.write_table", interrupted)
     again = tmp_path / "again.parquet"
     with pytest.raises(KeyboardInterrupt):
         write(recipe, again)
@@ -148,7 +148,7 @@ def test_parts_of_another_recipe_are_not_continued(folder, tmp_path, monkeypatch
     file = tmp_path / "scores.parquet"
     short = student(folder, ("mood",)).resolved()
     short["tasks"]["mood"]["max_length"] = 8
-    monkeypatch.setattr("palm_ds.inference.teach._join", lambda *_: None)
+    monkeypatch.setattr("palm_ds.inference.distillation.teach._join", lambda *_: None)
     assert write(make_recipe(short), file).continued == 0
     assert write(make_recipe(short), file).continued == 1
     assert write(student(folder, ("mood",)), file).continued == 0
@@ -159,7 +159,7 @@ def test_parts_of_other_rows_are_not_continued(folder, tmp_path, monkeypatch) ->
     file = tmp_path / "scores.parquet"
     values = student(folder, ("mood",)).resolved()
     with monkeypatch.context() as context:
-        context.setattr("palm_ds.inference.teach._join", lambda *_: None)
+        context.setattr("palm_ds.inference.distillation.teach._join", lambda *_: None)
         assert write(make_recipe(values | {"held_out": 0.4}), file).rows < 12
     found = write(make_recipe(values), file)
     assert (found.continued, found.rows) == (0, 12)

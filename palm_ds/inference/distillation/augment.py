@@ -21,25 +21,29 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import PositiveInt
 
-from palm_ds.common.atomic import write_file_atomically
+from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_generator
 from palm_ds.common.settings import Settings, Share
+from palm_ds.common.version import __version__
 from palm_ds.data.reader import Table
 from palm_ds.inference.fill_mask import MASK, Filler, Hidden, named
+from palm_ds.inference.parts import OutputParts, model_files
 from palm_ds.text.english_lists import FUNCTION_WORDS
 from palm_ds.text.tokenizer import CHINESE
 
 UNKNOWN = "\ua66e"
 """A letter that no vocabulary has: a word of it becomes the vocabulary's [UNK]."""
+_ROWS = 256  # of a part, without their copies
 _TOP = 10  # guesses to choose from
 _TEXTS = ("text_a", "text_b")
 _ENDINGS = (
@@ -102,10 +106,17 @@ def _whole_words(filler: Filler, hidden: Hidden) -> list[tuple[str, float]]:
 
 
 def augment(
-    table: Table, output: Path, settings: AugmentSettings, guesser: Guesser | None = None
+    table: Table,
+    output: Path,
+    settings: AugmentSettings,
+    guesser: Guesser | None = None,
+    *,
+    model: Path | None = None,
+    done: Callable[[int, int], None] = lambda rows, of: None,
 ) -> int:
     """Write the rows of a table and their copies as JSON lines; returns their number. The file is
-    complete or absent. Raises UserError."""
+    complete or absent; rows that an interrupted run has finished are not copied again. `model`: the
+    guesser's. `done(rows, of)` reports the progress. Raises UserError."""
     if settings.guess and guesser is None:
         raise UserError("--guess: needs --model, a masked-LM model that guesses")
     _check_output(output, table)
@@ -113,13 +124,32 @@ def augment(
     if not texts:
         raise UserError(f"{', '.join(table.names)}: no column of texts (text_a, text_b)")
     known = words_by_class([text for column in texts for text in table.column(column)])
-    lines = [
-        json.dumps(row, ensure_ascii=False) + "\n"
-        for row in _rows(table, texts, known, settings, guesser)
-    ]
-    output.parent.mkdir(parents=True, exist_ok=True)
-    write_file_atomically(output, "".join(lines))
-    return len(lines)
+    parts = OutputParts.of(output, output.suffix)
+    guessing = model_files(model) if model else []
+    parts.prepare([asdict(settings), table.fingerprint, guessing, __version__])
+    starts = range(0, len(table), _ROWS)
+    for first in starts:
+        numbers = range(first, min(first + _ROWS, len(table)))
+        if not parts.path(first).exists():
+            try:
+                rows = [*_rows(table, numbers, texts, known, settings, guesser)]
+            except UserError:
+                parts.delete_if_none()
+                raise
+            parts.write(first, partial(_write_lines, rows))
+        done(numbers.stop, len(table))
+    joined = parts.folder / "joined"
+    with joined.open("wb") as file:
+        for first in starts:
+            file.write(parts.path(first).read_bytes())
+    move_into_place(joined, output)
+    parts.delete()
+    return len(table) * (1 + settings.copies)
+
+
+def _write_lines(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
+    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    path.write_text("".join(lines), encoding="utf-8", newline="\n")
 
 
 def _check_output(output: Path, table: Table) -> None:
@@ -131,6 +161,7 @@ def _check_output(output: Path, table: Table) -> None:
 
 def _rows(
     table: Table,
+    numbers: Iterable[int],
     texts: Sequence[str],
     known: Mapping[str, Sequence[str]],
     settings: AugmentSettings,
@@ -138,7 +169,7 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     keys = [derive_key(settings.seed, "augment", copy) for copy in range(settings.copies + 1)]
     has_label = "label" in table.columns
-    for number in range(len(table)):
+    for number in numbers:
         row = table[number]
         own = {column: row[column] for column in texts} | {"label": row.get("label")}
         yield own | {"source_row": number, "copy": 0}

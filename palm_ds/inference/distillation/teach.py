@@ -1,8 +1,8 @@
 """Writes what a recipe's teachers make of its texts, for training without them.
 
-    recipe.teacher ──rows of tables, or rows of every step──> OUTPUT.parts/part_000000.parquet
+    recipe.teacher ──rows of tables, or rows of every step──> .OUTPUT.parts/part_N.parquet
                                                                           │
-    OUTPUT (palm_ds/data/tasks/score_file.py), complete or absent <─────────────┘
+    OUTPUT (palm_ds/data/tasks/score_file.py), complete or absent <───────────┘
 
 Tables are read row by row, with the teacher's tokenizer, so that its vocabulary may be another.
 Masked words, texts to write and corpora are read step by step, as the training will. A part that an
@@ -11,8 +11,6 @@ interrupted run has finished is not computed again.
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -27,7 +25,6 @@ import torch
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
 from palm_ds.common.files import hash_of_text
-from palm_ds.common.json_files import write_json
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.stream.task_group_dataset import (
     TaskGroupDataset,
@@ -37,6 +34,7 @@ from palm_ds.data.stream.task_group_dataset import (
 )
 from palm_ds.data.tasks.score_file import ScoreFileInfo, ids_column, with_info
 from palm_ds.data.tasks.task import TableTask
+from palm_ds.inference.parts import OutputParts
 from palm_ds.model.distillation.soft_labels import soft_name
 from palm_ds.model.distillation.soft_vocabulary_loss import TopScores
 from palm_ds.model.inputs.batch import Batch
@@ -56,7 +54,6 @@ from palm_ds.train.teachers.teachers import Teachers
 _ROWS = 1024  # of a part of a table
 _STEPS = 32  # of a part of a stream
 _BATCH = 64  # rows of a table that the teacher reads together
-_KEY_FILE = "key.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,13 +100,11 @@ def teach(
     parts = _open_parts(output, _key(work, info, ds_config.precision))
     continued = rows = 0
     for number, make in enumerate(makers):
-        file = parts / f"part_{number:06}.parquet"
-        if file.exists():
+        if parts.path(number).exists():
             continued += 1
         else:
-            pq.write_table(make(), temporary := file.with_suffix(".tmp"))
-            move_into_place(temporary, file)
-        rows += pq.read_metadata(file).num_rows
+            parts.write(number, partial(pq.write_table, make()))
+        rows += pq.read_metadata(parts.path(number)).num_rows
     _join(parts, len(makers), output, info)
     return TeachSummary(
         rows=rows,
@@ -308,12 +303,12 @@ def _split(values: torch.Tensor, counts: Sequence[int]) -> list[np.ndarray]:
 # ---- the output ----
 
 
-def _key(work: _TeachWork, info: ScoreFileInfo, precision: str) -> Any:
-    """Settings that parts follow from, as JSON values."""
+def _key(work: _TeachWork, info: ScoreFileInfo, precision: str) -> list[Any]:
+    """Settings that parts follow from."""
     resolved = work.recipe.resolved()
     given = {name: resolved[name] for name in ("length", "tasks", "teacher")}
     rows = {name: _rows_of(work.data, name) for name in info.tables}
-    return json.loads(json.dumps([asdict(info), given, precision, rows]))
+    return [asdict(info), given, precision, rows]
 
 
 def _rows_of(data: Data, name: str) -> str:
@@ -322,26 +317,21 @@ def _rows_of(data: Data, name: str) -> str:
     return hash_of_text(source.numbers.astype(np.int64).tobytes().hex())
 
 
-def _open_parts(output: Path, key: object) -> Path:
-    """The folder of the parts; those that follow from something else are deleted."""
+def _open_parts(output: Path, key: object) -> OutputParts:
     if output.is_dir():
         raise UserError(f"{output}: is a folder; name a file")
-    parts = output.with_name(f".{output.name}.parts")
-    file = parts / _KEY_FILE
-    if not file.is_file() or json.loads(file.read_text("utf-8")) != key:
-        shutil.rmtree(parts, ignore_errors=True)
-        parts.mkdir(parents=True)
-        write_json(file, key)
+    parts = OutputParts.of(output, ".parquet")
+    parts.prepare(key)
     return parts
 
 
-def _join(parts: Path, count: int, output: Path, info: ScoreFileInfo) -> None:
-    files = [parts / f"part_{number:06}.parquet" for number in range(count)]
+def _join(parts: OutputParts, count: int, output: Path, info: ScoreFileInfo) -> None:
+    files = [parts.path(number) for number in range(count)]
     schema = with_info(pq.read_schema(files[0]), info)
-    temporary = parts / "whole.tmp"
+    temporary = parts.folder / "whole"
     with pq.ParquetWriter(temporary, schema, write_page_checksum=True) as writer:
         for file in files:  # each a row group: training holds one at a time
             part = pq.read_table(file).replace_schema_metadata(schema.metadata)
             writer.write_table(part, row_group_size=len(part))
     move_into_place(temporary, output)
-    shutil.rmtree(parts)
+    parts.delete()
