@@ -135,6 +135,60 @@ def test_a_slurm_job_is_followed_to_its_end(
     assert "PROGRAM='--module palm_ds.cli.finetune'" in (place / "job.sbatch").read_text()
 
 
+AWAY = {
+    "scontrol": 'echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1',
+    "kubectl": 'echo "The connection to the server was refused" >&2; exit 1',
+}
+UNKNOWN = {
+    "scontrol": 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1',
+    "kubectl": 'echo "Error from server (NotFound): jobs \\"1234\\" not found" >&2; exit 1',
+}
+
+
+def answers_later(place: Path, program: str, text: str, looks: range) -> None:
+    """Put `text` in the place of the looks at a job with these numbers; others are as before."""
+    own = PROGRAMS[program]
+    count = "looks=$(cat looks 2> /dev/null || echo 0); echo $((looks + 1)) > looks"
+    cases = "|".join(map(str, looks))
+    script = f"#!/bin/bash\n{count}\ncase $looks in {cases}) {text} ;; esac\n{own}"
+    (place / program).write_text(script)
+
+
+@pytest.mark.parametrize("program", ["scontrol", "kubectl"])
+def test_a_scheduler_that_does_not_answer_is_asked_again(place: Path, program, capsys) -> None:
+    (place / "code").write_text("0:0")
+    (place / "pods").write_text('{"items": []}')
+    ended = {"status": {"conditions": [{"type": "Complete", "status": "True"}]}}
+    state = json.dumps(ended) if program == "kubectl" else "COMPLETED"
+    (place / "state").write_text(state)
+    answers_later(place, program, AWAY[program], range(2, 7))
+    how = "--slurm" if program == "scontrol" else "--kubernetes"
+    assert submit(how, "--follow", "1234") == 0
+    said = capsys.readouterr().out
+    assert said.count("asking again") == 1 and "note: " + program in said
+    (place / "looks").write_text("2")
+    with pytest.raises(SystemExit):  # the first look: a mistake of the user
+        submit(how, "--follow", "1234")
+
+
+@pytest.mark.parametrize("program", ["scontrol", "kubectl"])
+def test_a_job_that_is_gone_is_not_waited_for(place: Path, program, monkeypatch, capsys) -> None:
+    (place / "pods").write_text('{"items": []}')
+    (place / "code").write_text("0:0")
+    answers_later(place, program, UNKNOWN[program], range(2, 99))
+    how = "--slurm" if program == "scontrol" else "--kubernetes"
+    with pytest.raises(SystemExit):
+        submit(how, "--follow", "1234")
+    (place / "looks").write_text("0")
+    (place / "seen").unlink()
+    answers_later(place, program, AWAY[program], range(2, 99))
+    monkeypatch.setattr(Slurm, "patience", 0.0)
+    monkeypatch.setattr(Kubernetes, "patience", 0.0)
+    with pytest.raises(SystemExit):
+        submit(how, "--follow", "1234")
+    assert program in capsys.readouterr().err
+
+
 def test_jobs_are_cancelled(place: Path) -> None:
     assert submit("--slurm", "--cancel", "77") == 0
     assert submit("--kubernetes", "--cancel", "mine", "--option", "namespace=nlp") == 0

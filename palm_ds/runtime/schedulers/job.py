@@ -10,11 +10,15 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, TypeVar
 
 from palm_ds.common.errors import UserError
+
+T = TypeVar("T")
 
 MOST_LETTERS = 40
 """Of a name: Kubernetes makes host names of it."""
@@ -47,6 +51,13 @@ class ClusterJob:
 class ClusterScheduler(ABC):
     """A scheduler that runs jobs; `key` is its name for one."""
 
+    unknown_job: ClassVar[str]
+    """What its program says of a job that it does not know."""
+    pause: float
+    """Seconds between two looks at a job."""
+    patience: ClassVar[float] = 600.0
+    """Seconds that it may take to answer again."""
+
     @abstractmethod
     def filled(self, job: ClusterJob) -> str:
         """The shipped file with the job's settings."""
@@ -63,6 +74,21 @@ class ClusterScheduler(ABC):
     @abstractmethod
     def cancel(self, key: str) -> None:
         """End a job. It saves a checkpoint first. Raises UserError."""
+
+    def until_answered(self, look: Callable[[], T], show: Callable[[str], None]) -> T:
+        """What `look` returns; if the scheduler does not answer, as while it restarts, it is asked
+        again, and `show` gets a line. Raises UserError for an unknown job, and after a while."""
+        until, noted = time.monotonic() + self.patience, False
+        while True:
+            try:
+                return look()
+            except UserError as error:
+                if self.unknown_job in str(error) or time.monotonic() > until:
+                    raise
+                if not noted:
+                    show(f"note: {error}; asking again for up to {self.patience:.0f} s")
+                noted = True
+                time.sleep(self.pause)
 
 
 def job_name(text: str) -> str:

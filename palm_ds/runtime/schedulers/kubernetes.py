@@ -10,7 +10,8 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 import yaml
 
@@ -27,6 +28,7 @@ _KINDS = "job,service,configmap"
 class Kubernetes(ClusterScheduler):
     """The cluster of kubectl's context, and the shipped file."""
 
+    unknown_job: ClassVar[str] = "(NotFound)"
     template: str
     image: str = ""
     """Of the pods; empty: the shipped file's, which nobody has."""
@@ -37,7 +39,6 @@ class Kubernetes(ClusterScheduler):
     options: Mapping[str, str] = field(default_factory=dict)
     """Options of kubectl: {"namespace": "nlp"}."""
     pause: float = 2.0
-    """Seconds between two looks at a job."""
 
     def filled(self, job: ClusterJob) -> str:
         service, work = yaml.safe_load_all(self.template)
@@ -88,10 +89,9 @@ class Kubernetes(ClusterScheduler):
         return job["metadata"]["name"]
 
     def follow(self, key: str, show: Callable[[str], None]) -> int:
-        followed: set[str] = set()
+        followed, state = set[str](), self._state(key)
         while True:
-            state = self._state(key)
-            for pod in self._pods(key):
+            for pod in self.until_answered(partial(self._pods, key), show):
                 if pod not in followed:
                     followed.add(pod)
                     for line in lines_of(self._words("logs", pod, "--follow")):
@@ -99,6 +99,7 @@ class Kubernetes(ClusterScheduler):
             if state:
                 return 0 if state == "Complete" else FAILED
             time.sleep(self.pause)
+            state = self.until_answered(partial(self._state, key), show)
 
     def cancel(self, key: str) -> None:
         called(self._words("delete", _KINDS, key, "--ignore-not-found"))

@@ -11,7 +11,9 @@ import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 from palm_ds.common.errors import FAILED, UserError
 from palm_ds.runtime.schedulers.job import ClusterJob, ClusterScheduler, called
@@ -24,11 +26,11 @@ _BEGIN = "set -euo pipefail\n"
 class Slurm(ClusterScheduler):
     """Slurm's programs on this machine, and the shipped file."""
 
+    unknown_job: ClassVar[str] = "Invalid job id"
     template: str
     options: Mapping[str, str] = field(default_factory=dict)
     """Further options of sbatch: {"partition": "gpu"}."""
     pause: float = 2.0
-    """Seconds between two looks at a job."""
 
     def filled(self, job: ClusterJob) -> str:
         options = {"job-name": job.name, "nodes": job.nodes, "gpus-per-node": job.gpus}
@@ -44,9 +46,8 @@ class Slurm(ClusterScheduler):
         return called(["sbatch", "--parsable"], text).strip().partition(";")[0]  # ;cluster
 
     def follow(self, key: str, show: Callable[[str], None]) -> int:
-        read = 0
+        read, about = 0, self._about(key)
         while True:
-            about = self._about(key)
             state, log = about["JobState"], Path(about["StdOut"])
             waits = state in _WAITING
             text = _new_text(log, read)
@@ -57,6 +58,7 @@ class Slurm(ClusterScheduler):
             if not waits:
                 return _exit_code(state, about.get("ExitCode", ""))
             time.sleep(self.pause)
+            about = self.until_answered(partial(self._about, key), show)
 
     def cancel(self, key: str) -> None:
         called(["scancel", key])
