@@ -45,7 +45,7 @@ PROGRAMS = {
             seen=$(cat seen 2> /dev/null || echo 0); echo $((seen + 1)) > seen
             [ "$seen" -lt 2 ] && echo '{"status": {}}' || cat state ;;
           *"get pods"*) cat pods ;;
-          *logs*) printf 'log of %s\\n' "$2" ;;
+          *logs*) printf '2026-01-01T00:00:01.5Z log of %s\\n' "$2" ;;
         esac
     """,
 }
@@ -286,6 +286,34 @@ def test_a_kubernetes_job_is_followed_over_evictions(place: Path, ended: str, ca
     assert said[:3] == ["submitted as job my-mood", "log of first", "log of second"]
     assert documents((place / "job.yaml").read_text())[2]["metadata"]["name"] == "my-mood"
     assert called(place, "kubectl")[0] == "create --filename -"
+
+
+LOG = """
+    case "$*" in *"--timestamps --since-time=2026-01-01T00:00:01.12Z"*) again=yes ;; esac
+    echo '2026-01-01T00:00:01.1Z one'
+    echo '2026-01-01T00:00:01.12Z two words'
+    if [ "$again" ]; then
+        echo '2026-01-01T00:00:01.1234Z three'
+        echo '2026-01-01T00:00:01.1234Z four'
+        echo '2026-01-01T00:00:11Z '
+        echo 'of another kind'
+    fi
+    exit
+"""
+
+
+def test_a_log_whose_connection_was_lost_is_continued(place: Path, capsys) -> None:
+    """Its lines are read again from the last one's second."""
+    pod = {"metadata": {"name": "pod", "creationTimestamp": "1"}, "status": {"phase": "Running"}}
+    (place / "pods").write_text(json.dumps({"items": [pod]}))
+    ended = {"status": {"conditions": [{"type": "Complete", "status": "True"}]}}
+    (place / "state").write_text(json.dumps(ended))
+    own = f"*logs*) {LOG} ;;"
+    script = PROGRAMS["kubectl"].replace("*logs*)", f"{own}\n *never*)")
+    (place / "kubectl").write_text(f"#!/bin/bash\n{script}")
+    assert submit("--kubernetes", "--follow", "mine") == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[:6] == ["one", "two words", "three", "four", "", "of another kind"]
 
 
 def test_a_recipe_whose_weights_are_elsewhere_is_submitted(place: Path, capsys) -> None:

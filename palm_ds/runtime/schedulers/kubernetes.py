@@ -7,6 +7,7 @@ them. Service, Job and ConfigMap have the job's name.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from palm_ds.runtime.schedulers.job import ClusterJob, ClusterScheduler, called,
 
 FOLDER = "/palm_ds_job"
 """Where the ConfigMap's files are in a pod."""
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 _FIRST_POD = "batch.kubernetes.io/job-completion-index=0"
 _KINDS = "job,service,configmap"
 
@@ -89,17 +91,33 @@ class Kubernetes(ClusterScheduler):
         return job["metadata"]["name"]
 
     def follow(self, key: str, show: Callable[[str], None]) -> int:
-        followed, state = set[str](), self._state(key)
+        read, state = dict[str, str](), self._state(key)
+        complete = set[str]()
         while True:
-            for pod in self.until_answered(partial(self._pods, key), show):
-                if pod not in followed:
-                    followed.add(pod)
-                    for line in lines_of(self._words("logs", pod, "--follow")):
-                        show(line)
+            pods = self.until_answered(partial(self._pods, key), show)
+            for pod, ended in pods.items():
+                if pod not in complete:
+                    read[pod] = self._follow_log(pod, read.get(pod, ""), show)
+                if ended:
+                    complete.add(pod)
             if state:
                 return 0 if state == "Complete" else FAILED
             time.sleep(self.pause)
             state = self.until_answered(partial(self._state, key), show)
+
+    def _follow_log(self, pod: str, read: str, show: Callable[[str], None]) -> str:
+        """Show a pod's lines after the one of the time `read`, until it ends or the connection
+        does, as it may after some hours; returns the last line's time."""
+        since = [f"--since-time={read}"] if read else []  # whole seconds: some are read again
+        last = read
+        for line in lines_of(self._words("logs", pod, "--follow", "--timestamps", *since)):
+            time_of_line, _, text = line.partition(" ")
+            if not _TIME.fullmatch(time_of_line):
+                show(line)
+            elif not read or _in_order(time_of_line) > _in_order(read):
+                show(text)
+                last = time_of_line
+        return last
 
     def cancel(self, key: str) -> None:
         called(self._words("delete", _KINDS, key, "--ignore-not-found"))
@@ -114,13 +132,13 @@ class Kubernetes(ClusterScheduler):
         ]
         return next(iter(ended), "")
 
-    def _pods(self, key: str) -> list[str]:
-        """The first machine's pods that have a log, in the order of their creation: the one that
-        runs, and those that were evicted before it."""
+    def _pods(self, key: str) -> dict[str, bool]:
+        """The first machine's pods that have a log, and whether each has ended, in the order of
+        their creation: those that were evicted before the one that runs."""
         found = self._json("get", "pods", "--selector", f"job-name={key},{_FIRST_POD}")["items"]
         started = [pod for pod in found if pod["status"]["phase"] not in ("Pending", "Unknown")]
         started.sort(key=lambda pod: pod["metadata"]["creationTimestamp"])
-        return [pod["metadata"]["name"] for pod in started]
+        return {pod["metadata"]["name"]: pod["status"]["phase"] != "Running" for pod in started}
 
     def _json(self, *words: str) -> dict[str, Any]:
         return json.loads(called(self._words(*words, "--output", "json")))
@@ -128,6 +146,12 @@ class Kubernetes(ClusterScheduler):
     def _words(self, *words: str) -> list[str]:
         options = [f"--{name}={value}" for name, value in self.options.items()]
         return ["kubectl", *options, *words]
+
+
+def _in_order(time_of_line: str) -> tuple[str, str]:
+    """A key by which times sort: the digits of their fractions differ in number."""
+    second, _, fraction = time_of_line.removesuffix("Z").partition(".")
+    return second, fraction.ljust(9, "0")
 
 
 def _text(dumper: yaml.representer.BaseRepresenter, text: str) -> yaml.Node:
