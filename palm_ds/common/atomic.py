@@ -68,7 +68,8 @@ def write_new_folder(folder: Path, fill: Callable[[Path], None]) -> None:
 
 
 def check_new_folder(folder: Path) -> None:
-    """Raises UserError if the folder is neither absent nor empty, or is below a file."""
+    """Raises UserError if the folder is neither absent nor empty, is the current one, or is below a
+    file."""
     try:
         if folder.is_symlink() and not folder.exists():
             raise UserError(f"{folder}: is a broken link; choose another folder")
@@ -77,8 +78,16 @@ def check_new_folder(folder: Path) -> None:
         for parent in folder.absolute().parents:
             if parent.exists() and not parent.is_dir():
                 raise UserError(f"{folder}: {parent} is not a folder")
+        check_not_current(folder)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror}") from None
+
+
+def check_not_current(folder: Path) -> None:
+    """Raises UserError if a folder to be replaced is the current one, or holds it: the programs
+    that are in it, such as a shell, would stay in the old one."""
+    if Path.cwd().is_relative_to(folder.resolve()):
+        raise UserError(f"{folder}: is the current folder, or holds it; name a new folder")
 
 
 def _sibling(folder: Path, end: str) -> Path:

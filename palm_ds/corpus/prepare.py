@@ -135,7 +135,7 @@ def prepare(
     if options.mpi:
         check_mpi()
     job = plan(inputs, options)
-    if out.exists():
+    if out.is_file() or out.is_dir() and any(out.iterdir()):
         return _already_there(out, job)
     check_new_folder(out)
     partial = out.with_name(out.name + ".partial")

@@ -21,6 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from palm_ds.common.atomic import check_not_current
 from palm_ds.common.errors import UserError
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.sources.table import TableSource
@@ -141,6 +142,7 @@ def check_output(folder: Path) -> None:
         if path.exists() and not path.is_dir():
             what = "is a file" if path == folder else f"{path} is a file"
             raise UserError(f"{folder}: {what}; name a folder for the predictions")
+    check_not_current(folder)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / ABOUT).is_file():
         raise UserError(
             f"{folder}: has other files than predictions, which would be lost; choose a new folder"

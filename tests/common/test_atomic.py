@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from palm_ds.common.atomic import (
+    check_new_folder,
     move_into_place,
     write_file_atomically,
     write_folder_atomically,
@@ -144,6 +145,15 @@ def test_targets_that_can_be_folders(name: str, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("empty")
     write_new_folder(tmp_path / name, lambda part: (part / "a").touch())
     assert names(tmp_path / name) == ["a"] and (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.parametrize("name", [".", "../here"])
+def test_the_current_folder_is_no_target(name: str, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(UserError, match="is the current folder, or holds it"):
+        check_new_folder(Path(name))
+    check_new_folder(Path("new"))
 
 
 def test_an_existing_folder_is_only_replaced_with_aside(tmp_path: Path) -> None:

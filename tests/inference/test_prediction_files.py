@@ -19,6 +19,15 @@ def test_predictions_are_not_written_into_a_file(output: str, tmp_path: Path) ->
         check_output(tmp_path / output)
 
 
+@pytest.mark.parametrize("output", [".", "..", "../here"])
+def test_the_current_folder_is_not_replaced(output: str, tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(UserError, match="is the current folder, or holds it"):
+        check_output(Path(output))
+    check_output(Path("../other"))
+
+
 @pytest.mark.parametrize("sign", ["\u2028", "\u2029", "\x85", "\x0b", "\x1c"])
 def test_a_prediction_may_have_any_line_break(sign: str, tmp_path: Path) -> None:
     """JSON leaves those other than a line feed and a carriage return as they are."""
