@@ -324,15 +324,15 @@ def _scores(
 
 
 def _may_score(task: TableTask, source: TableSource) -> bool:
-    """Not if its labels are in no column of the input."""
+    """Not if it needs labels and the input has none of any kind."""
     labels = task.label_roles()
-    return not labels or any(role in source.columns for role in labels)
+    return not labels or any(is_label(role) or role in labels for role in source.columns)
 
 
 def _check_labels(task: TableTask, source: TableSource) -> None:
     """Raises UserError if the labels cannot be scored. Rows that training drops (`drop`) may have
     any label."""
-    if task.label_roles():
+    if any(role in source.columns for role in task.label_roles()):
         task.check(source, labelled=True)
 
 

@@ -370,9 +370,10 @@ def test_options_that_differ_from_those_of_a_started_run(tmp_path: Path, capsys)
 def test_an_existing_folder_at_the_target(tmp_path: Path, capsys) -> None:
     (tmp_path / "a.jsonl").write_bytes(GOOD)
     (tmp_path / "out").mkdir()
+    (tmp_path / "out/thesis.txt").write_text("years of work")
     command = [str(tmp_path / "out"), str(tmp_path / "a.jsonl"), *TRAIN]
     assert "no manifest.json; not a corpus" in line_of(capsys, command)
-    (tmp_path / "out").rmdir()
+    (tmp_path / "out/thesis.txt").rename(tmp_path / "thesis.txt")  # an empty one would be taken
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial/thesis.txt").write_text("years of work")
     assert "exists but is not an unfinished corpus" in line_of(capsys, command)
