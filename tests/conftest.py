@@ -7,6 +7,7 @@ next to the clone. Tests that need it are skipped without it.
 from __future__ import annotations
 
 import compileall
+import errno
 import fcntl
 import gc
 import os
@@ -321,3 +322,13 @@ def shared_zh(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     vocabulary = shared / "data/ernie/vocab.txt"
     options = ("--language", "zh", "--lower", "--simplify", "--tokenizer", str(vocabulary))
     return _prepared(tmp_path_factory, "zh", texts, *options)
+
+
+@pytest.fixture
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system without locks, such as Lustre mounted without `flock`."""
+
+    def flock(descriptor: Any, operation: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", flock)

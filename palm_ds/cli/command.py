@@ -189,10 +189,18 @@ class Parser(argparse.ArgumentParser):
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         if unknown:
             known = [text for text in self._option_string_actions if text.startswith("--")]
-            whole = [text for text in known if text.startswith(unknown[1])]
-            hint = suggest(unknown[1], whole[:1] or known)
+            meant = [text for names in _SYNONYMS if unknown[1] in names for text in names]
+            close = [text for text in known if text in meant or text.startswith(unknown[1])]
+            hint = f'; did you mean "{close[0]}"?' if close else suggest(unknown[1], known)
             message += hint if "did you mean" in hint else ""
         raise UserError(f"{message}; see `{self.prog} --help`")
+
+
+_SYNONYMS = (
+    ("--out", "--output", "--output_dir", "--save", "--save_dir", "--run_dir"),
+    ("--load", "--model", "--model_name_or_path", "--pretrained", "--init_from"),
+)
+"""What other toolkits call the same option."""
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from palm_ds.cli.command import Command, hint_next
+from palm_ds.cli.command import CONTINUES, Command, hint_next
 from palm_ds.cli.inference_options import add_inference_arguments, progress, start_processes
 from palm_ds.cli.options import local_path
 from palm_ds.cli.output import summarize
@@ -16,7 +16,6 @@ from palm_ds.common.errors import UserError
 if TYPE_CHECKING:
     from palm_ds.data.reader import Table
     from palm_ds.inference.embedder import Embedder
-    from palm_ds.inference.search.mine_files import Progress
     from palm_ds.inference.search.mine_negatives import Passages
     from palm_ds.inference.trained_model import TrainedModel
 
@@ -63,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         open_pairs,
         pair_scorer,
     )
-    from palm_ds.inference.search.mine_negatives import Miner, MiningSettings
+    from palm_ds.inference.search.mine_negatives import MiningSettings
     from palm_ds.inference.trained_model import TrainedModel
 
     settings = MiningSettings(
@@ -91,22 +90,24 @@ def run(args: argparse.Namespace) -> int:
 
     scorer = pair_scorer(opened(args.reranker), args.reranker_task) if args.reranker else None
     with progress("mine", not args.quiet) as done:
-        passages, embedder = _passages(args, table, opened(args.model), done)
-        asking = embedder
-        if args.query_prompt is not None:
-            asking = embedder.with_settings(replace(embedder.settings, prompt=args.query_prompt))
-        miner = Miner(
+        passages, embedder = _passages(args, table, opened(args.model))
+        found = mine_file(
+            table,
+            args.output,
             passages=passages,
-            embed_queries=asking.embed,
-            embed_texts=embedder.embed,
-            settings=settings,
+            embedder=embedder,
+            prompt=args.query_prompt,
             scorer=scorer,
+            settings=settings,
+            scores=args.scores,
+            done=done,
         )
-        found = mine_file(table, args.output, miner, scores=args.scores, done=done)
+    before = f"note: {found.continued:,} queries were mined by an earlier run"
     lines = [
         f"{found.rows:,} rows, {found.negatives:,} negatives; written to {args.output}",
         f"mean score: positives {found.positive_score:.3f}, negatives {found.negative_score:.3f}",
         *[f"{found.without:,} rows have no negative: the limits leave none"] * bool(found.without),
+        *[before] * bool(found.continued),
     ]
     summarize(args, vars(found) | {"output": args.output}, *lines)
     hint_next(f"palm-ds finetune RECIPE ... with `table: {args.output}` of a `retrieval` task")
@@ -114,13 +115,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _passages(
-    args: argparse.Namespace, table: Table, model: TrainedModel, done: Progress
-) -> tuple[Passages, Embedder]:
-    """Passages, and the embedder of texts like them."""
+    args: argparse.Namespace, table: Table, model: TrainedModel
+) -> tuple[Passages | Sequence[str], Embedder]:
+    """Passages or their texts, and the embedder of texts like them."""
     from palm_ds.inference.embedder import EmbeddingSettings
     from palm_ds.inference.search.add_files import check_model
     from palm_ds.inference.search.index import open_index
-    from palm_ds.inference.search.mine_files import embedded, passages_of_index, texts_of_files
+    from palm_ds.inference.search.mine_files import passages_of_index, texts_of_files
     from palm_ds.inference.search.texts import TextColumns
 
     if args.index:
@@ -132,10 +133,8 @@ def _passages(
             return passages_of_index(index), embedder
     embedder = model.embedder(EmbeddingSettings(prompt=args.prompt, max_length=args.max_length))
     if args.passages:
-        texts = texts_of_files(args.passages, TextColumns(text=args.column))
-    else:
-        texts = [*dict.fromkeys(table.column("positive"))]
-    return embedded(texts, embedder, done), embedder
+        return texts_of_files(args.passages, TextColumns(text=args.column)), embedder
+    return [*dict.fromkeys(table.column("positive"))], embedder
 
 
 COMMAND = Command(
@@ -150,9 +149,11 @@ palm-ds mine runs/search pairs.jsonl --output mined.jsonl --reranker runs/rankin
     notes="""
 Negatives are the passages nearest to a query that are none of its positives. Those with a score
 close to the positive's may be answers that nobody has marked: leave them out by a margin. Columns
-other than query and positive are not written.""",
+other than query and positive are not written. A run that was interrupted continues with the same
+command.""",
     add_arguments=add_arguments,
     run=run,
+    interrupted=CONTINUES,
 )
 
 if __name__ == "__main__":

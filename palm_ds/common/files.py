@@ -7,6 +7,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from palm_ds.common.errors import UserError
 
+log = logging.getLogger(__name__)
 _BLOCK = 1 << 20
 
 
@@ -39,7 +41,8 @@ def fingerprint(value: object, default: Callable[[object], object] | None = None
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file for this process alone; False if another one has it."""
+    """Lock an open file for this process alone; False if another one has it. Raises OSError if the
+    file system has no locks, as Lustre's mounted without `flock`."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -54,14 +57,36 @@ def locked(
     """Admit one process at a time; `path` is created if absent, and stays.
 
     `on_wait` is called before waiting for another process. Raises UserError with the message `busy`
-    instead, if there is one."""
+    instead, if there is one. Where the file system has no locks, nobody waits."""
     with path.open("ab") as file:
-        if not try_lock(file.fileno()):
+        try:
+            free = try_lock(file.fileno())
+        except OSError as error:
+            free = True
+            if busy:
+                why = error.strerror
+                log.warning("%s: cannot be locked (%s); start no second command", path, why)
+        if not free:
             if busy:
                 raise UserError(busy)
             on_wait()
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def check_locks(file: Path, where: str) -> None:
+    """Raises UserError, with `where` in front, if the file system has no locks. `file`: one that
+    can be read."""
+    with file.open("rb") as opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise UserError(
+                f"{where}: {file.parent}: this file system has no locks ({error.strerror}); name "
+                "a folder on a local disk"
+            ) from None
 
 
 def cache_folder() -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Collection, Mapping
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar
@@ -38,6 +39,20 @@ def import_callable(name: str, where: str) -> Callable[..., Any]:
     if not callable(attribute):
         raise UserError(f"{where}: {name!r} is neither a function nor a class")
     return attribute
+
+
+def source_code(cls: type) -> str:
+    """The code of the modules that define a class and its bases."""
+    modules = {base.__module__ for base in cls.__mro__} - {"builtins", "abc", "typing"}
+    return "".join(_source_of(name) for name in sorted(modules))
+
+
+def _source_of(module: str) -> str:
+    """The code of a module; "" if there is none, as for a notebook."""
+    try:
+        return inspect.getsource(sys.modules[module])
+    except (KeyError, OSError, TypeError):
+        return ""
 
 
 def _attribute(name: str, where: str) -> object:

@@ -26,7 +26,7 @@ from pathlib import Path
 from palm_ds.common.atomic import write_file_atomically, write_folder_atomically
 from palm_ds.common.errors import TemporaryError, UserError
 from palm_ds.common.file_cache import FileCache, HeldFile
-from palm_ds.common.files import cache_folder, hash_of_text
+from palm_ds.common.files import cache_folder, check_locks, hash_of_text
 from palm_ds.common.remote_files import RETRIES, RemoteFolder, Retries, is_url
 from palm_ds.corpus.manifest import NAME, Manifest, check_files, read_manifest
 
@@ -94,6 +94,7 @@ class CachedFolder(CorpusFolder):
         self.local, self._key = cache / "corpora" / key, key
         self.local.mkdir(parents=True, exist_ok=True)
         self.manifest = self._read(data)
+        check_locks(self.local / NAME, "PALM_DS_CACHE")
         self._cache = FileCache(cache / "files", limit)
 
     def _manifest(self) -> bytes:

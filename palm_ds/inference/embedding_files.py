@@ -24,7 +24,9 @@ import pyarrow.parquet as pq
 
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.files import hash_of_text
 from palm_ds.common.json_files import write_json
+from palm_ds.common.plugins import source_code
 from palm_ds.common.sparse_vectors import SparseVectors, load_sparse
 from palm_ds.common.version import __version__
 from palm_ds.data.reader import Table, TableSettings, open_table
@@ -106,21 +108,13 @@ def embed_files(
     started = time.monotonic()
     table = open_table(list(job.inputs), _read_settings(job))
     texts = texts_of(table, job.columns)
-    parts = OutputParts.of(job.output, ".npz")
-    if group.rank == 0:
-        parts.prepare(_key(embedder, table))
-    group.gather(None)  # no process writes before another run's leftovers are deleted
-    try:
-        there = _write_parts(embedder, texts, parts, group, done)
-    except UserError:  # of a text; what is finished stays for the next run
-        parts.delete_if_none()
-        raise
-    continued = sum(group.gather(there))
-    if group.rank:
-        return None
-    about = _about(embedder, job, model, len(texts))
-    active = _publish(parts, job, table, about, embedder)
-    parts.delete()
+    key = [vectors_key(embedder), table.fingerprint]
+    with OutputParts.opened(job.output, ".npz", key, group) as parts:
+        continued = sum(group.gather(_write_parts(embedder, texts, parts, group, done)))
+        if group.rank:
+            return None
+        about = _about(embedder, job, model, len(texts))
+        active = _publish(parts, job, table, about, embedder)
     return EmbeddingSummary(
         rows=len(texts),
         size=embedder.size,
@@ -149,11 +143,12 @@ def texts_of(table: Table, columns: Mapping[str, str | int]) -> list[Text]:
 # ---- parts ----
 
 
-def _key(embedder: Embedder, table: Table) -> list[Any]:
-    """All that the vectors depend on."""
+def vectors_key(embedder: Embedder) -> list[Any]:
+    """All that vectors depend on but their texts, as JSON."""
     dtype, device = next(embedder.encoder.parameters()).dtype, embedder.device.type
     settings = [asdict(embedder.settings), embedder.task_id, embedder.batch_tokens, str(dtype)]
-    return [model_files(embedder.folder), settings, device, table.fingerprint, __version__]
+    code = hash_of_text(source_code(type(embedder.encoder)))
+    return [model_files(embedder.folder), settings, device, code, __version__]
 
 
 def _write_parts(

@@ -1,7 +1,8 @@
 """An output that is computed in parts: an interrupted run keeps those it has finished.
 
 OUTPUT                              complete or absent
-.OUTPUT.parts/key.json              what the parts follow from
+.OUTPUT.parts/lock                  locked by the command that makes the output
+             /key.json              what the parts follow from
              /part_000000000000.X   each complete or absent
 """
 
@@ -9,15 +10,19 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from palm_ds.common.atomic import move_into_place
-from palm_ds.common.files import hash_of_text
+from palm_ds.common.errors import UserError
+from palm_ds.common.files import hash_of_text, locked
 from palm_ds.common.json_files import write_json
+from palm_ds.runtime.processes.process_group import SINGLE_PROCESS, ProcessGroup
 
 _KEY = "key.json"
+_LOCK = "lock"
 
 
 @dataclass(frozen=True)
@@ -29,16 +34,50 @@ class OutputParts:
     """Of each part's file."""
 
     @classmethod
-    def of(cls, output: Path, suffix: str) -> OutputParts:
-        return cls(output.with_name(f".{output.name}.parts"), suffix)
+    @contextmanager
+    def opened(
+        cls,
+        output: Path,
+        suffix: str,
+        follows_from: object,
+        group: ProcessGroup = SINGLE_PROCESS,
+    ) -> Iterator[OutputParts]:
+        """The parts of an output while it is made; all processes call it. At the end they are
+        deleted; after an error they stay for the next run, which keeps those that follow from the
+        same values, of JSON. Raises UserError if another command is writing the output."""
+        parts = cls(output.with_name(f".{output.name}.parts"), suffix)
+        with ExitStack() as stack:
+            problem = ""
+            if group.rank == 0:
+                try:
+                    stack.enter_context(parts._claimed(output, follows_from))
+                except UserError as error:
+                    problem = str(error)
+            if problem := group.gather(problem)[0]:  # no process writes before rank 0 is ready
+                raise UserError(problem)
+            yield parts
 
-    def prepare(self, follows_from: object) -> None:
-        """Keep the parts of an interrupted run that follow from the same values, of JSON, and
-        delete any others."""
-        key, file = hash_of_text(json.dumps(follows_from)), self.folder / _KEY
+    @contextmanager
+    def _claimed(self, output: Path, follows_from: object) -> Iterator[None]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        busy = f"{output}: another command is writing it"
+        with locked(self.folder / _LOCK, busy=busy):
+            self._keep_those_of(hash_of_text(json.dumps(follows_from)))
+            try:
+                yield
+            except UserError:
+                if any(self.folder.glob("part_*")):
+                    raise
+                shutil.rmtree(self.folder, ignore_errors=True)
+                raise
+            shutil.rmtree(self.folder)
+
+    def _keep_those_of(self, key: str) -> None:
+        file = self.folder / _KEY
         if not file.is_file() or json.loads(file.read_text("utf-8")) != {"key": key}:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            self.folder.mkdir(parents=True)
+            for path in self.folder.iterdir():
+                if path.name != _LOCK:
+                    path.unlink()
             write_json(file, {"key": key})
 
     def path(self, number: int) -> Path:
@@ -51,18 +90,21 @@ class OutputParts:
         write(temporary)
         move_into_place(temporary, part)
 
-    def delete(self) -> None:
-        shutil.rmtree(self.folder)
-
-    def delete_if_none(self) -> None:
-        """Delete the folder if no part was written."""
-        if not any(self.folder.glob("part_*")):
-            shutil.rmtree(self.folder, ignore_errors=True)
+    def join(self, files: Iterable[Path], output: Path) -> None:
+        """Write some parts one after another as the output."""
+        joined = self.folder / "joined"
+        with joined.open("wb") as out:
+            for file in files:
+                out.write(file.read_bytes())
+        move_into_place(joined, output)
 
 
 def model_files(model: Path) -> list[tuple[str, int, int]]:
     """(path, size, time) of each file of a model, for a key. The output may be in the model's
     folder: hidden files, such as its parts, do not count."""
-    paths = [model] if model.is_file() else sorted(model.rglob("[!.]*"))
-    files = [x for x in paths if x.is_file() and "/." not in f"/{x.relative_to(model)}"]
-    return [(str(x), x.stat().st_size, x.stat().st_mtime_ns) for x in files]
+    if model.is_file():
+        files = [model]
+    else:
+        paths = sorted(model.rglob("[!.]*"))
+        files = [x for x in paths if "/." not in f"/{x.relative_to(model)}"]
+    return [(str(x), x.stat().st_size, x.stat().st_mtime_ns) for x in files if x.is_file()]

@@ -21,8 +21,10 @@ from typing import Any
 
 from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
+from palm_ds.common.files import hash_of_text
 from palm_ds.common.json_files import write_json
 from palm_ds.common.messages import nan_to_null
+from palm_ds.common.plugins import source_code
 from palm_ds.common.version import __version__
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.reader.options import FURTHER_LABEL
@@ -110,21 +112,18 @@ def predict_files(
     check_output(job.output)
     started = time.monotonic()
     opened = open_inputs(predictor, job)
-    parts = OutputParts.of(job.output, ".jsonl")
-    if group.rank == 0:
-        parts.prepare(_key(predictor, opened))
-    group.gather(None)  # no process writes before another run's leftovers are deleted
-    continued = sum(group.gather(_write_parts(predictor, opened, parts, group, done)))
-    if group.rank:
-        return None
-    predictions = _stored(parts, predictor, opened)
-    scores, reports, notes = _scores(predictor, opened, predictions)
-    notes = [*dict.fromkeys(note for each in opened for note in each.notes), *notes]
-    by_class = {name: {REPORT: report.record()} for name, report in reports.items()}
-    whole = {name: {**metrics, **by_class.get(name, {})} for name, metrics in scores.items()}
-    files = _publish(predictor, job, opened, predictions, whole)
-    cut = _cut(parts, predictor, opened)
-    parts.delete()
+    key = [predictions_key(predictor), [each.bare.fingerprint for each in opened]]
+    with OutputParts.opened(job.output, ".jsonl", key, group) as parts:
+        continued = sum(group.gather(_write_parts(predictor, opened, parts, group, done)))
+        if group.rank:
+            return None
+        predictions = _stored(parts, predictor, opened)
+        scores, reports, notes = _scores(predictor, opened, predictions)
+        notes = [*dict.fromkeys(note for each in opened for note in each.notes), *notes]
+        by_class = {name: {REPORT: report.record()} for name, report in reports.items()}
+        whole = {name: {**metrics, **by_class.get(name, {})} for name, metrics in scores.items()}
+        files = _publish(predictor, job, opened, predictions, whole)
+        cut = _cut(parts, predictor, opened)
     return PredictionSummary(
         rows=opened[0].rows,
         continued=continued,
@@ -219,13 +218,15 @@ def is_label(role: str) -> bool:
 # ---- parts ----
 
 
-def _key(predictor: Predictor, opened: Sequence[_InputTable]) -> list[Any]:
-    """All that the predictions depend on."""
+def predictions_key(predictor: Predictor) -> list[Any]:
+    """All that predictions depend on but their rows, as JSON."""
     dtype = next(predictor.model.parameters()).dtype
     how = [str(dtype), predictor.device.type, predictor.batch_tokens, __version__]
-    tasks = [repr(each.tasks) for each in predictor.passes]
-    tables = [each.bare.fingerprint for each in opened]
-    return [model_files(predictor.folder), predictor.recipe.fingerprint, how, tasks, tables]
+    tasks = [task for each in predictor.passes for task in each.tasks]
+    code = [source_code(type(x)) for x in (*tasks, predictor.model.backbone)]
+    given = [repr(each.tasks) for each in predictor.passes]
+    settings = [predictor.recipe.fingerprint, given, hash_of_text("".join(code))]
+    return [model_files(predictor.folder), how, settings]
 
 
 def _write_parts(

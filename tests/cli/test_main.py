@@ -174,6 +174,9 @@ def test_as_a_module(tmp_path: Path) -> None:
     ("words", "message"),
     [
         ("pretrain mine.yml --deepspeed_config cpu", '; did you mean "mine.yaml"?'),
+        ("pretrain mine.yaml --output_dir runs/a", '--output_dir; did you mean "--run_dir"?'),
+        ("pretrain mine.yaml --model_name_or_path x", '_path; did you mean "--init_from"?'),
+        ("pretrain mine.yaml --deepspeed x", '--deepspeed; did you mean "--deepspeed_config"?'),
         ("pretrain embedded --deepspeed_config folder", "folder: is a folder; expected a file"),
         ("pretrain folder --deepspeed_config cpu", "folder: is a folder; expected a file"),
         ("suite mine.yaml --deepspeed_config cpu --out x", "mine.yaml: is empty; expected keys"),

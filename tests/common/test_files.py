@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.files import check_right_file, fingerprint, hash_of_text, locked, sha256_of_file
+from palm_ds.common.files import (
+    check_locks,
+    check_right_file,
+    fingerprint,
+    hash_of_text,
+    locked,
+    sha256_of_file,
+)
 
 
 def test_the_hash_is_that_of_the_contents(tmp_path: Path) -> None:
@@ -67,6 +74,26 @@ def test_an_error_inside_releases_the_lock_and_keeps_the_file(tmp_path: Path) ->
         raise KeyError
     with locked(file, busy="busy"):
         assert file.read_text() == "kept"
+
+
+def test_without_locks_of_the_file_system_nobody_waits(
+    tmp_path: Path, no_locks: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "x.lock"
+    with locked(file), locked(file):
+        assert not caplog.messages
+    with locked(file, busy="busy"):
+        (message,) = caplog.messages
+    assert (
+        message == f"{file}: cannot be locked (Function not implemented); start no second command"
+    )
+    with pytest.raises(UserError, match="^where: .*: this file system has no locks .*local disk"):
+        check_locks(file, "where")
+
+
+def test_locks_of_others_are_locks(held) -> None:
+    file, _ = held
+    check_locks(file, "where")
 
 
 @pytest.mark.parametrize(

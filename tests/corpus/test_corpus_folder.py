@@ -196,6 +196,13 @@ def test_a_download_that_was_cut_off_is_continued(
     assert everything(open_corpus(f"{server.url}/c")) == everything(local)
 
 
+def test_a_cache_without_locks_is_refused(
+    cache: Path, server: loopback.Server, no_locks: None
+) -> None:
+    with pytest.raises(UserError, match="^PALM_DS_CACHE: .*: this file system has no locks"):
+        open_corpus(f"{server.url}/c")
+
+
 def test_a_changed_file_is_refused(local: Corpus, server: loopback.Server) -> None:
     remote = open_corpus(f"{server.url}/c")
     name = f"/c/{local.manifest.shards[0].name}"

@@ -65,14 +65,15 @@ def test_the_same_bytes_from_two_processes(run, folder: Path) -> None:
     embedder = TrainedModel.open(run).embedder()
     whole = written(folder, "a.npy", embedder).read_bytes()
     job = EmbeddingJob(inputs=[str(folder / "texts.txt")], output=folder / "b.npy")
-    parts = OutputParts.of(job.output, ".npz")
-    parts.prepare("")
-    for rank in (1, 0):
-        embedding_files._write_parts(embedder, TEXTS, parts, Rank(rank, 2), lambda rows, of: None)
-    table = embedding_files.open_table([str(folder / "texts.txt")])
-    embedding_files._publish(
-        parts, job, table, embedding_files._about(embedder, job, "", len(TEXTS)), embedder
-    )
+
+    def no_progress(rows: int, of: int) -> None: ...
+
+    with OutputParts.opened(job.output, ".npz", "") as parts:
+        for rank in (1, 0):
+            embedding_files._write_parts(embedder, TEXTS, parts, Rank(rank, 2), no_progress)
+        table = embedding_files.open_table([str(folder / "texts.txt")])
+        about = embedding_files._about(embedder, job, "", len(TEXTS))
+        embedding_files._publish(parts, job, table, about, embedder)
     assert (folder / "b.npy").read_bytes() == whole
 
 

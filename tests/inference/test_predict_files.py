@@ -91,8 +91,8 @@ def test_an_interrupted_run_continues(run, job) -> None:
     assert not list(job.output.parent.glob(".*.parts"))
 
 
-@pytest.mark.parametrize("change", ["rows", "weights", "tasks", "settings"])
-def test_parts_of_anything_else_are_not_continued(run, job, change, tmp_path) -> None:
+@pytest.mark.parametrize("change", ["rows", "weights", "tasks", "settings", "code"])
+def test_parts_of_anything_else_are_not_continued(run, job, change, tmp_path, monkeypatch) -> None:
     model = shutil.copytree(run, tmp_path / "model")
     interrupted(model, job, 2)
     if change == "rows":
@@ -104,6 +104,8 @@ def test_parts_of_anything_else_are_not_continued(run, job, change, tmp_path) ->
     predictor = TrainedModel.open(model).predictor(["mood"] if change == "tasks" else [])
     if change == "settings":
         predictor = predictor.generating({"beams": 2})
+    if change == "code":
+        monkeypatch.setattr(palm_ds.inference.predict_files, "source_code", lambda cls: "edited")
     found = predict_files(predictor, job)
     assert found is not None and found.continued == 0
 

@@ -8,12 +8,10 @@ cannot be written to, the file is in the user's cache folder.
 
 from __future__ import annotations
 
-import inspect
 import io
 import json
 import logging
 import os
-import sys
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +22,7 @@ import numpy as np
 
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.files import cache_folder, hash_of_text, locked
+from palm_ds.common.plugins import source_code
 from palm_ds.corpus.executors import open_executor
 
 if TYPE_CHECKING:
@@ -64,21 +63,7 @@ def item_counts(task: CorpusTask, split: CorpusSplit, max_length: int) -> ItemCo
 def _hash_of(task: CorpusTask, split: CorpusSplit, max_length: int) -> str:
     files = {name: entry["sha256"] for name, entry in split.corpus.manifest.files.items()}
     text = json.dumps([_VERSION, files, split.describe(), task.input_key(), max_length])
-    return hash_of_text(text + _source_code(type(task)))[:32]
-
-
-def _source_code(kind: type) -> str:
-    """The code of the modules that define a task, so that counts do not outlive its rules."""
-    modules = {base.__module__ for base in kind.__mro__} - {"builtins", "abc", "typing"}
-    return "".join(_source_of(name) for name in sorted(modules))
-
-
-def _source_of(module: str) -> str:
-    """The code of a module; "" if there is none, as for a notebook."""
-    try:
-        return inspect.getsource(sys.modules[module])
-    except (KeyError, OSError, TypeError):
-        return ""
+    return hash_of_text(text + source_code(type(task)))[:32]
 
 
 def _folders(split: CorpusSplit) -> list[Path]:

@@ -30,7 +30,6 @@ from typing import Any
 import numpy as np
 from pydantic import PositiveInt
 
-from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
 from palm_ds.common.rng import derive_key, keyed_generator
 from palm_ds.common.settings import Settings, Share
@@ -124,26 +123,17 @@ def augment(
     if not texts:
         raise UserError(f"{', '.join(table.names)}: no column of texts (text_a, text_b)")
     known = words_by_class([text for column in texts for text in table.column(column)])
-    parts = OutputParts.of(output, output.suffix)
     guessing = model_files(model) if model else []
-    parts.prepare([asdict(settings), table.fingerprint, guessing, __version__])
+    key = [asdict(settings), table.fingerprint, guessing, __version__]
     starts = range(0, len(table), _ROWS)
-    for first in starts:
-        numbers = range(first, min(first + _ROWS, len(table)))
-        if not parts.path(first).exists():
-            try:
-                rows = [*_rows(table, numbers, texts, known, settings, guesser)]
-            except UserError:
-                parts.delete_if_none()
-                raise
-            parts.write(first, partial(_write_lines, rows))
-        done(numbers.stop, len(table))
-    joined = parts.folder / "joined"
-    with joined.open("wb") as file:
+    with OutputParts.opened(output, output.suffix, key) as parts:
         for first in starts:
-            file.write(parts.path(first).read_bytes())
-    move_into_place(joined, output)
-    parts.delete()
+            numbers = range(first, min(first + _ROWS, len(table)))
+            if not parts.path(first).exists():
+                rows = [*_rows(table, numbers, texts, known, settings, guesser)]
+                parts.write(first, partial(_write_lines, rows))
+            done(numbers.stop, len(table))
+        parts.join(map(parts.path, starts), output)
     return len(table) * (1 + settings.copies)
 
 

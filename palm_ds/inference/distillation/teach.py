@@ -97,15 +97,18 @@ def teach(
     work = _open_work(recipe, RunSpec(recipe=recipe, ds_config=ds_config, folder=output), processes)
     info = _info(work)
     makers = _row_parts(work) if work.by_rows else _step_parts(work)
-    parts = _open_parts(output, _key(work, info, ds_config.precision))
+    if output.is_dir():
+        raise UserError(f"{output}: is a folder; name a file")
     continued = rows = 0
-    for number, make in enumerate(makers):
-        if parts.path(number).exists():
-            continued += 1
-        else:
-            parts.write(number, partial(pq.write_table, make()))
-        rows += pq.read_metadata(parts.path(number)).num_rows
-    _join(parts, len(makers), output, info)
+    key = _key(work, info, ds_config.precision)
+    with OutputParts.opened(output, ".parquet", key) as parts:
+        for number, make in enumerate(makers):
+            if parts.path(number).exists():
+                continued += 1
+            else:
+                parts.write(number, partial(pq.write_table, make()))
+            rows += pq.read_metadata(parts.path(number)).num_rows
+        _join(parts, len(makers), output, info)
     return TeachSummary(
         rows=rows,
         by="rows of tables" if work.by_rows else "rows of steps",
@@ -317,14 +320,6 @@ def _rows_of(data: Data, name: str) -> str:
     return hash_of_text(source.numbers.astype(np.int64).tobytes().hex())
 
 
-def _open_parts(output: Path, key: object) -> OutputParts:
-    if output.is_dir():
-        raise UserError(f"{output}: is a folder; name a file")
-    parts = OutputParts.of(output, ".parquet")
-    parts.prepare(key)
-    return parts
-
-
 def _join(parts: OutputParts, count: int, output: Path, info: ScoreFileInfo) -> None:
     files = [parts.path(number) for number in range(count)]
     schema = with_info(pq.read_schema(files[0]), info)
@@ -334,4 +329,3 @@ def _join(parts: OutputParts, count: int, output: Path, info: ScoreFileInfo) -> 
             part = pq.read_table(file).replace_schema_metadata(schema.metadata)
             writer.write_table(part, row_group_size=len(part))
     move_into_place(temporary, output)
-    parts.delete()

@@ -3,13 +3,16 @@
 table ──queries and their positives──> Miner (mine_negatives.py) ──> FILE.jsonl
 passages: the texts of an index, of other files, or the positives of all rows
 {"query": ..., "positive": ..., "negatives": [...], "teacher_scores": [positive's, negatives']}
+
+An interrupted run keeps the vectors of passages and the queries that it has finished.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +20,22 @@ import numpy as np
 
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.files import hash_of_text
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.tasks.task import TableTask
 from palm_ds.inference.embedder import CHUNK, Embedder
-from palm_ds.inference.predict_files import without_labels
+from palm_ds.inference.embedding_files import vectors_key
+from palm_ds.inference.parts import OutputParts
+from palm_ds.inference.predict_files import predictions_key, without_labels
+from palm_ds.inference.predictor import Predictor
 from palm_ds.inference.search.index import SearchIndex
-from palm_ds.inference.search.mine_negatives import MinedQuery, Miner, Passages, Scorer
+from palm_ds.inference.search.mine_negatives import (
+    QUERIES,
+    MinedQuery,
+    Miner,
+    MiningSettings,
+    Passages,
+)
 from palm_ds.inference.search.texts import TextColumns, read_texts
 from palm_ds.inference.search.vectors import unit
 from palm_ds.inference.trained_model import TrainedModel
@@ -41,6 +54,27 @@ class MiningSummary:
     positive_score: float
     """The mean score of the positives."""
     negative_score: float
+    continued: int
+    """Queries that an interrupted run had mined."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairScorer:
+    """Scores of pairs by a head, as `/rerank` of a server gives them."""
+
+    predictor: Predictor
+    task: TableTask
+
+    def __call__(self, pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+        """Scores (pairs,) of (query, text)."""
+        (each,) = self.predictor.passes
+        read = TableSettings(simplify=each.read.simplify, strip_spaces=each.read.strip_spaces)
+        rows = [self.task.row_of(pair) for pair in pairs]
+        table = Table.from_rows(rows, without_labels(read), name="pairs")
+        scores = np.empty(len(pairs))
+        for chunk in self.predictor.predict(each, self.predictor.source(table)):
+            scores[chunk.rows] = [*map(self.task.relevance, chunk.predictions[self.task.name])]
+        return scores
 
 
 # ---- what is read ----
@@ -91,34 +125,10 @@ def texts_of_files(files: Sequence[str], columns: TextColumns) -> list[str]:
     return [*dict.fromkeys(text.passage for _, text in read_texts(files, columns))]
 
 
-def embedded(texts: Sequence[str], embedder: Embedder, done: Progress) -> Passages:
-    """Texts with their vectors. Raises UserError for sparse ones."""
-    if embedder.sparse:
-        raise UserError(_NO_SPARSE)
-    vectors = np.empty((len(texts), embedder.size), np.float32)
-    for first in range(0, len(texts), CHUNK):
-        part = texts[first : first + CHUNK]
-        vectors[first : first + len(part)] = unit(embedder.embed(part))
-        done(first + len(part), len(texts))
-    return Passages(texts=texts, vectors=vectors)
-
-
-def pair_scorer(opened: TrainedModel, task: str = "") -> Scorer:
-    """Scores of pairs by a head, as `/rerank` of a server gives them. Raises UserError."""
+def pair_scorer(opened: TrainedModel, task: str = "") -> PairScorer:
+    """Of the named task, or of the best one to order texts by. Raises UserError."""
     scoring = _scoring_task(opened, task)
-    predictor = opened.predictor([scoring.name])
-    (each,) = predictor.passes
-    read = TableSettings(simplify=each.read.simplify, strip_spaces=each.read.strip_spaces)
-
-    def score(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-        rows = [scoring.row_of(pair) for pair in pairs]
-        source = predictor.source(Table.from_rows(rows, without_labels(read), name="pairs"))
-        scores = np.empty(len(pairs))
-        for chunk in predictor.predict(each, source):
-            scores[chunk.rows] = [*map(scoring.relevance, chunk.predictions[scoring.name])]
-        return scores
-
-    return score
+    return PairScorer(predictor=opened.predictor([scoring.name]), task=scoring)
 
 
 def _scoring_task(opened: TrainedModel, name: str) -> TableTask:
@@ -146,20 +156,85 @@ def check_output(output: Path, table: Table) -> None:
 
 
 def mine_file(
-    table: Table, output: Path, miner: Miner, *, scores: bool = False, done: Progress
+    table: Table,
+    output: Path,
+    *,
+    passages: Passages | Sequence[str],
+    embedder: Embedder,
+    prompt: str | None = None,
+    scorer: PairScorer | None = None,
+    settings: MiningSettings,
+    scores: bool = False,
+    done: Progress,
 ) -> MiningSummary:
-    """Write the rows of a table with their negatives, complete or not at all. `scores`: also as
-    `teacher_scores`."""
-    answers, mined = answers_of(table), dict[str, MinedQuery]()
-    for found in miner.mine(answers):
-        mined[found.query] = found
-        done(len(mined), len(answers))
-    pairs = zip(table.column("query"), table.column("positive"), strict=True)
-    rows = [_row(mined.get(query), query, positive, scores) for query, positive in pairs]
-    output.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-    write_file_atomically(output, "".join(lines))
-    return _summary(table, mined)
+    """Write the rows of a table with their negatives, complete or not at all. `passages`: with
+    vectors of `embedder`, or the texts alone; `prompt`: before queries, if it differs from the
+    embedder's; `scores`: also write `teacher_scores`. Raises UserError."""
+    if embedder.sparse:
+        raise UserError(_NO_SPARSE)
+    own = embedder.settings
+    asking = embedder if prompt is None else embedder.with_settings(replace(own, prompt=prompt))
+    texts = passages.texts if isinstance(passages, Passages) else passages
+    how = [vectors_key(embedder), asking.settings.prompt, asdict(settings)]
+    key = [*how, predictions_key(scorer.predictor) if scorer else None, scorer and scorer.task.name]
+    key += [table.fingerprint, hash_of_text(json.dumps([*texts]))]
+    with OutputParts.opened(output, ".jsonl", key) as parts:
+        if not isinstance(passages, Passages):
+            passages = _embedded(texts, embedder, replace(parts, suffix=".npy"), done)
+        miner = Miner(
+            passages=passages,
+            embed_queries=asking.embed,
+            embed_texts=embedder.embed,
+            settings=settings,
+            scorer=scorer,
+        )
+        answers = answers_of(table)
+        continued = _mine_parts(miner, answers, parts, done)
+        files = [parts.path(first) for first in range(0, len(answers), QUERIES)]
+        mined = {found.query: found for file in files for found in _read_part(file)}
+        pairs = zip(table.column("query"), table.column("positive"), strict=True)
+        rows = [_row(mined.get(query), query, positive, scores) for query, positive in pairs]
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        write_file_atomically(output, "".join(lines))
+    return _summary(table, mined, continued)
+
+
+def _embedded(
+    texts: Sequence[str], embedder: Embedder, parts: OutputParts, done: Progress
+) -> Passages:
+    """Texts with their vectors."""
+    vectors = np.empty((len(texts), embedder.size), np.float32)
+    for first in range(0, len(texts), CHUNK):
+        chunk = texts[first : first + CHUNK]
+        if not parts.path(first).exists():
+            parts.write(first, partial(np.save, arr=unit(embedder.embed(chunk))))
+        vectors[first : first + len(chunk)] = np.load(parts.path(first), allow_pickle=False)
+        done(first + len(chunk), len(texts))
+    return Passages(texts=texts, vectors=vectors)
+
+
+def _mine_parts(
+    miner: Miner, answers: Mapping[str, Sequence[str]], parts: OutputParts, done: Progress
+) -> int:
+    """Mine the queries that an interrupted run has not; returns the number of those that it has."""
+    queries, continued = [*answers], 0
+    for first in range(0, len(queries), QUERIES):
+        some = queries[first : first + QUERIES]
+        if parts.path(first).exists():
+            continued += len(some)
+        else:
+            mined = [asdict(found) for found in miner.mine({x: answers[x] for x in some})]
+            parts.write(first, partial(_write_part, mined))
+        done(first + len(some), len(queries))
+    return continued
+
+
+def _write_part(mined: Sequence[Mapping[str, Any]], file: Path) -> None:
+    file.write_text("".join(json.dumps(found) + "\n" for found in mined), "utf-8")
+
+
+def _read_part(file: Path) -> list[MinedQuery]:
+    return [MinedQuery(**json.loads(line)) for line in file.read_text("utf-8").splitlines()]
 
 
 def _row(
@@ -173,7 +248,7 @@ def _row(
     return row
 
 
-def _summary(table: Table, mined: Mapping[str, MinedQuery]) -> MiningSummary:
+def _summary(table: Table, mined: Mapping[str, MinedQuery], continued: int) -> MiningSummary:
     asked = [mined[query] for query in table.column("query") if query is not None]
     own = [score for found in mined.values() for score in found.positives.values()]
     others = [score for found in mined.values() for _, score in found.negatives]
@@ -183,4 +258,5 @@ def _summary(table: Table, mined: Mapping[str, MinedQuery]) -> MiningSummary:
         without=sum(not found.negatives for found in asked),
         positive_score=float(np.mean(own)),
         negative_score=float(np.mean(others)) if others else 0.0,
+        continued=continued,
     )

@@ -26,7 +26,8 @@ from palm_ds.inference.search.ranking import best_of
 from palm_ds.inference.search.vectors import unit
 
 _PRODUCTS = 1 << 24  # cosines that are in memory together
-_QUERIES = 1024  # at most, of which they are
+QUERIES = 256
+"""Mined together, at most."""
 Embed = Callable[[Sequence[str]], np.ndarray]
 """Vectors (texts, size) of texts."""
 Scorer = Callable[[Sequence[tuple[str, str]]], np.ndarray]
@@ -109,7 +110,7 @@ class Miner:
     def mine(self, answers: Mapping[str, Sequence[str]]) -> Iterator[MinedQuery]:
         """Mine each query of {query: its positives}, in their order."""
         queries = [*answers]
-        at_once = min(max(_PRODUCTS // max(len(self.passages.texts), 1), 1), _QUERIES)
+        at_once = min(max(_PRODUCTS // max(len(self.passages.texts), 1), 1), QUERIES)
         for first in range(0, len(queries), at_once):
             yield from self._mined({x: answers[x] for x in queries[first : first + at_once]})
 

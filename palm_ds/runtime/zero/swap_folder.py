@@ -25,7 +25,7 @@ from typing import Any
 from torch import nn
 
 from palm_ds.common.errors import UserError
-from palm_ds.common.files import try_lock
+from palm_ds.common.files import check_locks, try_lock
 from palm_ds.runtime.deepspeed.deepspeed_import import import_deepspeed
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.runtime.deepspeed.ds_config_check import reason
@@ -162,6 +162,7 @@ def _check_folder(path: Path, where: str) -> None:
     except OSError as error:
         raise UserError(f"{where}: {path}: cannot be written: {error.strerror}") from None
     try:
+        check_locks(probe, where)  # they tell the folders of killed processes
         os.close(os.open(probe, os.O_WRONLY | os.O_DIRECT))
     except OSError:
         raise UserError(

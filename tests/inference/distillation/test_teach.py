@@ -13,6 +13,7 @@ import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.inference.distillation.teach import TeachSummary, teach
+from palm_ds.inference.parts import OutputParts
 from palm_ds.runtime.deepspeed.ds_config import DSConfig, make_ds_config
 from palm_ds.runtime.processes.processes import start
 from palm_ds.text.tokenizer import wordpiece
@@ -143,24 +144,36 @@ def test_an_interrupted_command_continues(folder, tmp_path, monkeypatch) -> None
     assert pq.read_table(again).equals(whole) and not list(tmp_path.glob(".again*"))
 
 
-def test_parts_of_another_recipe_are_not_continued(folder, tmp_path, monkeypatch) -> None:
+def interrupted(recipe: Any, file: Path) -> int:
+    """Write all parts, but not the file; returns the rows of the parts."""
+    rows = []
+
+    def join(parts: OutputParts, *_: object) -> None:
+        rows.extend(pq.read_metadata(x).num_rows for x in parts.folder.glob("part_*"))
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as context, pytest.raises(KeyboardInterrupt):
+        context.setattr("palm_ds.inference.distillation.teach._join", join)
+        write(recipe, file)
+    return sum(rows)
+
+
+def test_parts_of_another_recipe_are_not_continued(folder, tmp_path) -> None:
     """Here the interrupted command had another maximum length."""
     file = tmp_path / "scores.parquet"
     short = student(folder, ("mood",)).resolved()
     short["tasks"]["mood"]["max_length"] = 8
-    monkeypatch.setattr("palm_ds.inference.distillation.teach._join", lambda *_: None)
-    assert write(make_recipe(short), file).continued == 0
+    assert interrupted(make_recipe(short), file) == 12
     assert write(make_recipe(short), file).continued == 1
+    assert interrupted(make_recipe(short), file) == 12
     assert write(student(folder, ("mood",)), file).continued == 0
 
 
-def test_parts_of_other_rows_are_not_continued(folder, tmp_path, monkeypatch) -> None:
+def test_parts_of_other_rows_are_not_continued(folder, tmp_path) -> None:
     """A part has the first 1,024 rows that are not held out, whichever these are."""
     file = tmp_path / "scores.parquet"
     values = student(folder, ("mood",)).resolved()
-    with monkeypatch.context() as context:
-        context.setattr("palm_ds.inference.distillation.teach._join", lambda *_: None)
-        assert write(make_recipe(values | {"held_out": 0.4}), file).rows < 12
+    assert 0 < interrupted(make_recipe(values | {"held_out": 0.4}), file) < 12
     found = write(make_recipe(values), file)
     assert (found.continued, found.rows) == (0, 12)
 

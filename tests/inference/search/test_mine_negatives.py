@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 
 from palm_ds.cli.main import main
 from palm_ds.common.errors import UserError
+from palm_ds.inference.parts import OutputParts
+from palm_ds.inference.search import mine_files
 from palm_ds.inference.search.mine_files import pair_scorer
 from palm_ds.inference.search.mine_negatives import Miner, MiningSettings, Passages
 from palm_ds.inference.trained_model import TrainedModel
@@ -186,6 +189,53 @@ def test_rows_of_a_file_get_negatives(
     assert main(["index", "build", str(index), str(words_run), str(tmp_path / "texts.jsonl")]) == 0
     _, others = command(capsys, words_run, pairs, "--output", out, "--index", index)
     assert [x["negatives"] for x in others] == [x["negatives"] for x in rows]
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passages and queries, one to a part."""
+    for name in ("CHUNK", "QUERIES"):
+        monkeypatch.setattr(mine_files, name, 1)
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("ends_at", [3, 15])  # of 13 passages; of the 3 queries after them
+@pytest.mark.parametrize("change", ["", "settings", "pairs", "model"])
+def test_an_interrupted_run_continues(
+    words_run: Path,
+    tasks_run: Path,
+    pairs: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    ends_at: int,
+    change: str,
+) -> None:
+    how, out, parts = ["--reranker", tasks_run, "--scores"], tmp_path / "mined.jsonl", []
+    write = OutputParts.write
+
+    def until(self: OutputParts, number: int, written: Any) -> None:
+        if len(parts) == ends_at:
+            raise KeyboardInterrupt
+        write(self, number, written)
+        parts.append(number)
+
+    monkeypatch.setattr(OutputParts, "write", until)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        command(capsys, words_run, pairs, "--output", out, *how)
+    assert not out.exists()
+    monkeypatch.setattr(OutputParts, "write", write)
+    if change == "settings":
+        how += ["--num_negatives", 2]
+    if change == "pairs":
+        pairs.write_text(pairs.read_text().replace("so 0", "so so"))
+    if change == "model":
+        how[1] = shutil.copytree(tasks_run, tmp_path / "other")
+    found, _ = command(capsys, words_run, pairs, "--output", out, *how)
+    assert found["continued"] == (2 if ends_at == 15 and not change else 0)
+    whole, _ = command(capsys, words_run, pairs, "--output", tmp_path / "whole.jsonl", *how)
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert not list(tmp_path.glob(".*.parts")) and whole["continued"] == 0
 
 
 def test_a_reranker_scores(

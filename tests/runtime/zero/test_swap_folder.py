@@ -108,6 +108,11 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
     refused(on(Path("/proc")), f"{key}/proc: cannot be written")
 
 
+def test_folders_without_locks_are_refused(tmp_path: Path, no_locks: None) -> None:
+    refused(on(tmp_path), "nvme_path: .*: this file system has no locks .*local disk")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_without_a_compiler_or_libaio_one_line_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
