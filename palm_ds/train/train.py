@@ -28,7 +28,7 @@ from palm_ds.runtime.processes.processes import Processes
 from palm_ds.runtime.processes.run_lock import RunLock, lock_run_folder
 from palm_ds.runtime.processes.signals import StopFlag, stop_signals
 from palm_ds.runtime.zero.swap_folder import check_swap_room, prepare_swapping
-from palm_ds.train.evaluate.evaluate import HeldOutSet, evaluate
+from palm_ds.train.evaluate.evaluate import HeldOutSet, TaskScore, evaluate
 from palm_ds.train.export import (
     GENERATOR,
     FinalWeights,
@@ -412,8 +412,7 @@ def _end_dry_run(parts: _Parts, plan_for: Sequence[Cluster]) -> None:
     freeze(model, parts.recipe.optimizer.freeze)
     StepFreezing(parts.freezable, model)
     check_swap_room(parts.run.ds_config, model, parts.processes)
-    if parts.best.named_task:
-        best = parts.recipe.evaluate.best
+    if "." in (best := parts.recipe.evaluate.best):
         log.info("evaluate.best: whether %s exists is known from step 1", best)
     teachers = parts.plan.sizes(parts.run.ds_config.precision)
     size = replace(size_of(model), teachers=teachers)
@@ -437,22 +436,24 @@ def _start_engine(parts: _Parts, start_at: StartingPoint) -> Engine:
         freezable=parts.freezable,
         teacher=build_teachers(parts.plan, parts.model, parts.run, parts.data, parts.processes),
     )
-    if parts.best.named_task and not start_at.found:
+    if parts.best.enabled and not start_at.found:
         _check_best(parts, engine)
     return engine
 
 
 def _check_best(parts: _Parts, engine: Engine) -> None:
-    """Raises UserError for an unknown metric now, not after an epoch. Some are not defined on a few
-    rows, such as the AUC of one class; so all rows are looked at before one is refused.
-    Collective."""
+    """Raises UserError for an unknown metric, or tasks that have none, now and not after an epoch.
+    Some are not defined on a few rows, such as the AUC of one class; so all rows are looked at
+    before one is refused. Collective."""
     recipe, best, held_out = parts.recipe, parts.best, parts.validation
 
     def check(rows: int) -> None:
-        some = held_out.first_rows_of(best.named_task, rows)
-        scores = evaluate(engine, some, recipe.built_tasks, recipe.own_metrics)
-        if best.named_task in scores:
-            best.metric(scores[best.named_task])
+        scores: dict[str, TaskScore] = {}
+        for name in best.compared:
+            some = held_out.first_rows_of(name, rows)
+            found = evaluate(engine, some, recipe.built_tasks, recipe.own_metrics)
+            scores |= {task: score for task, score in found.items() if task == name}
+        best.check_scores(scores)
 
     try:
         check(engine.world)

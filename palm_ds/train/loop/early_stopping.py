@@ -52,10 +52,21 @@ class BestTracker:
             )
 
     @property
-    def named_task(self) -> str:
-        """The task of a `task.metric`, else empty. Its metrics are known once it is evaluated."""
-        name, _, metric = self.settings.best.partition(".")
-        return name if metric else ""
+    def compared(self) -> list[str]:
+        """The tasks whose scores are compared. What scores they have is known once they are
+        evaluated."""
+        name = self.settings.best.partition(".")[0]
+        if name != "mean":
+            return [name] if name else []
+        return [name for name, task in self.tasks.items() if not task.auxiliary]
+
+    def check_scores(self, scores: Mapping[str, TaskScore]) -> None:
+        """Raises UserError if these scores, of `compared` tasks, have nothing to compare."""
+        metric = self.settings.best.partition(".")[2]
+        if scores and not metric:
+            self._with_value([*scores.values()])
+        for score in scores.values() if metric else ():
+            self.metric(score)
 
     def __str__(self) -> str:
         return f"{self.settings.best} {abs(self.value):.4f}"  # what should be low is stored negated

@@ -40,6 +40,20 @@ def test_tracking_is_off_by_default() -> None:
     assert best(best="mean").enabled
 
 
+def test_scores_without_a_value_are_refused_at_the_start() -> None:
+    bare, message = {"a": score(math.nan)}, "evaluate.best: .*: there is no score but the loss"
+    for name in ("mean", "a"):
+        with pytest.raises(UserError, match=message):
+            best(best=name).check_scores(bare)
+        best(best=name).check_scores(bare | {"b": score(0.5)})
+        best(best=name).check_scores({"a": score(math.nan, f1=0.0)})
+    best(best="a.loss").check_scores(bare)
+    with pytest.raises(UserError, match="evaluate.best: a has no 'f2'"):
+        best(best="a.f2").check_scores({"a": score(0.5, f1=0.0)})
+    chosen = [best(best=name).compared for name in ("mean", "a", "a.f1", "")]
+    assert chosen == [["a", "b"], ["a"], ["a"], []]
+
+
 def test_ties_go_to_the_first() -> None:
     chosen = best(best="a")
     seen = [
