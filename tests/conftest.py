@@ -45,6 +45,7 @@ for name, value in {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
+    "ORT_DISABLE_TELEMETRY": "1",
     # Triton kernels compute on the CPU where there is no GPU.
     **({} if Path("/dev/nvidiactl").exists() else {"TRITON_INTERPRET": "1"}),
 }.items():

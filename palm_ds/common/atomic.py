@@ -11,13 +11,14 @@ has its own part, `.NAME.XXXXXXXX.part`, which is locked while the process runs.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from palm_ds.common.errors import UserError
@@ -172,7 +173,8 @@ def follow_umask(path: Path) -> None:
     probe = path.with_name(f".{path.name}.{secrets.token_hex(4)}.mode")
     probe.touch(exist_ok=False)
     try:
-        shutil.copymode(probe, path)
+        with suppress(OSError):  # a file system without modes, such as some mounted object stores
+            shutil.copymode(probe, path)
     finally:
         probe.unlink()
 
@@ -181,6 +183,15 @@ def sync(path: Path) -> None:
     """Flushes the contents of a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        sync_opened(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_opened(descriptor: int) -> None:
+    """Likewise, as far as the file system can: some have no way to, at least for folders."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            raise

@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from palm_ds.common.atomic import write_file_atomically
+from palm_ds.common.atomic import sync_opened, write_file_atomically
 from palm_ds.common.files import hash_of_text
 from palm_ds.common.json_files import write_json
 from palm_ds.corpus.manifest import (
@@ -91,7 +91,7 @@ class HashingFile:
         """Flushes the bytes to disk; the caller closes the handle."""
         if not self.closed:
             self.handle.flush()
-            os.fsync(self.handle.fileno())
+            sync_opened(self.handle.fileno())
         self.closed = True
 
     def entry(self) -> dict[str, Any]:

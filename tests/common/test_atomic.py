@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from palm_ds.common.atomic import (
     check_new_folder,
+    follow_umask,
     move_into_place,
     write_file_atomically,
     write_folder_atomically,
@@ -43,6 +47,35 @@ def test_a_file_that_cannot_be_replaced_leaves_nothing(
     with pytest.raises(OSError, match="disk full"):
         write_file_atomically(path, "after")
     assert (path.read_text(), names(tmp_path)) == ("before", ["file"])
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
+def test_file_systems_that_cannot_sync(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.fsync", failing(code))
+    write_file_atomically(tmp_path / "file", "after")
+    assert (tmp_path / "file").read_text() == "after"
+    monkeypatch.setattr("os.fsync", failing(errno.EIO))
+    with pytest.raises(OSError, match="Input/output error"):
+        write_file_atomically(tmp_path / "file", "lost")
+    assert (tmp_path / "file").read_text() == "after"
+
+
+def test_file_systems_without_modes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch(0o600)
+    follow_umask(tmp_path / "file")
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) != 0o600
+    monkeypatch.setattr("os.chmod", failing(errno.EPERM))
+    follow_umask(tmp_path / "file")
+    assert names(tmp_path) == ["file"]
+
+
+def failing(code: int) -> Callable[..., None]:
+    def fail(*_: object, **options: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
 
 
 def test_a_folder_is_replaced_completely(tmp_path: Path) -> None:

@@ -409,10 +409,13 @@ def _close(connections: list[sqlite3.Connection]) -> None:
 
 
 def create_database(path: Path, *, sparse: bool = False) -> None:
-    """A database without texts; `sparse`: with a table of their vectors."""
-    with closing(_connect(path)) as connection:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.executescript(_SCHEMA + SPARSE_SCHEMA if sparse else _SCHEMA)
+    """A database without texts; `sparse`: with a table of their vectors. Raises StoreError."""
+    try:
+        with closing(_connect(path)) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.executescript(_SCHEMA + SPARSE_SCHEMA if sparse else _SCHEMA)
+    except sqlite3.Error as error:
+        raise StoreError(f"{path}: {error}; an index needs a local disk with space") from None
 
 
 def _connect(path: Path | None) -> sqlite3.Connection:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from palm_ds.common.atomic import sync
+from palm_ds.common.atomic import sync, sync_opened
 from palm_ds.inference.search.store_errors import StoreError
 
 _ITEM = 4  # bytes of a number
@@ -93,7 +93,7 @@ class VectorFile:
         file = os.open(self.path(generation), os.O_WRONLY)
         try:
             self._write(file, first, vectors)
-            os.fsync(file)
+            sync_opened(file)
         finally:
             os.close(file)
 
@@ -112,7 +112,7 @@ class VectorFile:
         try:
             for first in range(0, len(rows), _AT_ONCE):
                 self._write(file, first, vectors[rows[first : first + _AT_ONCE]])
-            os.fsync(file)
+            sync_opened(file)
         finally:
             os.close(file)
         sync(self.folder)

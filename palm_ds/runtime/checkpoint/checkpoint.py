@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 
-from palm_ds.common.atomic import move_into_place
+from palm_ds.common.atomic import move_into_place, sync
 from palm_ds.common.errors import UserError
 from palm_ds.common.files import sha256_of_file
 from palm_ds.common.json_files import seal_problem, write_sealed_json
@@ -78,8 +78,7 @@ class FileManifest:
         path = Path(path)
         try:
             make(path)
-            with open(path, "rb+") as file:
-                os.fsync(file.fileno())
+            sync(path)
             self.files[path.name] = {"size": path.stat().st_size, "sha256": sha256_of_file(path)}
         except (OSError, SafetensorError) as error:
             self.error = f"{path.name}: {_reason(error)}"

@@ -199,6 +199,16 @@ def full_disk(*_: object) -> int:
     raise OSError(28, "No space left on device")
 
 
+def test_a_database_that_cannot_be_made_is_said(tmp_path: Path, monkeypatch) -> None:
+    def fail(path: Path | None) -> sqlite3.Connection:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr("palm_ds.inference.search.store._connect", fail)
+    with pytest.raises(StoreError, match="texts.sqlite: disk I/O error; an index needs a local"):
+        small_index(tmp_path / "i", names(0, 4))
+    assert not (tmp_path / "i").exists()
+
+
 def test_a_full_database_is_said_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ in_onnx_runtime(contents, path, description)    the same as a side of a parity c
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -19,12 +20,19 @@ from palm_ds.weights.formats.onnx.graph import EMBEDDING, LAST, POOLED, TASKS, W
 from palm_ds.weights.formats.runnable import Outputs, RunnableCheckpoint, Texts
 
 
+def no_telemetry() -> None:
+    """Before `onnxruntime` is imported: from 1.29 on it reports to Microsoft, and keeps the number
+    of the device in the user's home folder. ORT_DISABLE_TELEMETRY=0 allows it."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+
 class OnnxModel:
     """A graph that is loaded in ONNX Runtime."""
 
     def __init__(self, path: Path, description: OnnxDescription, threads: int = 0):
         """`threads`: as many as torch uses if 0. Raises UserError for a file that ONNX Runtime does
         not load."""
+        no_telemetry()
         import onnxruntime
 
         options = onnxruntime.SessionOptions()

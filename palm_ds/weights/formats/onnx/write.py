@@ -26,6 +26,7 @@ from palm_ds.weights.formats.expected_shapes import TRANSITIONS
 from palm_ds.weights.formats.onnx.crf import add_viterbi
 from palm_ds.weights.formats.onnx.description import OnnxDescription, metadata
 from palm_ds.weights.formats.onnx.graph import WORD_STARTS, PaddedModel
+from palm_ds.weights.formats.onnx.run import no_telemetry
 from palm_ds.weights.formats.runnable import read_values
 
 OPSETS = range(18, 24)
@@ -158,6 +159,7 @@ def save_graph(model: onnx.ModelProto, path: Path) -> None:
 
 def write_fp16(source: Path, path: Path, description: OnnxDescription) -> None:
     """Weights and computation in half precision; inputs and outputs as before."""
+    no_telemetry()
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     model = onnx.load(source)
@@ -191,6 +193,7 @@ INT8_FORMS = (
 
 def write_int8(source: Path, path: Path, form: Int8Form) -> None:
     """Weights in int8; what they are multiplied by is quantised as it comes (dynamic)."""
+    no_telemetry()
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with _quiet():
