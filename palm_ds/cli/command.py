@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import os
 import re
 import select
@@ -120,6 +121,8 @@ class Command:
         """Run as the whole program and end this process."""
         if self.piped:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        if isinstance(sys.stdout, io.TextIOWrapper):  # of a locale that lacks what is shown
+            sys.stdout.reconfigure(errors="backslashreplace")
         adapt_to_open_mpi()
         _leave(_until_interrupted(lambda: self.main(argv), self.interrupted))
 

@@ -89,9 +89,17 @@ def check_locks(file: Path, where: str) -> None:
             ) from None
 
 
+def home_folder() -> Path:
+    """The user's; of users without one, as in containers, `/`, as Docker gives them."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/")
+
+
 def cache_folder() -> Path:
     """The user's folder for what can be fetched or computed again."""
-    above = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    above = os.environ.get("XDG_CACHE_HOME") or home_folder() / ".cache"
     return Path(os.environ.get("PALM_DS_CACHE") or Path(above) / "palm_ds")
 
 

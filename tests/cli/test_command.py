@@ -81,6 +81,12 @@ def test_exit_codes(body: str, code: int, error: str) -> None:
     assert (done.returncode, done.stderr) == (code, error)
 
 
+def test_what_the_locale_cannot_show_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    done = start("print('a \\u4e2d \\xe4')\n    return 0")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "a \\u4e2d \\xe4\n", "")
+
+
 def test_a_reader_may_close_the_output_early() -> None:
     done = start("while True: print('y')", piped=True, tail="head -1")
     assert (done.stdout, done.stderr) == ("y\n", "")

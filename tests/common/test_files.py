@@ -11,10 +11,12 @@ import pytest
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.files import (
+    cache_folder,
     check_locks,
     check_right_file,
     fingerprint,
     hash_of_text,
+    home_folder,
     locked,
     sha256_of_file,
 )
@@ -74,6 +76,20 @@ def test_an_error_inside_releases_the_lock_and_keeps_the_file(tmp_path: Path) ->
         raise KeyError
     with locked(file, busy="busy"):
         assert file.read_text() == "kept"
+
+
+def test_users_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs with a number that no user has."""
+    for name in ("HOME", "XDG_CACHE_HOME", "PALM_DS_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    assert (home_folder(), cache_folder()) == (Path("/"), Path("/.cache/palm_ds"))
+    monkeypatch.setenv("HOME", "/home/me")
+    assert cache_folder() == Path("/home/me/.cache/palm_ds")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/else")
+    assert cache_folder() == Path("/else/palm_ds")
+    monkeypatch.setenv("PALM_DS_CACHE", "/fast")
+    assert cache_folder() == Path("/fast")
 
 
 def test_without_locks_of_the_file_system_nobody_waits(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from palm_ds.common.errors import UserError, suggest_path
+from palm_ds.common.files import home_folder
 
 FOLDER = "@FOLDER@"
 """In a command: the agent's own folder, where the file of hosts is."""
@@ -169,7 +170,7 @@ def variables_for_other_hosts() -> dict[str, str]:
     .deepspeed_env."""
     variables = {k: v for k, v in os.environ.items() if k.startswith(_PASSED_ON)}
     name = os.environ.get("DS_ENV_FILE", ".deepspeed_env")
-    for file in (Path.home() / name, Path(name)):
+    for file in (home_folder() / name, Path(name)):
         for line in _lines(file) if file.is_file() else ():
             key, equals, value = line.strip().partition("=")
             if equals and not key.startswith("#"):
