@@ -29,6 +29,12 @@ _FIRST_WAIT = 0.2  # seconds, doubled with each retry
 _MAX_WAIT = 30.0
 
 
+def _is_this_host(url: str) -> bool:
+    """Whether no proxy can reach it, whatever `http_proxy` says."""
+    host = httpx.URL(url).host
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
 class ServerError(Exception):
     """An answer that is an error: its HTTP status, the server's one line, and the request's id in
     the server's log."""
@@ -62,9 +68,12 @@ class ServingClient:
             headers["Authorization"] = f"Bearer {token}"
         self._batch, self._retries, self._sleep = batch, retries, sleep
         self._pool = ThreadPoolExecutor(parallel, thread_name_prefix="palm-ds-client")
-        # the server answers a late request itself, a little before this
         self._http = httpx.Client(
-            base_url=url, headers=headers, timeout=timeout + 5, transport=transport
+            base_url=url,
+            headers=headers,
+            timeout=timeout + 5,  # the server answers a late request itself, a little before
+            transport=transport,
+            trust_env=not _is_this_host(url),
         )
 
     def __enter__(self) -> ServingClient:

@@ -99,7 +99,14 @@ def test_of_several_texts_with_one_id_the_last_is_added_last() -> None:
     assert kept == {"1": "new", "2": "x"}
 
 
-def test_against_a_real_server(tasks_run: Path, words_run: Path) -> None:
+def test_against_a_real_server(
+    tasks_run: Path, words_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose host a proxy of the environment does not know."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
     models, served = opened(tasks=tasks_run, words=words_run)
     with (
         local(models, served) as server,
