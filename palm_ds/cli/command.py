@@ -21,7 +21,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -121,8 +121,9 @@ class Command:
         """Run as the whole program and end this process."""
         if self.piped:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        if isinstance(sys.stdout, io.TextIOWrapper):  # of a locale that lacks what is shown
-            sys.stdout.reconfigure(errors="backslashreplace")
+        with suppress(OSError):  # what a locale lacks is escaped, unless the output was exchanged
+            if isinstance(sys.stdout, io.TextIOWrapper):
+                sys.stdout.reconfigure(errors="backslashreplace")
         adapt_to_open_mpi()
         _leave(_until_interrupted(lambda: self.main(argv), self.interrupted))
 
