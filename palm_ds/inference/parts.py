@@ -9,9 +9,8 @@ OUTPUT                              complete or absent
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,24 +60,37 @@ class OutputParts:
     def _claimed(self, output: Path, follows_from: object) -> Iterator[None]:
         self.folder.mkdir(parents=True, exist_ok=True)
         busy = f"{output}: another command is writing it"
-        with locked(self.folder / _LOCK, busy=busy):
-            self._keep_those_of(hash_of_text(json.dumps(follows_from)))
-            try:
-                yield
-            except UserError:
-                if any(self.folder.glob("part_*")):
+        try:
+            with locked(self.folder / _LOCK, busy=busy):
+                self._keep_those_of(hash_of_text(json.dumps(follows_from)))
+                try:
+                    yield
+                except UserError:
+                    if any(self.folder.glob("part_*")):
+                        raise
+                    self._delete_all()
                     raise
-                shutil.rmtree(self.folder, ignore_errors=True)
-                raise
-            shutil.rmtree(self.folder)
+                self._delete_all()
+        finally:
+            self._delete_if_empty()
 
     def _keep_those_of(self, key: str) -> None:
         file = self.folder / _KEY
         if not file.is_file() or json.loads(file.read_text("utf-8")) != {"key": key}:
-            for path in self.folder.iterdir():
-                if path.name != _LOCK:
-                    path.unlink()
+            self._delete_all()
             write_json(file, {"key": key})
+
+    def _delete_all(self) -> None:
+        """But for the lock: on NFS a folder with an open file cannot be deleted."""
+        for path in self.folder.iterdir():
+            if path.name != _LOCK:
+                path.unlink()
+
+    def _delete_if_empty(self) -> None:
+        with suppress(OSError):  # another command has begun
+            if [path.name for path in self.folder.iterdir()] == [_LOCK]:
+                (self.folder / _LOCK).unlink()
+                self.folder.rmdir()
 
     def path(self, number: int) -> Path:
         return self.folder / f"part_{number:012}{self.suffix}"
