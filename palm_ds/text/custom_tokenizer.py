@@ -112,14 +112,14 @@ def find_splitter(folder: Path, entry: object) -> TextSplitter | None:
     kind, options = str(named.get("kind", "")), named.get("options") or {}
     cls: type[Any] = import_class(kind, CustomTokenizer, where)
     check_options(cls, options, f"{where}.options", base=CustomTokenizer, reserved=())
+    failed = "cannot be made"
     try:
         made = cls(folder, **options)
+        failed = "cannot be pickled, as other processes need"
         copied = pickle.loads(pickle.dumps(made))
     except Exception as error:  # user code may raise anything
         why = (str(error).splitlines() or [""])[0]
-        raise UserError(
-            f"{where}: {kind}: cannot be made: {type(error).__name__}: {why}"
-        ) from error
+        raise UserError(f"{where}: {kind}: {failed}: {type(error).__name__}: {why}") from error
     splitter = TextSplitter(kind=kind, options=options, made=made, where=where)
     again = TextSplitter(kind=kind, options=options, made=copied, where=where)
     first = [splitter.split(text) for text in _PROBES]

@@ -97,7 +97,7 @@ def test_tokens_are_not_added(tmp_path: Path) -> None:
         ("Outside", {}, r"has spans \[\[0, \d+\]\]; expected \[start, end\) within its"),
         ("Growing", {}, "splits .* into other tokens when it is asked in another order"),
         ("Broken", {}, "fails on '': IndexError"),
-        ("Unpicklable", {}, "cannot be made: .*pickle"),
+        ("Unpicklable", {}, "cannot be pickled, as other processes need: .*local object"),
     ],
 )
 def test_refused(kind: str, options: dict, message: str, tmp_path: Path) -> None:

@@ -424,8 +424,12 @@ def _connect(path: Path | None) -> sqlite3.Connection:
     connection = sqlite3.connect(
         path or ":memory:", timeout=_PATIENCE, isolation_level=None, check_same_thread=False
     )
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute(f"PRAGMA journal_size_limit = {_MAX_LOG}")
+    try:
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA journal_size_limit = {_MAX_LOG}")
+    except sqlite3.Error:  # no database
+        connection.close()
+        raise
     return connection
 
 
