@@ -87,7 +87,7 @@ class OutputParts:
                 path.unlink()
 
     def _delete_if_empty(self) -> None:
-        with suppress(OSError):  # another command has begun
+        with suppress(OSError):  # another command uses it
             if [path.name for path in self.folder.iterdir()] == [_LOCK]:
                 (self.folder / _LOCK).unlink()
                 self.folder.rmdir()
