@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
     from palm_ds.serve.limits import ServingLimits
 
     check_extra()
-    from palm_ds.serve.http.server import address_of, is_loopback, listen, serve
+    from palm_ds.serve.client import is_loopback
+    from palm_ds.serve.http.server import address_of, listen, serve
     from palm_ds.serve.model_set import open_set
     from palm_ds.serve.service import Service
 

@@ -14,6 +14,7 @@ connection. It needs httpx and NumPy, neither torch nor a model.
 from __future__ import annotations
 
 import base64
+import ipaddress
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,10 +30,12 @@ _FIRST_WAIT = 0.2  # seconds, doubled with each retry
 _MAX_WAIT = 30.0
 
 
-def _is_this_host(url: str) -> bool:
-    """Whether no proxy can reach it, whatever `http_proxy` says."""
-    host = httpx.URL(url).host
-    return host in ("localhost", "::1") or host.startswith("127.")
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class ServerError(Exception):
@@ -73,7 +76,7 @@ class ServingClient:
             headers=headers,
             timeout=timeout + 5,  # the server answers a late request itself, a little before
             transport=transport,
-            trust_env=not _is_this_host(url),
+            trust_env=not is_loopback(httpx.URL(url).host),  # which no proxy can reach
         )
 
     def __enter__(self) -> ServingClient:

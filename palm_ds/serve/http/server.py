@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import ipaddress
 import logging
 import signal
 import socket
@@ -50,14 +49,6 @@ def listen(host: str, port: int) -> socket.socket:
             raise UserError(f"--port {port}: in use on {host}; choose another, or 0") from None
         raise UserError(f"--host {host} --port {port}: {error}") from None
     return bound
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def address_of(bound: socket.socket) -> str:
