@@ -56,17 +56,20 @@ class BestTracker:
         """The tasks whose scores are compared. What scores they have is known once they are
         evaluated."""
         name = self.settings.best.partition(".")[0]
-        if name != "mean":
-            return [name] if name else []
+        return self._main_tasks if name == "mean" else [name] * bool(name)
+
+    @property
+    def _main_tasks(self) -> list[str]:
+        """All but auxiliary ones."""
         return [name for name, task in self.tasks.items() if not task.auxiliary]
 
     def check_scores(self, scores: Mapping[str, TaskScore]) -> None:
         """Raises UserError if these scores, of `compared` tasks, have nothing to compare."""
-        metric = self.settings.best.partition(".")[2]
-        if scores and not metric:
+        if "." in self.settings.best:
+            for score in scores.values():
+                self.metric(score)
+        elif scores:
             self._with_value([*scores.values()])
-        for score in scores.values() if metric else ():
-            self.metric(score)
 
     def __str__(self) -> str:
         return f"{self.settings.best} {abs(self.value):.4f}"  # what should be low is stored negated
@@ -96,8 +99,7 @@ class BestTracker:
 
     def _value(self, scores: Mapping[str, TaskScore]) -> float:
         if self.settings.best in ("", "mean"):
-            counted = [t for t, task in self.tasks.items() if not task.auxiliary]
-            targets = [s for t, s in scores.items() if t in counted]  # no generator
+            targets = [s for t, s in scores.items() if t in self._main_tasks]  # no generator
             if self.enabled and targets:
                 targets = self._with_value(targets)
             values = [s.value if self.enabled else -s.loss for s in targets]
