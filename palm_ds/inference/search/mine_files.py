@@ -176,8 +176,8 @@ def mine_file(
     asking = embedder if prompt is None else embedder.with_settings(replace(own, prompt=prompt))
     texts = passages.texts if isinstance(passages, Passages) else passages
     how = [vectors_key(embedder), asking.settings.prompt, asdict(settings)]
-    key = [*how, predictions_key(scorer.predictor) if scorer else None, scorer and scorer.task.name]
-    key += [table.fingerprint, hash_of_text(json.dumps([*texts]))]
+    how += [predictions_key(scorer.predictor)] if scorer else []
+    key = [how, table.fingerprint, hash_of_text(json.dumps([*texts]))]
     with OutputParts.opened(output, ".jsonl", key) as parts:
         if not isinstance(passages, Passages):
             passages = _embedded(texts, embedder, replace(parts, suffix=".npy"), done)
