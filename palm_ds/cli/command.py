@@ -27,7 +27,12 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn, TextIO
 
-from palm_ds.cli.interrupts import between_imports, interrupt_between_imports, line_of
+from palm_ds.cli.interrupts import (
+    between_imports,
+    interrupt_between_imports,
+    line_of,
+    raise_again,
+)
 from palm_ds.cli.output import add_output_options, direct_messages
 from palm_ds.common.errors import FAILED, MISTAKE, UserError, exit_on_user_error, suggest
 from palm_ds.runtime.processes.launch_env import adapt_to_open_mpi, rank_of_launcher
@@ -237,7 +242,7 @@ def _until_interrupted(run: Callable[[], int], said: str) -> int:
         if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores SIGHUP
             signal.signal(number, between_imports(end))
     try:
-        with quiet_at_closed_pipe():
+        with _signals_before_errors(), quiet_at_closed_pipe():
             return run()
     except _Ended as ended:
         print(line_of(ended.number), file=sys.stderr, flush=True)
@@ -254,6 +259,15 @@ def _until_interrupted(run: Callable[[], int], said: str) -> int:
     finally:  # the end of the interpreter would print the traceback of another one
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
+
+
+@contextmanager
+def _signals_before_errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        raise_again()
+        raise
 
 
 @contextmanager
@@ -307,7 +321,8 @@ def _drop_output() -> None:
 def _say_once(message: str, code: int) -> None:
     """Print an error once for all processes of a run that make the same mistake: rank 0 does. Those
     that have joined it have reported to it; others wait until a launcher has ended them, and print
-    if none does, as then rank 0 has not made the mistake."""
+    if none does, as then rank 0 has not made the mistake. After a signal it is none."""
+    raise_again()
     rank = rank_of_launcher()
     reported = _report_end(code, message)
     if rank and reported:

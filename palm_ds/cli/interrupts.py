@@ -26,30 +26,43 @@ _PAUSE_SECONDS = 0.01
 def between_imports(handle: Handler) -> Handler:
     """A handler that calls `handle`, which raises, as soon as no module is being imported and no
     finalizer runs."""
-    program, main_thread = os.getpid(), _thread.get_ident()
-    waits = retries = False
     if sys.unraisablehook is sys.__unraisablehook__:
         sys.unraisablehook = _send_again_or_print
+    return _Deferring(handle)
 
-    def note_retry() -> None:
-        nonlocal retries
-        retries = True
 
-    def deferred(number: int, frame: FrameType | None) -> None:
-        nonlocal waits, retries
-        again, retries = waits and not retries, False
+def raise_again() -> None:
+    """Raise once more what a handler of `between_imports` has raised; nothing if none has. C++ code
+    in which a signal arrives may end with an error of its own instead."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        handler = signal.getsignal(number)
+        if isinstance(handler, _Deferring) and handler.has_raised:
+            handler.handle(number, None)
+
+
+class _Deferring:
+    """The handler of one signal."""
+
+    def __init__(self, handle: Handler) -> None:
+        self.handle, self.has_raised = handle, False
+        self._program, self._main_thread = os.getpid(), _thread.get_ident()
+        self._waits = self._retries = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        again, self._retries = self._waits and not self._retries, False
         importer = _importer(frame)
-        if os.getpid() != program or not (importer or _is_in_finalizer(frame)):
-            waits = False
-            handle(number, frame)
+        if os.getpid() != self._program or not (importer or _is_in_finalizer(frame)):
+            self._waits, self.has_raised = False, True
+            self.handle(number, frame)
         elif again or importer.startswith(_COMMAND_LINE):
             print(line_of(number), file=sys.stderr, flush=True)
             os._exit(128 + number)
         else:
-            waits = True
-            _send_later(main_thread, number, note_retry)
+            self._waits = True
+            _send_later(self._main_thread, number, self._note_retry)
 
-    return deferred
+    def _note_retry(self) -> None:
+        self._retries = True
 
 
 def _send_again_or_print(unraisable: sys.UnraisableHookArgs) -> None:
@@ -57,7 +70,7 @@ def _send_again_or_print(unraisable: sys.UnraisableHookArgs) -> None:
     traceback = unraisable.exc_traceback
     while traceback:
         frame = traceback.tb_frame
-        if frame.f_code.co_name == "deferred" and _name(frame) == __name__:
+        if frame.f_code is _Deferring.__call__.__code__:
             _send_later(_thread.get_ident(), frame.f_locals["number"])
             return
         traceback = traceback.tb_next

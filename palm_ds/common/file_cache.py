@@ -180,9 +180,11 @@ def _evict(path: Path) -> bool:
     if path.name == ".lock":
         return False
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDWR)  # NFS locks for one process only what it may write
     except FileNotFoundError:
         return True
+    except PermissionError:
+        return False
     try:
         if not try_lock(descriptor):
             return False

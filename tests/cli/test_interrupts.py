@@ -1,4 +1,4 @@
-"""Signals while a module is imported."""
+"""Signals while a module is imported, and in code that loses what their handlers raise."""
 
 from __future__ import annotations
 
@@ -151,6 +151,47 @@ def test_an_interrupt_in_code_that_cannot_raise_is_raised_after_it(of_a_signal: 
         assert done.stderr == "" and done.stdout.splitlines()[-1:] == ["raised"], done
     else:
         assert "of its own" in done.stderr and done.stdout == "after\n", done
+
+
+LOSING = """
+import signal
+from palm_ds.cli.command import Command
+from palm_ds.common.errors import UserError
+
+def run(args):
+    try:
+        signal.raise_signal(signal.{number})
+    except BaseException:
+        raise {error} from None
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+Command(name="x", summary="", usage="", examples="", add_arguments=lambda parser: None, run=run,
+        results=False).start([])
+"""
+
+
+@pytest.mark.parametrize("error", ["UserError('file: cannot be read')", "TypeError('no shape')"])
+@pytest.mark.parametrize(
+    ("number", "code", "line"),
+    [
+        ("SIGINT", 130, "interrupted\n"),
+        ("SIGHUP", 129, "ended by SIGHUP\n"),
+    ],
+)
+def test_an_error_in_the_place_of_a_signal_is_not_shown(
+    error: str, number: str, code: int, line: str
+) -> None:
+    """As of torch's C++ while it reads weights."""
+    program = LOSING.format(number=number, error=error)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", line)
+
+
+def test_an_error_without_a_signal_is_shown() -> None:
+    program = LOSING.format(number="SIGCHLD", error="UserError('x')")
+    program = program.replace("    try:", "    try:\n        raise OSError")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "error: x\n")
 
 
 def test_a_second_one_does_not_show_at_the_end_of_the_program() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import pickle
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import fsspec
 import numpy as np
@@ -84,6 +87,17 @@ def limit_to(monkeypatch: pytest.MonkeyPatch, local: Corpus, shards: float) -> i
     return limit
 
 
+def flock_of_nfs(
+    file: int | BinaryIO, operation: int, flock: Callable[[int, int], None] = fcntl.flock
+) -> None:
+    """Locks for one process what it may write, others what it may read (flock(2))."""
+    descriptor = file if isinstance(file, int) else file.fileno()
+    mode = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
+    if mode == (os.O_RDONLY if operation & fcntl.LOCK_EX else os.O_WRONLY):
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    flock(descriptor, operation)
+
+
 def test_a_corpus_in_memory_reads_the_same(local: Corpus, cache: Path) -> None:
     memory = fsspec.filesystem("memory")
     memory.put(f"{local.path}/", "/bucket/wiki/", recursive=True)
@@ -115,9 +129,12 @@ def test_a_server_without_ranges(local: Corpus, server: loopback.Server) -> None
     assert everything(remote) == everything(local)
 
 
+@pytest.mark.parametrize("nfs", [False, True])
 def test_the_cache_stays_below_its_limit(
-    local: Corpus, server: loopback.Server, cache: Path, monkeypatch: pytest.MonkeyPatch
+    local: Corpus, server: loopback.Server, cache: Path, monkeypatch: pytest.MonkeyPatch, nfs: bool
 ) -> None:
+    if nfs:
+        monkeypatch.setattr(fcntl, "flock", flock_of_nfs)
     limit = limit_to(monkeypatch, local, 2.5)
     remote = open_corpus(f"{server.url}/c")
     for number in range(len(remote)):
