@@ -212,7 +212,7 @@ def _json_lines(path: Path, text: str) -> Iterator[StoredPrediction]:
 def _cells(path: Path, text: str) -> Iterator[StoredPrediction]:
     lines = text.removesuffix("\n").split("\n")
     names = [name.strip().lower() for name in lines[0].rstrip("\r").split("\t")]
-    titled = {"prediction", "index", "id"} & set(names)
+    titled = "prediction" in names
     if len(names) > 1 and not {"prediction", "index"} <= set(names):
         raise UserError(
             f"{path}:1: {len(names)} columns; expected two with the header `index<TAB>prediction`, "

@@ -36,3 +36,11 @@ def test_a_prediction_may_have_any_line_break(sign: str, tmp_path: Path) -> None
     file = tmp_path / "answer.predictions.json"
     file.write_text("".join(line + "\n" for line in lines), "utf-8")
     assert [each.values["text"] for each in read_predictions(file)] == texts
+
+
+@pytest.mark.parametrize("first", ["id", "index"])
+def test_a_first_prediction_may_look_like_a_title(first: str, tmp_path: Path) -> None:
+    """Such as `id`, the language."""
+    file = tmp_path / "language.txt"
+    file.write_text(f"{first}\nen\n")
+    assert [each.value("label") for each in read_predictions(file)] == [first, "en"]
