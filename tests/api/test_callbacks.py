@@ -82,6 +82,16 @@ def test_the_calls_of_a_training_and_metrics_of_the_users_own(tables: Path) -> N
     assert again["right"] == pytest.approx(again["accuracy"])
 
 
+def test_steps_by_hand_have_the_calls_of_a_training(tables: Path) -> None:
+    calls: list[tuple[str, str, Any]] = []
+    trainer(tables, callbacks=[Recorder("whole", calls)]).train()
+    made = trainer(tables, callbacks=[Recorder("by hand", calls)])
+    while made.cur_train_step < made.steps:
+        made.train_one_step()
+    hooks = [[hook for name, hook, _ in calls if name == who] for who in ("whole", "by hand")]
+    assert hooks[0] == hooks[1]
+
+
 def test_callbacks_and_metrics_of_a_trainer_count_among_others(tables: Path) -> None:
     calls: list[tuple[str, str, Any]] = []
     one = trainer(tables, callbacks=[Recorder("one", calls)], metrics=right)
