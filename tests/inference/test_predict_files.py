@@ -46,6 +46,25 @@ def test_labels_that_are_missing_are_noted(run, name, row, label, tmp_path) -> N
     assert (tmp_path / "none" / "out" / f"{name}.predictions.json").read_text() == written
 
 
+@pytest.mark.parametrize(
+    ("known", "other"),
+    [
+        ({"tokens": ["good"], "tags": ["B-X"]}, {"tokens": ["good"], "tags": ["B-Y"]}),
+        (
+            {"text_a": "good", "spans": [{"start": 0, "end": 4, "type": "X"}]},
+            {"text_a": "good", "spans": [{"start": 0, "end": 4, "type": "Y"}]},
+        ),
+    ],
+)
+def test_rows_of_other_chunks_are_noted(known: Any, other: Any, tmp_path: Path) -> None:
+    """Scores are those of all rows, or none."""
+    tasks = {"names": {"kind": "tagging", "source": "words"}}
+    run = save_model(tmp_path / "run", ("names",), tasks=tasks)
+    assert list(predicted(run, tmp_path, "names", [known, known]).scores) == ["names"]
+    found = predicted(run, tmp_path, "names", [known, other])
+    assert not found.scores and "unknown tag 'B-Y'" in found.notes[0]
+
+
 def interrupted(run: Path, job: PredictionJob, chunks: int) -> None:
     """Predict all but the last of some chunks."""
     predictor = TrainedModel.open(run).predictor()

@@ -17,6 +17,7 @@ from palm_ds.train.recipe.recipe import make_recipe
 from tests.helpers.small_tables import TINY
 
 TOKENIZER = wordpiece([*SPECIALS, "a"], lower=True)
+SPAN = {"start": 0, "end": 1, "type": "x"}
 ROWS: dict[str, tuple[dict[str, Any], list[dict[str, Any]], list[Any]]] = {
     "classification": ({"labels": ["x", "y"]}, [{"label": "x"}, {"label": "y"}], ["x", "y"]),
     "regression": ({}, [{"label": "1.5"}, {"label": 2}], [1.5, 2.0]),
@@ -26,6 +27,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[dict[str, Any]], list[Any]]] = {
         [["x", "y"], []],
     ),
     "tagging": ({"labels": ["O"]}, [{"tags": ["O"]}, {"tags": ["O"]}], [["O"], ["O"]]),
+    "spans": ({"kind": "tagging"}, [{"spans": [SPAN]}, {"spans": []}], [[SPAN], []]),
 }
 
 
