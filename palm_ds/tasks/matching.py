@@ -99,6 +99,9 @@ class Matching(PositiveClassTask):
         elif labelled:
             self.check_labels(source)
 
+    def label_roles(self) -> tuple[str, ...]:
+        return () if self.pairwise else super().label_roles()
+
     def labelled(self, source: TableSource) -> np.ndarray:
         return np.ones(len(source), bool) if self.pairwise else super().labelled(source)
 
