@@ -83,9 +83,13 @@ def test_rows_without_label_or_prediction_do_not_count() -> None:
 
 
 def test_mistakes_are_one_line() -> None:
-    tasks = {"mood": classification()}
+    others = {"find": "retrieval", "twins": "class_pairs"}
+    tasks = {name: build(name, {"kind": kind, "source": "s"}) for name, kind in others.items()}
+    tasks["mood"] = classification()
     here = __name__
     for names, message in {
+        ("find", f"{here}.several"): "evaluate.metrics: 'find' has no labels, which metrics get",
+        ("twins", f"{here}.several"): "evaluate.metrics: 'twins' has no predictions to score",
         ("moood", f"{here}.several"): "evaluate.metrics: no task 'moood'; did you mean",
         ("mood", "nowhere_to.be"): "evaluate.metrics.mood: cannot import 'nowhere_to'",
         ("mood", f"{here}.absent"): r"evaluate.metrics.mood: .* has no 'absent'",
