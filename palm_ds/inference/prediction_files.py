@@ -178,7 +178,7 @@ def _object(text: str) -> dict[str, Any] | None:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    one = isinstance(value, dict) and "index" not in value
+    one = isinstance(value, dict) and not {"index", "id"} & value.keys()
     return value if one and all(isinstance(item, str) for item in value.values()) else None
 
 
