@@ -160,7 +160,7 @@ class BaseTrainer(Summary, ABC):
         return Report(path)
 
     def _callback_handlers(self) -> list[EventHandler]:
-        log_every = self.settings.log_every
+        log_every = self.recipe.log.every
         return [caller(self.callbacks, self, log_every)] if self.callbacks else []
 
     # ---- predicting ----

@@ -133,8 +133,8 @@ class RunDefinition:
     def run(self) -> RunSpec:
         """The run with everything filled in that depends on the rows."""
         recipe = resolve(self.recipe, self.data)
-        if not self.settings.evaluate_every:
-            every = math.ceil(recipe.curriculum.steps / math.ceil(self.settings.epochs))
+        if not (recipe.evaluate.every or recipe.evaluate.passes):
+            every = math.ceil(round(recipe.curriculum.steps / self.settings.epochs, 6))
             recipe = replace(recipe, evaluate=replace(recipe.evaluate, every=every))
         return RunSpec(recipe=recipe, ds_config=self.settings.ds_config(), folder=self.folder)
 

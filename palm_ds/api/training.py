@@ -41,6 +41,8 @@ class TrainingSession:
         self.opened: TrainingRun | None = None
         """The run while it trains."""
         self._batches: Iterator[list[Batch]] | None = None
+        self._by_hand: EventDispatcher | None = None
+        """Of steps by hand, of which it knows the epoch."""
         self._predictor: Predictor | None = None
         self._started = self._finished = self._closed = self._stops = False
 
@@ -57,7 +59,7 @@ class TrainingSession:
             return self.scores
         opened = self._open()
         dispatcher = self._dispatcher(opened, handlers)
-        opened.next_step, self._batches = self.step, None
+        opened.next_step, self._batches, self._by_hand = self.step, None, None
         with stop_signals() as flag:
             code = opened.run_to_end(flag)
         self.step = dispatcher.done
@@ -121,7 +123,8 @@ class TrainingSession:
         step the weights are written."""
         opened = self._open()
         batch = self.next_batch() if batch is None else batch
-        dispatcher = self._dispatcher(opened, handlers, read_losses=True)
+        dispatcher = self._by_hand or self._dispatcher(opened, handlers, read_losses=True)
+        self._by_hand = dispatcher
         if not self._started:
             opened.loop.begin(self.step)
         self._started = True
@@ -132,6 +135,7 @@ class TrainingSession:
         if self.step == self.definition.steps or opened.loop.done:
             opened.finish()
             self._finished = True
+            dispatcher.end()
             self._release()
         return dispatcher.losses
 
@@ -168,7 +172,7 @@ class TrainingSession:
     def _release(self) -> None:
         if self.opened:
             self.opened.close()
-        self.opened = self._batches = None
+        self.opened = self._batches = self._by_hand = None
 
     def predictor(self, task: str) -> Predictor:
         """A predictor with the weights of now, for one task or for all. Raises UserError."""

@@ -178,7 +178,7 @@ def _object(text: str) -> dict[str, Any] | None:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    one = isinstance(value, dict) and "index" not in value
+    one = isinstance(value, dict) and not {"index", "id"} & value.keys()
     return value if one and all(isinstance(item, str) for item in value.values()) else None
 
 
@@ -212,7 +212,7 @@ def _json_lines(path: Path, text: str) -> Iterator[StoredPrediction]:
 def _cells(path: Path, text: str) -> Iterator[StoredPrediction]:
     lines = text.removesuffix("\n").split("\n")
     names = [name.strip().lower() for name in lines[0].rstrip("\r").split("\t")]
-    titled = {"prediction", "index", "id"} & set(names)
+    titled = "prediction" in names
     if len(names) > 1 and not {"prediction", "index"} <= set(names):
         raise UserError(
             f"{path}:1: {len(names)} columns; expected two with the header `index<TAB>prediction`, "

@@ -1,6 +1,6 @@
 """Requests to the index of a server: searches, texts to add, and texts to delete.
 
-query ──embedded──> index ──> the best texts, or the best 100 ──head──> in the head's order
+query ──embedded──> index ──> the best texts, or at least 100 ──head──> in the head's order
 texts ──those that are not there──> embedded ──> index
 """
 
@@ -26,7 +26,7 @@ from palm_ds.serve.service import Service
 
 T = TypeVar("T")
 RERANKED = 100
-"""Texts of a search that a head orders again."""
+"""Texts of a search that a head orders again, at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ async def search(
     found = await _threaded(service, service.searching, run, deadline)
     if not ranks or not found:
         return model, found
-    passages = [each.record.passage for each in found[:RERANKED]]
+    passages = [each.record.passage for each in found]
     scores = await service.pair_scores(*ranks, query, passages, deadline)
     return model, _reordered(found, scores)[: asked.top]
 

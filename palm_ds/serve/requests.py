@@ -210,6 +210,9 @@ def embed_work(
     """Texts and pairs, or ids; the answer is (vectors, tokens of each text, truncated texts). The
     vectors are (texts, size) float32, or for each text (tokens, size)."""
     pooling = EVERY_TOKEN if settings.tokens else settings.pooling or "mean"
+    # the maximum of a mean is no mean of maxima
+    late = pooling == "max" and len(settings.layers) > 1 and not settings.concat
+    pooling = EVERY_TOKEN if late else pooling
     encoded, cut = _encoded(model, texts, settings)
     examples = [label_for_vector(_plain(encoding), pooling) for encoding in encoded]
     embedder = replace(model.embedder, settings=settings)
@@ -221,6 +224,7 @@ def embed_work(
         """(1, size), or of every token."""
         own = [score[name] for name in names or [vectors_task(pooling)]]
         joined = np.concatenate(own, 1) if settings.concat else np.mean(own, 0)
+        joined = joined.max(0, keepdims=True) if late else joined
         vectors = np.ascontiguousarray(joined[:, : embedder.size], np.float32)
         vectors = unit(vectors) if settings.normalize else vectors
         most = settings.max_active_dims if embedder.sparse else 0

@@ -27,6 +27,7 @@ from palm_ds.tasks.shared.text_task import TextTask
 from palm_ds.text.display import token_texts
 from palm_ds.text.tokenizer import Tokenizer
 
+_MEASURED = {"word_id", "right", "loss"}
 _TEXTS = ("text_a", "text_b", "question", "context")
 
 
@@ -122,7 +123,10 @@ class MaskedWords(TextTask):
     def metrics(
         self, predictions: Mapping[int, dict[str, Any]], source: TableSource
     ) -> dict[str, float]:
-        """Accuracy (the main metric, as higher is better) and perplexity over all masked tokens."""
+        """Accuracy (the main metric, as higher is better) and perplexity over all masked tokens;
+        empty for predictions of a file without them."""
+        if not all(prediction.keys() >= _MEASURED for prediction in predictions.values()):
+            return {}
         many = sum(len(prediction["word_id"]) for prediction in predictions.values())
         loss = sum(prediction["loss"] for prediction in predictions.values()) / many
         right = sum(prediction["right"] for prediction in predictions.values()) / many

@@ -99,6 +99,9 @@ class Matching(PositiveClassTask):
         elif labelled:
             self.check_labels(source)
 
+    def label_roles(self) -> tuple[str, ...]:
+        return () if self.pairwise else super().label_roles()
+
     def labelled(self, source: TableSource) -> np.ndarray:
         return np.ones(len(source), bool) if self.pairwise else super().labelled(source)
 
@@ -233,7 +236,11 @@ class Matching(PositiveClassTask):
         return str(prediction.get("probs" if self.pairwise else "label", ""))
 
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
-        return dict(stored.values) if self.pairwise else super().read_prediction(stored)
+        if not self.pairwise:
+            return super().read_prediction(stored)
+        if "probs_neg" not in stored.values:
+            return {}
+        return {key: stored.number(key, stored.value(key)) for key in ("probs", "probs_neg")}
 
     def for_scoring(
         self, source: TableSource, predictions: Mapping[int, dict[str, Any]]

@@ -112,9 +112,10 @@ class MultiLabel(WholeTextTask, ClassesTask):
 
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
         if self.soft:
-            return {**stored.values, "best": stored.value("best")}
-        names = stored.value("labels")
-        own = {"labels": labels.split_names(names, self.separator, self.nothing)}
+            own: dict[str, Any] = {"best": str(stored.value("best"))}
+        else:
+            names = stored.value("labels")
+            own = {"labels": labels.split_names(names, self.separator, self.nothing)}
         probs = stored.values.get("probs") if self.labels else None  # else of an unknown order
         return own if probs is None else {**own, "probs": probs}
 

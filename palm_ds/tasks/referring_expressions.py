@@ -128,4 +128,6 @@ class ReferringExpressions(ImageInput):
 
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
         region = int(stored.number("region", stored.value("region")))
+        if region < 0:
+            raise UserError(f"{stored.place}: region: {region} is below 0, the first region")
         return {**stored.values, "region": region}

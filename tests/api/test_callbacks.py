@@ -82,6 +82,31 @@ def test_the_calls_of_a_training_and_metrics_of_the_users_own(tables: Path) -> N
     assert again["right"] == pytest.approx(again["accuracy"])
 
 
+def test_steps_by_hand_have_the_calls_of_a_training(tables: Path) -> None:
+    calls: list[tuple[str, str, Any]] = []
+    trainer(tables, callbacks=[Recorder("whole", calls)]).train()
+    made = trainer(tables, callbacks=[Recorder("by hand", calls)])
+    while made.cur_train_step < made.steps:
+        made.train_one_step()
+    hooks = [[hook for name, hook, _ in calls if name == who] for who in ("whole", "by hand")]
+    assert hooks[0] == hooks[1]
+
+
+def test_evaluations_end_epochs_or_are_as_the_recipe_says(tables: Path) -> None:
+    """An epoch has four steps."""
+
+    def every(**values: Any) -> int:
+        return trainer(tables, **values).run.recipe.evaluate.every
+
+    assert [every(epochs=epochs) for epochs in (0.5, 1, 1.5, 3)] == [4] * 4
+    assert every(evaluate_every=3) == every(recipe={"evaluate": {"every": 3}}) == 3
+    assert every(recipe={"evaluate": {"passes": True}}) == 0  # the epochs themselves
+    calls: list[tuple[str, str, Any]] = []
+    own = {"callbacks": [Recorder("a", calls)], "recipe": {"log": {"every": 2}, "export_onnx": []}}
+    trainer(tables, epochs=1, **own).train()
+    assert [event.batch_id for _, hook, event in calls if hook == "on_log"] == [1, 3]
+
+
 def test_callbacks_and_metrics_of_a_trainer_count_among_others(tables: Path) -> None:
     calls: list[tuple[str, str, Any]] = []
     one = trainer(tables, callbacks=[Recorder("one", calls)], metrics=right)

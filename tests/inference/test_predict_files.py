@@ -46,6 +46,36 @@ def test_labels_that_are_missing_are_noted(run, name, row, label, tmp_path) -> N
     assert (tmp_path / "none" / "out" / f"{name}.predictions.json").read_text() == written
 
 
+@pytest.mark.parametrize(
+    ("known", "other"),
+    [
+        ({"tokens": ["good"], "tags": ["B-X"]}, {"tokens": ["good"], "tags": ["B-Y"]}),
+        (
+            {"text_a": "good", "spans": [{"start": 0, "end": 4, "type": "X"}]},
+            {"text_a": "good", "spans": [{"start": 0, "end": 4, "type": "Y"}]},
+        ),
+    ],
+)
+def test_rows_of_other_chunks_are_noted(known: Any, other: Any, tmp_path: Path) -> None:
+    """Scores are those of all rows, or none."""
+    tasks = {"names": {"kind": "tagging", "source": "words"}}
+    run = save_model(tmp_path / "run", ("names",), tasks=tasks)
+    assert list(predicted(run, tmp_path, "names", [known, known]).scores) == ["names"]
+    found = predicted(run, tmp_path, "names", [known, other])
+    assert not found.scores and "unknown tag 'B-Y'" in found.notes[0]
+
+
+def test_a_worse_text_is_all_that_pairwise_matching_is_scored_by(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "pairs.jsonl", [{"text_a": "good", "text_b": "so"}] * 2)
+    tasks = {"pair": {"kind": "matching", "source": "pairs", "strategy": "pairwise"}}
+    run = save_model(tmp_path / "run", ("pair",), tasks=tasks)
+    job = PredictionJob(inputs=[str(file)], output=tmp_path / "out")
+    bare = predict_files(TrainedModel.open(run).predictor(), job)
+    assert bare is not None and not bare.scores
+    rows = [{"text_a": "good", "text_b": x, "text_b_neg": y} for x, y in ("ab", "ba")]
+    assert predicted(run, tmp_path, "pair", rows).scores == {"pair": {"accuracy": 0.5}}
+
+
 def interrupted(run: Path, job: PredictionJob, chunks: int) -> None:
     """Predict all but the last of some chunks."""
     predictor = TrainedModel.open(run).predictor()

@@ -36,3 +36,19 @@ def test_a_prediction_may_have_any_line_break(sign: str, tmp_path: Path) -> None
     file = tmp_path / "answer.predictions.json"
     file.write_text("".join(line + "\n" for line in lines), "utf-8")
     assert [each.values["text"] for each in read_predictions(file)] == texts
+
+
+def test_the_only_prediction_may_have_an_id(tmp_path: Path) -> None:
+    """It is no object of answers by id, as SQuAD's are."""
+    file = tmp_path / "answer.jsonl"
+    file.write_text('{"id": "7", "text": "x"}\n')
+    (found,) = read_predictions(file)
+    assert (found.key, found.value("text")) == ("7", "x")
+
+
+@pytest.mark.parametrize("first", ["id", "index"])
+def test_a_first_prediction_may_look_like_a_title(first: str, tmp_path: Path) -> None:
+    """Such as `id`, the language."""
+    file = tmp_path / "language.txt"
+    file.write_text(f"{first}\nen\n")
+    assert [each.value("label") for each in read_predictions(file)] == [first, "en"]

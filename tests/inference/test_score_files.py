@@ -284,6 +284,31 @@ def test_predictions_that_say_nothing_of_a_task(tmp_path) -> None:
         score(tmp_path, gold(tmp_path), found, kind="image_text_matching")
 
 
+@pytest.mark.parametrize(
+    ("kind", "row", "found", "message"),
+    [
+        ("tagging", {"tokens": ["a"], "tags": ["O"]}, {"tags": None}, "tags: expected a list"),
+        ("matching", {"text_a": "x", "text_b": "y"}, {"probs_neg": 0.5}, "no probs"),
+        ("retrieval", {"query": "x", "positive": "y"}, {"scores": None}, "nothing to score"),
+        ("retrieval", {"query": "x", "positive": "y"}, {"scores": [1, None]}, "None is not a num"),
+        ("masked_words", {"text_a": "x"}, {"words": ["x"]}, "nothing to score"),
+    ],
+)
+def test_values_of_another_kind_are_named(tmp_path, kind, row, found, message) -> None:
+    right = write(tmp_path / "gold.jsonl", json.dumps(row) + "\n")
+    rules = {"strategy": "pairwise"} if kind == "matching" else {}
+    with pytest.raises(UserError, match=message):
+        score(tmp_path, right, json.dumps({"index": 0, **found}) + "\n", kind=kind, **rules)
+
+
+def test_soft_labels_may_be_numbers_and_their_probabilities_of_an_unknown_order(tmp_path) -> None:
+    right = write(tmp_path / "gold.jsonl", '{"text_a": "x", "label": {"2": 1.0, "0": 0.5}}\n')
+    found = '{"index": 0, "best": 2, "probs": [0.9, 0.1]}\n'
+    assert score(tmp_path, right, found, kind="multi_label") == {"soft_accuracy": 1.0}
+    known = score(tmp_path, right, found, kind="multi_label", labels=["2", "0"])
+    assert known["cosine"] == pytest.approx(0.95 / np.hypot(0.9, 0.1) / np.hypot(1, 0.5))
+
+
 def test_tags_of_the_wrong_length(tmp_path) -> None:
     right = write(tmp_path / "gold.conll", "a\tB-X\nb\tI-X\n\nd\tO\n")
     with pytest.raises(UserError, match=r"predictions:1: 1 tags, but .*gold.conll:1 has 2"):

@@ -95,6 +95,11 @@ def test_hybrid_and_rerank(server: Local, tasks_run: Path, folder: Path) -> None
     assert len(search(server, "so", rerank=True, top=3)) == 3
 
 
+def test_a_head_orders_as_many_texts_as_are_asked_for(server: Local, monkeypatch) -> None:
+    monkeypatch.setattr("palm_ds.serve.index_requests.RERANKED", 4)
+    assert len(search(server, "so", rerank=True)) == len(TEXTS)
+
+
 def test_texts_come_and_go(server: Local, tasks_run: Path, folder: Path) -> None:
     new = {"id": "new", "text": "very very bad", "title": "n99", "metadata": {"n": 1}}
     done = ask(server, "/index", {"texts": [new, {"text": "bad ?"}]})

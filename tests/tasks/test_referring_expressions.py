@@ -100,6 +100,9 @@ def test_predictions_are_boxes_in_pixels(tmp_path: Path) -> None:
     untrained = make_task(ReferringExpressions, "find")
     scored, read = untrained.prepared(source, stored)
     assert scored.metrics(read, source) == {"accuracy": 1.0}
+    none = StoredPrediction(values={"region": -1}, place="p:1")  # not the last one
+    with pytest.raises(UserError, match=r"^p:1: region: -1 is below 0, the first region$"):
+        untrained.prepared(source, [none])
 
 
 def test_boxes_and_settings_that_are_wrong(tmp_path: Path) -> None:

@@ -96,8 +96,9 @@ async def _scores(
 
 
 def _log_odds(scores: Sequence[float]) -> list[float]:
-    """Logits of these probabilities, which are rounded, so that none is 0 or 1 for sure."""
-    sure = np.clip(scores, 1e-6, 1 - 1e-6)
+    """Logits of these probabilities, which are rounded, so that none is 0 or 1 for sure; small ones
+    to digits of their own, those near 1 to 15 decimals."""
+    sure = np.clip(scores, 1e-300, 1 - 1e-15)
     return (np.log(sure) - np.log1p(-sure)).tolist()
 
 

@@ -123,7 +123,8 @@ class SearchBody(Body):
     filter: Filter | None = None
     hybrid: Flag = Field(False, description="By words (BM25) as well as by vectors.")
     rerank: Flag = Field(
-        False, description="The first head that scores pairs orders the best 100 again."
+        False,
+        description="The first head that scores pairs orders the best 100 (or `top`) again.",
     )
 
 

@@ -232,4 +232,6 @@ class RetrievalTask(EmbeddingTask):
 
     def read_prediction(self, stored: StoredPrediction) -> dict[str, Any]:
         scores = stored.values.get("scores")
-        return {"scores": scores} if isinstance(scores, list) else dict(stored.values)
+        if not isinstance(scores, list):
+            return {}
+        return {"scores": [stored.number("scores", score) for score in scores]}

@@ -140,7 +140,10 @@ class TagScoring(TagsTask):
 def stored_tags(stored: StoredPrediction) -> list[str]:
     """The tags of a prediction, given as a list or as a text separated by spaces."""
     tags = stored.value("tags")
-    return tags.split() if isinstance(tags, str) else [str(tag) for tag in tags]
+    tags = tags.split() if isinstance(tags, str) else tags
+    if not isinstance(tags, list):
+        raise UserError(f"{stored.place}: tags: expected a list of tags, got {json.dumps(tags)}")
+    return [str(tag) for tag in tags]
 
 
 def stored_probs(stored: StoredPrediction) -> list[float]:

@@ -76,6 +76,15 @@ class TagsTask(TextTask):
             return self.label_column
         return SPANS if self.label_column == "tags" and SPANS in source.columns else ""
 
+    def label_roles(self) -> tuple[str, ...]:
+        spans = (SPANS,) if self.label_column == "tags" else ()
+        return (self.label_column, *spans)
+
+    def true_labels(self, source: TableSource) -> list[Any]:
+        """The tags, or the spans, of each row."""
+        column = self.labelled_by(source)
+        return source.column(column) if column else [None] * len(source)
+
     def labelled(self, source: TableSource) -> np.ndarray:
         """(rows,) bool: a row has tags or spans, perhaps none in its text."""
         if not (column := self.labelled_by(source)):

@@ -31,8 +31,10 @@ def import_metrics(names: Mapping[str, Sequence[str]], tasks: Mapping[str, Task]
     for name in names:
         if name not in tasks:
             raise UserError(f"evaluate.metrics: no task {name!r}{suggest(name, tasks)}")
-        if not isinstance(tasks[name], TextTask):
+        if not isinstance(task := tasks[name], TextTask) or not task.predicts:
             raise UserError(f"evaluate.metrics: {name!r} has no predictions to score")
+        if not task.label_roles():
+            raise UserError(f"evaluate.metrics: {name!r} has no labels, which metrics get")
     imported = {
         task: [import_function(name, f"evaluate.metrics.{task}") for name in functions]
         for task, functions in names.items()

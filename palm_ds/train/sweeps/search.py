@@ -94,6 +94,8 @@ class _RunningTrial:
     began: float
     pruned: int = 0
     """The evaluation after which it was pruned, from 1; 0: it was not."""
+    judged: int = 0
+    """Evaluations up to this one have been judged in this call."""
     read: int = -1
     """Bytes that its metrics had when they were read."""
 
@@ -244,13 +246,16 @@ class Search:
             return
         running.read = size
         frozen = self.trials()[running.trial.number]
+        reported = max(frozen.intermediate_values, default=0)
         asked = self._optuna.trial.Trial(self.study, frozen._trial_id)
         metrics = running.trial.metrics()
         values = evaluations(metrics, self.space)
         for number, value in enumerate(values, 1):
-            if number in frozen.intermediate_values:
+            if number <= running.judged or number < reported:
                 continue
-            asked.report(value, number)
+            if number > reported:
+                asked.report(value, number)
+            running.judged = number  # also the last one reported before an interruption
             if asked.should_prune():
                 running.pruned = number
                 with suppress(ProcessLookupError):

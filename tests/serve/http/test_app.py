@@ -136,6 +136,19 @@ def test_vectors_are_those_of_the_embedder(server: Local, tasks_run: Path, pooli
     assert np.abs(np.array(found) - wanted).max() < 1e-5
 
 
+@pytest.mark.parametrize("concat", [False, True])
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+def test_vectors_of_layers_are_those_of_the_embedder(
+    server: Local, tasks_run: Path, pooling: str, concat: bool
+) -> None:
+    given, layers = ["good", "bad so very good ?"], (0, 1, -1)
+    asked = {"pooling": pooling, "concat": concat}
+    found = server.answer("/embed", {"texts": given, "layers": layers, **asked})["embeddings"]
+    settings = EmbeddingSettings(layers=layers, **asked)
+    wanted = TrainedModel.open(tasks_run).embedder(settings).embed(given)
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
 def test_layers_and_tokens_are_those_of_transformers(
     server: Local, tasks_run: Path, tmp_path: Path
 ) -> None:

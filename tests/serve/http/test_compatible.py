@@ -11,9 +11,11 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import torch
 from packaging.version import Version
 
 from palm_ds.serve.client import ServingClient
+from palm_ds.serve.http.compatible import _log_odds
 from tests.helpers.serving import Local, listening, local, opened
 
 TOKEN = "a-secret"
@@ -56,6 +58,14 @@ def test_teis_scores_of_a_query(server: Local) -> None:
     )
     named = server.answer("/rerank", {**body, "return_text": True})
     assert [x["text"] for x in named] == [TEXTS[x["index"]] for x in ours]
+
+
+def test_raw_scores_have_the_order_of_probabilities_near_0_and_1() -> None:
+    given = [1e-9, 1e-8, 0.5, 1 - 1e-8, 1 - 1e-9]
+    found = _log_odds(given)
+    wanted = torch.tensor(given, dtype=torch.float64).logit()
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    assert np.isfinite(_log_odds([0.0, 1.0])).all()
 
 
 def test_teis_labels(server: Local) -> None:

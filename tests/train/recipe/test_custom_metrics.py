@@ -17,6 +17,7 @@ from palm_ds.train.recipe.recipe import make_recipe
 from tests.helpers.small_tables import TINY
 
 TOKENIZER = wordpiece([*SPECIALS, "a"], lower=True)
+SPAN = {"start": 0, "end": 1, "type": "x"}
 ROWS: dict[str, tuple[dict[str, Any], list[dict[str, Any]], list[Any]]] = {
     "classification": ({"labels": ["x", "y"]}, [{"label": "x"}, {"label": "y"}], ["x", "y"]),
     "regression": ({}, [{"label": "1.5"}, {"label": 2}], [1.5, 2.0]),
@@ -26,6 +27,7 @@ ROWS: dict[str, tuple[dict[str, Any], list[dict[str, Any]], list[Any]]] = {
         [["x", "y"], []],
     ),
     "tagging": ({"labels": ["O"]}, [{"tags": ["O"]}, {"tags": ["O"]}], [["O"], ["O"]]),
+    "spans": ({"kind": "tagging"}, [{"spans": [SPAN]}, {"spans": []}], [[SPAN], []]),
 }
 
 
@@ -81,9 +83,13 @@ def test_rows_without_label_or_prediction_do_not_count() -> None:
 
 
 def test_mistakes_are_one_line() -> None:
-    tasks = {"mood": classification()}
+    others = {"find": "retrieval", "twins": "class_pairs"}
+    tasks = {name: build(name, {"kind": kind, "source": "s"}) for name, kind in others.items()}
+    tasks["mood"] = classification()
     here = __name__
     for names, message in {
+        ("find", f"{here}.several"): "evaluate.metrics: 'find' has no labels, which metrics get",
+        ("twins", f"{here}.several"): "evaluate.metrics: 'twins' has no predictions to score",
         ("moood", f"{here}.several"): "evaluate.metrics: no task 'moood'; did you mean",
         ("mood", "nowhere_to.be"): "evaluate.metrics.mood: cannot import 'nowhere_to'",
         ("mood", f"{here}.absent"): r"evaluate.metrics.mood: .* has no 'absent'",

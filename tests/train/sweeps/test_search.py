@@ -7,6 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,28 @@ def test_bad_trials_are_pruned_and_stopped(tmp_path: Path) -> None:
             before = [x for x in search.trials()[: frozen.number] if x.state.name == "COMPLETE"]
             median = statistics.median(x.intermediate_values[at] for x in before)
             assert max(frozen.intermediate_values.values()) < median
+
+
+def test_a_trial_that_was_to_be_pruned_is_pruned_after_an_interruption(tmp_path: Path) -> None:
+    """A sweep may end before the trial that it stops."""
+    space = {"optimizer.lr": {"low": 1e-6, "high": 1e-2, "log": True}}
+    make = sweep_of(tmp_path, space=space, trials=14, sampler="random")
+    whole, command = make(tmp_path / "whole"), training(tmp_path, 0.05)
+    whole.run(command, ONE)
+    number = [state for state, _, _ in trials_of(whole)].index("PRUNED")
+    at = max(whole.trials()[number].intermediate_values)
+    first = sweep_of(tmp_path, space=space, trials=number, sampler="random")()
+    first.run(command, ONE)
+    trial = first._ask()
+    with ExitStack() as open_files:
+        running = first._start(trial, command, {}, 0, open_files)
+        while not running.pruned:
+            first._read_evaluations(running)
+        running.child.wait()
+    again = sweep_of(tmp_path, space=space, trials=number + 1, sampler="random")()
+    again.run(command, ONE)
+    frozen = again.trials()[number]
+    assert (frozen.state.name, max(frozen.intermediate_values)) == ("PRUNED", at)
 
 
 def test_failed_trials_are_run_again_and_diverged_ones_are_not(tmp_path: Path) -> None:
