@@ -60,6 +60,7 @@ from palm_ds.runtime.zero.swapped_state import guard_swapping
 from palm_ds.runtime.zero.zero_step import (
     count_skipped,
     decide_on_device,
+    seeks_scale,
     set_accumulation,
 )
 
@@ -190,6 +191,11 @@ class Engine:
     def loss_scale(self) -> float:
         """The loss scale of fp16; 1 in other precisions."""
         return float(self._engine.optimizer.loss_scale) if self.ds_config.fp16 else 1.0
+
+    @property
+    def seeks_loss_scale(self) -> bool:
+        """Whether fp16 may still lower its loss scale, for which it skips steps."""
+        return self.ds_config.fp16 and seeks_scale(self._engine.optimizer)
 
     def nonfinite_weights(self) -> list[str]:
         """The parameters with values that are not finite. Collective; waits for the device."""
