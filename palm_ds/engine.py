@@ -62,6 +62,7 @@ from palm_ds.runtime.zero.zero_step import (
     decide_on_device,
     seeks_scale,
     set_accumulation,
+    stay_at_least_scale,
 )
 
 log = logging.getLogger(__name__)
@@ -385,6 +386,7 @@ def _initialize(
         model=model, optimizer=optimizer, config=swap.in_config(config)
     )[0]
     decide_on_device(engine.optimizer, ds_config)
+    stay_at_least_scale(engine.optimizer, ds_config)
     guard_swapping(engine.optimizer)
     if processes.world == 1 and ds_config.stage == 0:
         engine.enable_backward_allreduce = False  # it would copy every gradient twice

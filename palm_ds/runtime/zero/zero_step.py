@@ -70,6 +70,13 @@ def seeks_scale(zero: Any) -> bool:
     return scaler.dynamic and scaler.cur_scale > scaler.min_scale
 
 
+def stay_at_least_scale(zero: Any, ds_config: DSConfig) -> None:
+    """Let steps that are not finite leave the least fp16 loss scale as it is, where DeepSpeed would
+    raise: what the run does about them is `nonfinite`'s to say."""
+    if ds_config.fp16:
+        zero.loss_scaler.raise_error_at_min_scale = False
+
+
 _CLIP_EPS = 1e-6
 
 

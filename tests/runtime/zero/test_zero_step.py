@@ -6,14 +6,19 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from deepspeed.runtime.fp16.loss_scaler import CreateLossScaler
 
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.runtime.zero.zero_step import (
     read_counters,
     restore_counters,
     seeks_scale,
+    stay_at_least_scale,
 )
+
+FP16 = make_ds_config({"zero_optimization": {"stage": 2}, "fp16": {"enabled": True}})
 
 
 def engine(fixed: float = 0.0, first: float = 8.0) -> Any:
@@ -51,3 +56,14 @@ def test_a_fixed_loss_scale_is_that_of_the_deepspeed_file() -> None:
     assert resumed(engine(fixed=128.0), engine(first=32.0)) == 32
     assert resumed(engine(first=16.0), engine(first=32.0)) == 16
     assert not seeks_scale(engine(fixed=128.0).optimizer)
+
+
+def test_the_least_loss_scale_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deepspeed.comm.get_rank", lambda: 1)  # rank 0 logs
+    zero = engine(first=8.0).optimizer
+    stay_at_least_scale(zero, FP16)
+    seen = []
+    for _ in range(5):
+        seen.append((zero.loss_scaler.cur_scale, seeks_scale(zero)))
+        zero.loss_scaler.update_scale(True)
+    assert seen == [(8, True), (4, True), (2, True), (1, False), (1, False)]
