@@ -182,8 +182,7 @@ class TrainingRun:
 
     def _export(self, state: Mapping[str, torch.Tensor]) -> None:
         """Write the final weights; waits for space if the disk is full. Raises UserError."""
-        steps = self.loop.ended_at or self.run.recipe.curriculum.steps
-        last = FinalWeights.of(state, self.run.recipe, steps)
+        last = FinalWeights.of(state, self.run.recipe, self.loop.steps_done)
         known = self.loop.best.step >= 0  # best/ may be that of an earlier `evaluate.best`
         final = best_weights(self.run, last, self.loop.log) if known else last
         problem = self.loop.saver.write_at_rank0(
