@@ -325,6 +325,22 @@ class Engine:
         stop()
 
 
+def check_model(
+    model: Model,
+    optimizer: OptimizerConfig,
+    ds_config: DSConfig,
+    *,
+    lr_scales: Mapping[str, float] | None = None,
+    freezable: Iterable[Selection] = (),
+) -> None:
+    """Raises UserError as an engine of this model would, without making one. Freezes."""
+    _global_batch_losses(model, optimizer.fgm)
+    if optimizer.fgm:
+        _check_no_generator(model)
+    freeze(model, optimizer.freeze)
+    _optimizer(model, optimizer, ds_config, StepFreezing(freezable, model), None, lr_scales)
+
+
 def _optimizer(
     model: nn.Module,
     config: OptimizerConfig,
@@ -456,13 +472,17 @@ def _global_batch_losses(model: Model, fgm: float) -> dict[str, GlobalBatchLoss]
 
 
 def _fgm(model: Model, length: float, config: dict[str, Any]) -> FGM:
-    """FGM (palm_ds/model/fgm.py) on the token embeddings: two passes per micro-batch. Raises
-    UserError for a model with a generator, which may read the same embeddings."""
+    """FGM (palm_ds/model/fgm.py) on the token embeddings: two passes per micro-batch."""
+    _check_no_generator(model)
+    for key in ("train_batch_size", "gradient_accumulation_steps"):
+        config[key] *= 2
+    return FGM(model.backbone.word, length)
+
+
+def _check_no_generator(model: Model) -> None:
+    """Raises UserError for a model with a generator, which may read the embeddings of FGM."""
     if model.generators:
         raise UserError(
             f"optimizer.fgm: tasks.{next(iter(model.generators))} samples other tokens from "
             "perturbed embeddings; remove one of the two"
         )
-    for key in ("train_batch_size", "gradient_accumulation_steps"):
-        config[key] *= 2
-    return FGM(model.backbone.word, length)
