@@ -60,7 +60,9 @@ from palm_ds.runtime.zero.swapped_state import guard_swapping
 from palm_ds.runtime.zero.zero_step import (
     count_skipped,
     decide_on_device,
+    seeks_scale,
     set_accumulation,
+    stay_at_least_scale,
 )
 
 log = logging.getLogger(__name__)
@@ -191,6 +193,11 @@ class Engine:
         """The loss scale of fp16; 1 in other precisions."""
         return float(self._engine.optimizer.loss_scale) if self.ds_config.fp16 else 1.0
 
+    @property
+    def seeks_loss_scale(self) -> bool:
+        """Whether fp16 may still lower its loss scale, for which it skips steps."""
+        return self.ds_config.fp16 and seeks_scale(self._engine.optimizer)
+
     def nonfinite_weights(self) -> list[str]:
         """The parameters with values that are not finite. Collective; waits for the device."""
         self._watchdog.beat()
@@ -318,6 +325,22 @@ class Engine:
         stop()
 
 
+def check_model(
+    model: Model,
+    optimizer: OptimizerConfig,
+    ds_config: DSConfig,
+    *,
+    lr_scales: Mapping[str, float] | None = None,
+    freezable: Iterable[Selection] = (),
+) -> None:
+    """Raises UserError as an engine of this model would, without making one. Freezes."""
+    _global_batch_losses(model, optimizer.fgm)
+    if optimizer.fgm:
+        _check_no_generator(model)
+    freeze(model, optimizer.freeze)
+    _optimizer(model, optimizer, ds_config, StepFreezing(freezable, model), None, lr_scales)
+
+
 def _optimizer(
     model: nn.Module,
     config: OptimizerConfig,
@@ -379,6 +402,7 @@ def _initialize(
         model=model, optimizer=optimizer, config=swap.in_config(config)
     )[0]
     decide_on_device(engine.optimizer, ds_config)
+    stay_at_least_scale(engine.optimizer, ds_config)
     guard_swapping(engine.optimizer)
     if processes.world == 1 and ds_config.stage == 0:
         engine.enable_backward_allreduce = False  # it would copy every gradient twice
@@ -448,13 +472,17 @@ def _global_batch_losses(model: Model, fgm: float) -> dict[str, GlobalBatchLoss]
 
 
 def _fgm(model: Model, length: float, config: dict[str, Any]) -> FGM:
-    """FGM (palm_ds/model/fgm.py) on the token embeddings: two passes per micro-batch. Raises
-    UserError for a model with a generator, which may read the same embeddings."""
+    """FGM (palm_ds/model/fgm.py) on the token embeddings: two passes per micro-batch."""
+    _check_no_generator(model)
+    for key in ("train_batch_size", "gradient_accumulation_steps"):
+        config[key] *= 2
+    return FGM(model.backbone.word, length)
+
+
+def _check_no_generator(model: Model) -> None:
+    """Raises UserError for a model with a generator, which may read the embeddings of FGM."""
     if model.generators:
         raise UserError(
             f"optimizer.fgm: tasks.{next(iter(model.generators))} samples other tokens from "
             "perturbed embeddings; remove one of the two"
         )
-    for key in ("train_batch_size", "gradient_accumulation_steps"):
-        config[key] *= 2
-    return FGM(model.backbone.word, length)

@@ -34,7 +34,7 @@ def startup_notes(
         *run.ds_config.notes,
         *describe_swapping(run.ds_config),
         *corpus_summaries(data),
-        *recipe.schedule_in_steps.warnings(recipe.curriculum),
+        *recipe.schedule_in_steps.warnings(recipe.curriculum, recipe.stage_plan.schedules),
         *idle_tasks(recipe.built_tasks, recipe.curriculum.task_groups, plan.soft_tasks),
         *plan.lines(),
         *([tf32] if tf32 else []),

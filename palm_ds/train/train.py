@@ -15,15 +15,14 @@ from rich.console import Console
 
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.corpus import CorpusSource
-from palm_ds.engine import Engine, start, stop
+from palm_ds.engine import Engine, check_model, start, stop
 from palm_ds.model.encoder.check_custom_encoder import check_custom_encoder
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.lora import add_lora
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.device.memory import host_memory
 from palm_ds.runtime.optimizer.optimizer import optimizer_class
-from palm_ds.runtime.optimizer.param_groups import Selection, freeze
-from palm_ds.runtime.optimizer.wrappers import StepFreezing
+from palm_ds.runtime.optimizer.param_groups import Selection
 from palm_ds.runtime.processes.processes import Processes
 from palm_ds.runtime.processes.run_lock import RunLock, lock_run_folder
 from palm_ds.runtime.processes.signals import StopFlag, stop_signals
@@ -182,8 +181,7 @@ class TrainingRun:
 
     def _export(self, state: Mapping[str, torch.Tensor]) -> None:
         """Write the final weights; waits for space if the disk is full. Raises UserError."""
-        steps = self.loop.ended_at or self.run.recipe.curriculum.steps
-        last = FinalWeights.of(state, self.run.recipe, steps)
+        last = FinalWeights.of(state, self.run.recipe, self.loop.steps_done)
         known = self.loop.best.step >= 0  # best/ may be that of an earlier `evaluate.best`
         final = best_weights(self.run, last, self.loop.log) if known else last
         problem = self.loop.saver.write_at_rank0(
@@ -409,12 +407,13 @@ def _end_dry_run(parts: _Parts, plan_for: Sequence[Cluster]) -> None:
     """Check what otherwise fails in the first step, and predict what it takes."""
     stream, model = parts.stream, parts.model
     batches, rows = stream.largest_step()
-    freeze(model, parts.recipe.optimizer.freeze)
-    StepFreezing(parts.freezable, model)
-    check_swap_room(parts.run.ds_config, model, parts.processes)
+    optimizer, ds_config = parts.recipe.optimizer, parts.run.ds_config
+    scales, freezable = parts.recipe.head_lr_scales, parts.freezable
+    check_model(model, optimizer, ds_config, lr_scales=scales, freezable=freezable)
+    check_swap_room(ds_config, model, parts.processes)
     if "." in (best := parts.recipe.evaluate.best):
         log.info("evaluate.best: whether %s exists is known from step 1", best)
-    teachers = parts.plan.sizes(parts.run.ds_config.precision)
+    teachers = parts.plan.sizes(ds_config.precision)
     size = replace(size_of(model), teachers=teachers)
     work = work_of(model, batches, rows)
     stages = stage_work(stream, model) if plan_for else ()

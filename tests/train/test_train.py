@@ -1,4 +1,4 @@
-"""The output of a finished run, as far as it needs no engine."""
+"""The output of a finished run, and the checks before one, as far as they need no engine."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from palm_ds.common.errors import UserError
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.train.export import FinalWeights, export, exported_tokenizer
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.train.setup.build import build_model
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.setup.sources import open_data
-from palm_ds.train.train import TrainingRun
+from palm_ds.train.train import TrainingRun, train
 from palm_ds.weights.formats.weights_info import INFO, read_info
 from tests.helpers.small_corpus import write_small_corpus
+from tests.helpers.small_tables import write_tables
 
 MASKS, APART = "knowledge_masking", "sentence_distance"
 
@@ -63,6 +65,39 @@ def test_the_exported_tokenizer_does_what_the_corpora_had_done(
     wanted = done.lower() if options[0].get("lower") else done
     assert normalizer.normalize_str("漢A").replace(" ", "") == wanted
     assert ("only some sources were simplified" in caplog.text) == (options[0] != options[1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "problem"),
+    [
+        ("bag_of_words", {"kind": "muon"}, "optimizer.kind: muon is for matrices named"),
+        ("bag_of_words", {"layer_decay": 0.5}, "optimizer.layer_decay: the model has no layers"),
+        ("bert", {"fgm": 0.1}, "optimizer.fgm: tasks.search compares all texts of a step"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_engine_would(
+    tmp_path: Path, kind: str, optimizer: dict[str, Any], problem: str
+) -> None:
+    """All checks passed, and the run itself failed."""
+    words = write_tables(tmp_path) / "vocab.txt"
+    lines = [f"w{number} w1\tw{number} w2" for number in range(8)]
+    (tmp_path / "rows.tsv").write_text("\n".join(["query\tpositive", *lines]) + "\n")
+    values = {
+        "backbone": {"kind": kind, "hidden_size": 16, "max_positions": 32}
+        | ({"num_layers": 1, "num_heads": 2} if kind == "bert" else {}),
+        "length": 32,
+        "batch": "4 examples",
+        "optimizer": optimizer,
+        "sources": {"rows": {"table": str(tmp_path / "rows.tsv"), "tokenizer": str(words)}},
+        "held_out": 0,
+        "tasks": {"search": {"kind": "retrieval", "source": "rows"}},
+        "stages": [{"search": 2}],
+        "export_onnx": [],
+    }
+    how = make_ds_config({"zero_optimization": {"stage": 0}})
+    run = RunSpec(recipe=make_recipe(values), ds_config=how, folder=tmp_path / "run")
+    with pytest.raises(UserError, match=problem):
+        train(run, dry_run=True)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class OptimizerConfig(Settings):
     """Peak learning rate; the schedule scales it."""
     betas: tuple[Rate, Rate] = (0.9, 0.999)
     """Built-in kinds: decay rates of the running means of gradients and of their squares."""
-    eps: NonNegativeFloat = 1e-6
+    eps: PositiveFloat = 1e-6
     """Built-in kinds: added to the root of the mean square."""
     options: dict[str, Any] = field(default_factory=dict)
     """`module.Class`: more keyword arguments of its constructor, besides `lr` and `weight_decay`.

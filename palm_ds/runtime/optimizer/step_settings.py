@@ -31,7 +31,7 @@ class TaskOptimizerSettings(Settings):
     follow it (`head_lr`, `layer_decay`) keep their ratio to it."""
     betas: tuple[Rate, Rate] | None = None
     """Instead of `optimizer.betas`."""
-    eps: NonNegativeFloat | None = None
+    eps: PositiveFloat | None = None
     """Instead of `optimizer.eps`."""
     weight_decay: NonNegativeFloat | None = None
     """Instead of `optimizer.weight_decay` and that of a stage."""

@@ -34,20 +34,20 @@ def read_counters(engine: Any, *, fp16: bool) -> dict[str, Any]:
     """{name: value} of a DeepSpeed engine, as JSON."""
     counters = {name: getattr(engine, name) for name in _COUNTERS}
     counters["skipped_steps"] = int(count_skipped(engine))
-    if fp16:
-        scaler = engine.optimizer.loss_scaler
+    if fp16 and (scaler := engine.optimizer.loss_scaler).dynamic:
         counters["scaler"] = {name: getattr(scaler, name) for name in _SCALER}
     return counters
 
 
 def restore_counters(engine: Any, counters: Mapping[str, Any], *, fp16: bool) -> None:
-    """Set what `read_counters` returned, perhaps in a run of another precision."""
+    """Set what `read_counters` returned, perhaps in a run of another precision. A loss scale that
+    the DeepSpeed file fixes stays."""
     for name in _COUNTERS:
         setattr(engine, name, counters[name])
     if hasattr(engine.optimizer, "skipped"):
         engine.optimizer.skipped = 0
     engine.micro_steps = counters["global_steps"] * engine.gradient_accumulation_steps()
-    if fp16 and "scaler" in counters:
+    if fp16 and "scaler" in counters and engine.optimizer.loss_scaler.dynamic:
         for name, value in counters["scaler"].items():
             setattr(engine.optimizer.loss_scaler, name, value)
 
@@ -62,6 +62,19 @@ def set_accumulation(engine: Any, micro_steps: int) -> None:
     engine.micro_steps = engine.global_steps * micro_steps
     if hasattr(engine.optimizer, "gradient_accumulation_steps"):  # ZeRO's
         engine.optimizer.gradient_accumulation_steps = micro_steps
+
+
+def seeks_scale(zero: Any) -> bool:
+    """Whether the fp16 loss scale can still fall after a step that was not finite."""
+    scaler = zero.loss_scaler
+    return scaler.dynamic and scaler.cur_scale > scaler.min_scale
+
+
+def stay_at_least_scale(zero: Any, ds_config: DSConfig) -> None:
+    """Let steps that are not finite leave the least fp16 loss scale as it is, where DeepSpeed would
+    raise: what the run does about them is `nonfinite`'s to say."""
+    if ds_config.fp16:
+        zero.loss_scaler.raise_error_at_min_scale = False
 
 
 _CLIP_EPS = 1e-6

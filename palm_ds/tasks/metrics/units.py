@@ -20,8 +20,13 @@ _PARTS = re.compile(r"^(?:best|has_answer|no_answer|text|image)_|[@ ].*$")
 """Prefixes of subsets and of what is found; suffixes at k and by type."""
 
 
-LESS_IS_BETTER = ("loss", "mse", "perplexity")
-"""Metrics of which the lowest value is the best."""
+_LESS_IS_BETTER = ("loss", "mse", "perplexity")
+
+
+def less_is_better(name: str) -> bool:
+    """Whether the lowest value of a metric is the best. Functions of scikit-learn that end with
+    _error or _loss are such."""
+    return name in _LESS_IS_BETTER or name.endswith(("_error", "_loss"))
 
 
 def is_fraction(name: str) -> bool:

@@ -9,15 +9,15 @@ from typing import Any
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.tasks.task import Task
-from palm_ds.tasks.metrics.units import LESS_IS_BETTER
+from palm_ds.tasks.metrics.units import less_is_better
 from palm_ds.train.evaluate.evaluate import TaskScore
 from palm_ds.train.recipe.sections import EvaluateSettings, SaveSettings
 
 
 @dataclass
 class BestTracker:
-    """The best evaluation so far: `value` (higher is better; a loss, an MSE and a perplexity are
-    negated) at `step`."""
+    """The best evaluation so far: `value` (higher is better; what should be low is negated) at
+    `step`."""
 
     settings: EvaluateSettings
     tasks: Mapping[str, Task]
@@ -72,7 +72,8 @@ class BestTracker:
             self._with_value([*scores.values()])
 
     def __str__(self) -> str:
-        return f"{self.settings.best} {abs(self.value):.4f}"  # what should be low is stored negated
+        metric = self.settings.best.partition(".")[2]
+        return f"{self.settings.best} {_signed(metric, self.value):.4f}"
 
     @property
     def enabled(self) -> bool:
@@ -102,11 +103,11 @@ class BestTracker:
             targets = [s for t, s in scores.items() if t in self._main_tasks]  # no generator
             if self.enabled and targets:
                 targets = self._with_value(targets)
-            values = [s.value if self.enabled else -s.loss for s in targets]
+            values = [_primary(s) if self.enabled else -s.loss for s in targets]
             return sum(values) / len(values) if values else math.nan
         self.check(scores)
         name, _, metric = self.settings.best.partition(".")
-        return self.metric(scores[name]) if metric else self._with_value([scores[name]])[0].value
+        return self.metric(scores[name]) if metric else _primary(*self._with_value([scores[name]]))
 
     def _with_value(self, scores: Sequence[TaskScore]) -> list[TaskScore]:
         """Those that have more than a loss, at least one. Raises UserError."""
@@ -125,7 +126,7 @@ class BestTracker:
         known = {**score.metrics, "accuracy": score.accuracy, "loss": score.loss}
         if metric not in known:
             raise UserError(f"evaluate.best: {name} has no {metric!r}{suggest(metric, known)}")
-        return -known[metric] if metric in LESS_IS_BETTER else known[metric]
+        return _signed(metric, known[metric])
 
     def record(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -151,6 +152,15 @@ class BestTracker:
         self.step, self.evals_since_best = record["step"], record["since"]
         self.values = {int(step): each for step, each in record.get("values", {}).items()}
         return ""
+
+
+def _primary(score: TaskScore) -> float:
+    """The first metric, else the accuracy, negated if less is better."""
+    return _signed(next(iter(score.metrics), "accuracy"), score.value)
+
+
+def _signed(metric: str, value: float) -> float:
+    return -value if less_is_better(metric) else value
 
 
 def check_held_out(save: SaveSettings, scored: Collection[str]) -> None:

@@ -62,6 +62,7 @@ class Loop:
     end_requested: bool = False
     """Whether to end the run after this step, as if the curriculum ended there."""
     ended_at: int = 0  # steps done when that happened, perhaps before a restart
+    steps_done: int = 0  # of the weights that the engine has
     evaluated: int = -1  # steps done at the last evaluation
     started_before: frozenset[str] = frozenset()
     """Tasks that were trained before the first step, in the run that this one extends."""
@@ -105,6 +106,7 @@ class Loop:
 
     def begin(self, first: int) -> None:
         """Evaluate if necessary before the first step; the run may have ended before (`done`)."""
+        self.steps_done = first
         self._event("begin", step=first)
         set_rope_bases(self.model.encoders, self.recipe, first)  # the next stage sets its own
         if self.recipe.extend and not first and not self.validation.is_empty:
@@ -134,6 +136,7 @@ class Loop:
         own = self.recipe.step_settings.optimizer(at).of_step
         how = stop, frozen, decay, own, step / self.recipe.curriculum.steps
         result = self.engine.step(batches, lr, step, self.task_weights, *how)
+        self.steps_done = step + 1
         self._meter.add(result, _flops(self.model, batches), waited)
         for task in self._label_watch.add(at, result.counts):
             self._event("unlabelled", self._label_watch.describe(task), step=step + 1, task=task)
@@ -175,7 +178,8 @@ class Loop:
         """Do what is scheduled after `done` steps. Returns the exit code if the run must stop."""
         self.untimed(partial(self._evaluate_if_due, done))
         if self.best.should_stop:
-            self._event("patience", f"no improvement since step {self.best.step}; done")
+            since = f"since step {self.best.step}" if self.best.step >= 0 else "at all"
+            self._event("patience", f"no improvement {since}; done")
         elif self.end_requested and done < self.recipe.curriculum.steps:
             self._event("ended", f"ended after step {done}, as requested")
             self.ended_at = done

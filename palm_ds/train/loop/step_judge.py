@@ -190,8 +190,7 @@ class StepJudge:
     def _nonfinite_action(self) -> str:
         """Action for the current step, which was skipped; nothing if that is normal: fp16 skips
         steps while it looks for its loss scale."""
-        fp16 = self.engine.ds_config.precision == "fp16"
-        if fp16 and self.engine.loss_scale > 1 and self.skipped_in_a_row < _MAX_SCALE_SEARCH:
+        if self.engine.seeks_loss_scale and self.skipped_in_a_row < _MAX_SCALE_SEARCH:
             return ""
         if self.recipe.nonfinite == "skip":
             return "stop" if self.skipped_in_a_row > self.recipe.failure_limit else ""

@@ -11,7 +11,8 @@
                         ZeRO 3      weights twice and gradients in every micro-batch
 
 With `overlap_comm`, communication hides behind half of the backward passes that it goes with. The
-shares below are assumptions. Data, evaluation and saving take no time here.
+shares below are assumptions. Frozen parameters have no gradients and no update. Data, evaluation
+and saving take no time here.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def plan_step_time(
     flops = repeated * work.of_model(model)
     read = sum(work.flops(teacher.config) / 3 for teacher in model.teachers)
     products, reading = (x / cluster.gpus / (peak * cluster.efficiency) for x in (flops, read))
-    shard = model.parameters / (cluster.gpus if config.stage else 1)
+    shard = model.trained / (cluster.gpus if config.stage else 1)
     optimizer = OPTIMIZER_BYTES * shard / (cluster.card.bandwidth * 1e9 * MEMORY_SHARE)
     during, after = _communication(model, config, cluster, micro_steps)
     covered = products * 2 / 3 * HIDDEN if _overlaps(config) else 0.0
@@ -86,10 +87,11 @@ def _communication(
     if cluster.gpus == 1:
         return 0.0, 0.0
     size = 4 if config.precision == "fp32" else 2
-    part = (cluster.gpus - 1) / cluster.gpus * size * model.parameters
+    part = (cluster.gpus - 1) / cluster.gpus * size
+    weights, gradients = part * model.parameters, part * model.trained
     times = 1 if config.stage < 2 else micro_steps
-    sent = (3 if config.stage == 3 else 2) * part * times
-    gathered = part if config.stage in (1, 2) else 0.0
+    sent = (2 * weights + gradients if config.stage == 3 else 2 * gradients) * times
+    gathered = gradients if config.stage in (1, 2) else 0.0  # the new weights, of as many bytes
     collectives = times * (3 * model.config.num_layers if config.stage == 3 else 1)
     wait = LATENCY * math.log2(cluster.gpus)
     rate = cluster.rate * LINK_SHARE

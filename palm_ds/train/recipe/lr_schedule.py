@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator
 
@@ -102,11 +102,18 @@ class LRSchedule(Settings):
             decay=self.decay if decay is None else math.ceil(decay / size.tokens),
         )
 
-    def warmups(self, curriculum: Curriculum) -> list[int]:
-        """Warm-up steps of each stage."""
+    def warmups(self, curriculum: Curriculum, own: Schedules = ()) -> list[int]:
+        """Warm-up steps of each stage; `own`: the schedules that stages have of their own."""
         if self.restart == "stage":
-            return [self._warmup_steps(stage.steps) for stage in curriculum.stages]
-        return [self._warmup_steps(curriculum.steps), *[0] * (len(curriculum.stages) - 1)]
+            usual = [self._warmup_steps(stage.steps) for stage in curriculum.stages]
+        else:
+            usual = [self._warmup_steps(curriculum.steps), *[0] * (len(curriculum.stages) - 1)]
+        return [
+            schedule._warmup_steps(stage.steps) if schedule else steps
+            for stage, schedule, steps in zip(
+                curriculum.stages, own or [None] * len(usual), usual, strict=True
+            )
+        ]
 
     def _warmup_steps(self, steps: int) -> int:
         """Warm-up of a run or stage of `steps` steps."""
@@ -116,13 +123,18 @@ class LRSchedule(Settings):
         """Decay at the end of a run or stage of `steps` steps."""
         return _part(self.decay, steps) if self.kind == "wsd" else 0
 
-    def warnings(self, curriculum: Curriculum) -> list[str]:
-        """One line for the run, or each stage, that is too short for its warm-up and decay."""
-        spans = {"the run": curriculum.steps}
-        if self.restart == "stage":
-            spans = {f"stage {n}": stage.steps for n, stage in enumerate(curriculum.stages, 1)}
-        problems = {what: self._too_short(steps) for what, steps in spans.items()}
-        return [f"note: schedule: {what} {why}" for what, why in problems.items() if why]
+    def warnings(self, curriculum: Curriculum, own: Schedules = ()) -> list[str]:
+        """One line for the run, or each stage, that is too short for its warm-up and decay; `own`:
+        as in `warmups`."""
+        own = own or [None] * len(curriculum.stages)
+        spans: list[tuple[str, LRSchedule, int]] = []
+        if self.restart == "never" and not own[-1]:
+            spans.append(("the run", self, curriculum.steps))
+        for number, (stage, schedule) in enumerate(zip(curriculum.stages, own, strict=True), 1):
+            if schedule or self.restart == "stage":
+                spans.append((f"stage {number}", schedule or self, stage.steps))
+        problems = [(what, schedule._too_short(steps)) for what, schedule, steps in spans]
+        return [f"note: schedule: {what} {why}" for what, why in problems if why]
 
     def _too_short(self, steps: int) -> str:
         warmup, decay = self._warmup_steps(steps), self._decay_steps(steps)
@@ -155,6 +167,9 @@ class LRSchedule(Settings):
         shape = self.shape if self.kind == "wsd" else self.kind
         return self.end + (1 - self.end) * _SHAPES[shape](remaining)
 
+
+Schedules: TypeAlias = Sequence[LRSchedule | None]
+"""Of each stage, None where the recipe's goes on."""
 
 _SHAPES: Mapping[str, Callable[[float], float]] = {
     "linear": lambda remaining: remaining,

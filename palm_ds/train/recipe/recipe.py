@@ -257,7 +257,7 @@ class Recipe(Settings):
 
     def plan_table(self) -> str:
         """The plan as a table, with tokens and warm-up steps."""
-        warmups = self.schedule_in_steps.warmups(self.curriculum)
+        warmups = self.schedule_in_steps.warmups(self.curriculum, self.stage_plan.schedules)
         return self.curriculum.table(
             tokens=self.stage_plan.tokens if self.rows else (), warmups=warmups
         )

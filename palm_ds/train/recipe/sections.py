@@ -158,8 +158,8 @@ class EvaluateSettings(Settings):
     runs of different rates too."""
     best: str = ""
     """Metric that selects the final weights: `task.metric`, or `mean` over the first metric of each
-    non-auxiliary task. Empty: use the last step. Of `loss`, `mse` and `perplexity` the lowest is
-    the best."""
+    non-auxiliary task. Empty: use the last step. Of `loss`, `mse`, `perplexity` and names that end
+    with `_error` or `_loss`, as scikit-learn's do, the lowest is the best."""
     passes: bool = False
     """Also after each pass: an epoch of the first task group. Needs a `batch` in examples."""
     patience: NonNegativeInt = 0

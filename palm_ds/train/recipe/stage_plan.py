@@ -10,6 +10,7 @@ from typing import Any
 from palm_ds.data.stream.budgets import DatasetSizes
 from palm_ds.data.stream.curriculum_spec import CurriculumSpec
 from palm_ds.data.stream.stages import Curriculum, MaskRates, StepSize
+from palm_ds.train.recipe.lr_schedule import LRSchedule
 from palm_ds.train.recipe.sections import BatchSize
 from palm_ds.train.recipe.stage_settings import StageSettings
 
@@ -57,6 +58,11 @@ class StagePlan:
     def settings(self) -> tuple[StageSettings, ...]:
         """What each stage of the curriculum has instead of the recipe's settings."""
         return self._read([stage.settings for stage in self.curriculum.stages])
+
+    @property
+    def schedules(self) -> list[LRSchedule | None]:
+        """The schedules that stages have of their own; None: the recipe's."""
+        return [own.schedule for own in self.settings]
 
     @cached_property
     def sizes(self) -> tuple[StepSize, ...]:

@@ -132,7 +132,7 @@ def _recipe_to_store(run: RunSpec, data: Data) -> dict[str, Any]:
 def start_fingerprint(run: RunSpec, data: Data) -> dict[str, str]:
     """{`init_from`: a short hash of the weights that the run starts from}, if they state hashes.
     After its first checkpoint, which holds all weights, the run reads them no more: they may change
-    or be deleted, and the hash stays."""
+    or be deleted, and the hash stays. What else it may read there is in docs/reliability.md."""
     start, file = run.recipe.init_from, run.folder / "recipe.yaml"
     if not start:
         return {}

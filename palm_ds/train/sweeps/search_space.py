@@ -22,7 +22,7 @@ from pydantic import PositiveInt
 from palm_ds.common.config import check_keys, override, parse, read_yaml, shorten
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.settings import Settings
-from palm_ds.tasks.metrics.units import LESS_IS_BETTER
+from palm_ds.tasks.metrics.units import less_is_better
 from palm_ds.train.recipe.recipe import Recipe, make_recipe, read_values
 
 _RANGE = ("low", "high", "log", "step")
@@ -38,7 +38,7 @@ class Sweep(Settings):
     """What is optimised: `task.metric`, a task (its first metric), or `mean` over the first metric
     of each non-auxiliary task. Empty: the recipe's `evaluate.best`."""
     direction: Literal["", "maximize", "minimize"] = ""
-    """Empty: minimize for a loss, an MSE or a perplexity, else maximize."""
+    """Empty: minimize for a loss, an error or a perplexity, else maximize."""
     space: dict[str, Any]
     """{recipe key: values}: a list of choices, or `{low, high}` with `log: true` or `step`."""
     trials: PositiveInt = 20
@@ -63,7 +63,7 @@ class Sweep(Settings):
         """Whether less is better."""
         if self.direction:
             return self.direction == "minimize"
-        return self.metric.rpartition(".")[2] in LESS_IS_BETTER
+        return less_is_better(self.metric.rpartition(".")[2])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -93,7 +93,7 @@ def test_any_metric_of_a_task_can_be_tracked(name, value) -> None:
     assert chosen.value == value
 
 
-@pytest.mark.parametrize("metric", ["mse", "perplexity"])
+@pytest.mark.parametrize("metric", ["mse", "perplexity", "mean_absolute_error", "hinge_loss"])
 def test_a_smaller_error_is_better(metric: str) -> None:
     chosen = best(best=f"a.{metric}")
     seen = [
@@ -102,6 +102,23 @@ def test_a_smaller_error_is_better(metric: str) -> None:
     ]
     assert seen == [True, False, True]
     assert str(chosen) == f"a.{metric} 2.0000"
+
+
+@pytest.mark.parametrize("name", ["a", "mean"])
+def test_a_smaller_error_is_better_as_the_first_metric_too(name: str) -> None:
+    """Such as a metric of the user's own, of a task that has none."""
+    chosen = best(best=name)
+    seen = [
+        chosen.update(step, {"a": score(math.nan, mean_squared_error=x)})
+        for step, x in enumerate([3.0, 4.0, 2.0])
+    ]
+    assert seen == [True, False, True]
+
+
+def test_a_correlation_below_zero_is_shown_with_its_sign() -> None:
+    chosen = best(best="a.matthews")
+    assert chosen.update(1, {"a": score(0.4, matthews=-0.25)})
+    assert str(chosen) == "a.matthews -0.2500"
 
 
 def test_a_smaller_loss_is_better() -> None:

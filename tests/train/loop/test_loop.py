@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
 from palm_ds.train.loop import loop as loop_module
+from palm_ds.train.loop.early_stopping import BestTracker
 from palm_ds.train.loop.loop import Loop
 from palm_ds.train.recipe.recipe import make_recipe
 from palm_ds.train.report.metrics_file import FILE, read_metrics
@@ -81,6 +84,21 @@ def test_patience_does_not_end_with_weights_that_the_last_step_ruined(
     assert text in events_in(run)["rollback"]
     again = trainer(tables, run, settings)
     assert again.train() and again.cur_train_step == 4  # weights that are not finite are refused
+
+
+def test_weights_say_after_how_many_steps_patience_ended_without_a_best_evaluation(
+    tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a metric that is not defined on the rows: they said all steps of the plan."""
+    run = tmp_path / "run"
+    monkeypatch.setattr(BestTracker, "_value", lambda tracker, scores: math.nan)
+    trainer(tables, run, {"best": "mean", "patience": 2, "evaluate_every": 2}).train()
+    assert events_in(run)["patience"] == "no improvement at all; done"
+    assert checkpoint.steps_in(run / "checkpoints") == [4]
+    for _ in range(2):  # again, after a restart
+        assert read_info(run / "weights" / INFO).made_by["steps"] == 4
+        shutil.rmtree(run / "weights")
+        trainer(tables, run, {"best": "mean", "patience": 2, "evaluate_every": 2}).train()
 
 
 def damaged_corpus(folder: Path) -> CorpusCheck:

@@ -63,6 +63,10 @@ class Run:
     def skipped_so_far(self) -> int:
         return self.skipped_steps
 
+    @property
+    def seeks_loss_scale(self) -> bool:
+        return self.precision == "fp16" and self.loss_scale > 1
+
     def save(self, done: int) -> None:
         if done not in checkpoint.steps_in(self.folder):
             write_checkpoint(

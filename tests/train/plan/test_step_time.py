@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.runtime.deepspeed.ds_config import DSConfig, make_ds_config
 from palm_ds.train.plan.cluster import parse_clusters
-from palm_ds.train.plan.step_time import LINK_SHARE, plan_step_time
+from palm_ds.train.plan.step_time import LINK_SHARE, TimePlan, plan_step_time
 from palm_ds.train.plan.work import ModelSize, StepWork
 
 BASE = EncoderConfig(vocab_size=30_522)
@@ -62,6 +63,19 @@ def test_later_stages_communicate_in_every_micro_batch() -> None:
     assert seconds(gpus, 1, 8).communication == seconds(gpus, 1, 1).communication
     assert seconds(gpus, 2, 8).communication > 4 * seconds(gpus, 2, 1).communication
     assert seconds(gpus, 3, 8).communication > seconds(gpus, 2, 8).communication
+
+
+def test_frozen_parameters_are_neither_reduced_nor_updated() -> None:
+    """Such as all but those of LoRA. ZeRO 3 gathers them as it does the others."""
+    [cluster], few = parse_clusters("64 x H100, 400 Gb/s"), replace(MODEL, trained=1_100_000)
+
+    def times(model: ModelSize, stage: int) -> TimePlan:
+        return plan_step_time(model, WORK, ds_config(stage), cluster, micro_steps=1)
+
+    for stage, share in ((0, 0.01), (1, 0.01), (2, 0.01), (3, 2.01 / 3)):
+        whole, part = times(MODEL, stage), times(few, stage)
+        assert part.optimizer == pytest.approx(whole.optimizer / 100)
+        assert part.communication == pytest.approx(share * whole.communication, abs=2e-3)
 
 
 def test_a_card_without_the_precision_is_refused() -> None:

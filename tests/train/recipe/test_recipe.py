@@ -220,6 +220,10 @@ WRONG = {
     "lr a word": (changed("optimizer", "lr", to="fast"), "optimizer.lr"),
     "betas": (changed("optimizer", "betas", to=[0.9, 1.5]), "optimizer.betas"),
     "one beta": (changed("optimizer", "betas", to=[0.9]), "optimizer.betas"),
+    "no eps": (
+        changed("optimizer", "eps", to=0),  # 0 / 0 for a weight that has had no gradient yet
+        "optimizer.eps: expected a number above 0, got 0",
+    ),
     "kind of optimizer": (changed("optimizer", "kind", to="sgd"), "optimizer.kind"),
     "schedule": (changed("schedule", "kind", to="sine"), "schedule.kind"),
     "noam without warmup": (changed("schedule", "kind", to="noam"), "schedule.warmup"),

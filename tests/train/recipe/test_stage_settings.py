@@ -68,6 +68,34 @@ def test_every_step_has_the_rates_of_its_stage() -> None:
     assert made.step_settings.freezable == ["backbone.word.*"]
 
 
+def rows_of(table: str) -> dict[str, list[str]]:
+    return {line.split()[0]: line.split()[1:] for line in table.splitlines()}
+
+
+def test_the_plan_has_the_warm_ups_of_stages_with_schedules_of_their_own() -> None:
+    """It had the recipe's for all of them."""
+    wsd = {"kind": "wsd", "warmup": 6, "decay": 2}
+    restarted: dict[str, Any] = {"kind": "linear", "warmup": 4, "restart": "stage"}
+    made = recipe(stages=[{MASKS: 10}, {MASKS: 10, "schedule": wsd}], schedule=restarted)
+    assert rows_of(made.plan_table())["warm-up"] == ["4", "6"]
+    factors = [made.lr_scale(made.curriculum.at(step, made.seed)) for step in range(20)]
+    assert [factors.index(1.0), 10 + factors[10:].index(1.0)] == [4 - 1, 10 + 6 - 1]
+    made = recipe(stages=[{MASKS: 10, "schedule": wsd}, {MASKS: 10}], schedule={"kind": "constant"})
+    assert rows_of(made.plan_table())["warm-up"] == ["6", "-"]
+
+
+def test_a_stage_that_is_too_short_for_its_own_schedule_is_named() -> None:
+    stages = [{MASKS: 10, "schedule": {"warmup": 50}}, {MASKS: 5, "schedule": {"warmup": 0.2}}]
+
+    def lines(schedule: dict[str, Any]) -> list[str]:
+        made = recipe(stages=stages, schedule=schedule)
+        return made.schedule_in_steps.warnings(made.curriculum, made.stage_plan.schedules)
+
+    short = "note: schedule: stage 1 ends after 10 of 50 warm-up steps, at 20 % of `lr`"
+    for schedule in ({"kind": "constant"}, {"warmup": 30}, {"warmup": 30, "restart": "stage"}):
+        assert lines(schedule) == [short], schedule  # no stage has the recipe's
+
+
 def test_the_masks_follow_the_rate(tmp_path: Path) -> None:
     write_small_corpus(tmp_path / "corpus")
     made = recipe(tmp_path / "corpus")

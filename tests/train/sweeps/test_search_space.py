@@ -57,6 +57,7 @@ def test_parameters_and_the_recipe_of_a_trial(tmp_path: Path) -> None:
     (
         (None, None, False),  # evaluate.best: topic.f1
         ("topic.loss", None, True),
+        ("topic.zero_one_loss", None, True),
         ("mean", None, False),
         ("topic.loss", "maximize", False),
     ),
