@@ -32,6 +32,7 @@ from palm_ds.common.config import differences, read_json
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.json_files import write_json
 from palm_ds.common.rng import derive_key
+from palm_ds.tasks.metrics.units import less_is_better
 from palm_ds.train.report.metrics_file import FILE, Metrics, read_metrics
 from palm_ds.train.sweeps.search_space import Choices, SearchSpace
 from palm_ds.train.sweeps.subprocesses import failure_in, interrupt_all, spawn
@@ -327,20 +328,32 @@ def value_of(scores: Mapping[str, Mapping[str, Any]], space: SearchSpace) -> flo
     tasks = space.recipe.built_tasks
     if task == "mean":
         counted = [name for name in scores if name in tasks and not tasks[name].auxiliary]
-        firsts = [_metrics(scores[name]) for name in counted if _has_value(scores[name])]
+        firsts = [_first(name, scores, space) for name in counted if _has_value(scores[name])]
         if not firsts:
             raise UserError("metric: mean: no task is evaluated that has more than a loss")
-        return sum(next(iter(first.values())) for first in firsts) / len(firsts)
+        return sum(firsts) / len(firsts)
     if task not in scores:
         raise UserError(
             f"metric: {task!r} has no rows to evaluate on; give its source `validation`"
         )
-    known = _metrics(scores[task]) | {"loss": _number(scores[task]["loss"])}
     if not metric:
-        return next(iter(known.values()))
+        return _first(task, scores, space)
+    known = _metrics(scores[task]) | {"loss": _number(scores[task]["loss"])}
     if metric not in known:
         raise UserError(f"metric: {task} has no {metric!r}{suggest(metric, known)}")
     return known[metric]
+
+
+def _first(task: str, scores: Mapping[str, Mapping[str, Any]], space: SearchSpace) -> float:
+    """The value of a task's first metric. Raises UserError if less of it is better and the sweep
+    does not say which it wants."""
+    name, value = next(iter(_metrics(scores[task]).items()))
+    if less_is_better(name) and not space.sweep.direction:
+        raise UserError(
+            f"metric: {space.sweep.metric}: less is better of {name}, the first metric of {task}; "
+            f"name {task}.{name}, or add `direction: minimize`"
+        )
+    return value
 
 
 def _metrics(score: Mapping[str, Any]) -> dict[str, float]:

@@ -17,7 +17,7 @@ import pytest
 from palm_ds.common.config import read_yaml
 from palm_ds.common.errors import UserError
 from palm_ds.train.recipe.recipe import make_recipe
-from palm_ds.train.sweeps.search import Search, Trial
+from palm_ds.train.sweeps.search import Search, Trial, value_of
 from palm_ds.train.sweeps.search_space import read_sweep, search_space
 from palm_ds.train.sweeps.search_table import report
 from tests.helpers.warm_python import Program
@@ -197,6 +197,18 @@ def test_an_unknown_metric_ends_the_sweep_with_the_known_ones(tmp_path: Path) ->
     search = sweep_of(tmp_path, metric="topic.f2")()
     with pytest.raises(UserError, match="topic has no 'f2'; known: accuracy, f1, loss"):
         search.run(training(tmp_path, 0.05), ONE)
+
+
+@pytest.mark.parametrize("metric", ["topic", "mean"])
+def test_a_first_metric_of_which_less_is_better_is_not_maximised(
+    metric: str, tmp_path: Path
+) -> None:
+    scores = {"topic": {"loss": 1.0, "accuracy": None, "metrics": {"hamming_loss": 0.25}}}
+    path = write(tmp_path, space=SPACE, metric=metric)
+    with pytest.raises(UserError, match=f"^metric: {metric}: less is better of hamming_loss"):
+        value_of(scores, search_space(read_sweep(path), "sweep.yaml"))
+    path = write(tmp_path, space=SPACE, metric=metric, direction="minimize")
+    assert value_of(scores, search_space(read_sweep(path), "sweep.yaml")) == 0.25
 
 
 def test_two_jobs_run_at_the_same_time(tmp_path: Path) -> None:
