@@ -14,6 +14,7 @@ import transformers
 from safetensors.torch import load_file
 from torch import nn
 
+from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
@@ -234,6 +235,26 @@ def test_onnx_runtime_computes_the_same(tmp_path: Path, family: HfFamily) -> Non
     parity = convert_to_onnx(source, tmp_path / "out").files[0].parity
     assert parity is not None
     assert {"head classifier", "pooled"} <= {x.name for x in parity.differences}
+
+
+@pytest.mark.parametrize(
+    ("family", "ending", "values"),
+    [
+        ("MPNet", "Model", {"relative_attention_num_buckets": 64}),  # it computes with 32
+        ("Electra", "ForMultipleChoice", {"summary_type": "last"}),
+        ("Electra", "ForMultipleChoice", {"summary_activation": "tanh"}),
+        ("Electra", "ForMultipleChoice", {"summary_use_proj": False}),
+    ],
+)
+def test_what_is_not_computed_here_is_refused(
+    tmp_path: Path, family: str, ending: str, values: dict[str, Any]
+) -> None:
+    known = {x.name: x for x in HF_FAMILIES.values()}
+    folder = known[family].save(tmp_path / "in", ending, **values)
+    with pytest.raises(UserError, match=f"config.json: {next(iter(values))}: must be "):
+        open_contents(folder)
+    if family == "Electra":  # no other class reads these values
+        open_contents(known[family].save(tmp_path / "other", "ForSequenceClassification", **values))
 
 
 @pytest.mark.parametrize(
