@@ -65,6 +65,7 @@ from palm_ds.text.tokenizer_settings import (
     normalization,
     read_settings,
     roles_in,
+    separate_texts,
 )
 from palm_ds.text.vocabulary_file import loses_capitals, read_bytes, read_text, read_vocabulary
 from palm_ds.text.word_segmenter import (
@@ -426,6 +427,7 @@ def _load_vocabulary(file: Path, settings: TokenizerSettings) -> Tokenizer:
         )
     if not lists_pieces(tokens):
         backend = _wordpiece(tokens, settings, str(file))
+        separate_texts(backend, settings)
         return _configured(backend, settings, str(file))
     known, origin = {token: i for i, token in enumerate(tokens)}, str(file)
     segmenter = find_word_segmenter(file.parent, settings.word_segmenter)
