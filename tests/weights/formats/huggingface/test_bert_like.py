@@ -211,6 +211,23 @@ def test_lora_is_an_adapter_of_peft(tmp_path: Path, family: HfFamily) -> None:
     assert not torch.allclose(read(tmp_path / "base").eval()(**batch).logits, its, atol=1e-3)
 
 
+def test_an_adapter_beside_shards_has_the_head(tmp_path: Path) -> None:
+    """hf/ of a run has shards from 5 GB on."""
+    ending = "ForSequenceClassification"
+    whole = HF_FAMILIES["Electra"].save(tmp_path / "whole", ending)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(whole)
+    model.save_pretrained(tmp_path / "shards", max_shard_size="40KB")
+    assert not (tmp_path / "shards/model.safetensors").exists()
+    for name in ("whole", "shards"):
+        folder = tmp_path / f"{name} adapter"
+        write_adapter(folder, {}, LoraSettings(), tmp_path / name, base="base")
+    saved = [
+        load_file(tmp_path / f"{x} adapter/adapter_model.safetensors") for x in ("whole", "shards")
+    ]
+    assert saved[0].keys() == saved[1].keys() and any("out_proj" in name for name in saved[0])
+    assert all(torch.equal(saved[0][name], saved[1][name]) for name in saved[0])
+
+
 @EVERY
 def test_layers_learn_more_slowly_below(tmp_path: Path, family: HfFamily) -> None:
     encoder = load_encoder(open_contents(family.save(tmp_path)))
