@@ -120,10 +120,14 @@ def compile_model(
     single: str = "",
     layout: str = "",
     albert: AlbertRules | None = None,
+    lower: bool = False,
+    added: bool = False,
 ) -> Backend:
     """The tokenizer of a model, with the model's ids; as `layout`, those of `layout_of`, of which
-    DEBERTA has a mask token after them, and ALBERT rules (`albert`, or the usual ones). `single`:
-    characters that are a token each, in the syntax of a regular expression's [...]."""
+    DEBERTA has a mask token after them, and ALBERT rules (`albert`, or the usual ones). `lower`:
+    lower-case texts, which of these only DEBERTA's class does. `added`: whether tokens are added,
+    before which fairseq's models have no white space. `single`: characters that are a token each,
+    in the syntax of a regular expression's [...]."""
     proto = _parse(model, origin)
     # Nine digits identify a float32 and survive a round trip through JSON.
     pieces = [(p.piece, float(f"{p.score:.9g}")) for p in proto.pieces]
@@ -137,14 +141,18 @@ def compile_model(
         backend = _backend(proto, pieces, unknown, special, origin=origin)
         return _as_albert(backend, albert or AlbertRules())
     if layout not in _FAIRSEQ:
-        backend = _backend(proto, pieces, unknown, special, origin=origin, single=single)
+        lower = lower and layout == DEBERTA
+        backend = _backend(
+            proto, pieces, unknown, special, origin=origin, single=single, lower=lower
+        )
         if layout == DEBERTA:
             backend.add_special_tokens([AddedToken(_MASKS[0], special=True, normalized=False)])
         return backend
     front, replaced = _FAIRSEQ[layout]
     pieces = [*((token, 0.0) for token in front), *pieces[replaced:], ("<mask>", 0.0)]
     special = [*front, *(token for token in special if token not in front)]
-    return _as_roberta(_backend(proto, pieces, "<unk>", special, origin=origin))
+    backend = _backend(proto, pieces, "<unk>", special, origin=origin)
+    return _as_roberta(_without_spaces(backend) if added else backend)
 
 
 def _ends_in_comma(piece: str) -> bool:
@@ -156,6 +164,11 @@ def _as_albert(backend: Backend, rules: AlbertRules) -> Backend:
     """With its steps before the model's own, and any white space as a space."""
     own = [backend.normalizer] if backend.normalizer is not None else []
     backend.normalizer = normalizers.Sequence([*rules.steps(), *own])
+    return _without_spaces(backend)
+
+
+def _without_spaces(backend: Backend) -> Backend:
+    """With words as all that is split: white space alone is no token."""
     split: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.WhitespaceSplit()]
     backend.pre_tokenizer = pre_tokenizers.Sequence([*split, backend.pre_tokenizer])
     return backend

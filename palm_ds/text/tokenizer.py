@@ -43,7 +43,6 @@ from palm_ds.text.custom_tokenizer import (
 )
 from palm_ds.text.sentencepiece_model import (
     UNLISTED,
-    AlbertRules,
     compile_listed,
     compile_model,
     find_sentencepiece_model,
@@ -66,6 +65,7 @@ from palm_ds.text.tokenizer_settings import (
     normalization,
     read_settings,
     roles_in,
+    separate_texts,
 )
 from palm_ds.text.vocabulary_file import loses_capitals, read_bytes, read_text, read_vocabulary
 from palm_ds.text.word_segmenter import (
@@ -324,16 +324,11 @@ def load_tokenizer(path: str | Path, *, lower: bool | None = None) -> Tokenizer:
     if not path.exists():
         raise UserError(f"tokenizer {path}: no such file or folder")
     file = _find_file(path) if path.is_dir() else path
-    if file.suffix == ".model":
-        return sentencepiece(
-            read_bytes(file),
-            origin=str(file),
-            layout=layout_of(file),
-            albert=albert_rules(file.parent),
-        )
     settings = read_settings(path) if path.is_dir() else TokenizerSettings()
     if splitter := find_splitter(path, settings.custom):
         return _load_custom(file, settings, splitter)
+    if file.suffix == ".model":
+        return _load_model(file, settings)
     if file.suffix == ".json":
         return _load_json(file, settings)
     if file.suffix == ".txt":
@@ -380,6 +375,19 @@ def _load_json(file: Path, settings: TokenizerSettings) -> Tokenizer:
     return tokenizer
 
 
+def _load_model(file: Path, settings: TokenizerSettings) -> Tokenizer:
+    """Loads a SentencePiece model, whose ids and rules are those of its folder's class."""
+    backend = compile_model(
+        read_bytes(file),
+        origin=str(file),
+        layout=layout_of(file),
+        albert=albert_rules(file.parent),
+        lower=settings.lower is True,
+        added=any(not token.special for token in settings.tokens.values()),
+    )
+    return _configured(backend, settings, str(file))
+
+
 def _load_custom(file: Path, settings: TokenizerSettings, splitter: TextSplitter) -> Tokenizer:
     """Loads the vocabulary of a tokenizer of the user's own."""
     if file.suffix == ".json":
@@ -419,6 +427,7 @@ def _load_vocabulary(file: Path, settings: TokenizerSettings) -> Tokenizer:
         )
     if not lists_pieces(tokens):
         backend = _wordpiece(tokens, settings, str(file))
+        separate_texts(backend, settings)
         return _configured(backend, settings, str(file))
     known, origin = {token: i for i, token in enumerate(tokens)}, str(file)
     segmenter = find_word_segmenter(file.parent, settings.word_segmenter)
@@ -455,19 +464,10 @@ def _wordpiece(tokens: Sequence[str], settings: TokenizerSettings, origin: str) 
     return backend
 
 
-def sentencepiece(
-    model: bytes,
-    *,
-    origin: str,
-    chinese: bool = False,
-    layout: str = "",
-    albert: AlbertRules | None = None,
-) -> Tokenizer:
+def sentencepiece(model: bytes, *, origin: str, chinese: bool = False) -> Tokenizer:
     """The tokenizer of a SentencePiece unigram or BPE model.
 
-    `chinese` makes every Chinese character a separate token, as in models trained here. `layout`,
-    `albert`: see `compile_model`.
+    `chinese` makes every Chinese character a separate token, as in models trained here.
     """
-    single = CHINESE if chinese else ""
-    backend = compile_model(model, origin=origin, single=single, layout=layout, albert=albert)
+    backend = compile_model(model, origin=origin, single=CHINESE if chinese else "")
     return Tokenizer(backend, origin=origin)

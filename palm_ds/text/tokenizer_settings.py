@@ -5,8 +5,9 @@
     added_tokens.json         } by older versions of transformers
     config.json               the model, which implies a tokenizer class if none is named
 
-transformers' BertTokenizer takes the normalisation from these files even if tokenizer.json has its
-own, and RobertaTokenizer `add_prefix_space`; other classes take everything from tokenizer.json.
+transformers' BertTokenizer and MPNetTokenizer take the normalisation from these files even if
+tokenizer.json has its own, and RobertaTokenizer `add_prefix_space`; other classes take everything
+from tokenizer.json.
 """
 
 from __future__ import annotations
@@ -41,20 +42,25 @@ _BERT = (
     *("Ernie", "RobertaChinese", "UNIMO"),  # PaddleNLP's
 )
 _CLASS_OF_MODEL = {
-    "bert": "BertTokenizer",
-    "ernie": "BertTokenizer",
+    **dict.fromkeys(("bert", "ernie", "electra", "distilbert", "nomic_bert"), "BertTokenizer"),
+    "mpnet": "MPNetTokenizer",
     "roberta": "RobertaTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer",
 }
 _ROBERTA = ("Roberta", "RobertaBPE")  # the latter is PaddleNLP's
+_MPNET = "mpnet"
+"""The family of MPNet's class: BERT's normalisation, and RoBERTa's separators."""
+_LOWER = ("bert", _MPNET)
+"""Those that lower-case texts by default."""
 _LIKE_ROBERTA = (*_ROBERTA, "XLMRoberta", "Camembert")
-_WITHOUT_TOKEN_TYPES = ("DistilBert", *_LIKE_ROBERTA)
+_WITHOUT_TOKEN_TYPES = ("DistilBert", "MPNet", *_LIKE_ROBERTA)
 ROBERTA_ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
 """{role: token} of RoBERTa's classes."""
 _USUAL = {
     "bert": {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
     "roberta": ROBERTA_ROLES,
+    _MPNET: {**ROBERTA_ROLES, "unk": "[UNK]"},
 }
 _ANY = (
     *("", "ErnieTinyTokenizer", "ErnieMTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend"),
@@ -92,7 +98,8 @@ class TokenizerSettings:
     """The tokenizer settings of a folder."""
 
     family: str = ""
-    """bert or roberta: whose rules the class follows; empty: neither, or no class is named."""
+    """bert, roberta or mpnet: whose rules the class follows; empty: none of them, or no class is
+    named."""
     unknown: str = ""
     """A class with unknown rules, so that a bare vocab.txt cannot be read."""
     lower: bool | None = None
@@ -127,10 +134,12 @@ def read_settings(folder: Path) -> TokenizerSettings:
     known = f"{name}Tokenizer" in _CLASS_OF_MODEL.values() or named in _ANY or not named
     values, tokens, ids = _tokens(folder, values)
     family = "bert" if name in _BERT else "roberta" if name in _ROBERTA else ""
+    family = _MPNET if name == "MPNet" else family
+    usual = "roberta" if name in _LIKE_ROBERTA else family or "bert"
     return TokenizerSettings(
         family=family,
         unknown="" if known or family else str(named),
-        lower=_flag(folder, values, "do_lower_case", True if family == "bert" else None),
+        lower=_flag(folder, values, "do_lower_case", True if family in _LOWER else None),
         strip_accents=_flag(folder, values, "strip_accents", None),
         chinese=_flag(folder, values, "tokenize_chinese_chars", True) is not False,
         add_prefix_space=_flag(folder, values, "add_prefix_space", False) is True,
@@ -140,7 +149,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
         bounds={
             role: _text(values[f"{role}_token"]) for role in _BOUNDS if values.get(f"{role}_token")
         },
-        usual=_USUAL["roberta" if name in _LIKE_ROBERTA else "bert"] if named else {},
+        usual=_USUAL[usual] if named else {},
         tokens=tokens,
         ids=ids,
         word_segmenter=check_kind(values.get(KEY), str(folder / _FILE)),
@@ -281,19 +290,23 @@ def apply_settings(backend: Backend, settings: TokenizerSettings) -> None:
     """Apply the settings that a tokenizer.json's class takes from the other files."""
     model = backend.model
     plain = backend.normalizer is None or isinstance(backend.normalizer, normalizers.BertNormalizer)
-    if settings.family == "bert" and isinstance(model, models.WordPiece) and plain:
+    if settings.family in _LOWER and isinstance(model, models.WordPiece) and plain:
         backend.normalizer = bert_normalizer(settings, settings.lower is not False)
         backend.post_processor = None  # it is made of the special tokens
         model.unk_token = settings.roles.get("unk", "[UNK]")
         backend.model = model
+        separate_texts(backend, settings)
     split = backend.pre_tokenizer
     if settings.family == "roberta" and isinstance(split, pre_tokenizers.ByteLevel):
         split.add_prefix_space = settings.add_prefix_space
         backend.pre_tokenizer = split
-        _separate_as_roberta(backend, settings)
+        separate_texts(backend, settings)
 
 
-def _separate_as_roberta(backend: Backend, settings: TokenizerSettings) -> None:
+def separate_texts(backend: Backend, settings: TokenizerSettings) -> None:
+    """Put special tokens around texts, for classes that have other separators than BERT's."""
+    if settings.family not in ("roberta", _MPNET):
+        return
     sep, cls = settings.roles.get("sep", "</s>"), settings.roles.get("cls", "<s>")
     sep_id, cls_id = backend.token_to_id(sep), backend.token_to_id(cls)
     if sep_id is not None and cls_id is not None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from palm_ds.common.atomic import follow_umask, write_folder_atomically
@@ -26,6 +25,7 @@ from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.lora import LoraSettings, lora_modules, peft_config
 from palm_ds.weights.formats.huggingface.architecture import HEAD_CLASSES, Architecture
 from palm_ds.weights.formats.huggingface.families import FAMILIES, architecture_for, architecture_of
+from palm_ds.weights.formats.tensor_files import open_tensors
 
 FOLDER, WEIGHTS = "adapter", "adapter_model.safetensors"
 _ADAPTER = re.compile(
@@ -107,11 +107,11 @@ def _modules(form: Architecture, role: str) -> tuple[str, ...]:
 def _saved(hf: Path, prefix: str, *, with_head: bool) -> dict[str, torch.Tensor]:
     """The trained tensors of a Hugging Face folder that are no matrices of LoRA: the pooler, and
     the head of a task."""
-    with safe_open(hf / "model.safetensors", "pt") as file:
-        poolers = ("pooler.", f"{prefix}pooler.")  # an encoder without a head has no prefix
-        names = [name for name in file.keys() if name.startswith(poolers)]  # noqa: SIM118
-        names += [x for x in file.keys() if with_head and not x.startswith(prefix)]  # noqa: SIM118
-        return {name: file.get_tensor(name) for name in names}
+    stored = open_tensors(hf)
+    poolers = ("pooler.", f"{prefix}pooler.")  # an encoder without a head has no prefix
+    names = [name for name in stored if name.startswith(poolers)]
+    names += [name for name in stored if with_head and not name.startswith(prefix)]
+    return {name: stored[name].read() for name in names}
 
 
 def _hf_adapter(

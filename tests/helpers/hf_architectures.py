@@ -91,6 +91,10 @@ CASES = {
             ({"rope_scaling": {"factor": 2}}, "rope_scaling: must be null here"),
             ({"rope_parameters": {"rope_theta": "x"}}, "rope_parameters.rope_theta: expected a"),
             (
+                {"rope_parameters": {"type": "linear", "factor": 2.0, "rope_theta": 1000.0}},
+                "rope_parameters.rope_type: must be default here",
+            ),
+            (
                 {"architectures": ["EuroBertForMaskedLM"], "tie_word_embeddings": True},
                 "tie_word_embeddings: must be false here",
             ),

@@ -17,7 +17,7 @@ TRANSFORMERS: dict[str, dict[str, Any]] = {
     "electra": {"options": {"embedding_size": 24}},
     "albert": {"options": {"embedding_size": 24}},
     "distilbert": {},
-    "mpnet": {"options": {"relative_buckets": 8}},
+    "mpnet": {},
     "deberta_v2": {"options": {"buckets": 8, "longest": 16, "convolution": 3}},
 }
 """{kind: values that small_transformer's do not have}"""

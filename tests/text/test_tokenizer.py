@@ -265,6 +265,66 @@ def listed(folder: Path, kind: str = "unigram") -> tuple[Path, bytes, list[str]]
     return folder / "vocab.txt", model.getvalue(), tokens
 
 
+_PIECES = {
+    "xlm-roberta": ("sentencepiece.bpe.model", {}),
+    "albert": (
+        "spiece.model",
+        {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "pad_piece": "<pad>"}
+        | {"control_symbols": ["[CLS]", "[SEP]", "[MASK]"]},
+    ),
+    "deberta-v2": (
+        "spm.model",
+        {"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3, "pad_piece": "[PAD]"}
+        | {"bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"},
+    ),
+}
+"""{model type: its .model, and how it is trained}"""
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("kind", list(_PIECES))
+def test_the_settings_beside_a_model_apply(kind: str, old: bool, tmp_path: Path) -> None:
+    """Added tokens, in either of the files that have them, lower case, and what is kept."""
+    import io
+
+    import sentencepiece as spm
+    import transformers
+
+    (file, how), model = _PIECES[kind], io.BytesIO()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(text.lower() for text in TEXTS),
+        model_writer=model,
+        vocab_size=120,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **how,
+    )
+    (tmp_path / file).write_bytes(model.getvalue())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    plain = load_tokenizer(tmp_path)
+    number, added = plain.size, {"dogfood": plain.size}
+    if kind == "deberta-v2":  # whose model has no mask token
+        added[plain.roles["mask"]] = plain.vocabulary.mask
+    about: dict = {"do_lower_case": True, "model_max_length": 77}
+    if old:
+        (tmp_path / "added_tokens.json").write_text(json.dumps(added))
+    else:
+        about["added_tokens_decoder"] = {
+            str(i): {"content": token, "normalized": i == number, "special": i != number}
+            for token, i in added.items()
+        }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
+    ours, theirs = load_tokenizer(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert ours.size == len(theirs) == number + 1
+    for text in ("The fox eats dogfood and jumps.", "dogfood", "Foxes, dogfood!"):
+        ids = ours.encode_texts([text])[0][0].tolist()
+        assert ids == theirs(text, add_special_tokens=False)["input_ids"] and number in ids, text
+    ours.save(tmp_path / "saved")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+    assert again.model_max_length == 77
+    assert number in again("The fox eats dogfood.")["input_ids"]
+
+
 @pytest.mark.parametrize("settings", [{}, {"do_lower_case": False, "keep_accents": True}])
 def test_alberts_model_has_the_ids_of_transformers(settings: dict[str, bool], tmp_path: Path):
     """Also once saved; and a number's comma is a token, as in ALBERT's code."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,11 @@ def legacy(folder: Path) -> None:
 
 
 def tokenizer_json(
-    folder: Path, lower: bool, strip: bool | None = None, chinese: bool = True
+    folder: Path,
+    lower: bool,
+    strip: bool | None = None,
+    chinese: bool = True,
+    specials: Sequence[str] = SPECIALS,
 ) -> None:
     backend = Backend(models.WordPiece({x: i for i, x in enumerate(WORDS)}, unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer(
@@ -114,7 +118,7 @@ def tokenizer_json(
     )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    backend.add_special_tokens([AddedToken(x, special=True, normalized=False) for x in SPECIALS])
+    backend.add_special_tokens([AddedToken(x, special=True, normalized=False) for x in specials])
     backend.add_tokens(["NEW"])
     backend.enable_truncation(7, direction="left")
     backend.enable_padding(length=7, direction="left")
@@ -173,6 +177,22 @@ def test_other_files(name: str, tmp_path: Path) -> None:
     config, change = OTHERS[name]
     source = folder_of(tmp_path / "source", config)
     change(source)
+    compare(source, tmp_path / "saved")
+
+
+@pytest.mark.parametrize("backend", [False, True])
+@pytest.mark.parametrize("config", [None, {"do_lower_case": False, "strip_accents": True}])
+@pytest.mark.parametrize("model", ["distilbert", "electra", "nomic_bert", "mpnet"])
+def test_a_model_implies_the_class_whose_settings_apply(
+    model: str, config: dict[str, Any] | None, backend: bool, tmp_path: Path
+) -> None:
+    """MPNet's has BERT's normalisation and RoBERTa's separators. `backend`: beside a tokenizer.json
+    that says otherwise."""
+    source = folder_of(tmp_path / "source", config, model_type=model)
+    if backend:
+        own = ("<s>", "<pad>", "</s>", "[UNK]", "<mask>")
+        specials = own if model == "mpnet" else SPECIALS
+        tokenizer_json(source, lower=config is not None, specials=specials)
     compare(source, tmp_path / "saved")
 
 

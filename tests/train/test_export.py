@@ -174,12 +174,23 @@ def test_any_exported_head_predicts_the_same(tmp_path: Path, name: str) -> None:
     assert np.isfinite([x.get("value", 0) for x in ours]).all()
 
 
-@pytest.mark.parametrize(("kind", "pad"), [("mpnet", 0), ("mpnet", 1), ("bert", 0), ("bert", 1)])
-def test_an_encoder_that_no_family_has_is_refused_at_the_start(kind: str, pad: int) -> None:
-    """Hugging Face's MPNet and Roberta have padding 1 alone."""
-    config = small_transformer(kind, position_offset=2, pad=pad)
+@pytest.mark.parametrize(
+    ("kind", "pad", "options"),
+    [
+        ("mpnet", 0, {}),
+        ("mpnet", 1, {}),
+        ("mpnet", 1, {"relative_buckets": 8}),
+        ("bert", 0, {}),
+        ("bert", 1, {}),
+    ],
+)
+def test_an_encoder_that_no_family_has_is_refused_at_the_start(
+    kind: str, pad: int, options: dict[str, Any]
+) -> None:
+    """Hugging Face's MPNet and Roberta have padding 1 alone, and its MPNet 32 buckets."""
+    config = small_transformer(kind, position_offset=2, pad=pad, options=options)
     recipe: Any = SimpleNamespace(export_family="")
-    if pad == 1:
+    if pad == 1 and not options:
         check_family(recipe, build_encoder(config))
         return
     with pytest.raises(UserError, match="^backbone: hf/ could not be written after the run: Hugg"):

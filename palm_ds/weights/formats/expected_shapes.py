@@ -6,6 +6,7 @@ The shapes come from the model itself, built without values on torch's "meta" de
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import nn
 
@@ -64,8 +65,8 @@ def checked(
     contents: CheckpointContents, source_names: Mapping[str, str] | None = None
 ) -> CheckpointContents:
     """Return the contents if the encoder (a missing pooler is allowed) and each head are complete
-    and have the shapes that the config implies; raise UserError otherwise. `source_names`: {palm_ds
-    name: name in the file}, for messages."""
+    and have the shapes that the config implies; raise UserError otherwise. What such an encoder
+    does not have is skipped. `source_names`: {palm_ds name: name in the file}, for messages."""
     names = {name for entry in contents.entries.values() for name in entry.source_names}
     check_names(contents.path, [*names, *contents.entries, *contents.skipped])
     config, tensors = contents.config, len(contents.entries)
@@ -89,7 +90,26 @@ def checked(
                 f"{contents.path}: {names} has shape {entry.shape}, the configuration expects "
                 f"{shape}"
             )
-    return contents
+    return contents if is_custom(config.kind) else _without_unread(contents, expected)
+
+
+def _without_unread(
+    contents: CheckpointContents, expected: Mapping[str, Shape]
+) -> CheckpointContents:
+    unread = {
+        name: entry
+        for name, entry in contents.entries.items()
+        if name.startswith("backbone.") and name not in expected
+    }
+    if not unread:
+        return contents
+    sources = [source for entry in unread.values() for source in entry.source_names]
+    why = "its configuration has no such part: the model ignores it"
+    return replace(
+        contents,
+        entries={name: entry for name, entry in contents.entries.items() if name not in unread},
+        skipped={**contents.skipped, **dict.fromkeys(sources, why)},
+    )
 
 
 POOLERS = ("backbone.pooler.", "backbone.region_pooler.")

@@ -14,7 +14,8 @@ RUN_KEYS: Mapping[str, type | None] = {
     **dict.fromkeys(("layer_norm_eps", "initializer_range"), float),
     **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), float),
     "tie_word_embeddings": bool,
-    "rope_parameters": None,
+    **dict.fromkeys(("rope_parameters", "rope_scaling")),
+    "rope_theta": float,
 }
 """Of families with BERT's keys and rotary positions: `Architecture.run_keys` beyond sizes."""
 ATTENTION_MODULES: Mapping[str, str | tuple[str, ...]] = {
@@ -44,7 +45,7 @@ def rotary_base(
     if layers and isinstance(stated, Mapping):
         stated, inside = stated.get(layers), f"{inside}.{layers}"
     if isinstance(stated, Mapping):
-        if (kind := stated.get("rope_type", "default")) != "default":
+        if (kind := _kind(stated)) != "default":
             given = printable(shorten(kind))
             raise UserError(f"{where}: {inside}.rope_type: must be default here, got {given}")
         base, key = stated.get("rope_theta", base), f"{inside}.rope_theta"
@@ -67,7 +68,7 @@ def scaled_rotary(
     GTE and vLLM compute it: a larger base, and positions)."""
     key = next((x for x in _SCALED if isinstance(about.get(x), Mapping)), "")
     stated = about[key] if key else {}
-    kind = stated.get("rope_type", stated.get("type", "default"))
+    kind = _kind(stated)
     if kind not in ("linear", "ntk"):
         return rotary_base(about, where), 1.0
     factor, mixed = stated.get("factor"), stated.get("mixed_b")
@@ -82,3 +83,8 @@ def scaled_rotary(
     if kind == "linear":
         return base, float(factor)
     return (base or 10_000.0) * factor, float(factor) ** (2 / head_size)
+
+
+def _kind(stated: Mapping[str, Any]) -> Any:
+    """The kind of scaling, under its key or the one that older configs have."""
+    return stated.get("rope_type", stated.get("type", "default"))

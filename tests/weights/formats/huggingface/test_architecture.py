@@ -68,6 +68,28 @@ def test_every_class_is_computed_and_written_as_it_was_read(
     assert model.config.rope_parameters == opened.from_pretrained(source).config.rope_parameters
 
 
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        *((kind, {"rope_theta": 77}) for kind in CASES),
+        ("gte", {"rope_theta": 77.0, "rope_scaling": {"type": "linear", "factor": 2.0}}),
+    ],
+)
+def test_a_rotary_base_under_the_key_of_earlier_versions(
+    tmp_path: Path, kind: str, values: dict[str, Any]
+) -> None:
+    source = saved(model_of(kind), tmp_path / "in")
+    about = json.loads((source / "config.json").read_text())
+    del about["rope_parameters"]
+    (source / "config.json").write_text(json.dumps(about | values))
+    contents, batch = open_contents(source), padded()
+    real = batch.sequence_ids >= 0
+    its = transformers.AutoModel.from_pretrained(source).eval()
+    expected = its(input_ids=batch.input_ids, attention_mask=real.long()).last_hidden_state[real]
+    torch.testing.assert_close(load_encoder(contents)(batch)[real], expected, atol=1e-5, rtol=1e-5)
+    convert(source, tmp_path / "out", "huggingface", ConversionOptions(strict=True))
+
+
 @pytest.mark.parametrize("width", ["narrow", pytest.param("published", marks=EXHAUSTIVE)])
 @pytest.mark.parametrize("kind", list(CASES))
 def test_published_heads_have_transformers_outputs_and_gradients(

@@ -14,6 +14,7 @@ import transformers
 from safetensors.torch import load_file
 from torch import nn
 
+from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
@@ -210,6 +211,23 @@ def test_lora_is_an_adapter_of_peft(tmp_path: Path, family: HfFamily) -> None:
     assert not torch.allclose(read(tmp_path / "base").eval()(**batch).logits, its, atol=1e-3)
 
 
+def test_an_adapter_beside_shards_has_the_head(tmp_path: Path) -> None:
+    """hf/ of a run has shards from 5 GB on."""
+    ending = "ForSequenceClassification"
+    whole = HF_FAMILIES["Electra"].save(tmp_path / "whole", ending)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(whole)
+    model.save_pretrained(tmp_path / "shards", max_shard_size="40KB")
+    assert not (tmp_path / "shards/model.safetensors").exists()
+    for name in ("whole", "shards"):
+        folder = tmp_path / f"{name} adapter"
+        write_adapter(folder, {}, LoraSettings(), tmp_path / name, base="base")
+    saved = [
+        load_file(tmp_path / f"{x} adapter/adapter_model.safetensors") for x in ("whole", "shards")
+    ]
+    assert saved[0].keys() == saved[1].keys() and any("out_proj" in name for name in saved[0])
+    assert all(torch.equal(saved[0][name], saved[1][name]) for name in saved[0])
+
+
 @EVERY
 def test_layers_learn_more_slowly_below(tmp_path: Path, family: HfFamily) -> None:
     encoder = load_encoder(open_contents(family.save(tmp_path)))
@@ -234,6 +252,26 @@ def test_onnx_runtime_computes_the_same(tmp_path: Path, family: HfFamily) -> Non
     parity = convert_to_onnx(source, tmp_path / "out").files[0].parity
     assert parity is not None
     assert {"head classifier", "pooled"} <= {x.name for x in parity.differences}
+
+
+@pytest.mark.parametrize(
+    ("family", "ending", "values"),
+    [
+        ("MPNet", "Model", {"relative_attention_num_buckets": 64}),  # it computes with 32
+        ("Electra", "ForMultipleChoice", {"summary_type": "last"}),
+        ("Electra", "ForMultipleChoice", {"summary_activation": "tanh"}),
+        ("Electra", "ForMultipleChoice", {"summary_use_proj": False}),
+    ],
+)
+def test_what_is_not_computed_here_is_refused(
+    tmp_path: Path, family: str, ending: str, values: dict[str, Any]
+) -> None:
+    known = {x.name: x for x in HF_FAMILIES.values()}
+    folder = known[family].save(tmp_path / "in", ending, **values)
+    with pytest.raises(UserError, match=f"config.json: {next(iter(values))}: must be "):
+        open_contents(folder)
+    if family == "Electra":  # no other class reads these values
+        open_contents(known[family].save(tmp_path / "other", "ForSequenceClassification", **values))
 
 
 @pytest.mark.parametrize(

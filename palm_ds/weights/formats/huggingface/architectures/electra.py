@@ -33,13 +33,19 @@ from palm_ds.weights.formats.huggingface.bert_like import (
     folded_task,
     read_usual,
 )
-from palm_ds.weights.formats.huggingface.check_config import check_values, whole
+from palm_ds.weights.formats.huggingface.check_config import check_only, check_values, whole
 
 _POOLERS = {
     "ForSequenceClassification": "classifier.dense",
     "ForMultipleChoice": "sequence_summary.summary",
 }
 """{class that reads whole texts: its pooler, which is the layout's name}"""
+_SUMMARY: dict[str, tuple[Any, ...]] = {
+    "summary_type": ("first",),
+    "summary_use_proj": (True,),
+    "summary_activation": ("gelu",),
+}
+"""What the class for choices computes here before its classifier; no other class reads it."""
 _CLASS_DEFAULTS = {
     "vocab_size": 30_522,
     "embedding_size": 128,
@@ -110,6 +116,8 @@ class ElectraArchitecture(Architecture):
 
     def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
         check_values(about, {"embedding_size": whole(1, 65_536)}, where)
+        if any(name.endswith("ForMultipleChoice") for name in about.get("architectures") or ()):
+            check_only(about, _SUMMARY, where)
         values = {**_CLASS_DEFAULTS, **about}
         size = values["embedding_size"]
         options = {} if size == values["hidden_size"] else {"embedding_size": size}
@@ -119,9 +127,7 @@ class ElectraArchitecture(Architecture):
         return {
             **usual_config_json(config),
             "embedding_size": Electra.embedding_width(config),
-            "summary_type": "first",
-            "summary_use_proj": True,
-            "summary_activation": "gelu",
+            **{key: right[0] for key, right in _SUMMARY.items()},
         }
 
     def family_of(self, config: EncoderConfig) -> str:

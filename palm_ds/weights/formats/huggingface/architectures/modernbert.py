@@ -35,6 +35,7 @@ from palm_ds.weights.formats.huggingface.architecture import (
 )
 from palm_ds.weights.formats.huggingface.check_config import (
     above_0,
+    check_only,
     check_values,
     rate,
     text,
@@ -235,6 +236,7 @@ def _options(about: Mapping[str, Any], where: str) -> dict[str, Any]:
     if pooling not in ("cls", "mean"):
         raise UserError(f"{where}: classifier_pooling: must be cls or mean, got {pooling!r}")
     window = about.get("local_attention", 2 * _DEFAULTS.window)
+    check_only(about, {"sliding_window": (window // 2,)}, where)
     bases = {
         "global_rotary_base": rotary_base(about, where, "global_rope_theta", layers=_WHOLE),
         "local_rotary_base": rotary_base(about, where, "local_rope_theta", layers=_LOCAL),

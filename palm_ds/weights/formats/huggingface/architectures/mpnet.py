@@ -28,7 +28,7 @@ from palm_ds.weights.formats.huggingface.bert_like import (
     head_names,
     read_usual,
 )
-from palm_ds.weights.formats.huggingface.check_config import check_values, whole
+from palm_ds.weights.formats.huggingface.check_config import check_only
 
 _QKV = ("attention.attn.q", "attention.attn.k", "attention.attn.v")
 _LAYER = {
@@ -42,7 +42,8 @@ _MASKED_LM = {
     "bias": "lm_head.bias",
     "decoder": "lm_head.decoder.weight",
 }
-_BUCKETS = "relative_attention_num_buckets"
+_BUCKETS, _USUAL_BUCKETS = "relative_attention_num_buckets", 32
+"""The key, and the number that transformers computes with, whatever the key says."""
 _OFFSET = 2
 """The row of the first position; MPNet's code takes 1 for the id of padding everywhere."""
 _OWN_DENSE, _NO_POOLER = "own dense", "no pooler"
@@ -93,29 +94,32 @@ class MPNetArchitecture(Architecture):
         return _OWN_DENSE if "classifier.out_proj.weight" in names else ""
 
     def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
-        check_values(about, {_BUCKETS: whole(4, 65_536)}, where)
+        check_only(about, {_BUCKETS: (_USUAL_BUCKETS,)}, where)
         values = {**_CLASS_DEFAULTS, **about}
-        buckets = values.get(_BUCKETS, 32)
         return read_usual(
             values,
             self.kind,
             where,
             masked_lm_activation="gelu",
             position_offset=_OFFSET,
-            options={} if buckets == 32 else {"relative_buckets": buckets},
         )
 
     def config_json(self, config: EncoderConfig, kind: str) -> dict[str, Any]:
-        buckets = MPNet.options_of(config).relative_buckets
         usual = usual_config_json(config)
         del usual["type_vocab_size"]
-        return {**usual, _BUCKETS: buckets}
+        return {**usual, _BUCKETS: _USUAL_BUCKETS}
 
     def family_of(self, config: EncoderConfig) -> str:
         """Also with a task embedding: a row of it is folded into the positions."""
-        return self.kind if (config.position_offset, config.pad) == (_OFFSET, 1) else ""
+        usual = MPNet.options_of(config).relative_buckets == _USUAL_BUCKETS
+        return self.kind if usual and (config.position_offset, config.pad) == (_OFFSET, 1) else ""
 
     def no_family(self, config: EncoderConfig) -> str:
+        if (buckets := MPNet.options_of(config).relative_buckets) != _USUAL_BUCKETS:
+            return (
+                f"Hugging Face's MPNet always has {_USUAL_BUCKETS} relative_buckets, but this "
+                f"encoder has {buckets}"
+            )
         return (
             f"Hugging Face's MPNet counts positions from {_OFFSET} and has padding 1, but this "
             f"encoder has {config.position_offset} and {config.pad}"

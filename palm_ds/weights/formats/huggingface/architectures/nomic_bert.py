@@ -161,7 +161,8 @@ class NomicBertArchitecture(Architecture):
             for key in reversed(keys)
             if about.get(key) is not None
         }
-        base = rotary_base(about, where, "rotary_emb_base")
+        key = next((x for x in ("rope_theta", "rotary_emb_base") if x in about), "")
+        base = rotary_base(about, where, key)
         options = {} if base in (None, NomicBertOptions().rotary_base) else {"rotary_base": base}
         values = {**NomicBert.defaults, **_DEFAULTS, "max_positions": _positions(about), **own}
         return EncoderConfig.from_dict({**values, "kind": self.kind, "options": options}, where)

@@ -44,6 +44,36 @@ def changed(folder: Path, **values: Any) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(
+    ("built", "stated", "unread"),
+    [
+        ({}, {"norm_rel_ebd": "none"}, "encoder.LayerNorm.weight"),
+        (
+            {"share_att_key": False},
+            {"share_att_key": True},
+            "encoder.layer.0.attention.self.pos_key_proj.weight",
+        ),
+        (
+            {"type_vocab_size": 2},
+            {"type_vocab_size": 0},
+            "embeddings.token_type_embeddings.weight",
+        ),
+        (
+            {"conv_kernel_size": 3, "conv_act": "gelu"},
+            {"conv_kernel_size": 0},
+            "encoder.conv.conv.weight",
+        ),
+    ],
+)
+def test_what_the_configuration_does_not_have_is_skipped_as_in_transformers(
+    tmp_path: Path, built: dict[str, Any], stated: dict[str, Any], unread: str
+) -> None:
+    contents = open_contents(changed(DEBERTA.save(tmp_path, **built), **stated))
+    assert "no such part" in contents.skipped[unread]
+    inputs = inputs_for(contents, contents, None)
+    assert compare(in_transformers(contents), in_palm_ds(contents), inputs).passed
+
+
 @pytest.mark.parametrize("length", [100, 300, 512])
 def test_single_and_logarithmic_buckets_are_those_of_transformers(
     tmp_path: Path, length: int

@@ -222,6 +222,7 @@ def test_both_spellings_of_its_config_are_read(tmp_path: Path) -> None:
         ({"decoder_bias": False}, "decoder_bias: must be True here"),
         ({"classifier_pooling": "max"}, "classifier_pooling: must be cls or mean, got 'max'"),
         ({"local_attention": "128"}, "local_attention: expected a whole number from 2"),
+        ({"sliding_window": 3}, "sliding_window: must be "),
         ({"norm_eps": float("nan")}, "norm_eps: expected a number above 0"),
         ({"layer_types": ["sliding_attention"] * 4}, "layer_types: must be full_attention for the"),
         ({"layer_types": 3}, "layer_types: must be full_attention for the first"),
