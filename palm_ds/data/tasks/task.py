@@ -105,6 +105,8 @@ class Task(Settings, Exports, ReadsDocuments[SourceT], ABC, Generic[SourceT]):
     edits_text: ClassVar[bool] = False
     """Whether `label` changes the tokens of an example. When predicting, such a task gets its own
     pass of the encoder, and runs only if it is requested by name or nothing else can predict."""
+    labels_last: ClassVar[bool] = False
+    """Whether its labels depend on what other tasks have masked: it labels after them."""
     attends_partially: ClassVar[bool] = False
     """Whether its examples have a `visibility`, which not every attention kernel can take."""
     without_displacement: ClassVar[str] = ""
@@ -181,7 +183,7 @@ class Task(Settings, Exports, ReadsDocuments[SourceT], ABC, Generic[SourceT]):
 
     def label(self, example: Example, source: SourceT, rng: np.random.Generator) -> None:
         """Add `example.labels[self.name]`; may edit the ids. Called for every task of a task group
-        in order, after `example` of the first."""
+        in order, after `example` of the first, for those that label last at the end."""
 
     @abstractmethod
     def head(self, backbone: Encoder) -> nn.Module:
