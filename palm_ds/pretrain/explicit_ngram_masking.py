@@ -34,6 +34,7 @@ import numpy as np
 from pydantic import NonNegativeFloat, PositiveFloat
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.files import fingerprint
 from palm_ds.common.settings import InnerShare, PositiveShare
 from palm_ds.data.sources.corpus import CorpusSource, passages
 from palm_ds.data.tasks.example import Example, build_input, layouts
@@ -162,12 +163,15 @@ class ExplicitNgramMasking(CorpusTask):
         """The lexicon. Raises UserError if its file cannot be read."""
         return self._opened[0]
 
+    def file_contents(self) -> Mapping[str, str]:
+        return {self.lexicon: fingerprint(self.ngrams.ngrams)}
+
     def _statistics(self, source: CorpusSource) -> SegmentStatistics:
         return segment_statistics(source, self.ngrams, self.lexicon)
 
     def check(self, source: CorpusSource, max_length: int) -> None:
-        where, fingerprint = self.path_of("lexicon"), self._opened[1]
-        if source.corpus.manifest.tokenizer["fingerprint"] != fingerprint:
+        where, tokenizer = self.path_of("lexicon"), self._opened[1]
+        if source.corpus.manifest.tokenizer["fingerprint"] != tokenizer:
             raise UserError(
                 f"{where}: {self.lexicon} has n-grams of another tokenizer than {source.name}; "
                 f"`palm-ds corpus ngrams {source.name} {self.lexicon}` makes it again"
