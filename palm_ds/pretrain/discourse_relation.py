@@ -135,7 +135,7 @@ class DiscourseRelation(sentence_pairs.PairTask):
 
     def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
         """Uniform over the classes used in this source, which are balanced."""
-        used = len(np.unique(self._balanced(source)[0][:, 4]))
+        used = len(self._used(source))
         return np.full(len(targets), np.log(used)), np.full(len(targets), 1 / used)
 
     def class_name(self, label: int) -> str:
@@ -146,12 +146,17 @@ class DiscourseRelation(sentence_pairs.PairTask):
     def describe(self, source: CorpusSource) -> str:
         table, items = self._balanced(source)
         counts = np.bincount(table[:, 4], minlength=self.class_count)
-        present = np.sort(counts[counts > 0])
+        present = np.sort(counts[self._used(source)])
         within = " in a sample of the corpus" if source.split else " an epoch"
         return (
-            f"{self.name}: {len(table)} pairs of {len(present)} of {self.class_count} classes "
+            f"{self.name}: {present.sum()} pairs of {len(present)} of {self.class_count} classes "
             f"({present[0]} to {present[-1]} of one), {len(items)}{within}"
         )
+
+    def _used(self, source: CorpusSource) -> np.ndarray:
+        """The classes that have items: in a large corpus not all of which there are pairs."""
+        table, items = self._balanced(source)
+        return np.unique(table[items[:, 0], 4])
 
     def _balanced(self, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
         """This source's pairs (start, end, start of the second, its end, class) in the order of
