@@ -13,8 +13,8 @@ Ready-made pairs, in a corpus of pairs whose labels are markers, work too.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
@@ -23,12 +23,20 @@ import numpy as np
 from pydantic import PositiveInt
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.files import fingerprint
 from palm_ds.common.rng import derive_key
 from palm_ds.corpus.store import Corpus
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.tasks.example import layouts
 from palm_ds.pretrain.shared import sentence_pairs
-from palm_ds.pretrain.shared.discourse_markers import Finder, Marker, mine, plain_name, read_markers
+from palm_ds.pretrain.shared.discourse_markers import (
+    OWN_LISTS,
+    Finder,
+    Marker,
+    mine,
+    plain_name,
+    read_markers,
+)
 
 _MIN_SAMPLE_ITEMS = 10
 """Pairs of a class in the sample of a large corpus; fewer say too little about how common it is."""
@@ -90,6 +98,12 @@ class DiscourseRelation(sentence_pairs.PairTask):
     def annotations(self) -> tuple[str, ...]:
         return ("word",)
 
+    def file_contents(self) -> Mapping[str, str]:
+        if self.markers == "labels":
+            return {}
+        file = f"markers/{self.markers}.txt" if self.markers in OWN_LISTS else self.markers
+        return {file: fingerprint([list(map(asdict, line)) for line in self.marker_classes])}
+
     def items(self, source: CorpusSource, max_length: int) -> np.ndarray:
         """(items, 2): ranges of the balanced pairs (sentence_pairs.balance)."""
         return self._balanced(source)[1]
@@ -121,7 +135,7 @@ class DiscourseRelation(sentence_pairs.PairTask):
 
     def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
         """Uniform over the classes used in this source, which are balanced."""
-        used = len(np.unique(self._balanced(source)[0][:, 4]))
+        used = len(self._used(source))
         return np.full(len(targets), np.log(used)), np.full(len(targets), 1 / used)
 
     def class_name(self, label: int) -> str:
@@ -132,12 +146,17 @@ class DiscourseRelation(sentence_pairs.PairTask):
     def describe(self, source: CorpusSource) -> str:
         table, items = self._balanced(source)
         counts = np.bincount(table[:, 4], minlength=self.class_count)
-        present = np.sort(counts[counts > 0])
+        present = np.sort(counts[self._used(source)])
         within = " in a sample of the corpus" if source.split else " an epoch"
         return (
-            f"{self.name}: {len(table)} pairs of {len(present)} of {self.class_count} classes "
+            f"{self.name}: {present.sum()} pairs of {len(present)} of {self.class_count} classes "
             f"({present[0]} to {present[-1]} of one), {len(items)}{within}"
         )
+
+    def _used(self, source: CorpusSource) -> np.ndarray:
+        """The classes that have items: in a large corpus not all of which there are pairs."""
+        table, items = self._balanced(source)
+        return np.unique(table[items[:, 0], 4])
 
     def _balanced(self, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
         """This source's pairs (start, end, start of the second, its end, class) in the order of

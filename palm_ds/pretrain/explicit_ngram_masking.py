@@ -34,6 +34,7 @@ import numpy as np
 from pydantic import NonNegativeFloat, PositiveFloat
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.files import fingerprint
 from palm_ds.common.settings import InnerShare, PositiveShare
 from palm_ds.data.sources.corpus import CorpusSource, passages
 from palm_ds.data.tasks.example import Example, build_input, layouts
@@ -105,6 +106,7 @@ class ExplicitNgramMasking(CorpusTask):
     """Weight of the loss of telling sampled segments from original ones, times `weight`."""
 
     changes_encoder: ClassVar[bool] = True
+    labels_last: ClassVar[bool] = True
     shortens: ClassVar[bool] = True
     num_uniforms: ClassVar[int] = 1
     head_settings: ClassVar[Sequence[str]] = ("lexicon", "comprehensive", "relation")
@@ -161,12 +163,15 @@ class ExplicitNgramMasking(CorpusTask):
         """The lexicon. Raises UserError if its file cannot be read."""
         return self._opened[0]
 
+    def file_contents(self) -> Mapping[str, str]:
+        return {self.lexicon: fingerprint(self.ngrams.ngrams)}
+
     def _statistics(self, source: CorpusSource) -> SegmentStatistics:
         return segment_statistics(source, self.ngrams, self.lexicon)
 
     def check(self, source: CorpusSource, max_length: int) -> None:
-        where, fingerprint = self.path_of("lexicon"), self._opened[1]
-        if source.corpus.manifest.tokenizer["fingerprint"] != fingerprint:
+        where, tokenizer = self.path_of("lexicon"), self._opened[1]
+        if source.corpus.manifest.tokenizer["fingerprint"] != tokenizer:
             raise UserError(
                 f"{where}: {self.lexicon} has n-grams of another tokenizer than {source.name}; "
                 f"`palm-ds corpus ngrams {source.name} {self.lexicon}` makes it again"
@@ -237,16 +242,18 @@ class ExplicitNgramMasking(CorpusTask):
         inside = np.concatenate([[True], kept, [True]])
         ids = text.input_ids[inside]
         ids[where] = source.vocabulary.mask
+        offsets = text.source_offsets[inside]
+        offsets[where] = -1  # other tasks label tokens, which a segment may not be
         example = Example(
             input_ids=ids,
             token_type_ids=text.token_type_ids[inside],
-            source_offsets=text.source_offsets[inside],
-            annotations={},
+            source_offsets=offsets,
+            annotations={name: values[inside] for name, values in text.annotations.items()},
         )
         if self.comprehensive:
             covered = np.repeat(chosen, segments.sizes)
             example = self._with_queries(example, where, segments.sizes[chosen], piece.ids[covered])
-        self._label(example, where, original[kept], rng)
+        self._label_segments(example, where, original[kept][where - 1], rng)
         return example
 
     def _with_queries(
@@ -260,25 +267,33 @@ class ExplicitNgramMasking(CorpusTask):
             input_ids=np.concatenate([text.input_ids, ngram_id(len(self.ngrams) + order)]),
             token_type_ids=np.concatenate([text.token_type_ids, nothing]),
             source_offsets=np.concatenate([text.source_offsets, nothing - 1]),
-            annotations={},
+            annotations={
+                name: np.append(values, nothing.astype(values.dtype))
+                for name, values in text.annotations.items()
+            },
             position_ids=np.concatenate([np.arange(size), np.repeat(where, sizes)]),
             visibility=multi_flow(size, 0, [nothing]),
         )
         example.labels[self.fine] = size + np.arange(len(tokens)), np.asarray(tokens, np.int64)
         return example
 
-    def _label(
-        self, example: Example, where: np.ndarray, original: np.ndarray, rng: np.random.Generator
+    def _label_segments(
+        self, example: Example, where: np.ndarray, targets: np.ndarray, rng: np.random.Generator
     ) -> None:
-        """Add the labels of a text with masked places `where` and these `original` tokens and
-        segments, special tokens excluded."""
-        targets = original[where - 1]
+        """Add the labels of a text with masked places `where` of these segments."""
         example.unmasked_ids[where] = targets
         example.labels[self.name] = where, targets
         if self.relation:
             keys = rng.integers(_MOST_KEY, size=len(where))
             example.labels[generator_name(self.name)] = where, np.column_stack([targets, keys])
-            example.labels[self.replaced] = 1 + np.arange(len(original)), original
+
+    def label(self, example: Example, source: CorpusSource, rng: np.random.Generator) -> None:
+        """Ask about every place of the text that no other task has masked."""
+        if self.relation:
+            asked = (example.source_offsets >= 0) & (example.input_ids == example.unmasked_ids)
+            asked[example.labels[self.name][0]] = True
+            where = np.flatnonzero(asked)
+            example.labels[self.replaced] = where, example.unmasked_ids[where]
 
     def own_token(self, number: int) -> str | Sequence[int]:
         place = ngram_id(number) - len(self.ngrams)

@@ -17,7 +17,7 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.settings import PositiveShare
-from palm_ds.data.sources.corpus import CorpusSource
+from palm_ds.data.sources.corpus import CorpusSource, split_corpus
 from palm_ds.data.tasks.example import layouts
 from palm_ds.data.tasks.masking import class_prior_baseline
 from palm_ds.pretrain.shared import sentence_pairs
@@ -111,9 +111,14 @@ class NextSentencePrediction(sentence_pairs.PairTask):
         return sentence_pairs.lay_out(pairs, source, max_length, seconds)
 
     def _makes_negatives(self, source: CorpusSource) -> bool:
-        """Whether every ready-made pair is a true one, and there are others to take texts from."""
-        counts = source.cached("classes of pairs", lambda: self._counts(source))
-        return counts[RANDOM] == 0 and counts[NEXT] > 1
+        """Whether every ready-made pair is a true one, of the whole corpus, so that training and
+        held-out data agree, and there are others here to take texts from."""
+
+        def find() -> bool:
+            everything, _ = split_corpus(source.corpus, 0.0, ())
+            return not self._counts(everything)[RANDOM]
+
+        return source.reference.cached("true pairs alone", find) and len(source) > 1
 
     def _counts(self, source: CorpusSource) -> np.ndarray:
         return np.bincount(self._ready_made(source)[:, 3], minlength=2)

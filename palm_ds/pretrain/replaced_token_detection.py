@@ -72,6 +72,7 @@ class ReplacedTokenDetection(UnitMasking, CorpusTask):
 
     head_settings: ClassVar[Sequence[str]] = ("generator", "embedding_sharing", "temperature")
     changes_encoder: ClassVar[bool] = True
+    labels_last: ClassVar[bool] = True
 
     def loss_weights(self) -> dict[str, float]:
         return {
@@ -80,7 +81,8 @@ class ReplacedTokenDetection(UnitMasking, CorpusTask):
         }
 
     def label(self, example: Example, source: CorpusSource, rng: np.random.Generator) -> None:
-        """Tokens that another task of the group has masked before are left to it."""
+        """Tokens that another task of the group has masked are left to it: they would count as
+        replaced."""
         free = example.input_ids == example.unmasked_ids
         where = self.mask(example, source, rng, free=free)
         keys = rng.integers(_MOST_KEY, size=len(where))

@@ -98,7 +98,7 @@ def expanded(example: Example, task: ExplicitNgramMasking) -> tuple[list[int], i
     """The passage that an example was made of, and its places."""
     at, targets = example.labels[NAME]
     told, text = dict(zip(at.tolist(), targets.tolist(), strict=True)), []
-    places = int((example.source_offsets >= 0).sum()) + 2
+    places = int((example.source_offsets >= 0).sum()) + len(at) + 2
     for place in range(1, places - 1):
         own = told.get(place, int(example.input_ids[place]))
         text += [own] if own >= 0 else task.ngrams.ngrams[-1 - own]
@@ -151,6 +151,36 @@ def test_every_example_is_its_passage(source: CorpusSource, comprehensive: bool)
         assert (example.visibility.order[where] == HIDDEN).all()
         assert not example.visibility.order[:places].any() and not example.visibility.limit.any()
     assert grams > 30
+
+
+@pytest.mark.parametrize("comprehensive", [False, True])
+def test_others_of_its_group_label_the_tokens_that_it_leaves(
+    source: CorpusSource, comprehensive: bool
+) -> None:
+    """No n-gram is a label of theirs, and what they mask does not count as replaced."""
+    words = split_corpus(source.corpus, 0.0, ("word",))[0]
+    own = {"knowledge_masking": {"units": ["word"]}, "token_document_relation": {"least": 20}}
+    kinds = ("knowledge_masking", "token_document_relation", "retromae")
+    others = tuple(build(kind, {"source": "text", **own.get(kind, {})}) for kind in kinds)
+    dataset = dataset_of(words, comprehensive=comprehensive, relation={})
+    dataset = replace(dataset, tasks=(*dataset.tasks, *others))
+    lost = 0
+    for n, layout in enumerate(dataset.layouts(np.arange(dataset.num_items))):
+        example = dataset.example(n, layout)
+        at, labels = example.labels[NAME][0], example.labels
+        masked, tokens = labels["knowledge_masking"]
+        assert tokens.min() >= 0 and (tokens == example.unmasked_ids[masked]).all()
+        assert not np.isin(at, masked).any() and (example.input_ids[at] == MASK).all()
+        asked = labels["token_document_relation"][0]
+        assert not np.isin(at, asked).any()
+        plain = np.flatnonzero(example.source_offsets >= 0)
+        assert labels["retromae"][1][:, 0].tolist() == example.unmasked_ids[plain].tolist()
+        changed = masked[example.input_ids[masked] != tokens]
+        where, original = labels[REPLACED]
+        assert where.tolist() == sorted(np.setdiff1d(np.append(plain, at), changed).tolist())
+        np.testing.assert_array_equal(original, example.unmasked_ids[where])
+        lost += len(changed)
+    assert lost > 20
 
 
 def test_the_share_of_segments_is_exact_on_average(source: CorpusSource) -> None:

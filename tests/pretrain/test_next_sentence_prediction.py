@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -123,8 +125,13 @@ def test_random_sentences_are_uniform(source):
 PAIRS = [("p0", ["a b c", "d e"]), ("p1", ["b b . b", "a"]), ("p2", ["c", "d d d d d d d d d d"])]
 
 
-def ready(folder: Path, labels: list[str], label_of: list[int]) -> CorpusSource:
-    return whole(write_sentences(folder, PAIRS, tokenizer_of("a b c d e ."), labels, label_of))
+def ready(
+    folder: Path,
+    labels: list[str],
+    label_of: list[int],
+    pairs: Sequence[tuple[str, list[str]]] = PAIRS,
+) -> CorpusSource:
+    return whole(write_sentences(folder, pairs, tokenizer_of("a b c d e ."), labels, label_of))
 
 
 def test_ready_made_pairs_are_used_as_they_are(tmp_path):
@@ -161,6 +168,23 @@ def test_pairs_that_all_follow_get_negatives(tmp_path):
     assert abs(found[0] / (3 * passes) - 0.5) < 0.08
     loss, accuracy = make().baseline(np.array([0, 1]), source)
     assert np.exp(-loss) == pytest.approx([0.5, 0.5]) and accuracy.tolist() == [0.5, 0.5]
+
+
+def test_held_out_pairs_get_negatives_only_if_those_of_the_training_do(tmp_path):
+    """Held-out pairs that all happen to be true keep their labels."""
+    words = [" ".join(word) for word in itertools.product("abcde", repeat=3)][:60]
+    documents = [(word, [word, "c d"]) for word in words]
+    true = np.ones(60, np.int64)
+    _, held = split_corpus(
+        ready(tmp_path / "a", ["0", "1"], true.tolist(), documents).corpus, 0.1, ()
+    )
+    some = true.copy()
+    some[np.setdiff1d(np.arange(60), held.documents)[:5]] = 0
+    for name, labels, found in (("b", some, {1}), ("c", true, {0, 1})):
+        corpus = ready(tmp_path / name, ["0", "1"], labels.tolist(), documents).corpus
+        _, held = split_corpus(corpus, 0.1, ())
+        made = dataset_of(held).layouts(np.arange(20 * len(held)))
+        assert len(held) > 2 and {*made["label"].tolist()} == found
 
 
 def test_pairs_with_other_labels_are_refused(tmp_path):

@@ -199,7 +199,9 @@ def gradients(model: Model, loss: torch.Tensor) -> dict[str, torch.Tensor]:
 # ---- labels ----
 
 
-@pytest.mark.parametrize("together", [(NAME,), ("knowledge_masking", NAME)])
+@pytest.mark.parametrize(
+    "together", [(NAME,), ("knowledge_masking", NAME), (NAME, "knowledge_masking")]
+)
 def test_labels_equal_a_slow_restatement(source: CorpusSource, together: tuple[str, ...]) -> None:
     """The generator predicts tokens at the rate, each with a key; the discriminator is asked about
     all but special tokens and those that another task has masked."""

@@ -12,10 +12,12 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.data.sources.corpus import CorpusSource, split_corpus
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset, build_rows, refs
+from palm_ds.data.tasks.masking import units_of
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
+from palm_ds.pretrain.knowledge_masking import KnowledgeMasking
 from palm_ds.pretrain.simcse import Simcse
 from tests.helpers.pair_corpus import tokenizer_of, whole, write_sentences
 from tests.helpers.small_corpus import write_small_corpus
@@ -54,6 +56,27 @@ def test_examples_by_hand(tmp_path) -> None:
         "[CLS] c d e [SEP] [CLS] c d e [SEP]",
         "[CLS] b c d e [SEP] [CLS] b c d e [SEP]",
     }
+
+
+def test_masks_whole_words_of_both_copies(tmp_path) -> None:
+    """`simcse + knowledge_masking`: copies keep the annotations, by which words are masked."""
+    corpus = write_small_corpus(tmp_path / "corpus", documents=20)
+    source = split_corpus(corpus, 0.0, ("word",))[0]
+    masks = KnowledgeMasking(name="masks", source="text", units=("word",), rate=0.5)
+    dataset = replace(dataset_of(source, task_of()), tasks=(task_of(), masks))
+    sides = np.zeros(2)
+    for n, layout in enumerate(dataset.layouts(np.arange(40))):
+        example = dataset.example(n, layout)
+        half, (where, ids) = len(example) // 2, example.labels["masks"]
+        assert ids.tolist() == example.unmasked_ids[where].tolist()
+        unit, chosen = units_of(example, ("word",)), np.zeros(len(example), bool)
+        chosen[where] = True
+        assert all(len({*chosen[unit == k].tolist()}) == 1 for k in range(unit.max() + 1))
+        np.testing.assert_array_equal(
+            example.annotations["word"][:half], example.annotations["word"][half:]
+        )
+        sides += (where < half).sum(), (where >= half).sum()
+    assert min(sides) > 50
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])

@@ -14,7 +14,8 @@ from palm_ds.text.chinese import simplify_in_place
 _GENERATION = ("source", "source_b", "source_c", "target")
 TEXTS = ("text_a", "text_b", "text_b_neg", "question", "context", *_GENERATION)
 _STRIPPED = (
-    *("text_a", "text_b", "text_b_neg", "choices", "query", "positive", "negatives", "turns"),
+    *("text_a", "text_b", "text_b_neg", "choices", "query", "positive", "positives", "negatives"),
+    "turns",
     *_GENERATION,
 )
 Note = Callable[[str], None]  # called with what is odd about a row that is kept
@@ -50,9 +51,9 @@ def _simplified(values: Mapping[str, Any]) -> dict[str, Any]:
         simplified[role] = simplify_in_place(values[role])
     if values.get("label") in values.get("choices", ()):
         simplified["label"] = simplify_in_place(values["label"])
-    for role in {"query", "positive"} & values.keys():
+    for role in {"query", "positive", "object_tags"} & values.keys():
         simplified[role] = values[role] and simplify_in_place(values[role])
-    for role in {"tokens", "choices", "negatives", "turns"} & values.keys():
+    for role in {"tokens", "choices", "positives", "negatives", "turns"} & values.keys():
         simplified[role] = [simplify_in_place(text) for text in values[role]]
     return simplified
 

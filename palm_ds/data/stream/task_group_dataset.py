@@ -144,7 +144,7 @@ class TaskGroupDataset(Generic[SourceT]):
                 f"tasks.{first.name}: example() returned {len(example)} tokens, but layout() "
                 f"promised {layout['length']}; the two must agree"
             )
-        for task in self.at_rate(rate):
+        for task in sorted(self.at_rate(rate), key=lambda task: task.labels_last):
             task.label(example, source, self._generator(task, "label", n))
             if task.name in self.soft:
                 add_soft_labels(example, task, source, self.soft[task.name])

@@ -164,7 +164,10 @@ def join(examples: Sequence[Example]) -> Example:
         input_ids=np.concatenate([example.input_ids for example in examples]),
         token_type_ids=np.concatenate([example.token_type_ids for example in examples]),
         source_offsets=np.concatenate([example.source_offsets for example in examples]),
-        annotations={},
+        annotations={
+            name: np.concatenate([example.annotations[name] for example in examples])
+            for name in examples[0].annotations
+        },
         sub_lengths=tuple(len(example) for example in examples),
         position_ids=np.concatenate(positions) if images else None,
         regions=join_regions(images) if images else None,

@@ -105,6 +105,8 @@ class Task(Settings, Exports, ReadsDocuments[SourceT], ABC, Generic[SourceT]):
     edits_text: ClassVar[bool] = False
     """Whether `label` changes the tokens of an example. When predicting, such a task gets its own
     pass of the encoder, and runs only if it is requested by name or nothing else can predict."""
+    labels_last: ClassVar[bool] = False
+    """Whether its labels depend on what other tasks have masked: it labels after them."""
     attends_partially: ClassVar[bool] = False
     """Whether its examples have a `visibility`, which not every attention kernel can take."""
     without_displacement: ClassVar[str] = ""
@@ -112,8 +114,7 @@ class Task(Settings, Exports, ReadsDocuments[SourceT], ABC, Generic[SourceT]):
     shortens: ClassVar[bool] = False
     """Whether an example may be shorter than its layout says, which leaves room in its row."""
     changes_encoder: ClassVar[bool] = False
-    """Whether `head` changes the encoder's embeddings, which other heads may use: its head is
-    built first."""
+    """Whether `head` changes the encoder's embeddings: it is built before other heads."""
     head_settings: ClassVar[Sequence[str]] = ()
     """Settings of a corpus task that its head depends on; equal for tasks that share one."""
     tuple_roles: ClassVar[Sequence[str]] = TUPLE_ROLES
@@ -159,8 +160,7 @@ class Task(Settings, Exports, ReadsDocuments[SourceT], ABC, Generic[SourceT]):
         not depend on the other documents, and rows must not refer to places in the source."""
 
     def training_items(self, source: SourceT, max_length: int) -> np.ndarray:
-        """The subset of `items` to train on; by default all of them. Evaluation and prediction
-        read every item."""
+        """The `items` to train on, by default all; evaluation and prediction read every one."""
         return self.items(source, max_length)
 
     @abstractmethod
@@ -181,7 +181,7 @@ class Task(Settings, Exports, ReadsDocuments[SourceT], ABC, Generic[SourceT]):
 
     def label(self, example: Example, source: SourceT, rng: np.random.Generator) -> None:
         """Add `example.labels[self.name]`; may edit the ids. Called for every task of a task group
-        in order, after `example` of the first."""
+        in order, after `example` of the first, for those that label last at the end."""
 
     @abstractmethod
     def head(self, backbone: Encoder) -> nn.Module:
@@ -338,6 +338,14 @@ class CorpusTask(Task[CorpusSource]):
         """Annotations of which the corpus must have at least one unit; the recipe names them in
         `units`."""
         return ()
+
+    def file_contents(self) -> Mapping[str, str]:
+        """{file that it reads besides its corpus: a short hash of what it says}: a run is continued
+        with the same alone."""
+        return {}
+
+    def input_key(self) -> str:
+        return super().input_key() + "".join(self.file_contents().values())
 
     def check(self, source: CorpusSource, max_length: int) -> None:
         """Raises UserError if the source lacks what the task needs, such as a second document."""

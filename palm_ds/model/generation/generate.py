@@ -146,9 +146,10 @@ def generate(
             beams = _drawn(beams, allowed, token[:, None], count, settings, rules)
         else:
             parent, beams = _best(beams, allowed, count, settings, rules)
-        done = _done(beams, count, most[beams.prompts], settings)
+        done = _done(beams, count, limit := most[beams.prompts], settings)
         for place in done.nonzero().flatten().tolist():
-            finished.setdefault(int(beams.prompts[place]), _result(beams, place, rules))
+            result = _result(beams, place, rules, cut=count >= int(limit[place]))
+            finished.setdefault(int(beams.prompts[place]), result)
         if lockstep:
             done = torch.zeros_like(done)
         if done.all():
@@ -260,8 +261,11 @@ def _done(
     return (count >= limits) | (finished_best >= open_best)
 
 
-def _result(beams: _Beams, place: int, rules: TokenRules) -> Generated:
-    best = int(beams.score[place].argmax())
+def _result(beams: _Beams, place: int, rules: TokenRules, *, cut: bool) -> Generated:
+    """The best text of a prompt; `cut`: also one without its end, at the limit. A length penalty
+    below 0 scores what goes on above what it becomes."""
+    over = beams.finished[place] | cut
+    best = int(beams.score[place].masked_fill(~over, -torch.inf).argmax())
     tokens = beams.tokens[place, best].tolist()
     end = tokens.index(rules.end) if rules.end in tokens else len(tokens)
     return Generated(tuple(tokens[:end]), float(beams.score[place, best]))

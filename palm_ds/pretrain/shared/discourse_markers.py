@@ -22,7 +22,7 @@ from palm_ds.corpus.store import Corpus
 from palm_ds.text.display import token_texts
 from palm_ds.text.tokenizer import Tokenizer
 
-_OWN_LISTS = ("en", "zh")
+OWN_LISTS = ("en", "zh")
 _REMOVED = (",", "，", ":", "：")  # along with the marker before them
 _JOINED = ("-", "‐", "‑", "'", "’")  # after a word that continues: so-called, that's
 _CHUNK = 1 << 20  # sentences processed together
@@ -48,7 +48,7 @@ def read_markers(name: str, where: str) -> list[list[Marker]]:
 
     `name` is `en`, `zh`, or a file. Raises UserError for a missing file, fewer than two classes, or
     a duplicate marker."""
-    if name in _OWN_LISTS:
+    if name in OWN_LISTS:
         text = (resources.files("palm_ds.pretrain") / f"markers/{name}.txt").read_text("utf-8")
     else:
         text = _read(Path(name), where)

@@ -59,7 +59,7 @@ def facts_of(run: RunSpec, data: Data) -> HostFacts:
     facts["source of palm_ds"] = _source_hash()
     facts["recipe"] = run.recipe.fingerprint
     facts["DeepSpeed file"] = fingerprint(dict(run.ds_config.sections))[:12]
-    prints = data_fingerprints(data) | start_fingerprint(run, data)
+    prints = data_fingerprints(run.recipe, data) | start_fingerprint(run, data)
     facts |= {f"contents of {name}": value for name, value in prints.items()}
     return HostFacts(host=host_name(), facts=facts)
 

@@ -27,7 +27,7 @@ from palm_ds.common.remote_files import check_local
 from palm_ds.corpus.store import Corpus
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.stream.stages import StepSize
-from palm_ds.data.tasks.task import TableTask
+from palm_ds.data.tasks.task import CorpusTask, TableTask
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
@@ -125,7 +125,7 @@ def _stored_recipe(file: Path) -> dict[str, Any]:
 def _recipe_to_store(run: RunSpec, data: Data) -> dict[str, Any]:
     """Record that a run folder is checked against: the recipe, and fingerprints of what it
     reads."""
-    prints = data_fingerprints(data) | start_fingerprint(run, data)
+    prints = data_fingerprints(run.recipe, data) | start_fingerprint(run, data)
     return run.recipe.resolved() | {"corpora": prints}
 
 
@@ -143,10 +143,12 @@ def start_fingerprint(run: RunSpec, data: Data) -> dict[str, str]:
     return {start: fingerprint_of(contents)} if contents.hashes else {}
 
 
-def data_fingerprints(data: Data) -> dict[str, str]:
-    """{corpus, table or teacher: a short hash of its contents}."""
+def data_fingerprints(recipe: Recipe, data: Data) -> dict[str, str]:
+    """{corpus, table, teacher or file of a task: a short hash of its contents}."""
     prints = {folder: corpus_fingerprint(corpus) for folder, corpus in data.corpora.items()}
     prints |= {name: table.fingerprint for name, table in data.tables.items()}
+    for task in recipe.built_tasks.values():
+        prints |= task.file_contents() if isinstance(task, CorpusTask) else {}
     return prints | dict(data.teachers)
 
 

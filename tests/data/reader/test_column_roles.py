@@ -129,6 +129,18 @@ def test_spaces_are_stripped_on_request(tmp_path: Path) -> None:
     assert table[0] == {"text_a": "光荣", "text_b": "ab", "label": "x y", "context": "c d"}
 
 
+def test_texts_beside_images_are_simplified_and_stripped_as_others(tmp_path: Path) -> None:
+    row = {"text_a": "貓 咪", "positives": ["漢 語", "貓"], "object_tags": "貓 漢", "image": "1"}
+    columns = {name: name for name in ("positives", "object_tags", "image")}
+    table = table_of(tmp_path, row, simplify=True, strip_spaces=True, columns=columns)
+    assert table[0] == {
+        "text_a": "猫咪",
+        "positives": ["汉语", "猫"],
+        "object_tags": "猫 汉",
+        "image": "1",
+    }
+
+
 def test_texts_are_unchanged(tmp_path: Path) -> None:
     text = " a\u00a0 b\u2028 c\t"
     assert table_of(tmp_path, {"text_a": text})[0]["text_a"] == text

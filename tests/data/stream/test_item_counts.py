@@ -12,6 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from palm_ds.corpus.mine_ngrams import mine_ngrams
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.data.sources.corpus import CorpusSplit, split_corpus
 from palm_ds.data.sources.corpus_blocks import BlockSizes
@@ -76,6 +77,25 @@ def test_other_settings_are_counted_separately(corpus):
         before = len(files(corpus))
         item_counts(task, split, length)
         assert len(files(corpus)) == before + 1
+
+
+def test_files_of_a_task_that_have_changed_are_counted_again(corpus, tmp_path, monkeypatch):
+    """Its items depend on the n-grams and markers in them, not on their names."""
+    monkeypatch.setattr("palm_ds.pretrain.discourse_relation._MIN_SAMPLE_ITEMS", 1)
+    markers, lexicon, found = tmp_path / "markers.txt", tmp_path / "ngrams.tsv", []
+    for sizes, listed in (((60, 40), "w1\nw2\n"), ((5,), "w1\nw2\nw3\nw4\n")):
+        markers.write_text(listed)
+        mine_ngrams(corpus.path, lexicon, sizes=sizes, least=3)
+        for task in (
+            task_of("explicit_ngram_masking", lexicon=str(lexicon), rate=0.5),
+            task_of("discourse_relation", markers=str(markers), least=1, shortest=1),
+        ):
+            split = split_of(corpus)
+            counts = item_counts(task, split, 40).of_blocks.tolist()
+            windows = (split.window(np.array([b])) for b in range(len(split.blocks)))
+            assert counts == [len(x) and len(task.items(x, 40)) for x in windows]
+            found.append(counts)
+    assert found[0] != found[2] and found[1] != found[3]
 
 
 def test_a_task_of_a_notebook_is_counted(corpus, monkeypatch):

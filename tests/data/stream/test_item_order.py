@@ -208,6 +208,19 @@ def test_discourse_pairs_are_balanced_and_right(corpus, markers):
     assert "in a sample of the corpus" in dataset.describe()
 
 
+def test_a_rare_class_of_a_large_corpus_is_no_class_to_guess(corpus, markers):
+    """Its pairs are in the windows, but no items are made of them."""
+    source = split(corpus, sizes=LARGER)[0]
+    dataset = dataset_of(source, "discourse_relation", markers=markers, least=120, shortest=3)
+    (task,), every = dataset.tasks, np.unique([pair[3] for pair in _pairs(dataset)])
+    trained = np.unique(dataset.layouts(np.arange(dataset.num_items))["label"])
+    assert 2 <= len(trained) < len(every)
+    loss, accuracy = task.baseline(trained, dataset.source)
+    assert np.exp(loss) == pytest.approx(np.full(len(trained), len(trained)))
+    assert 1 / accuracy == pytest.approx(np.full(len(trained), len(trained)))
+    assert f" pairs of {len(trained)} of 6 classes" in dataset.describe()
+
+
 def _pairs(dataset: TaskGroupDataset) -> list[tuple[int, ...]]:
     (task,) = dataset.tasks
     assert isinstance(task, DiscourseRelation)

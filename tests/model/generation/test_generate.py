@@ -103,6 +103,27 @@ def test_enough_beams_find_the_best_of_all_texts(scores_of: list[Scores], alpha:
         assert found.score == pytest.approx(score, abs=1e-4)
 
 
+class _Given:
+    """A decoder with the same scores at every step."""
+
+    def __init__(self, probabilities: Sequence[float]):
+        self.scores = torch.tensor(probabilities).log()
+
+    def widen(self, hypotheses: int) -> None: ...
+
+    def step(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.scores.expand(len(tokens), -1).clone()
+
+    def select(self, hypotheses: torch.Tensor, prompts: torch.Tensor | None = None) -> None: ...
+
+
+def test_a_text_that_goes_on_is_not_returned_without_its_end() -> None:
+    """With a penalty below 0 its score falls with each token more."""
+    settings = DecodingSettings(max_tokens=5, beams=2, length_penalty=-1.0)
+    (found,) = generate(_Given([0.45, 0.13, 0.42]), 0, [5], settings, TokenRules(end=2))
+    assert found.tokens == () and found.score == pytest.approx(np.log(0.42))
+
+
 def ernie_beams(scores: Scores, width: int, alpha: float, ngram: int) -> tuple[list[int], float]:
     """Beam search of ERNIE-GEN's static graph, for one prompt: finished hypotheses keep their score
     and stay among the beams."""

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from palm_ds.common.errors import UserError
-from palm_ds.train.setup.run_folder import check_writable
+from palm_ds.corpus.mine_ngrams import mine_ngrams
+from palm_ds.runtime.deepspeed.ds_config import DSConfig
+from palm_ds.train.recipe.recipe import make_recipe
+from palm_ds.train.setup.run_folder import RunSpec, check_folder, check_writable, write_folder
+from palm_ds.train.setup.sources import open_data
+from tests.helpers.small_corpus import write_small_corpus
+from tests.helpers.small_tables import TINY
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
@@ -17,3 +23,43 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         check_writable(tmp_path / "file")
     with pytest.raises(UserError, match="run folder .*file/run: .*file is a file; name a folder"):
         check_writable(tmp_path / "file" / "run")
+
+
+def test_a_run_is_not_continued_with_other_files_of_its_tasks(tmp_path: Path) -> None:
+    """The rows of its heads mean the n-grams and markers that it began with."""
+    corpus = write_small_corpus(tmp_path / "corpus", documents=20)
+    markers, lexicon = tmp_path / "markers.txt", tmp_path / "ngrams.tsv"
+    mine_ngrams(corpus.path, lexicon, sizes=(20,), least=3)
+    markers.write_text("but\nand\n")
+    ngrams = {"source": "text", "lexicon": str(lexicon)}
+    values = {
+        "backbone": {**TINY, "task_types": 0},
+        "length": 32,
+        "batch": "4 rows",
+        "sources": {"text": {"corpus": str(corpus.path)}},
+        "tasks": {
+            "explicit_ngram_masking": ngrams,
+            "discourse_relation": {"source": "text", "markers": str(markers)},
+        },
+        "stages": [{"explicit_ngram_masking": 2, "discourse_relation": 2}],
+    }
+
+    def run() -> RunSpec:
+        return RunSpec(
+            recipe=make_recipe(values),
+            ds_config=DSConfig(path="", sections={}, stage=0, precision="fp32"),
+            folder=tmp_path / "run",
+        )
+
+    data = open_data(run().recipe)
+    write_folder(run(), {}, data)
+    markers.write_text("but  # one\nand  # another\n")
+    assert check_folder(run(), data) == []
+    markers.write_text("and\nbut\n")
+    with pytest.raises(UserError, match=r"a different recipe: the contents of .*markers\.txt"):
+        check_folder(run(), data)
+    markers.write_text("but\nand\n")
+    lines = lexicon.read_text().splitlines()
+    lexicon.write_text("\n".join([*lines[:2], *reversed(lines[2:])]))
+    with pytest.raises(UserError, match=r"a different recipe: the contents of .*ngrams\.tsv"):
+        check_folder(run(), data)
