@@ -59,10 +59,8 @@ from palm_ds.runtime.zero.swap_folder import SwapFolder
 from palm_ds.runtime.zero.swapped_state import guard_swapping
 from palm_ds.runtime.zero.zero_step import (
     count_skipped,
-    decide_on_device,
-    seeks_scale,
     set_accumulation,
-    stay_at_least_scale,
+    set_up_skipping,
 )
 
 log = logging.getLogger(__name__)
@@ -192,11 +190,6 @@ class Engine:
     def loss_scale(self) -> float:
         """The loss scale of fp16; 1 in other precisions."""
         return float(self._engine.optimizer.loss_scale) if self.ds_config.fp16 else 1.0
-
-    @property
-    def seeks_loss_scale(self) -> bool:
-        """Whether fp16 may still lower its loss scale, for which it skips steps."""
-        return self.ds_config.fp16 and seeks_scale(self._engine.optimizer)
 
     def nonfinite_weights(self) -> list[str]:
         """The parameters with values that are not finite. Collective; waits for the device."""
@@ -401,8 +394,7 @@ def _initialize(
     engine: Any = deepspeed.initialize(
         model=model, optimizer=optimizer, config=swap.in_config(config)
     )[0]
-    decide_on_device(engine.optimizer, ds_config)
-    stay_at_least_scale(engine.optimizer, ds_config)
+    set_up_skipping(engine.optimizer, ds_config)
     guard_swapping(engine.optimizer)
     if processes.world == 1 and ds_config.stage == 0:
         engine.enable_backward_allreduce = False  # it would copy every gradient twice

@@ -123,6 +123,11 @@ class DSConfig(PalmSection):
     def fp16(self) -> bool:
         return self.precision == "fp16"
 
+    def lowers_scale(self, scale: float) -> bool:
+        """Whether fp16 may lower a loss scale of `scale`, for which it skips steps."""
+        fp16 = self.sections.get("fp16", {})
+        return self.fp16 and not fp16.get("loss_scale") and scale > fp16.get("min_loss_scale", 1)
+
     @property
     def watchdog_seconds(self) -> float | None:
         return None if self.watchdog_minutes is None else self.watchdog_minutes * 60

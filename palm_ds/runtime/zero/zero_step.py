@@ -64,25 +64,15 @@ def set_accumulation(engine: Any, micro_steps: int) -> None:
         engine.optimizer.gradient_accumulation_steps = micro_steps
 
 
-def seeks_scale(zero: Any) -> bool:
-    """Whether the fp16 loss scale can still fall after a step that was not finite."""
-    scaler = zero.loss_scaler
-    return scaler.dynamic and scaler.cur_scale > scaler.min_scale
-
-
-def stay_at_least_scale(zero: Any, ds_config: DSConfig) -> None:
-    """Let steps that are not finite leave the least fp16 loss scale as it is, where DeepSpeed would
-    raise: what the run does about them is `nonfinite`'s to say."""
-    if ds_config.fp16:
-        zero.loss_scaler.raise_error_at_min_scale = False
-
-
 _CLIP_EPS = 1e-6
 
 
-def decide_on_device(zero: Any, ds_config: DSConfig) -> None:
-    """Let DeepSpeed's ZeRO optimizer `zero` clip and skip on the device if all else allows it.
-    `zero.skipped` counts the skipped steps."""
+def set_up_skipping(zero: Any, ds_config: DSConfig) -> None:
+    """Let DeepSpeed's ZeRO optimizer `zero` clip and skip on the device if all else allows it;
+    `zero.skipped` counts the skipped steps. At the least fp16 loss scale it skips too, and does not
+    raise: what a run does about such steps is `nonfinite`'s to say."""
+    if ds_config.fp16:
+        zero.loss_scaler.raise_error_at_min_scale = False
     if ds_config.precision != "bf16" or ds_config.stage not in (1, 2) or ds_config.offloads:
         return
     if not takes_found_inf(zero.optimizer):

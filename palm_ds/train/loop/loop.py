@@ -70,6 +70,7 @@ class Loop:
     _slow_ranks: SlowRanks = field(default_factory=SlowRanks)
 
     def __post_init__(self) -> None:
+        self.task_weights = _loss_weights(self.recipe, self.model)
         self.passes = Passes(self.stream.datasets[0], self.stream.consumed, self.recipe)
         self.saver = Saver(self.run, self.engine, self._event, ends_pass=self.passes.end_at)
         self.recovery = Recovery(
@@ -166,13 +167,6 @@ class Loop:
     @cached_property
     def _label_watch(self) -> LabelWatch:
         return LabelWatch(self.recipe.curriculum)
-
-    @cached_property
-    def task_weights(self) -> dict[str, float]:
-        """{loss: its weight}"""
-        tasks = [task.loss_weights() for task in self.recipe.built_tasks.values()]
-        own = {name: weight for task in tasks for name, weight in task.items()}
-        return own | self.model.teacher_weights
 
     def _evaluate_and_save(self, done: int) -> int | None:
         """Do what is scheduled after `done` steps. Returns the exit code if the run must stop."""
@@ -297,6 +291,12 @@ class Loop:
         if self.log:
             self.log.event(name, message, **facts)
         self.on_event(name, facts)
+
+
+def _loss_weights(recipe: Recipe, model: Model) -> dict[str, float]:
+    tasks = [task.loss_weights() for task in recipe.built_tasks.values()]
+    own = {name: weight for task in tasks for name, weight in task.items()}
+    return own | model.teacher_weights
 
 
 def _flops(model: Model, batches: list[Batch]) -> torch.Tensor | float:

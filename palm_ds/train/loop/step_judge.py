@@ -190,7 +190,8 @@ class StepJudge:
     def _nonfinite_action(self) -> str:
         """Action for the current step, which was skipped; nothing if that is normal: fp16 skips
         steps while it looks for its loss scale."""
-        if self.engine.seeks_loss_scale and self.skipped_in_a_row < _MAX_SCALE_SEARCH:
+        searches = self.engine.ds_config.lowers_scale(self.engine.loss_scale)
+        if searches and self.skipped_in_a_row < _MAX_SCALE_SEARCH:
             return ""
         if self.recipe.nonfinite == "skip":
             return "stop" if self.skipped_in_a_row > self.recipe.failure_limit else ""

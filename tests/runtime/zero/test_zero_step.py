@@ -10,15 +10,17 @@ import pytest
 import torch
 from deepspeed.runtime.fp16.loss_scaler import CreateLossScaler
 
-from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.runtime.deepspeed.ds_config import DSConfig, make_ds_config
 from palm_ds.runtime.zero.zero_step import (
     read_counters,
     restore_counters,
-    seeks_scale,
-    stay_at_least_scale,
+    set_up_skipping,
 )
 
-FP16 = make_ds_config({"zero_optimization": {"stage": 2}, "fp16": {"enabled": True}})
+
+def fp16(**settings: float) -> DSConfig:
+    section = {"enabled": True, **settings}
+    return make_ds_config({"zero_optimization": {"stage": 2}, "fp16": section})
 
 
 def engine(fixed: float = 0.0, first: float = 8.0) -> Any:
@@ -55,15 +57,16 @@ def test_a_fixed_loss_scale_is_that_of_the_deepspeed_file() -> None:
     assert resumed(engine(first=32.0), engine(fixed=64.0)) == 64
     assert resumed(engine(fixed=128.0), engine(first=32.0)) == 32
     assert resumed(engine(first=16.0), engine(first=32.0)) == 16
-    assert not seeks_scale(engine(fixed=128.0).optimizer)
+    assert not fp16(loss_scale=128.0).lowers_scale(128.0)
 
 
 def test_the_least_loss_scale_does_not_end_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deepspeed.comm.get_rank", lambda: 1)  # rank 0 logs
     zero = engine(first=8.0).optimizer
-    stay_at_least_scale(zero, FP16)
+    set_up_skipping(zero, fp16())
     seen = []
     for _ in range(5):
-        seen.append((zero.loss_scaler.cur_scale, seeks_scale(zero)))
+        seen.append((zero.loss_scaler.cur_scale, fp16().lowers_scale(zero.loss_scaler.cur_scale)))
         zero.loss_scaler.update_scale(True)
     assert seen == [(8, True), (4, True), (2, True), (1, False), (1, False)]
+    assert not fp16(min_loss_scale=4).lowers_scale(4) and not make_ds_config({}).lowers_scale(8)

@@ -15,6 +15,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.data.stream.stages import StepInfo
 from palm_ds.engine import Engine
 from palm_ds.runtime.checkpoint import checkpoint
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
 from palm_ds.runtime.step.gradient_accumulation import StepResult
 from palm_ds.train.loop.recovery import Recovery
@@ -48,7 +49,8 @@ class Run:
         values = {"nonfinite": "stop", "loss_spike": SpikeSettings(), "failure_limit": 2}
         values |= {"save": SimpleNamespace(every=10, keep=2, keep_every=0, best=0)}
         values |= {"optimizer": SimpleNamespace(ema=0.0)} | self.recipe
-        self.ds_config = SimpleNamespace(precision=self.precision)
+        own = {"fp16": {"enabled": True}} if self.precision == "fp16" else {}
+        self.ds_config = make_ds_config({"zero_optimization": {"stage": 0}, **own})
         self.step = 0
         self.recovery = Recovery(
             recipe=cast(Recipe, SimpleNamespace(**values)),
@@ -62,10 +64,6 @@ class Run:
     @property
     def skipped_so_far(self) -> int:
         return self.skipped_steps
-
-    @property
-    def seeks_loss_scale(self) -> bool:
-        return self.precision == "fp16" and self.loss_scale > 1
 
     def save(self, done: int) -> None:
         if done not in checkpoint.steps_in(self.folder):
