@@ -263,7 +263,7 @@ def _done(
 
 def _result(beams: _Beams, place: int, rules: TokenRules, *, cut: bool) -> Generated:
     """The best text of a prompt; `cut`: also one without its end, at the limit. A length penalty
-    below 0 scores what goes on above what it becomes."""
+    below 0 gives an open text a higher score than it will have at its end."""
     over = beams.finished[place] | cut
     best = int(beams.score[place].masked_fill(~over, -torch.inf).argmax())
     tokens = beams.tokens[place, best].tolist()

@@ -169,7 +169,7 @@ class LRSchedule(Settings):
 
 
 Schedules: TypeAlias = Sequence[LRSchedule | None]
-"""Of each stage, None where the recipe's goes on."""
+"""Of each stage; None: the recipe's continues."""
 
 _SHAPES: Mapping[str, Callable[[float], float]] = {
     "linear": lambda remaining: remaining,
