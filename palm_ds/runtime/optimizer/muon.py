@@ -130,8 +130,10 @@ class Muon(NeedsLayouts):
 
 
 def stacked_rows(name: str, rows: int, stacked: Mapping[str, tuple[int, ...]]) -> list[int]:
-    """The rows of each matrix that a parameter stacks: queries, keys and values are three."""
-    shares = next((value for path, value in stacked.items() if f".{path}." in f".{name}."), (1,))
+    """The rows of each matrix that a parameter stacks: queries, keys and values are three. LoRA's
+    below such a module are matrices of their own."""
+    found = (value for path, value in stacked.items() if f".{name}".endswith(f".{path}.weight"))
+    shares = next(found, (1,))
     return [rows * share // sum(shares) for share in shares]
 
 

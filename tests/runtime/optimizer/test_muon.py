@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from palm_ds.common.errors import UserError
+from palm_ds.model.lora import LoraSettings
 from palm_ds.runtime.optimizer import muon
 from palm_ds.runtime.optimizer.optimizer import OptimizerConfig, build_optimizer
 from palm_ds.runtime.optimizer.param_groups import is_hidden_matrix
 from tests.helpers.simulated_zero import LayersModel, as_zero_1, gradients, train_cut, train_whole
 from tests.helpers.tied_model import TiedModel
+from tests.model.test_lora import INNER, SIZE, adapted
 
 MUON = OptimizerConfig(kind="muon", weight_decay=0.1)
 
@@ -67,6 +69,26 @@ def test_each_matrix_is_orthogonalized_under_zero(world: int, monkeypatch) -> No
     matrices = 2 * (3 + 1)  # two layers with queries, keys, values and an expansion
     assert 4 * matrices <= len(calls) <= 4 * (matrices + 3 * (world - 1))
     assert {shape for shape in calls} == {(6, 6), (13, 6)}
+
+
+@pytest.mark.parametrize("rank", [8, 3])
+def test_matrices_of_lora_are_whole(rank: int, monkeypatch) -> None:
+    """Their names go on behind those of the stacked matrices that they change."""
+    calls: list[torch.Size] = []
+    original = muon.orthogonalize
+
+    def counted(matrix: torch.Tensor, steps: int) -> torch.Tensor:
+        calls.append(matrix.shape)
+        return original(matrix, steps)
+
+    monkeypatch.setattr(muon, "orthogonalize", counted)
+    model = adapted(LoraSettings(rank=rank, targets=("query", "intermediate")))
+    optimizer = build_optimizer(model, MUON, zero_stage=0, checked=False)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
+    optimizer.step()
+    of_a_layer = [(rank, SIZE), (SIZE, rank), (rank, SIZE), (INNER, rank)]
+    assert sorted(calls) == sorted(2 * of_a_layer)
 
 
 def test_hidden_matrices_keep_only_their_momentum() -> None:
