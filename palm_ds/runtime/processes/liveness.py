@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -151,6 +151,7 @@ class Liveness(threading.Thread):
 
     def _greet(self, link: PeerLink, selector: selectors.BaseSelector) -> None:
         """The first message of a connection; closes those of strangers."""
+        messages = None
         try:
             messages = link.hear()
             if messages == [] and len(link.buffer) < _MAX_GREETING_BYTES:
@@ -168,10 +169,21 @@ class Liveness(threading.Thread):
         if len(self.links) == self.world - 1 and self._listener:
             selector.unregister(self._listener)
             self._listener.close()
+        self._take(link, messages or (), selector)  # it may have left again
 
     def _read(self, link: PeerLink, selector: selectors.BaseSelector) -> None:
         messages = link.hear()
-        for message in messages or ():
+        if messages is None:
+            self._leave(f"{link.name} was killed or crashed", errors.FAILED, lost=link)
+        self._take(link, messages or (), selector)
+
+    def _take(
+        self,
+        link: PeerLink,
+        messages: Sequence[Mapping[str, Any]],
+        selector: selectors.BaseSelector,
+    ) -> None:
+        for message in messages:
             if "step" in message:
                 link.step = message["step"]
             if "lost" in message:
@@ -181,8 +193,6 @@ class Liveness(threading.Thread):
                 self.links.remove(link)
                 self._farewell(link, message["code"], message.get("why", ""))
                 return
-        if messages is None:
-            self._leave(f"{link.name} was killed or crashed", errors.FAILED, lost=link)
 
     def _farewell(self, link: PeerLink, code: int, why: str) -> None:
         if code in (errors.FINISHED, errors.STOPPED):

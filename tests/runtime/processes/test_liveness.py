@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import selectors
+import socket
 from pathlib import Path
 
 import pytest
 
 from palm_ds.runtime.processes import liveness
+from palm_ds.runtime.processes.launch_env import LaunchedProcess
+from palm_ds.runtime.processes.liveness import Liveness, PeerLink
 from tests.helpers.warm_python import clear_away, start_together
 
 PROGRAM = """
@@ -52,6 +56,36 @@ def test_the_end_of_a_process(last, do, codes, said, tmp_path: Path) -> None:
         assert all("(last step 7)" in line and said in line for line in lines)
     finally:
         clear_away(programs)
+
+
+@pytest.mark.parametrize(
+    ("last", "ends"),
+    [
+        ({"code": 0}, []),
+        ({"code": 2, "why": "lr: above 1"}, ["rank 1 on h (last step 3) ended with exit code 2"]),
+        ({"lost": "rank 1 was asked to stop", "code": 143}, ["rank 1 was asked to stop"]),
+    ],
+)
+def test_what_a_process_says_together_with_its_greeting(last, ends, monkeypatch) -> None:
+    """It ended before rank 0 had looked at its connection."""
+    place = LaunchedProcess(rank=0, world=2, address="127.0.0.1", port=0)
+    watching = Liveness([], place, seconds=5, secret="s")
+    left: list[str] = []
+    monkeypatch.setattr(watching, "_leave", lambda text, code, lost=None: left.append(text))
+    here, there = socket.socketpair()
+    with there:
+        other = PeerLink(there)
+        other.say(secret="s", rank=1, host="h")
+        other.say(step=3)
+        other.say(**last)
+    here.setblocking(False)
+    with here, selectors.DefaultSelector() as selector:
+        link = PeerLink(here)
+        selector.register(here, selectors.EVENT_READ, link)
+        watching._greet(link, selector)
+        for key, _ in selector.select(0):
+            watching._read(key.data, selector)
+    assert [text.partition(":")[0] for text in left[:1]] == ends  # the first ends rank 0
 
 
 @pytest.mark.parametrize(
