@@ -65,8 +65,9 @@ def report(rank: int | None = None, **facts: object) -> None:
         host = socket.gethostname()
         before = RankStatus(rank=rank, host=host, pid=os.getpid(), created=created)
     text = json.dumps(asdict(replace(before, **facts)))
+    size = max(_BYTES, path.stat().st_size if path.exists() else 0)  # a long reason may be there
     with open(path, "r+b" if path.exists() else "w+b", buffering=0) as file:
-        file.write(text.encode().ljust(_BYTES))  # one write: a reader sees the old or the new
+        file.write(text.encode().ljust(size))  # one write: a reader sees the old or the new
 
 
 def read_all(folder: Path) -> list[RankStatus]:

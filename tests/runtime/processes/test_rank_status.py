@@ -31,6 +31,14 @@ def test_reports_add_up_and_end_with_the_code(tmp_path: Path, monkeypatch) -> No
     assert (tmp_path / "3.json").stat().st_size == (tmp_path / "1.json").stat().st_size
 
 
+def test_a_shorter_report_replaces_a_long_one(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv(rank_status.FOLDER, str(tmp_path))
+    rank_status.report(0, saved=4, code=2, why="a reason " * 200)
+    rank_status.report(0, code=1, why="another")
+    (found,) = rank_status.read_all(tmp_path)
+    assert (found.saved, found.code, found.why) == (4, 1, "another")
+
+
 @pytest.mark.parametrize(("end", "code"), [("os._exit(0)", None), ("sys.exit(2)", None)])
 def test_a_process_that_ends_without_a_word(end, code, tmp_path: Path) -> None:
     text = "import os, sys\nfrom palm_ds.runtime.processes import rank_status\n"
