@@ -98,6 +98,13 @@ def test_slurms_file_is_filled_in(place: Path, root: Path, capsys) -> None:
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
 
 
+def test_an_option_does_not_replace_one_whose_name_goes_on(place: Path, capsys) -> None:
+    assert submit(*SLURM, "--option", "gpus=4", "--option", "ntasks=2", "--print") == 0
+    text = capsys.readouterr().out
+    for line in ("gpus 4", "gpus-per-node 8", "ntasks 2", "ntasks-per-node 1"):
+        assert f"\n#SBATCH --{line}\n" in text
+
+
 def test_the_filled_in_file_starts_the_run(place: Path, capsys) -> None:
     """The job's own programs stand in for srun and the rest."""
     submit(*SLURM, "--print", "optimizer.lr=1e-4", "--nodes", "2")

@@ -77,7 +77,7 @@ def _with_directive(text: str, name: str, value: str) -> str:
     """With `#SBATCH --name value` in place of the shipped one, or after the others."""
     line = f"#SBATCH --{name} {shlex.quote(value)}"
     changed, count = re.subn(
-        rf"^#SBATCH --{re.escape(name)}\b.*$", lambda _: line, text, flags=re.M
+        rf"^#SBATCH --{re.escape(name)}(?![\w-]).*$", lambda _: line, text, flags=re.M
     )
     return changed if count else text.replace(_BEGIN, f"{line}\n{_BEGIN}", 1)
 
