@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -275,9 +275,9 @@ def evaluate(
     sums = _Sums(tasks, data.datasets)
     sources: list[Any] = [dataset.source for dataset in data.datasets]
     tables = {name: task for name, task in tasks.items() if isinstance(task, TableTask)}
-    scored = [x for x in sums.source_of if x in tables and tables[x].predicts == "scores"]
+    scored = [x for x in sums.names if x in tables and tables[x].predicts == "scores"]
     pieces: list[Decoded] = []
-    losses = {name: loss for name, loss in engine.global_batch.items() if name in sums.source_of}
+    losses = {name: loss for name, loss in engine.global_batch.items() if name in sums.names}
     vectors: list[ExampleVectors] = []
     for built, batch in data.batches(engine.rank, engine.world, engine.micro_rows):
         outputs = engine.evaluate(batch, scored)
@@ -285,7 +285,7 @@ def evaluate(
         scores = {name: found for name, found in scores.items() if found is not None}
         vectors += example_vectors(losses, built, batch, outputs)
         pieces += decoded(built, scores, tables, sources)
-        sums.add(batch, outputs)
+        sums.add(built, batch, outputs)
     totals = engine.reduce(sums.values) if sums.values else {}
     if losses:
         for name, found in global_batch_losses(losses, vectors, engine.processes).items():
@@ -301,7 +301,7 @@ def evaluate(
         if name in predictions:
             return _scored(tables[name], *predictions[name], sources, own.get(name, ()))
         tallies = {part: totals[f"tally {part} {name}"] for part in sums.tallied.get(name, ())}
-        return sums.scored_by[name][0].tallied(tallies) if tallies else {}
+        return sums.scored_by[name].tallied(tallies) if tallies else {}
 
     return {
         name: TaskScore(
@@ -326,28 +326,39 @@ class _Sums:
         self.values: dict[str, torch.Tensor | float] = {}
         self.tallied: dict[str, list[str]] = {}
         """{task: what its head counts}"""
-        self.source_of = {
-            task.name: dataset.source for dataset in datasets for task in dataset.tasks
-        }
+        self.sources: list[Any] = [dataset.source for dataset in datasets]
+        self.names = dict.fromkeys(task.name for dataset in datasets for task in dataset.tasks)
         self.scored_by = {
-            name: (tasks[task], source)
-            for task, source in self.source_of.items()
-            for name in tasks[task].loss_weights()
+            name: tasks[task] for task in self.names for name in tasks[task].loss_weights()
         }
-        """{loss: (its task, what that reads)}"""
+        """{loss: its task}"""
 
-    def add(self, batch: Batch, outputs: Mapping[str, TaskOutput]) -> None:
-        for name, (task, source) in self.scored_by.items():
-            targets = batch.labels[name][1].numpy() if name in batch.labels else np.empty(0, int)
-            base_loss, base_right = task.baseline_of(name, targets, cast(Any, source))
+    def add(
+        self, built: Sequence[BuiltRow], batch: Batch, outputs: Mapping[str, TaskOutput]
+    ) -> None:
+        for name in self.scored_by:
+            self._add_baseline(name, built, batch)
             self.tallied[name] = list(outputs[name].tallies)
             for part, value in outputs[name].tallies.items():
                 self._add(f"tally {part}", name, value)
             self._add("loss", name, outputs[name].loss_sum)
             self._add("right", name, outputs[name].correct)
-            self._add("base loss", name, float(base_loss.sum()))
-            self._add("base right", name, float(base_right.sum()))
             self._add("count", name, float(batch.count(name)))
+
+    def _add_baseline(self, name: str, built: Sequence[BuiltRow], batch: Batch) -> None:
+        """Each example has that of the corpus or table that it is from."""
+        own = [each for row in built for each in row if name in each.example.labels]
+        counts = [len(each.example.labels[name][1]) for each in own]
+        numbers = np.array([each.ref.dataset for each in own], np.int64)
+        dataset_of = numbers.repeat(np.array(counts, np.int64))
+        targets = batch.labels[name][1].numpy() if name in batch.labels else np.empty(0)
+        sums = np.zeros(2)
+        for dataset in np.unique(dataset_of).tolist():
+            mine = targets[dataset_of == dataset]
+            parts = self.scored_by[name].baseline_of(name, mine, self.sources[dataset])
+            sums += [float(part.sum()) for part in parts]
+        self._add("base loss", name, float(sums[0]))
+        self._add("base right", name, float(sums[1]))
 
     def _add(self, part: str, name: str, value: torch.Tensor | float) -> None:
         self.values[f"{part} {name}"] = self.values.get(f"{part} {name}", 0.0) + value
