@@ -23,7 +23,7 @@ _DEEPSPEED = {"deepspeed", "deepspeed.pt", "ds", "deepspeed.launcher.runner"}
 _TORCH = {"torchrun", "torch.distributed.run"}
 _FLAGS = {
     *("--no_python", "--no_local_rank", "--no_ssh", "--no_ssh_check", "--force_multi"),
-    *("--save_pid", "--module", "--bind_cores_to_rank", "--quiet", "-h", "--help"),
+    *("--save_pid", "--module", "--bind_cores_to_rank", "-q", "--quiet", "-h", "--help"),
 }
 """Options of `deepspeed` without a value."""
 _CHECKS = {"--check", "--plan"}

@@ -59,13 +59,13 @@ def test_python_and_a_module_are_launchers_too(folder) -> None:
 
 def test_hosts_take_the_place_of_pdsh(folder) -> None:
     (folder / "hosts").write_text("# ours\nw1 slots=2\n\nw2 slots=4  # larger\nw3 slots=2\n")
-    words = "deepspeed -H hosts --master_port 29500 --num_gpus 2 --module m --lr 1"
+    words = "deepspeed -q -H hosts --master_port 29500 --num_gpus 2 --module m --lr 1"
     found = understand(words.split())
     assert list(found.slots) == ["w1", "w2", "w3"]
     assert found.hosts_file(["w1", "w3"]) == "w1 slots=2\nw3 slots=2\n"
     made = found.on(Place(number=1, address="10.0.0.1", port=23456))
     assert " ".join(made[1:]) == (
-        "--num_gpus 2 --module --no_ssh --hostfile @FOLDER@/hosts --node_rank 1 "
+        "-q --num_gpus 2 --module --no_ssh --hostfile @FOLDER@/hosts --node_rank 1 "
         "--master_addr 10.0.0.1 --master_port 29500 m --lr 1"
     )
 
