@@ -114,10 +114,13 @@ class Lexicon:
         for at in np.flatnonzero(longest).tolist():
             if at < free:
                 continue
-            start, end = int(starts[at]), int(starts[at + longest[at]])
-            if self._holds(text[start:end]):
-                out.append((start, end))
-                free = at + int(longest[at])
+            start = int(starts[at])
+            for free_after in range(at + int(longest[at]), at, -1):
+                end = int(starts[free_after])
+                if self._holds(text[start:end]):
+                    out.append((start, end))
+                    free = free_after
+                    break  # the longer ones are entries that have other capitals
         return np.array(out, np.int64).reshape(-1, 2)
 
     def _holds(self, text: str) -> bool:

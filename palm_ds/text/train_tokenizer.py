@@ -24,6 +24,7 @@ _PRIVATE = 0xF0000  # first code point used for non-initial characters
 _MIN_COUNT = 2  # least occurrences of a word or character
 _FEED = 1 << 16  # characters per string given to the trainer
 _MAX_LINE_LENGTH = 2000  # characters; SentencePiece skips lines over about 4,000 bytes
+_MAX_BYTES = 10  # of a character: a rare Chinese one, between two delimiters
 _MAX_WORD_LENGTH = 50  # characters
 _MAX_TOKENS = 10_000_000
 
@@ -127,7 +128,7 @@ def _train_sentencepiece(texts: Iterable[str], vocab_size: int, lower: bool) -> 
             character_coverage=0.9998,
             normalization_rule_name="nmt_nfkc_cf" if lower else "nmt_nfkc",
             pretokenization_delimiter=_DELIMITER,
-            max_sentence_length=5 * _MAX_LINE_LENGTH,
+            max_sentence_length=_MAX_BYTES * _MAX_LINE_LENGTH,
             num_threads=4,  # fixed, so that sums are in the same order on every machine
             pad_id=0,
             unk_id=1,

@@ -77,6 +77,11 @@ def test_exact_entries_match_as_written() -> None:
     assert matches(lexicon, "us and US eat Apple Pie") == ["US", "Apple Pie"]
 
 
+def test_an_entry_inside_one_with_other_capitals_is_found() -> None:
+    lexicon = Lexicon(["US", "US Army", "York"], exact=True)
+    assert matches(lexicon, "the US army, the US Army") == ["US", "US Army"]
+
+
 def test_no_match_crosses_a_sentence() -> None:
     lexicon = Lexicon(["a b"])
     atoms = np.array([lexicon.numbers["a"], lexicon.numbers["b"]])

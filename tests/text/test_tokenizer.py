@@ -113,6 +113,13 @@ def test_wordpiece_training_finds_the_frequent_words(small: Tokenizer) -> None:
     assert small.size <= 220
 
 
+def test_long_lines_of_chinese_are_trained_on() -> None:
+    tokenizer = train_tokenizer(
+        ["学习北京" * 500, "𠮷" * 2000, *TEXTS], kind="sentencepiece", vocab_size=150
+    )
+    assert tokenizer.backend.token_to_id("𠮷") is not None
+
+
 def test_sentencepiece_model_gives_the_library_s_ids() -> None:
     """The compiled tokenizer against sentencepiece itself, unigram and BPE."""
     import io

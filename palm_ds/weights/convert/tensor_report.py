@@ -127,9 +127,15 @@ def _summary(every: Sequence[TensorNumbers]) -> str:
     alone = len(every) - len(both)
     line = f"{equal:,} of {len(both):,} tensors are equal bit for bit"
     if equal < len(both):
-        furthest = max(both, key=lambda each: each.difference or 0.0)
+        furthest = max(both, key=_distance)
         line += f"; the largest difference is {furthest.difference:.3g}, in {furthest.name}"
     return line + (f"; {alone:,} cannot be compared" if alone else "")
+
+
+def _distance(each: TensorNumbers) -> float:
+    """For sorting: NaN is larger than any number."""
+    difference = each.difference or 0.0
+    return math.inf if math.isnan(difference) else difference
 
 
 def _shape(shape: tuple[int, ...]) -> str:

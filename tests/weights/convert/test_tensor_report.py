@@ -67,19 +67,29 @@ def test_differences(two: tuple[Path, Path], capsys: pytest.CaptureFixture[str])
     ] * 2
 
 
+def contents(**tensors: torch.Tensor) -> CheckpointContents:
+    entries = {
+        name: TensorEntry(source_names=(name,), shape=tuple(tensor.shape), read=lambda x=tensor: x)
+        for name, tensor in tensors.items()
+    }
+    return CheckpointContents(path=Path(), format="", config=None, entries=entries)  # type: ignore[arg-type]
+
+
 def test_odd_values_and_shapes() -> None:
     values = torch.tensor([1.0, float("nan"), -3.0, float("inf")])
-
-    def contents(tensor: torch.Tensor) -> CheckpointContents:
-        entry = TensorEntry(source_names=("a",), shape=tuple(tensor.shape), read=lambda: tensor)
-        return CheckpointContents(path=Path(), format="", config=None, entries={"a": entry})  # type: ignore[arg-type]
-
-    (odd,) = numbers_of(contents(values))
+    (odd,) = numbers_of(contents(a=values))
     assert (odd.not_finite, odd.least, odd.most) == (2, -3.0, 1.0)
-    (other,) = numbers_of(contents(values), contents(values[:2]))
+    (other,) = numbers_of(contents(a=values), contents(a=values[:2]))
     assert other.remark == "other shape: 2"
     (*_, line) = shown([other], compared=True, terminal=False)
     assert line == "no tensor has the same name and shape in both"
+
+
+def test_nan_is_the_largest_difference() -> None:
+    one, other = torch.zeros(2), torch.tensor([0.0, float("nan")])
+    every = numbers_of(contents(a=one, b=one, c=one), contents(a=one + 1, b=other, c=one + 2))
+    (*_, line) = shown(list(every), compared=True, terminal=False)
+    assert str(line).endswith("the largest difference is nan, in b")
 
 
 def test_other_alone_is_refused(two: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:

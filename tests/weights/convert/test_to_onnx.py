@@ -409,3 +409,16 @@ def test_word_encoders_are_exported(kind: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(last[row > 0], alone.detach(), atol=1e-5)
     with pytest.raises(UserError, match=f"huggingface cannot hold its encoder, {kind}; palm_ds"):
         convert(tmp_path / "source", tmp_path / "hf", "huggingface")
+
+
+def test_an_encoder_of_very_short_texts_is_exported(tmp_path: Path) -> None:
+    """Shorter ones than the texts that torch traces it with for others."""
+    numbers = word_config("bag_of_words", vocab_size=32, max_positions=6)
+    save_weights(
+        noisy(Model(build_encoder(numbers), {}, {})),
+        tmp_path / "source",
+        WeightsInfo(backbone=numbers, head_of={}),
+        tokenizer=WORDS,
+    )
+    done = convert_to_onnx(tmp_path / "source", tmp_path / "out")
+    assert done.description.max_length == 6

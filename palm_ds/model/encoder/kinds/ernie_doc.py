@@ -89,10 +89,10 @@ class DocumentLayer(EncoderLayer):
     def attention(self, x: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
         """(rows, length, hidden) before the output projection."""
         assert isinstance(plan, DocumentPlan) and plan.bias is not None
-        query, key, value = self.qkv(x).chunk(3, -1)
         self.reads_distances = True  # memories are no tokens of the batch
         _, past_key, past_value = self.qkv(plan.memory).chunk(3, -1)
         self.reads_distances = False
+        query, key, value = self.qkv(x).chunk(3, -1)  # the last call is what `recorded` keeps
         keys = self._heads(torch.cat([past_key, key], 1))
         values = self._heads(torch.cat([past_value, value], 1))
         scores = self._heads(query + self.content_bias) @ keys.transpose(-1, -2)

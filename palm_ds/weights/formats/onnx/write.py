@@ -76,11 +76,12 @@ def write_fp32(
 
 
 def _exported(model: PaddedModel, description: OnnxDescription) -> torch.onnx.ONNXProgram:
-    ids = torch.arange(2 * 7).view(2, 7) % 3
-    mask = (torch.arange(7) < torch.tensor([[7], [5]])).long()
+    most = max(description.max_length, 3)
+    length = min(7, most)
+    ids = torch.arange(2 * length).view(2, length) % 3
+    mask = (torch.arange(length) < torch.tensor([[length], [length - 2]])).long()
     values = {"input_ids": ids, "attention_mask": mask}
     names = model.traced_inputs
-    most = max(description.max_length, 3)
     shape = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length", max=most)}
     program = torch.onnx.export(
         model,

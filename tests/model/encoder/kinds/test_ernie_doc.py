@@ -10,6 +10,7 @@ import torch
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import Encoder, build_encoder
+from palm_ds.model.encoder.states import WantedStates, recorded
 from palm_ds.model.inputs.batch import Batch, SegmentMemory
 from palm_ds.model.inputs.memory import SlotMemories
 from palm_ds.model.kernels import Kernels
@@ -80,6 +81,18 @@ def test_memories_reach_further_than_there_are_layers() -> None:
     assert min(differences) > 1e-5
     alone = encoder(window(words[-1]))
     assert (alone - read(encoder, words)[-1]).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_recorded_queries_and_keys_are_those_of_the_window() -> None:
+    """Not those of the memory, which come from the same matrix."""
+    encoder, words = encoder_of(), document(2)
+    first = window(words[0])
+    encoder(first)
+    assert first.memory is not None
+    with recorded(encoder, WantedStates(embeddings=True, qkv=(1,))) as states:
+        encoder(window(words[1], first.memory.following))
+    assert torch.equal(states.qkv[1], encoder.get_submodule("layers.0.qkv")(states.embeddings))
 
 
 def test_no_gradient_goes_into_earlier_windows() -> None:
