@@ -129,6 +129,12 @@ def test_spaces_are_stripped_on_request(tmp_path: Path) -> None:
     assert table[0] == {"text_a": "光荣", "text_b": "ab", "label": "x y", "context": "c d"}
 
 
+def test_nothing_is_left_between_stripped_texts_that_are_joined(tmp_path: Path) -> None:
+    row = {"first": "光 荣", "second": " 的 ", "third": ""}
+    columns = {"text_a": ["first", "second", "third"]}
+    assert table_of(tmp_path, row, strip_spaces=True, columns=columns)[0]["text_a"] == "光荣的"
+
+
 def test_texts_beside_images_are_simplified_and_stripped_as_others(tmp_path: Path) -> None:
     row = {"text_a": "貓 咪", "positives": ["漢 語", "貓"], "object_tags": "貓 漢", "image": "1"}
     columns = {name: name for name in ("positives", "object_tags", "image")}
