@@ -68,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
     columns, piped = columns_of(args.columns), is_piped(args)
     if args.tsv and piped:
         raise UserError("--tsv: predictions of a pipe are lines of JSON; remove it")
+    if (args.report or args.html) and piped:
+        raise UserError("--report and --html: predictions of a pipe are not scored; remove them")
     if not piped:
         check_output(args.output)
     group, device = start_processes(args.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,7 +166,6 @@ def _job(args: argparse.Namespace) -> ClusterJob:
     _check_sizes(args)
     values = _checked(args, recipe)
     read_ds_config(machine)
-    tables = any("table" in source for source in values["sources"].values())
     paths = (
         (f"{FOLDER}/{_RECIPE}", f"{FOLDER}/{_MACHINE}")
         if args.kubernetes
@@ -173,7 +173,7 @@ def _job(args: argparse.Namespace) -> ClusterJob:
     )
     return ClusterJob(
         name=job_name(args.name or recipe.stem),
-        command="finetune" if tables else "pretrain",
+        command="finetune" if _reads_tables(values) else "pretrain",
         recipe=paths[0],
         ds_config=paths[1],
         run_dir=args.run_dir,
@@ -181,6 +181,13 @@ def _job(args: argparse.Namespace) -> ClusterJob:
         nodes=args.nodes,
         gpus=args.gpus,
     )
+
+
+def _reads_tables(values: Mapping[str, Any]) -> bool:
+    """Whether a source is a table; the values may be of a recipe that only the job checks."""
+    sources = values.get("sources")
+    each = sources.values() if isinstance(sources, Mapping) else ()
+    return any(isinstance(source, Mapping) and "table" in source for source in each)
 
 
 def _checked(args: argparse.Namespace, file: Path) -> dict[str, Any]:

@@ -92,6 +92,8 @@ def test_a_row_that_cannot_be_read_is_named_after_the_others_are_answered(
         (("--output", "out"), "without --output out"),
         (("--input", "-", "more.tsv"), "without more.tsv"),
         (("--tsv",), "--tsv: predictions of a pipe are lines of JSON"),
+        (("--report",), "--report and --html: predictions of a pipe are not scored"),
+        (("--html", "scores.html"), "--report and --html: predictions of a pipe are not scored"),
     ],
 )
 def test_what_a_pipe_cannot_have(words, message: str) -> None:

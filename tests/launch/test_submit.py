@@ -330,6 +330,13 @@ def test_a_recipe_whose_weights_are_elsewhere_is_submitted(place: Path, capsys) 
     assert said.out.splitlines() == ["submitted as job 1234"]
 
 
+@pytest.mark.parametrize("sources", ["null", "[]", "{mood: null}"])
+def test_a_recipe_that_the_job_checks_may_have_no_source(place: Path, capsys, sources: str) -> None:
+    overrides = ("init_from=/data/ernie", f"sources={sources}")
+    assert submit(*SLURM, *overrides, "--detach") == 0
+    assert capsys.readouterr().out.splitlines() == ["submitted as job 1234"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -60,7 +60,7 @@ def _simplified(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text(value: object, role: str, settings: TableSettings) -> str:
     if role in TEXTS and isinstance(value, list) and isinstance(settings.columns.get(role), list):
-        return " ".join(filter(None, (_text(item, role, settings) for item in value)))
+        value = " ".join(filter(None, (_text(item, role, settings) for item in value)))
     if isinstance(value, float) and not math.isfinite(value):  # as pandas marks an empty cell
         raise BadRecordError(f"{role} is {value}, not text")
     if isinstance(value, int | float) and not isinstance(value, bool):

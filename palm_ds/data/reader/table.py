@@ -290,8 +290,11 @@ def read_rows(
 def _read(files: Sequence[File], settings: TableSettings, fingerprint: str) -> Table:
     notes = _Notes(settings)
     roles, unused, places, raw = _raw_rows(files, settings, notes)
-    if settings.strip_spaces and "spans" in roles:
-        raise UserError(f"{files[0].path}: strip_spaces would shift the places of spans; remove it")
+    placed = [role for role in ("spans", "scene_graph") if role in roles]
+    if settings.strip_spaces and placed:
+        raise UserError(
+            f"{files[0].path}: strip_spaces would shift the places of {placed[0]}; remove it"
+        )
     split = _is_split(roles, raw, settings)
     kept: list[Place] = []
     columns: dict[str, list[Any]] = {}

@@ -252,7 +252,8 @@ def passages(source: CorpusSource, size: int) -> np.ndarray:
     rest_start = source.starts + (count - 1) * size
     rest = source.ends - rest_start
     draw = keyed_uniform(derive_key("passage"), rest_start, 1)[:, 0]
-    cut = rest_start + (rest * (0.25 + 0.5 * draw)).astype(np.int64)
+    # At least 1: a quarter of 3 tokens would leave an empty passage before the cut.
+    cut = rest_start + np.maximum((rest * (0.25 + 0.5 * draw)).astype(np.int64), 1)
     start = np.sort(np.concatenate([start, cut[(rest > size / 2) & (rest < 0.97 * size)]]))
     document = source.document_of(start)
     following = np.append(start[1:], source.ends[-1:])

@@ -85,11 +85,14 @@ def guesser_of(filler: Filler) -> Guesser:
     """The best guesses of a model that are whole words. It reads a text that is too long for it in
     halves."""
     longest = filler.model.backbone.config.max_length
+    own = filler.tokenizer.roles["mask"]
 
     def guess(words: Sequence[str]) -> Sequence[Sequence[tuple[str, float]]]:
         if MASK not in words:
             return []
         text, half = "".join(words), len(words) // 2
+        if own != MASK:
+            text = text.replace(own, " ")  # one of the row's own would shift the guesses
         tokens = 2 + len(filler.tokenizer.encode_texts([text])[0][0])
         if half and tokens > longest:
             return [*guess(words[:half]), *guess(words[half:])]

@@ -190,7 +190,11 @@ def _with_metric(space: SearchSpace) -> SearchSpace:
 def _parameter(key: str, given: object) -> Choices | Range:
     where = f"space.{key}"
     if isinstance(given, list):
-        if len({json.dumps(value) for value in given}) < max(len(given), 1):
+        try:
+            different = {json.dumps(value) for value in given}
+        except TypeError as error:  # YAML reads 2020-01-01 as a date
+            raise UserError(f"{where}: {error}; write it as text, in quotes") from None
+        if len(different) < max(len(given), 1):
             raise UserError(f"{where}: expected different values, got {shorten(given)}")
         return Choices(values=tuple(given))
     if not isinstance(given, Mapping):

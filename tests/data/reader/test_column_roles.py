@@ -129,6 +129,18 @@ def test_spaces_are_stripped_on_request(tmp_path: Path) -> None:
     assert table[0] == {"text_a": "光荣", "text_b": "ab", "label": "x y", "context": "c d"}
 
 
+def test_spaces_of_a_text_that_a_scene_graph_refers_to_are_not_stripped(tmp_path: Path) -> None:
+    row = {"text_a": "a dog", "scene_graph": {"objects": [[2, 5]]}}
+    with pytest.raises(UserError, match="strip_spaces would shift the places of scene_graph"):
+        table_of(tmp_path, row, strip_spaces=True, columns={"scene_graph": "scene_graph"})
+
+
+def test_nothing_is_left_between_stripped_texts_that_are_joined(tmp_path: Path) -> None:
+    row = {"first": "光 荣", "second": " 的 ", "third": ""}
+    columns = {"text_a": ["first", "second", "third"]}
+    assert table_of(tmp_path, row, strip_spaces=True, columns=columns)[0]["text_a"] == "光荣的"
+
+
 def test_texts_beside_images_are_simplified_and_stripped_as_others(tmp_path: Path) -> None:
     row = {"text_a": "貓 咪", "positives": ["漢 語", "貓"], "object_tags": "貓 漢", "image": "1"}
     columns = {name: name for name in ("positives", "object_tags", "image")}

@@ -7,7 +7,7 @@ import pytest
 
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.corpus.writer import write_corpus
-from palm_ds.data.sources.corpus import split_corpus
+from palm_ds.data.sources.corpus import passages, split_corpus
 from palm_ds.data.sources.corpus_blocks import BlockOrder, BlockSizes
 from palm_ds.text.tokenizer import wordpiece
 from tests.helpers.small_corpus import SPECIALS
@@ -56,3 +56,11 @@ def test_nor_in_any_window_of_a_large_corpus(corpus: Corpus) -> None:
         found.append(np.concatenate([split.window(w).documents for w in windows]))
     assert not texts_of(corpus, found[0]) & texts_of(corpus, found[1])
     assert 40 < len(found[1]) < 90
+
+
+@pytest.mark.parametrize("size", range(1, 12))
+def test_no_passage_is_empty(corpus: Corpus, size: int) -> None:
+    training, _ = split_corpus(corpus, 0.0, ())
+    table = passages(training, size)
+    assert (table[:, 1] > table[:, 0]).all()
+    assert (table[:, 1] - table[:, 0]).sum() == (training.ends - training.starts).sum()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -102,6 +103,25 @@ def test_a_model_guesses_whole_words_of_texts_of_any_length(tmp_path) -> None:
     found = guess(text)
     assert len(found) == 50 and guess(["good"]) == []
     assert all(word and word[:2] != "##" and word[0] != "[" for each in found for word, _ in each)
+
+
+def test_a_mask_of_the_models_own_in_a_text_is_no_word_to_guess() -> None:
+    read = []
+
+    def fill(text: str, *, top: int) -> SimpleNamespace:
+        read.append(text)
+        return SimpleNamespace(hidden=[])
+
+    config = SimpleNamespace(max_length=64)
+    filler = SimpleNamespace(
+        model=SimpleNamespace(backbone=SimpleNamespace(config=config)),
+        tokenizer=SimpleNamespace(
+            roles={"mask": "<mask>"}, encode_texts=lambda texts: [(texts[0].split(), None)]
+        ),
+        fill=fill,
+    )
+    guesser_of(filler)(["<", "mask", ">", " ", "is", " ", "[MASK]"])  # type: ignore[arg-type]
+    assert read == ["  is [MASK]"]
 
 
 def test_the_output_is_another_file_of_json_lines(tmp_path) -> None:

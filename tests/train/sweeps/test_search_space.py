@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,10 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"space": {"optimizer.rl": [1, 2]}}, "optimizer.rl: unknown key"),
     ({"space": {"optimizer.lr": []}}, "space.optimizer.lr: expected different values, got []"),
     ({"space": {"optimizer.lr": [1, 1]}}, "space.optimizer.lr: expected different values"),
+    (
+        {"space": {"tasks.topic.source": [date(2020, 1, 1), "rows"]}},
+        "space.tasks.topic.source: Object of type date is not JSON serializable; write it as text",
+    ),
     ({"space": {"optimizer.lr": 3}}, "space.optimizer.lr: expected a list of values, or {low:"),
     ({"space": {"optimizer.lr": {"low": 1}}}, "space.optimizer.lr.high: missing"),
     ({"space": {"optimizer.lr": {"low": "a", "high": 1}}}, "space.optimizer.lr.low: expected a n"),
