@@ -437,7 +437,7 @@ def _shares(counts: Mapping[str, int]) -> str:
 
 
 def _table(first: str, columns: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2))
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
     table.add_column(first, overflow="fold")
     for name in columns:
         table.add_column(name, justify="right")

@@ -125,7 +125,8 @@ class RunLog:
             for name, value in [*score.items(), *score.get("metrics", {}).items()]
         }
         self._send(numbers, step, evaluation=True)
-        for table in score_tables(self._held_out, f"held out, step {step:,}"):
+        title, width = f"held out, step {step:,}", self._console.width
+        for table in score_tables(self._held_out, title, width):
             self._console.print(table)
         self._update_display()
 

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 _METRICS_WIDTH = 52
+_WIDTH = 100
+"""Columns of a terminal into which all scores fit unless names are long."""
 
 
-def score_tables(scores: Mapping[str, Mapping[str, Any]], title: str) -> list[Table]:
-    """Tables of held-out scores: one of the tasks with metrics and one of the others. At most 100
-    columns wide unless names are long."""
+def score_tables(
+    scores: Mapping[str, Mapping[str, Any]], title: str, width: int = _WIDTH
+) -> list[Table]:
+    """Tables of held-out scores: one of the tasks with metrics and one of the others. A terminal
+    of fewer columns than 100, its `width`, gets a table with fewer scores."""
     by_metrics = {task: score for task, score in scores.items() if score.get("metrics")}
     others = {task: score for task, score in scores.items() if task not in by_metrics}
     tables = [metric_table(by_metrics, title)] if by_metrics else []
-    return [*tables, score_table(others, title if not tables else "")] if others else tables
+    left_out = () if width >= _WIDTH else ("perplexity", "labels")
+    title = title if not tables else ""
+    return [*tables, score_table(others, title, left_out)] if others else tables
 
 
 def metric_table(scores: Mapping[str, Mapping[str, Any]], title: str) -> Table:
@@ -71,29 +77,37 @@ def _in_lines(parts: Sequence[str], width: int) -> str:
     return "\n".join(lines)
 
 
-def score_table(scores: Mapping[str, Mapping[str, float]], title: str) -> Table:
-    """Held-out scores of tasks without metrics, with a baseline that ignores the text."""
+def score_table(
+    scores: Mapping[str, Mapping[str, float]], title: str, left_out: Collection[str] = ()
+) -> Table:
+    """Held-out scores of tasks without metrics, with a baseline that ignores the text; without the
+    columns that are `left_out`."""
     table = Table(box=None, pad_edge=False, padding=(0, 1), title=title, title_justify="left")
     table.add_column("task", overflow="fold")
-    for name in ("loss", "baseline", "perplexity", "accuracy", "baseline", "difference", "labels"):
-        table.add_column(
-            name, justify="right", overflow="fold", no_wrap=name in ("perplexity", "difference")
-        )
+    heads = ("loss", "baseline", "perplexity", "accuracy", "baseline", "difference", "labels")
+    kept = [place for place, head in enumerate(heads) if head not in left_out]
+    for head in (heads[place] for place in kept):
+        together = head in ("perplexity", "difference")
+        table.add_column(head, justify="right", overflow="fold", no_wrap=together)
     for task, score in scores.items():
-        above = score.get("standard_errors_above")
-        error = score.get("standard_error")
-        plus_minus = "" if error is None or math.isnan(error) else f" ± {100 * error:.1f}"
-        table.add_row(
-            task,
-            number(score.get("loss")),
-            number(score.get("baseline_loss")),
-            number(score.get("perplexity"), ",.1f"),
-            share(score.get("accuracy")) + plus_minus,
-            share(score.get("baseline_accuracy")),
-            "" if above is None or not math.isfinite(above) else f"{above:+,.1f} s.e.",
-            number(score.get("count"), ",.0f"),
-        )
+        cells = _score_cells(score)
+        table.add_row(task, *(cells[place] for place in kept))
     return table
+
+
+def _score_cells(score: Mapping[str, float]) -> Sequence[str]:
+    above = score.get("standard_errors_above")
+    error = score.get("standard_error")
+    plus_minus = "" if error is None or math.isnan(error) else f" ± {100 * error:.1f}"
+    return (
+        number(score.get("loss")),
+        number(score.get("baseline_loss")),
+        number(score.get("perplexity"), ",.1f"),
+        share(score.get("accuracy")) + plus_minus,
+        share(score.get("baseline_accuracy")),
+        "" if above is None or not math.isfinite(above) else f"{above:+,.1f} s.e.",
+        number(score.get("count"), ",.0f"),
+    )
 
 
 def detail_tables(

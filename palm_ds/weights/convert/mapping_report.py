@@ -26,6 +26,9 @@ from palm_ds.weights.formats.contents import (
 from palm_ds.weights.formats.huggingface.plan import ExportPlan
 
 _LOSES_NOTHING = (OPTIMIZER, BUFFER, COPY, USUAL)
+_TITLES = ("", "source", "result", "transform or reason")
+_WIDE = 120
+"""Columns of a terminal from which on the names have columns of their own."""
 _LAYER = re.compile(r"(?<=[._])\d+(?=[._])")
 _MAX_NAMED = 3
 
@@ -176,18 +179,24 @@ def _by_reason(skipped: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
 
 
 def show(rows: Sequence[tuple[str, str, str, str]], console: Console) -> None:
-    """Print a table on a terminal, tab-separated lines elsewhere."""
-    titles = ("", "source", "result", "transform or reason")
+    """Print a table on a terminal, on a narrow one with all names in one column; tab-separated
+    lines elsewhere."""
     cells = [tuple(map(printable, row)) for row in rows]
     if not console.is_terminal:
         for row in cells:
             print("\t".join(row), file=console.file)
         return
-    table = Table(box=None, header_style="bold")
-    for title in titles:
+    wide = console.width >= _WIDE
+    table = Table(box=None, header_style="bold", show_header=wide)
+    for title in _TITLES if wide else ("", ""):
         table.add_column(title, overflow="fold")  # a name that is cut says little
     for row in cells:
-        table.add_row(
-            *map(escape, row), style={"created": "yellow", "skipped": "red"}.get(row[0], "")
-        )
+        kind, *rest = map(escape, row if wide else (row[0], _in_one(*row[1:])))
+        table.add_row(kind, *rest, style={"created": "yellow", "skipped": "red"}.get(kind, ""))
     console.print(table)
+
+
+def _in_one(source: str, result: str, reason: str) -> str:
+    """`source -> result (reason)`, without what is empty."""
+    names = " -> ".join(filter(None, (source, result)))
+    return f"{names} ({reason})" if reason else names

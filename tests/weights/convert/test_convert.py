@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -527,6 +528,11 @@ def test_the_report_on_a_terminal_in_a_pipe_and_in_json(source: Path, tmp_path: 
     narrow = Console(force_terminal=True, width=70)
     with narrow.capture() as shown:
         account.show(rows, narrow)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", shown.get())
+    one_line = " ".join(text.split())
+    assert "mapped backbone.norm.weight -> bert.embeddings.LayerNorm.weight mapped" in one_line
+    assert "(2 layers)" in one_line
+    assert re.search(r"skipped \S.*heads\.order\.out\.weight.* \(no place in ", one_line)
     assert "\u2026" not in shown.get()  # names go on in the next line
     pipe = io.StringIO()
     account.show(rows, Console(file=pipe))
