@@ -1,5 +1,5 @@
-"""The pages of docs/howto: all their commands, recipes and examples in order, on little data with a
-small encoder."""
+"""The pages of docs/howto, with all their commands, recipes and examples in order, on little data
+with a small encoder; and the commands of docs/tour.md, with few steps."""
 
 from __future__ import annotations
 
@@ -161,3 +161,27 @@ def test_a_page_can_be_followed(page: Path, place: Path, monkeypatch: pytest.Mon
                     carry_out(line, place)
                     found += 1
     assert found >= 2
+
+
+TOUR = PAGES[0].parent.parent / "tour.md"
+FEW_STEPS = {
+    "stages.steps=80 schedule.decay=80": "stages.steps=4 schedule.decay=4 schedule.warmup=2",
+    "evaluate.examples=300": "evaluate.examples=20",
+}
+
+
+@pytest.mark.slow
+def test_the_tour_can_be_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    monkeypatch.chdir(tmp_path)
+    text = TOUR.read_text("utf-8").replace("\\\n", " ")
+    commands = re.findall(r"^\$ (palm-ds (?:[^'\n]|'[^']*')+)$", text, re.M)
+    names = [command.split()[1] for command in commands]
+    assert names == ["prepare", "inspect", "pretrain", "fill-mask", "convert"]
+    printed = ""
+    for command in commands:
+        for long, few in FEW_STEPS.items():
+            command = command.replace(long, few)
+        printed += carry_out(command, tmp_path)
+    (model,) = re.findall(r"^model: .*", text, re.M)  # of the recipe that is shipped
+    assert model in printed
