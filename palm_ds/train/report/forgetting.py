@@ -13,7 +13,7 @@ which continual multi-task learning is meant to prevent (ERNIE 2.0, section 3.1)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -25,6 +25,10 @@ from palm_ds.data.stream.stages import Curriculum, tasks_of
 from palm_ds.train.report.metrics_file import Metrics, task_of
 
 Measure = Literal["accuracy", "loss"]
+_MEASURES: Sequence[Measure] = ("accuracy", "loss")
+_CHANGE = "last - best"
+_GAP = 2  # columns between two cells
+_WIDTH = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,27 +156,58 @@ def change_cell(line: Line, measure: Measure) -> str:
     return f"{100 * line.change:+.1f}{error}"
 
 
-def tables(ends: Sequence[StageEnd], order: Iterable[str] = ()) -> list[Table]:
-    """Tables of accuracy and loss for the screen; empty if fewer than two stages have ended."""
-    if len(ends) < 2:
-        return []
+def tables(
+    ends: Sequence[StageEnd], order: Iterable[str] = (), width: int = _WIDTH
+) -> Iterator[Table]:
+    """Tables of accuracy and loss for a screen of `width` columns, each in several if there are
+    more stages than fit; none if fewer than two stages have ended."""
     order = list(order)
-    return [
-        _table("held-out accuracy after each stage", ends, "accuracy", order),
-        _table("held-out loss after each stage", ends, "loss", order),
-    ]
+    for measure in _MEASURES if len(ends) > 1 else ():
+        found = lines(ends, measure, order)
+        title = f"held-out {measure} after each stage"
+        for stages in _parts(found, ends, measure, width):
+            yield _table(title, ends, measure, found, stages)
+            title = ""
 
 
-def _table(title: str, ends: Sequence[StageEnd], measure: Measure, order: list[str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2), title=title, title_justify="left")
+def _parts(
+    found: Sequence[Line], ends: Sequence[StageEnd], measure: Measure, width: int
+) -> Iterator[range]:
+    """The stages of each table: as many as fit beside the tasks' names, and the change behind the
+    last of them."""
+    cells = (value_cell(line, stage, measure) for line in found for stage in range(len(ends)))
+    stage_width = _GAP + max(map(len, [*cells, *(end.name for end in ends)]))
+    changes = [len(change_cell(line, measure)) for line in found]
+    last = _GAP + max(len(_CHANGE), *changes)
+    room = width - max(len(line.task) for line in found)
+    first = 0
+    while first < len(ends):
+        left = len(ends) - first
+        many = left if left * stage_width + last <= room else min(room // stage_width, left - 1)
+        yield range(first, first + max(many, 1))
+        first += max(many, 1)
+
+
+def _table(
+    title: str, ends: Sequence[StageEnd], measure: Measure, found: Sequence[Line], stages: range
+) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1), title=title, title_justify="left")
     table.add_column("task", overflow="fold")
-    for end in ends:
-        table.add_column(end.name, justify="right")
-    table.add_column("last - best", justify="right")
-    for line in lines(ends, measure, order):
-        styles = ["bold green" if i == line.best else "" for i in range(len(ends))]
-        styles = [s if known else "dim" for s, known in zip(styles, line.trained, strict=True)]
-        cells = [Text(value_cell(line, i, measure), s) for i, s in enumerate(styles)]
-        change = Text(change_cell(line, measure), "bold red" if line.clearly_forgotten else "")
-        table.add_row(line.task, *cells, change)
+    for stage in stages:
+        table.add_column(ends[stage].name, justify="right")
+    changes = stages[-1] == len(ends) - 1
+    if changes:
+        table.add_column(_CHANGE, justify="right")
+    for line in found:
+        cells = [Text(value_cell(line, i, measure), _style(line, i)) for i in stages]
+        if changes:
+            style = "bold red" if line.clearly_forgotten else ""
+            cells.append(Text(change_cell(line, measure), style))
+        table.add_row(line.task, *cells)
     return table
+
+
+def _style(line: Line, stage: int) -> str:
+    if not line.trained[stage]:
+        return "dim"
+    return "bold green" if stage == line.best else ""

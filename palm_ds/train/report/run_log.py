@@ -133,7 +133,7 @@ class RunLog:
     def forgetting(self, curriculum: Curriculum) -> None:
         """Show the scores of every task after every stage, if more than one stage has ended."""
         ends = stage_ends(read_metrics(self._file.path), curriculum)
-        for table in tables(ends, self._tasks):
+        for table in tables(ends, self._tasks, self._console.width):
             self._console.print(table)
 
     def event(self, kind: str, message: str = "", **fields: object) -> None:

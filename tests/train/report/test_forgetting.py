@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from palm_ds.data.stream.curriculum_spec import read_stages
-from palm_ds.train.report.forgetting import change_cell, lines, stage_ends, tables, value_cell
+from palm_ds.train.report.forgetting import (
+    StageEnd,
+    change_cell,
+    lines,
+    stage_ends,
+    tables,
+    value_cell,
+)
 from palm_ds.train.report.metrics_file import Metrics, read_metrics
 from palm_ds.train.report.run_log import RunLog
 
@@ -188,8 +196,27 @@ def test_on_the_screen() -> None:
     assert "\x1b" not in text
 
 
+@pytest.mark.parametrize("width", [80, 60, 30])
+def test_a_narrow_screen_has_the_stages_in_several_tables(width: int) -> None:
+    names = ("knowledge_masking", "token_document_relation", "ir_relevance")
+    score = {"accuracy": 0.3004, "standard_error": 0.01, "loss": 10.5}
+    scores = {name: score for name in names}
+    ends = [StageEnd(name=f"stage {n}", step=n, scores=scores) for n in range(1, 8)]
+    console = Console(width=width, file=io.StringIO())
+    for table in tables(ends, width=width):
+        console.print(table)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    heads = [line for line in text.splitlines() if line.startswith("task ")]
+    found = re.findall(r"stage \d", " ".join(heads))
+    assert found == 2 * [end.name for end in ends] and text.count("last -") == 2
+    if width > 30:  # no name and no score is folded
+        scored = re.findall(r"^(\w+)((?: +30\.0 %\*?)+)(?: +best)?$", text, re.M)
+        assert [name for name, _ in scored] == [*names] * (len(heads) // 2)
+        assert sum(cells.count("%") for _, cells in scored) == len(names) * len(ends)
+
+
 def test_a_single_stage_has_no_table() -> None:
-    assert tables(stage_ends(metrics_of(WHOLE[0], steps=10), PLAN)) == []
+    assert not list(tables(stage_ends(metrics_of(WHOLE[0], steps=10), PLAN)))
     assert stage_ends(Metrics(), None) == stage_ends(Metrics(), PLAN) == []
     old = {"step": 10, "scores": scores(0)}  # written before evaluations carried their stage
     assert stage_ends(Metrics(evaluations=[old]), None) == []
