@@ -37,6 +37,9 @@ _MIN_DOCUMENTS, _MIN_SENTENCES = 40, 4
 """Tasks over sentences need held-out documents, too, and several sentences in each."""
 _MODERN_RATE = 0.3
 """At which ModernBERT, Ettin and mmBERT were trained."""
+_SENTENCE_WEIGHT = 0.1
+"""Of tasks over sentences. Their gradients are the largest: with equal weights they cost words more
+than they give (docs/study.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +133,9 @@ def _tasks(encoder: EncoderConfig, corpora: list[Corpus]) -> Mapping[str, dict[s
     typed = encoder_class(encoder).has_token_types(encoder)
     segments = encoder.token_types if typed else 3
     if segments >= 2 and all(map(_has_sentences, corpora)):
-        tasks["sentence_distance"] = {"source": "text"}
-        tasks["sentence_reordering"] = {"source": "text", "most": min(segments, 3)}
+        weighted = {"source": "text", "weight": _SENTENCE_WEIGHT}
+        tasks["sentence_distance"] = weighted
+        tasks["sentence_reordering"] = {**weighted, "most": min(segments, 3)}
     return tasks
 
 
