@@ -49,6 +49,17 @@ def test_a_letter_that_would_become_two_stays_as_in_corpora() -> None:
     assert ids.tolist() == wanted.tolist() and tokenizer.vocabulary.unk not in ids
 
 
+def test_a_greek_word_in_capitals_is_lower_cased_as_in_corpora(tmp_path: Path) -> None:
+    """By letter, as in transformers: σ at the end, too."""
+    text = "Ο ΛΟΓΟΣ ΤΗΣ Πόλης, ΟΔΟΣ"
+    words = ["ο", "λογο", "##σ", "##ς", "τη", "πόλη", ",", "οδοσ", "οδος"]
+    tokenizer = wordpiece([*SPECIALS, *words], lower=False)
+    wanted = DocumentAnalyzer(tokenizer, TextOptions(lower=True)).document("one", text).ids
+    normalizing_tokenizer(tokenizer, lower=True).save(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs(text, add_special_tokens=False)["input_ids"] == wanted.tolist()
+
+
 def test_special_tokens_that_training_adds_are_added(tmp_path: Path) -> None:
     tokenizer = wordpiece([*SPECIALS, "a", "b"], lower=False)
     tokenizer.backend.post_processor = processors.ByteLevel()
