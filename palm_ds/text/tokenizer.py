@@ -56,10 +56,10 @@ from palm_ds.text.tokenizer_settings import (
     KeptSettings,
     TokenizerSettings,
     add_settings_tokens,
-    albert_rules,
     apply_settings,
     bert_normalizer,
     bert_template,
+    class_rules,
     find_role,
     joins_pairs,
     normalization,
@@ -377,12 +377,12 @@ def _load_json(file: Path, settings: TokenizerSettings) -> Tokenizer:
 
 def _load_model(file: Path, settings: TokenizerSettings) -> Tokenizer:
     """Loads a SentencePiece model, whose ids and rules are those of its folder's class."""
+    layout = layout_of(file)
     backend = compile_model(
         read_bytes(file),
         origin=str(file),
-        layout=layout_of(file),
-        albert=albert_rules(file.parent),
-        lower=settings.lower is True,
+        layout=layout,
+        rules=class_rules(file.parent, layout),
         added=any(not token.special for token in settings.tokens.values()),
     )
     return _configured(backend, settings, str(file))

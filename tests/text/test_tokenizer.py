@@ -332,6 +332,51 @@ def test_the_settings_beside_a_model_apply(kind: str, old: bool, tmp_path: Path)
     assert number in again("The fox eats dogfood.")["input_ids"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("albert", {"do_lower_case": False}),
+        ("albert", {"keep_accents": True}),
+        ("deberta-v2", {"do_lower_case": True}),
+        ("deberta-v2", {"split_by_punct": True}),
+    ],
+)
+def test_settings_of_alberts_and_debertas_class_win_over_tokenizer_json(
+    kind: str, settings: dict[str, bool], tmp_path: Path
+) -> None:
+    """And apply to a model alone."""
+    import sentencepiece as spm
+    import transformers
+
+    (file, how), source = _PIECES[kind], tmp_path / "model"
+    source.mkdir()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter([*TEXTS, "Café café É é A DOG"] * 3),
+        model_prefix=str(source / file.removesuffix(".model")),
+        vocab_size=120,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **how,
+    )
+    (source / "config.json").write_text(json.dumps({"model_type": kind}))
+    usual = transformers.AutoTokenizer.from_pretrained(source)
+    (source / "tokenizer_config.json").write_text(json.dumps(settings))
+    usual.save_pretrained(tmp_path / "json")
+    stated = tmp_path / "json/tokenizer_config.json"
+    stated.write_text(json.dumps(json.loads(stated.read_text()) | settings))
+    text = "A DOG, a dog; Café CAFÉ é."
+    for folder in (source, tmp_path / "json"):
+        theirs = transformers.AutoTokenizer.from_pretrained(folder)
+        ours = load_tokenizer(folder)
+        ours.save(tmp_path / "saved")
+        wanted = theirs(text, add_special_tokens=False)["input_ids"]
+        assert wanted != usual(text, add_special_tokens=False)["input_ids"]
+        for each in (ours, load_tokenizer(tmp_path / "saved")):
+            assert each.encode_texts([text])[0][0].tolist() == wanted, folder
+        again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+        assert again(text, add_special_tokens=False)["input_ids"] == wanted
+
+
 @pytest.mark.parametrize("settings", [{}, {"do_lower_case": False, "keep_accents": True}])
 def test_alberts_model_has_the_ids_of_transformers(settings: dict[str, bool], tmp_path: Path):
     """Also once saved; and a number's comma is a token, as in ALBERT's code."""
