@@ -271,9 +271,14 @@ class Tokenizer:
             **(self.splitter.save(folder) if self.splitter else {}),
         }
         write_json(folder / "tokenizer_config.json", config)
-        if self.kind == "wordpiece":
+        if self.kind == "wordpiece" and not self.has_line_breaks:
             lines = "".join(token + "\n" for token in self.tokens(range(self.size)))
             (folder / "vocab.txt").write_text(lines, "utf-8")
+
+    @property
+    def has_line_breaks(self) -> bool:
+        """Whether there is one in a token: in a vocab.txt the ids after it would be others."""
+        return any("\n" in token or "\r" in token for token in self._known)
 
     def of_length(self, tokens: int) -> Tokenizer:
         """The same for an encoder with this maximum length."""
