@@ -130,7 +130,9 @@ def _make_found(tokenizer: Tokenizer, token: str, i: int) -> None:
     elif not _found(tokenizer, token, i):
         _find_before_cutting(tokenizer, token)
         if not _found(tokenizer, token, i):
-            raise UserError(f"{tokenizer.origin}: {token!r} would never be found in a text")
+            text = _prepared(tokenizer, token)
+            why = f": its words are {text!r}" if text != token else ""
+            raise UserError(f"{tokenizer.origin}: {token!r} would never be found in a text{why}")
     if tokenizer.backend.token_to_id(token) != i:
         raise UserError(
             f"{tokenizer.origin}: {token!r} cannot have id {i}: the vocabulary's ids have gaps"
@@ -154,5 +156,10 @@ def _find_before_cutting(tokenizer: Tokenizer, token: str) -> None:
 def _found(tokenizer: Tokenizer, token: str, i: int) -> bool:
     if token.startswith("##") and tokenizer.kind == "wordpiece":
         return True
-    encoding = tokenizer.backend.encode(token, add_special_tokens=False)
+    encoding = tokenizer.backend.encode(_prepared(tokenizer, token), add_special_tokens=False)
     return encoding.ids == [i]
+
+
+def _prepared(tokenizer: Tokenizer, text: str) -> str:
+    """With spaces between words if it splits texts into them first."""
+    return tokenizer.segmenter.prepare(text)[0] if tokenizer.segmenter else text

@@ -196,18 +196,24 @@ class Tokenizer:
 
     @cached_property
     def _plain(self) -> np.ndarray:
-        """(size,) maps special ids to [UNK] and others to themselves: a unigram model would take
-        the characters "[MASK]" in a text for the token. So are pieces that vocab.txt lacks."""
+        """(ids of `_splitter`,) maps special ids to [UNK] and others to themselves: a unigram model
+        would take the characters "[MASK]" in a text for the token. So are pieces that vocab.txt
+        lacks, which are between the model's own and added tokens."""
         added = self.backend.get_added_tokens_decoder().items()
-        plain = np.arange(self.size + len(self._unlisted))
-        unknown = [i for i, token in added if token.special] + [*range(self.size, len(plain))]
-        plain[unknown] = self._known[self.roles["unk"]]
-        return plain
+        plain, unknown = np.arange(self.size), self._known[self.roles["unk"]]
+        plain[[i for i, token in added if token.special]] = unknown
+        own = self.backend.get_vocab_size(with_added_tokens=False)
+        return np.insert(plain, own, [unknown] * len(self._other_pieces))
+
+    @cached_property
+    def _other_pieces(self) -> list[Sequence[Any]]:
+        """Pieces that vocab.txt lacks, and their scores; those that were added are tokens."""
+        return [pair for pair in self._unlisted if pair[0] not in self._known]
 
     @cached_property
     def _splitter(self) -> Backend:
         """Splits texts into the pieces that vocab.txt lacks, too."""
-        return with_pieces(self.backend, self._unlisted, f"tokenizer {self.origin}")
+        return with_pieces(self.backend, self._other_pieces, f"tokenizer {self.origin}")
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """The ids of each word encoded separately, without special tokens."""
