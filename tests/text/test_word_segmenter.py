@@ -139,9 +139,7 @@ def test_added_tokens_are_not_taken_for_pieces_that_vocab_txt_lacks(
 def test_an_added_token_that_the_dictionary_splits_is_refused(release: Path) -> None:
     tokenizer = load_tokenizer(release)
     assert add_tokens(tokenizer, {"多任务": ""}).ids == {"多任务": tokenizer.size}
-    with pytest.raises(
-        UserError, match=r"would never be found in a text: its words are '语言 学习'"
-    ):
+    with pytest.raises(UserError, match="never be found in a text: its words are '语言 学习'"):
         add_tokens(tokenizer, {"语言学习": ""})
 
 
