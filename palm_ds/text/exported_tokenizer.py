@@ -40,6 +40,19 @@ class TextPreparation(Settings):
         return normalizing_tokenizer(tokenizer, simplify=self.simplify, lower=self.lower)
 
 
+def only_here(tokenizer: Tokenizer) -> list[str]:
+    """Notes on steps of a tokenizer that other programs leave out."""
+    notes = []
+    if tokenizer.segmenter:
+        notes.append("other programs' tokenizers do not split texts into words first; do it before")
+    if tokenizer.splitter:
+        notes.append(
+            f"other programs know the vocabulary but not {tokenizer.splitter.kind}; give them the "
+            "tokens of a text joined by spaces"
+        )
+    return notes
+
+
 def text_tokenizer(tokenizer: Tokenizer, preparation: TextPreparation) -> Tokenizer | None:
     """The tokenizer for texts that are not prepared yet; None if it is the given one."""
     made = preparation.applied_to(tokenizer)
