@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -121,6 +122,26 @@ def test_python_without_torch(converted: Path) -> None:
     assert len(found[0]["names"]) == 6, "a tag for each word"
     (pair,) = output_of(out, "--pair", "cat", "the cat sat on a mat")
     assert pair["answer"] and pair["answer"] in "the cat sat on a mat"
+
+
+def test_a_graph_without_vectors(converted: Path, tmp_path: Path) -> None:
+    """As that of a SPLADE, or of a model whose vectors depend on a Dense."""
+    out = shutil.copytree(converted / "out", tmp_path / "out")
+    about = json.loads((out / "palm_ds_onnx.json").read_text())
+    about |= {"embedding": None, "outputs": [x for x in about["outputs"] if "embedding" not in x]}
+    model = onnx.load(out / "onnx/model.onnx")
+    kept = [x for x in model.graph.output if x.name in about["outputs"]]
+    del model.graph.output[:]
+    model.graph.output.extend(kept)
+    onnx.save(model, out / "onnx/model.onnx")
+    (out / "palm_ds_onnx.json").write_text(json.dumps(about))
+    assert list(output_of(out, "cat")[0]) == ["text", "mood", "names"]
+    (out / "palm_ds_onnx.json").write_text(json.dumps(about | {"heads": {}}))
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / "run.py"), str(out), "cat"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.endswith("its graph has no head for this, and no sentence_embedding\n")
 
 
 def test_its_vectors_are_those_of_palm_ds_embed(converted: Path) -> None:

@@ -132,10 +132,12 @@ def main() -> None:
     texts = [tuple(args.texts)] if args.pair else args.texts
     heads = {n: x for n, x in model.about["heads"].items() if args.pair or len(x["outputs"]) == 1}
     found = {name: model.predict(texts, name) for name in heads}
-    vectors = None if args.pair else model.vectors(args.texts)
+    if not found and (args.pair or not model.about["embedding"]):
+        parser.error(f"{args.folder}: its graph has no head for this, and no sentence_embedding")
+    vectors = None if found else model.vectors(args.texts)
     for number, text in enumerate(texts):
         line: dict[str, Any] = {"text": text} | {name: x[number] for name, x in found.items()}
-        if vectors is not None and not found:
+        if vectors is not None:
             line["vector"] = [round(float(x), 6) for x in vectors[number]]
         print(json.dumps(line, ensure_ascii=False))
 
