@@ -114,10 +114,12 @@ def _unused(tokenizer: Tokenizer, known: Mapping[str, int]) -> list[int]:
 
 
 def _with_vocabulary(tokenizer: Tokenizer, ids: Mapping[str, int]) -> Backend:
-    """The same tokenizer with these words in its vocabulary, replacing tokens of the same ids."""
+    """The same tokenizer with these words in its vocabulary, replacing tokens of the same ids. So
+    are tokens that were added before: outside of it they would be numbered after the new ones."""
     state = json.loads(tokenizer.backend.to_str())
     taken = set(ids.values())
-    vocabulary = {t: i for t, i in state["model"]["vocab"].items() if i not in taken}
+    known = tokenizer.backend.get_vocab(with_added_tokens=True)
+    vocabulary = {t: i for t, i in known.items() if i not in taken}
     state["model"]["vocab"] = vocabulary | dict(ids)
     state["added_tokens"] = [entry for entry in state["added_tokens"] if entry["id"] not in taken]
     return Backend.from_str(json.dumps(state))
