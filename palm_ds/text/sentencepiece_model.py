@@ -355,7 +355,11 @@ def _backend(
         backend = Backend(_model(proto, pieces, unknown, origin))
         backend.normalizer = _normalizer(proto.normalizer_spec, lower)
     scheme = "always" if proto.normalizer_spec.add_dummy_prefix else "never"
-    metaspace = pre_tokenizers.Metaspace(replacement=WORD_START, prepend_scheme=scheme)
+    metaspace = pre_tokenizers.Metaspace(
+        replacement=WORD_START,
+        prepend_scheme=scheme,
+        split=proto.trainer_spec.split_by_whitespace,  # without, a piece may have several words
+    )
     backend.pre_tokenizer = _split_single(metaspace, single) if single else metaspace
     backend.decoder = decoders.Metaspace(replacement=WORD_START, prepend_scheme=scheme)
     backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
@@ -376,6 +380,11 @@ def _parse(model: bytes, origin: str):
         if len(piece.piece) > _MAX_PIECE_LENGTH or not math.isfinite(piece.score):
             shown = printable(piece.piece[:40])
             raise UserError(f"tokenizer {origin}: not a SentencePiece model: piece {shown!r}")
+    if proto.trainer_spec.treat_whitespace_as_suffix:
+        raise UserError(
+            f"tokenizer {origin}: its pieces end in spaces (treat_whitespace_as_suffix), which is "
+            "not supported; train it without"
+        )
     if table := proto.normalizer_spec.precompiled_charsmap:
         check_charsmap(table, f"tokenizer {origin}: precompiled_charsmap")
     return proto
