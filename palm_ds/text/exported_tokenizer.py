@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -44,7 +44,8 @@ def only_here(tokenizer: Tokenizer) -> list[str]:
     """Notes on steps of a tokenizer that other programs leave out."""
     notes = []
     if tokenizer.segmenter:
-        notes.append("other programs' tokenizers do not split texts into words first; do it before")
+        steps = "simplify texts and " * tokenizer.segmenter.simplify + "split texts into words"
+        notes.append(f"other programs' tokenizers do not {steps} first; do it before")
     if tokenizer.splitter:
         notes.append(
             f"other programs know the vocabulary but not {tokenizer.splitter.kind}; give them the "
@@ -63,12 +64,15 @@ def normalizing_tokenizer(
     tokenizer: Tokenizer, *, simplify: bool = False, lower: bool = False
 ) -> Tokenizer:
     """The tokenizer with these steps before its own, and with the special tokens that training puts
-    around texts if it adds none."""
+    around texts if it adds none. Words are split from simplified texts: a segmenter does that."""
+    segmenter = tokenizer.segmenter
+    if segmenter and simplify:
+        segmenter, simplify = replace(segmenter, simplify=True), False
     steps = [
         *(_simplifying_steps() if simplify else []),
         *(_lowering_steps() if lower and not tokenizer.lower else []),
     ]
-    if not steps and adds_special_tokens(tokenizer.backend):
+    if not steps and segmenter == tokenizer.segmenter and adds_special_tokens(tokenizer.backend):
         return tokenizer
     backend = Backend.from_str(tokenizer.backend.to_str())
     own = [backend.normalizer] if backend.normalizer is not None else []
@@ -76,7 +80,7 @@ def normalizing_tokenizer(
         backend.normalizer = normalizers.Sequence([*steps, *own])
     if not adds_special_tokens(tokenizer.backend):
         backend.post_processor = None  # Tokenizer adds BERT's
-    return tokenizer.changed(backend)
+    return tokenizer.changed(backend, segmenter=segmenter)
 
 
 def _lowering_steps() -> list[normalizers.Normalizer]:

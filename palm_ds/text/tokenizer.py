@@ -291,14 +291,19 @@ class Tokenizer:
         kept = replace(self.kept, config={**self.kept.config, "model_max_length": tokens})
         return self.changed(self.backend, kept)
 
-    def changed(self, backend: Backend, kept: KeptSettings | None = None) -> Tokenizer:
-        """The same with another backend, or with other limits."""
+    def changed(
+        self,
+        backend: Backend,
+        kept: KeptSettings | None = None,
+        segmenter: WordSegmenter | None = None,
+    ) -> Tokenizer:
+        """The same with another backend, or with other limits, or another way to split words."""
         return Tokenizer(
             backend,
             origin=self.origin,
             roles=self.roles,
             kept=kept or self.kept,
-            segmenter=self.segmenter,
+            segmenter=segmenter or self.segmenter,
             splitter=self.splitter,
         )
 
@@ -354,7 +359,9 @@ def load_tokenizer(path: str | Path, *, lower: bool | None = None) -> Tokenizer:
 def segmenter_in(folder: Path) -> WordSegmenter | None:
     """Segmenter with which the tokenizer of a folder splits a text into words first; None: it does
     not."""
-    return find_word_segmenter(folder, read_settings(folder).word_segmenter)
+    settings = read_settings(folder)
+    found = find_word_segmenter(folder, settings.word_segmenter)
+    return found and replace(found, simplify=settings.simplify)
 
 
 def _find_file(folder: Path) -> Path:

@@ -25,7 +25,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.text import custom_tokenizer
 from palm_ds.text.sentencepiece_model import ALBERT, CLASS_RULES, DEBERTA, UNLISTED, ClassRules
 from palm_ds.text.vocabulary_file import read_text
-from palm_ds.text.word_segmenter import KEY, check_kind
+from palm_ds.text.word_segmenter import KEY, SIMPLIFY, check_kind
 
 ROLE_TOKENS = {
     "pad": ("[PAD]", "<pad>"),
@@ -130,6 +130,8 @@ class TokenizerSettings:
     """Required ids of tokens added to the vocabulary."""
     word_segmenter: str = ""
     """How ERNIE tiny splits a text into words (palm_ds/text/word_segmenter.py)."""
+    simplify: bool = False
+    """Whether it simplifies Chinese before."""
     custom: object = None
     """The class of the user's own that splits texts, and its options
     (palm_ds/text/custom_tokenizer.py)."""
@@ -163,6 +165,7 @@ def read_settings(folder: Path) -> TokenizerSettings:
         tokens=tokens,
         ids=ids,
         word_segmenter=check_kind(values.get(KEY), str(folder / _FILE)),
+        simplify=_flag(folder, values, SIMPLIFY, False) is True,
         custom=values.get(custom_tokenizer.KEY),
         kept=KeptSettings(config=_kept(folder, values, name)),
     )

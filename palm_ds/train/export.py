@@ -137,8 +137,8 @@ def write_best(
 def exported_tokenizer(recipe: Recipe, data: Data) -> Tokenizer:
     """The tokenizer of hf/, which simplifies and lower-cases as the run's sources did before they
     were tokenized. A step that only some of them had is left out, with a line."""
-    tokenizer = data.tokenizer
-    for note in only_here(tokenizer):
+    made = preparation_of(recipe, data).applied_to(data.tokenizer)
+    for note in only_here(made):
         log.info("hf/: %s", note)
     each = preparations(recipe, data)
     for done, what in (
@@ -147,7 +147,7 @@ def exported_tokenizer(recipe: Recipe, data: Data) -> Tokenizer:
     ):
         if any(done) and not all(done):
             log.info("hf/: only some sources were %s; its tokenizer does not do it", what)
-    return preparation_of(recipe, data).applied_to(tokenizer)
+    return made
 
 
 def write_weights(

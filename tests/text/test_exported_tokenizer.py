@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from transformers import AutoTokenizer
 from palm_ds.corpus.analyzer import DocumentAnalyzer
 from palm_ds.corpus.options import TextOptions
 from palm_ds.text.chinese import find_simplifier
-from palm_ds.text.exported_tokenizer import _words, normalizing_tokenizer
+from palm_ds.text.exported_tokenizer import _words, normalizing_tokenizer, only_here
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer, wordpiece
+from tests.helpers.ernie_tiny import write_release
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -32,6 +34,24 @@ def test_traditional_text_by_words(tmp_path: Path) -> None:
     assert "".join(theirs.tokenize(text)) == "乾隆皇帝在台湾有干净的头发，凭借历史a"
     again = load_tokenizer(tmp_path)
     assert again.encode_words([text]) == [theirs(text, add_special_tokens=False)["input_ids"]]
+
+
+@pytest.mark.parametrize("kind", ["maximum_match", "jieba"])
+def test_words_are_split_from_simplified_texts(kind: str, tmp_path: Path) -> None:
+    """ERNIE tiny's, as a corpus does it."""
+    text = "自然語言處理是人工智能的一個方向，深度學習框架支持多任務學習"
+    tokenizer = load_tokenizer(write_release(tmp_path / "tiny", {"word_segmenter": kind}))
+    options = TextOptions(simplify=True)
+    wanted = DocumentAnalyzer(tokenizer, options).document("one", text).ids.tolist()
+    exported = normalizing_tokenizer(tokenizer, simplify=True)
+    exported.save(tmp_path / "hf")
+    again = load_tokenizer(tmp_path / "hf")
+    for each in (exported, again, pickle.loads(pickle.dumps(exported))):
+        ids, places = each.encode_texts([text])[0]
+        assert ids.tolist() == wanted and places.max() < len(text)
+        assert each.fingerprint == exported.fingerprint != tokenizer.fingerprint
+    assert normalizing_tokenizer(again, simplify=True) is again
+    assert "do not simplify texts and split texts into words" in only_here(again)[0]
 
 
 def test_nothing_to_do_is_the_same_tokenizer() -> None:
