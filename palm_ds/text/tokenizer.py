@@ -451,16 +451,18 @@ def _load_vocabulary(file: Path, settings: TokenizerSettings) -> Tokenizer:
     segmenter = find_word_segmenter(file.parent, settings.word_segmenter)
     if lower is None:  # ERNIE tiny always is, although its model has seen capitals
         lower = bool(segmenter or settings.word_segmenter) or loses_capitals(tokens)
-    unknown = find_role("unk", known, origin)
-    special = [find_role(role, known, origin) for role in ROLE_TOKENS]
+    roles = roles_in(settings, known)
+    special = [find_role(role, known, origin, roles.get(role, "")) for role in ROLE_TOKENS]
+    unknown = special[list(ROLE_TOKENS).index("unk")]
     if settings.word_segmenter == CHARACTERS:
         backend = compile_characters(tokens, unknown=unknown, special=special, lower=lower)
-        return Tokenizer(backend, origin=origin)
+        return _configured(backend, settings, origin)
     model = read_bytes(find_sentencepiece_model(file))
     missing = [list(pair) for pair in unlisted_pieces(model, tokens, origin)]
     backend = compile_listed(model, tokens, unknown, special, origin=origin, lower=lower)
-    kept = KeptSettings(config={UNLISTED: missing} if missing else {})
-    return Tokenizer(backend, origin=origin, kept=kept, segmenter=segmenter)
+    more = {UNLISTED: missing} if missing else {}
+    kept = replace(settings.kept, config={**settings.kept.config, **more})
+    return _configured(backend, replace(settings, kept=kept), origin, segmenter)
 
 
 def wordpiece(tokens: Sequence[str], *, lower: bool | None, origin: str = "trained") -> Tokenizer:

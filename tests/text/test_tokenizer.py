@@ -458,6 +458,29 @@ def test_pieces_listed_in_a_vocab_txt_have_its_ids(kind: str, place: str, tmp_pa
     assert load_tokenizer(tmp_path / "saved").fingerprint == ours.fingerprint
 
 
+def test_the_settings_beside_listed_pieces_apply(tmp_path: Path) -> None:
+    file, model, tokens = listed(tmp_path)
+    (tmp_path / "a.model").write_bytes(model)
+    plain, number = load_tokenizer(tmp_path), len(tokens)
+    about = {
+        "model_max_length": 77,
+        "unk_token": "[unk]",
+        "additional_special_tokens": [tokens[9]],
+        "added_tokens_decoder": {str(number): {"content": "dogfood"}},
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
+    file.write_text(file.read_text("utf-8").replace("[UNK]", "[unk]"), "utf-8")
+    ours = load_tokenizer(tmp_path)
+    assert ours.vocabulary.unk == plain.vocabulary.unk == ours.encode_texts(["\u4e2d"])[0][0][-1]
+    assert 9 in plain.vocabulary.regular and 9 not in ours.vocabulary.regular
+    ours.save(tmp_path / "saved")
+    for one in (ours, load_tokenizer(tmp_path / "saved")):
+        assert one.size == number + 1 and one.kept.config["model_max_length"] == 77
+        assert number in one.encode_texts(["the dogfood"])[0][0]
+        ids = one.encode_texts(["the fox jumps"])[0][0].tolist()
+        assert ids == plain.encode_texts(["the fox jumps"])[0][0].tolist()
+
+
 def test_ernie_m_lists_pieces_and_joins_texts_with_two_separators(tmp_path: Path) -> None:
     """Ids are the lines of vocab.txt, not the model's; texts are simplified as in ERNIE's code, and
     never lower-cased, whatever PaddleNLP's settings say."""
