@@ -152,10 +152,15 @@ class Tokenizer:
     @cached_property
     def by_word(self) -> bool:
         """Whether white space and punctuation always end a token, as in BERT: then encoding word by
-        word gives the ids of the whole text."""
-        return isinstance(self.backend.pre_tokenizer, pre_tokenizers.BertPreTokenizer) and (
-            self.backend.normalizer is None
-            or isinstance(self.backend.normalizer, normalizers.BertNormalizer)
+        word gives the ids of the whole text. Added tokens may have several words."""
+        plain = self.backend.normalizer is None or isinstance(
+            self.backend.normalizer, normalizers.BertNormalizer
+        )
+        added = self.backend.get_added_tokens_decoder().values()
+        return (
+            plain
+            and isinstance(self.backend.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
+            and all(token.special for token in added)
         )
 
     @cached_property

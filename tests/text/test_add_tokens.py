@@ -9,6 +9,8 @@ import transformers
 from tokenizers import AddedToken
 
 from palm_ds.common.errors import UserError
+from palm_ds.corpus.analyzer import DocumentAnalyzer
+from palm_ds.corpus.options import TextOptions
 from palm_ds.text.add_tokens import add_tokens, initializing_ids, read_token_file
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer, wordpiece
 
@@ -43,6 +45,18 @@ def test_new_tokens_are_found_in_texts_and_old_texts_stay() -> None:
         assert old.encode_texts([text])[0][0].tolist() == new.encode_texts([text])[0][0].tolist()
     assert old.size == 17 and "covid" not in read(old, "covid")
     assert new.vocabulary.regular.tolist() == [*range(7, 20), 21, 22]  # [ENT] is special
+
+
+def test_corpora_find_new_tokens_of_several_words() -> None:
+    """They encode a text word by word, and Chinese by characters, only without such tokens."""
+    text = "the new york, 在北京在 covids. New York"
+    for tokens in (NEW, {"covid": "", "##idx": ""}):
+        new = add_tokens(tokenizer(), tokens).tokenizer
+        (whole,) = new.encode_texts([text])
+        document = DocumentAnalyzer(new, TextOptions()).document("one", text)
+        assert document.ids.tolist() == whole[0].tolist()
+        assert document.token_starts.tolist() == whole[1].tolist()
+        assert new.by_word == (tokens is not NEW)
 
 
 @pytest.mark.parametrize("only", ["tokenizer.json", "vocab.txt"])
