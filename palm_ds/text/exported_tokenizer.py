@@ -10,7 +10,9 @@ and before it the words in which a character is converted otherwise than alone.
 from __future__ import annotations
 
 import io
+import json
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -74,13 +76,23 @@ def normalizing_tokenizer(
     ]
     if not steps and segmenter == tokenizer.segmenter and adds_special_tokens(tokenizer.backend):
         return tokenizer
-    backend = Backend.from_str(tokenizer.backend.to_str())
+    backend = _matching_after(steps, tokenizer.backend)
     own = [backend.normalizer] if backend.normalizer is not None else []
     if steps:
         backend.normalizer = normalizers.Sequence([*steps, *own])
     if not adds_special_tokens(tokenizer.backend):
         backend.post_processor = None  # Tokenizer adds BERT's
     return tokenizer.changed(backend, segmenter=segmenter)
+
+
+def _matching_after(steps: Sequence[normalizers.Normalizer], backend: Backend) -> Backend:
+    """A copy that matches added tokens in texts after these steps, as training did: Chinese words
+    are matched before a tokenizer's own, which put spaces around each character."""
+    state, before = json.loads(backend.to_str()), normalizers.Sequence(list(steps))
+    for token in state["added_tokens"]:
+        if not token["special"] and before.normalize_str(token["content"]) == token["content"]:
+            token["normalized"] |= bool(steps)
+    return Backend.from_str(json.dumps(state))
 
 
 def _lowering_steps() -> list[normalizers.Normalizer]:

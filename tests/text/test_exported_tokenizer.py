@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from palm_ds.corpus.analyzer import DocumentAnalyzer
 from palm_ds.corpus.options import TextOptions
+from palm_ds.text.add_tokens import add_tokens
 from palm_ds.text.chinese import find_simplifier
 from palm_ds.text.exported_tokenizer import _words, normalizing_tokenizer, only_here
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer, wordpiece
@@ -34,6 +35,24 @@ def test_traditional_text_by_words(tmp_path: Path) -> None:
     assert "".join(theirs.tokenize(text)) == "乾隆皇帝在台湾有干净的头发，凭借历史a"
     again = load_tokenizer(tmp_path)
     assert again.encode_words([text]) == [theirs(text, add_special_tokens=False)["input_ids"]]
+
+
+def test_added_tokens_are_matched_in_prepared_text(tmp_path: Path) -> None:
+    """Chinese words too, whose characters a WordPiece tokenizer takes one by one."""
+    tokenizer = characters("他在计算机上用芯片和训练的ai芯,")
+    new = add_tokens(tokenizer, dict.fromkeys(["计算机", "ai芯片", "deepspeed"], "")).tokenizer
+    text = "他在計算機上用AI芯片和DeepSpeed訓練, 計 算 機的計算機計算機"
+    options = TextOptions(simplify=True, lower=True)
+    wanted = DocumentAnalyzer(new, options).document("one", text)
+    exported = normalizing_tokenizer(new, simplify=True, lower=True)
+    exported.save(tmp_path)
+    for each in (exported, load_tokenizer(tmp_path)):
+        ids, places = each.encode_texts([text])[0]
+        assert ids.tolist() == wanted.ids.tolist()
+        assert places.tolist() == wanted.token_starts.tolist()
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs(text, add_special_tokens=False)["input_ids"] == wanted.ids.tolist()
+    assert sum(wanted.ids >= tokenizer.size) == 5
 
 
 @pytest.mark.parametrize("kind", ["maximum_match", "jieba"])
