@@ -152,6 +152,20 @@ def test_its_vectors_are_those_of_palm_ds_embed(converted: Path) -> None:
     )
 
 
+def test_only_vectors_are_of_texts_cut_at_their_length(converted: Path, tmp_path: Path) -> None:
+    """A run may train vectors of short texts, and classes of long ones."""
+    out = shutil.copytree(converted / "out", tmp_path / "out")
+    about = json.loads((out / "palm_ds_onnx.json").read_text())
+    about["embedding"]["max_length"] = 6
+    (out / "palm_ds_onnx.json").write_text(json.dumps(about))
+    run = runpy.run_path(str(FOLDER / "run.py"))
+    usual, short = (run["OnnxFolder"](folder) for folder in (converted / "out", out))
+    assert short.predict(TEXTS, "mood") == usual.predict(TEXTS, "mood")
+    cut = usual.run(usual.encode(TEXTS, 6), ["sentence_embedding"])["sentence_embedding"]
+    assert np.array_equal(short.vectors(TEXTS), cut)
+    assert not np.allclose(cut[-1], usual.vectors(TEXTS)[-1])
+
+
 def test_cpp(converted: Path, tmp_path: Path) -> None:
     """Built with the compiler found here, against the library of the Python package."""
     if not (shutil.which("cmake") and shutil.which("c++")):

@@ -30,12 +30,12 @@ class OnnxFolder:
         path = str(folder / "onnx" / file)
         self.session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        longest = (self.about["embedding"] or self.about)["max_length"]
-        self.tokenizer.enable_truncation(longest)
         self.tokenizer.no_padding()
 
-    def encode(self, texts: list[Any]) -> list[Encoding]:
-        """Texts, or pairs of texts, as ids with their special tokens."""
+    def encode(self, texts: list[Any], longest: int = 0) -> list[Encoding]:
+        """Texts, or pairs of texts, as ids with their special tokens, at most `longest`, or as many
+        as the encoder reads."""
+        self.tokenizer.enable_truncation(longest or self.about["max_length"])
         return self.tokenizer.encode_batch(texts)
 
     def run(self, encoded: list[Encoding], outputs: list[str] | None = None) -> dict[str, Any]:
@@ -57,7 +57,8 @@ class OnnxFolder:
 
     def vectors(self, texts: list[str]) -> np.ndarray:
         """(texts, hidden): the embeddings of texts."""
-        return self.run(self.encode(texts), ["sentence_embedding"])["sentence_embedding"]
+        encoded = self.encode(texts, self.about["embedding"]["max_length"])
+        return self.run(encoded, ["sentence_embedding"])["sentence_embedding"]
 
     def predict(self, texts: list[Any], head: str) -> list[Any]:
         """A head's prediction for each text or pair: {class: probability}, a number, the tags of
