@@ -228,8 +228,9 @@ def _characters(spans: np.ndarray, words: WordLookup) -> np.ndarray:
 
 
 def _lowered(text: str) -> str:
-    """Lower-cases without changing the length, so that character offsets stay valid."""
-    low = text.lower()
+    """Lower-cases without changing the length, so that character offsets stay valid, and each
+    character by itself, as the exported tokenizer does: Python's Σ depends on its neighbours."""
+    low = text.replace("Σ", "σ").lower()
     if len(low) == len(text):
         return low
     return "".join(c.lower() if len(c.lower()) == 1 else c for c in text)

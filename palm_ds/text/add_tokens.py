@@ -114,10 +114,12 @@ def _unused(tokenizer: Tokenizer, known: Mapping[str, int]) -> list[int]:
 
 
 def _with_vocabulary(tokenizer: Tokenizer, ids: Mapping[str, int]) -> Backend:
-    """The same tokenizer with these words in its vocabulary, replacing tokens of the same ids."""
+    """The same tokenizer with these words in its vocabulary, replacing tokens of the same ids. So
+    are tokens that were added before: outside of it they would be numbered after the new ones."""
     state = json.loads(tokenizer.backend.to_str())
     taken = set(ids.values())
-    vocabulary = {t: i for t, i in state["model"]["vocab"].items() if i not in taken}
+    known = tokenizer.backend.get_vocab(with_added_tokens=True)
+    vocabulary = {t: i for t, i in known.items() if i not in taken}
     state["model"]["vocab"] = vocabulary | dict(ids)
     state["added_tokens"] = [entry for entry in state["added_tokens"] if entry["id"] not in taken]
     return Backend.from_str(json.dumps(state))
@@ -130,7 +132,9 @@ def _make_found(tokenizer: Tokenizer, token: str, i: int) -> None:
     elif not _found(tokenizer, token, i):
         _find_before_cutting(tokenizer, token)
         if not _found(tokenizer, token, i):
-            raise UserError(f"{tokenizer.origin}: {token!r} would never be found in a text")
+            text = _prepared(tokenizer, token)
+            why = f": its words are {text!r}" if text != token else ""
+            raise UserError(f"{tokenizer.origin}: {token!r} would never be found in a text{why}")
     if tokenizer.backend.token_to_id(token) != i:
         raise UserError(
             f"{tokenizer.origin}: {token!r} cannot have id {i}: the vocabulary's ids have gaps"
@@ -154,5 +158,10 @@ def _find_before_cutting(tokenizer: Tokenizer, token: str) -> None:
 def _found(tokenizer: Tokenizer, token: str, i: int) -> bool:
     if token.startswith("##") and tokenizer.kind == "wordpiece":
         return True
-    encoding = tokenizer.backend.encode(token, add_special_tokens=False)
+    encoding = tokenizer.backend.encode(_prepared(tokenizer, token), add_special_tokens=False)
     return encoding.ids == [i]
+
+
+def _prepared(tokenizer: Tokenizer, text: str) -> str:
+    """With spaces between words if it splits texts into them first."""
+    return tokenizer.segmenter.prepare(text)[0] if tokenizer.segmenter else text

@@ -10,8 +10,10 @@ and before it the words in which a character is converted otherwise than alone.
 from __future__ import annotations
 
 import io
+import json
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
@@ -40,6 +42,20 @@ class TextPreparation(Settings):
         return normalizing_tokenizer(tokenizer, simplify=self.simplify, lower=self.lower)
 
 
+def only_here(tokenizer: Tokenizer) -> list[str]:
+    """Notes on steps of a tokenizer that other programs leave out."""
+    notes = []
+    if tokenizer.segmenter:
+        steps = "simplify texts and " * tokenizer.segmenter.simplify + "split texts into words"
+        notes.append(f"other programs' tokenizers do not {steps} first; do it before")
+    if tokenizer.splitter:
+        notes.append(
+            f"other programs know the vocabulary but not {tokenizer.splitter.kind}; give them the "
+            "tokens of a text joined by spaces"
+        )
+    return notes
+
+
 def text_tokenizer(tokenizer: Tokenizer, preparation: TextPreparation) -> Tokenizer | None:
     """The tokenizer for texts that are not prepared yet; None if it is the given one."""
     made = preparation.applied_to(tokenizer)
@@ -50,20 +66,33 @@ def normalizing_tokenizer(
     tokenizer: Tokenizer, *, simplify: bool = False, lower: bool = False
 ) -> Tokenizer:
     """The tokenizer with these steps before its own, and with the special tokens that training puts
-    around texts if it adds none."""
+    around texts if it adds none. Words are split from simplified texts: a segmenter does that."""
+    segmenter = tokenizer.segmenter
+    if segmenter and simplify:
+        segmenter, simplify = replace(segmenter, simplify=True), False
     steps = [
         *(_simplifying_steps() if simplify else []),
         *(_lowering_steps() if lower and not tokenizer.lower else []),
     ]
-    if not steps and adds_special_tokens(tokenizer.backend):
+    if not steps and segmenter == tokenizer.segmenter and adds_special_tokens(tokenizer.backend):
         return tokenizer
-    backend = Backend.from_str(tokenizer.backend.to_str())
+    backend = _matching_after(steps, tokenizer.backend)
     own = [backend.normalizer] if backend.normalizer is not None else []
     if steps:
         backend.normalizer = normalizers.Sequence([*steps, *own])
     if not adds_special_tokens(tokenizer.backend):
         backend.post_processor = None  # Tokenizer adds BERT's
-    return tokenizer.changed(backend)
+    return tokenizer.changed(backend, segmenter=segmenter)
+
+
+def _matching_after(steps: Sequence[normalizers.Normalizer], backend: Backend) -> Backend:
+    """A copy that matches added tokens in texts after these steps, as training did: Chinese words
+    are matched before a tokenizer's own, which put spaces around each character."""
+    state, before = json.loads(backend.to_str()), normalizers.Sequence(list(steps))
+    for token in state["added_tokens"]:
+        if not token["special"] and before.normalize_str(token["content"]) == token["content"]:
+            token["normalized"] |= bool(steps)
+    return Backend.from_str(json.dumps(state))
 
 
 def _lowering_steps() -> list[normalizers.Normalizer]:

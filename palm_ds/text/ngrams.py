@@ -12,6 +12,7 @@ number is its place in the file, from 0.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from palm_ds.common.messages import printable
 
 Ngram = tuple[int, ...]
 _FIRST_LINE = "# palm-ds n-grams of the tokenizer "
+_ID = re.compile("[0-9]{1,9}")
 _COLUMNS = "tokens\ttext\tcount\tt"
 SINGLE = -1
 """The number of a segment that is one token."""
@@ -67,7 +69,7 @@ def read_ngrams(path: str | Path) -> tuple[NgramLexicon, str]:
         if not line:
             continue
         words = line.partition("\t")[0].split(" ")
-        tokens = tuple(int(word) for word in words if word.isascii() and word.isdecimal())
+        tokens = tuple(int(word) for word in words if _ID.fullmatch(word))
         if len(tokens) < 2 or len(tokens) != len(words):
             raise UserError(f"{path}: line {number}: expected two token ids or more, got {line!r}")
         if tokens in line_of:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,15 @@ class AlbertRules:
     do_lower_case: bool = True
     keep_accents: bool = False
 
+    def apply(self, backend: Backend) -> None:
+        """Give a tokenizer that has other rules these, before the table of its model."""
+        steps = _steps(backend.normalizer)
+        lower = any(isinstance(step, normalizers.Lowercase) for step in steps)
+        accents = not any(isinstance(step, normalizers.StripAccents) for step in steps)
+        if (lower, accents) != (self.do_lower_case, self.keep_accents):
+            own = [step for step in steps if isinstance(step, normalizers.Precompiled)]
+            backend.normalizer = normalizers.Sequence([*self.steps(), *own])
+
     def steps(self) -> list[normalizers.Normalizer]:
         """Quotation marks are made alike, accents and capitals are removed."""
         rules: list[normalizers.Normalizer] = [
@@ -73,6 +82,45 @@ class AlbertRules:
         if not self.keep_accents:
             rules += [normalizers.NFKD(), normalizers.StripAccents()]
         return rules + ([normalizers.Lowercase()] if self.do_lower_case else [])
+
+
+@dataclass(frozen=True, kw_only=True)
+class DebertaRules:
+    """Likewise of DeBERTa's class."""
+
+    do_lower_case: bool = False
+    split_by_punct: bool = False
+
+    def apply(self, backend: Backend) -> None:
+        """Give a tokenizer these rules, whatever it has of them."""
+        steps = _steps(backend.normalizer)
+        own = [step for step in steps if not isinstance(step, normalizers.Lowercase)]
+        if self.do_lower_case != (len(own) < len(steps)):
+            lower = [normalizers.Lowercase()] if self.do_lower_case else []
+            backend.normalizer = normalizers.Sequence([*lower, *own])
+        splits = _splits(backend.pre_tokenizer)
+        words = [split for split in splits if not isinstance(split, pre_tokenizers.Punctuation)]
+        if self.split_by_punct != (len(words) < len(splits)):
+            marks = [pre_tokenizers.Punctuation("isolated")] if self.split_by_punct else []
+            backend.pre_tokenizer = pre_tokenizers.Sequence([*marks, *words])
+
+
+ClassRules = AlbertRules | DebertaRules
+CLASS_RULES: Mapping[str, type[ClassRules]] = {ALBERT: AlbertRules, DEBERTA: DebertaRules}
+"""{layout: the rules that the settings of its class state}"""
+
+
+def _steps(normalizer: normalizers.Normalizer | None) -> list[normalizers.Normalizer]:
+    """The steps of a normalizer, those of sequences in it too."""
+    if isinstance(normalizer, normalizers.Sequence):
+        return [step for part in normalizer for step in _steps(part)]
+    return [] if normalizer is None else [normalizer]
+
+
+def _splits(split: pre_tokenizers.PreTokenizer | None) -> list[pre_tokenizers.PreTokenizer]:
+    if isinstance(split, pre_tokenizers.Sequence):
+        return [step for part in split for step in _splits(part)]
+    return [] if split is None else [split]
 
 
 def layout_of(model: Path) -> str:
@@ -119,15 +167,13 @@ def compile_model(
     origin: str,
     single: str = "",
     layout: str = "",
-    albert: AlbertRules | None = None,
-    lower: bool = False,
+    rules: ClassRules | None = None,
     added: bool = False,
 ) -> Backend:
     """The tokenizer of a model, with the model's ids; as `layout`, those of `layout_of`, of which
-    DEBERTA has a mask token after them, and ALBERT rules (`albert`, or the usual ones). `lower`:
-    lower-case texts, which of these only DEBERTA's class does. `added`: whether tokens are added,
-    before which fairseq's models have no white space. `single`: characters that are a token each,
-    in the syntax of a regular expression's [...]."""
+    DEBERTA has a mask token after them. `rules`: those of its class, if they are not the usual
+    ones. `added`: whether tokens are added, before which fairseq's models have no white space.
+    `single`: characters that are a token each, in the syntax of a regular expression's [...]."""
     proto = _parse(model, origin)
     # Nine digits identify a float32 and survive a round trip through JSON.
     pieces = [(p.piece, float(f"{p.score:.9g}")) for p in proto.pieces]
@@ -139,13 +185,11 @@ def compile_model(
     if layout == ALBERT:
         pieces = [(piece, score - 100 * _ends_in_comma(piece)) for piece, score in pieces]
         backend = _backend(proto, pieces, unknown, special, origin=origin)
-        return _as_albert(backend, albert or AlbertRules())
+        return _as_albert(backend, rules if isinstance(rules, AlbertRules) else AlbertRules())
     if layout not in _FAIRSEQ:
-        lower = lower and layout == DEBERTA
-        backend = _backend(
-            proto, pieces, unknown, special, origin=origin, single=single, lower=lower
-        )
+        backend = _backend(proto, pieces, unknown, special, origin=origin, single=single)
         if layout == DEBERTA:
+            (rules or DebertaRules()).apply(backend)
             backend.add_special_tokens([AddedToken(_MASKS[0], special=True, normalized=False)])
         return backend
     front, replaced = _FAIRSEQ[layout]
@@ -311,7 +355,11 @@ def _backend(
         backend = Backend(_model(proto, pieces, unknown, origin))
         backend.normalizer = _normalizer(proto.normalizer_spec, lower)
     scheme = "always" if proto.normalizer_spec.add_dummy_prefix else "never"
-    metaspace = pre_tokenizers.Metaspace(replacement=WORD_START, prepend_scheme=scheme)
+    metaspace = pre_tokenizers.Metaspace(
+        replacement=WORD_START,
+        prepend_scheme=scheme,
+        split=proto.trainer_spec.split_by_whitespace,  # without, a piece may have several words
+    )
     backend.pre_tokenizer = _split_single(metaspace, single) if single else metaspace
     backend.decoder = decoders.Metaspace(replacement=WORD_START, prepend_scheme=scheme)
     backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
@@ -332,6 +380,11 @@ def _parse(model: bytes, origin: str):
         if len(piece.piece) > _MAX_PIECE_LENGTH or not math.isfinite(piece.score):
             shown = printable(piece.piece[:40])
             raise UserError(f"tokenizer {origin}: not a SentencePiece model: piece {shown!r}")
+    if proto.trainer_spec.treat_whitespace_as_suffix:
+        raise UserError(
+            f"tokenizer {origin}: its pieces end in spaces (treat_whitespace_as_suffix), which is "
+            "not supported; train it without"
+        )
     if table := proto.normalizer_spec.precompiled_charsmap:
         check_charsmap(table, f"tokenizer {origin}: precompiled_charsmap")
     return proto

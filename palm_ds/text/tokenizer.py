@@ -56,10 +56,10 @@ from palm_ds.text.tokenizer_settings import (
     KeptSettings,
     TokenizerSettings,
     add_settings_tokens,
-    albert_rules,
     apply_settings,
     bert_normalizer,
     bert_template,
+    class_rules,
     find_role,
     joins_pairs,
     normalization,
@@ -152,10 +152,15 @@ class Tokenizer:
     @cached_property
     def by_word(self) -> bool:
         """Whether white space and punctuation always end a token, as in BERT: then encoding word by
-        word gives the ids of the whole text."""
-        return isinstance(self.backend.pre_tokenizer, pre_tokenizers.BertPreTokenizer) and (
-            self.backend.normalizer is None
-            or isinstance(self.backend.normalizer, normalizers.BertNormalizer)
+        word gives the ids of the whole text. Added tokens may have several words."""
+        plain = self.backend.normalizer is None or isinstance(
+            self.backend.normalizer, normalizers.BertNormalizer
+        )
+        added = self.backend.get_added_tokens_decoder().values()
+        return (
+            plain
+            and isinstance(self.backend.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
+            and all(token.special for token in added)
         )
 
     @cached_property
@@ -196,18 +201,24 @@ class Tokenizer:
 
     @cached_property
     def _plain(self) -> np.ndarray:
-        """(size,) maps special ids to [UNK] and others to themselves: a unigram model would take
-        the characters "[MASK]" in a text for the token. So are pieces that vocab.txt lacks."""
+        """(ids of `_splitter`,) maps special ids to [UNK] and others to themselves: a unigram model
+        would take the characters "[MASK]" in a text for the token. So are pieces that vocab.txt
+        lacks, which are between the model's own and added tokens."""
         added = self.backend.get_added_tokens_decoder().items()
-        plain = np.arange(self.size + len(self._unlisted))
-        unknown = [i for i, token in added if token.special] + [*range(self.size, len(plain))]
-        plain[unknown] = self._known[self.roles["unk"]]
-        return plain
+        plain, unknown = np.arange(self.size), self._known[self.roles["unk"]]
+        plain[[i for i, token in added if token.special]] = unknown
+        own = self.backend.get_vocab_size(with_added_tokens=False)
+        return np.insert(plain, own, [unknown] * len(self._other_pieces))
+
+    @cached_property
+    def _other_pieces(self) -> list[Sequence[Any]]:
+        """Pieces that vocab.txt lacks, and their scores; those that were added are tokens."""
+        return [pair for pair in self._unlisted if pair[0] not in self._known]
 
     @cached_property
     def _splitter(self) -> Backend:
         """Splits texts into the pieces that vocab.txt lacks, too."""
-        return with_pieces(self.backend, self._unlisted, f"tokenizer {self.origin}")
+        return with_pieces(self.backend, self._other_pieces, f"tokenizer {self.origin}")
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """The ids of each word encoded separately, without special tokens."""
@@ -271,23 +282,33 @@ class Tokenizer:
             **(self.splitter.save(folder) if self.splitter else {}),
         }
         write_json(folder / "tokenizer_config.json", config)
-        if self.kind == "wordpiece":
+        if self.kind == "wordpiece" and not self.has_line_breaks:
             lines = "".join(token + "\n" for token in self.tokens(range(self.size)))
             (folder / "vocab.txt").write_text(lines, "utf-8")
+
+    @property
+    def has_line_breaks(self) -> bool:
+        """Whether there is one in a token: in a vocab.txt the ids after it would be others."""
+        return any("\n" in token or "\r" in token for token in self._known)
 
     def of_length(self, tokens: int) -> Tokenizer:
         """The same for an encoder with this maximum length."""
         kept = replace(self.kept, config={**self.kept.config, "model_max_length": tokens})
         return self.changed(self.backend, kept)
 
-    def changed(self, backend: Backend, kept: KeptSettings | None = None) -> Tokenizer:
-        """The same with another backend, or with other limits."""
+    def changed(
+        self,
+        backend: Backend,
+        kept: KeptSettings | None = None,
+        segmenter: WordSegmenter | None = None,
+    ) -> Tokenizer:
+        """The same with another backend, or with other limits, or another way to split words."""
         return Tokenizer(
             backend,
             origin=self.origin,
             roles=self.roles,
             kept=kept or self.kept,
-            segmenter=self.segmenter,
+            segmenter=segmenter or self.segmenter,
             splitter=self.splitter,
         )
 
@@ -343,7 +364,9 @@ def load_tokenizer(path: str | Path, *, lower: bool | None = None) -> Tokenizer:
 def segmenter_in(folder: Path) -> WordSegmenter | None:
     """Segmenter with which the tokenizer of a folder splits a text into words first; None: it does
     not."""
-    return find_word_segmenter(folder, read_settings(folder).word_segmenter)
+    settings = read_settings(folder)
+    found = find_word_segmenter(folder, settings.word_segmenter)
+    return found and replace(found, simplify=settings.simplify)
 
 
 def _find_file(folder: Path) -> Path:
@@ -377,12 +400,12 @@ def _load_json(file: Path, settings: TokenizerSettings) -> Tokenizer:
 
 def _load_model(file: Path, settings: TokenizerSettings) -> Tokenizer:
     """Loads a SentencePiece model, whose ids and rules are those of its folder's class."""
+    layout = layout_of(file)
     backend = compile_model(
         read_bytes(file),
         origin=str(file),
-        layout=layout_of(file),
-        albert=albert_rules(file.parent),
-        lower=settings.lower is True,
+        layout=layout,
+        rules=class_rules(file.parent, layout),
         added=any(not token.special for token in settings.tokens.values()),
     )
     return _configured(backend, settings, str(file))
@@ -433,16 +456,18 @@ def _load_vocabulary(file: Path, settings: TokenizerSettings) -> Tokenizer:
     segmenter = find_word_segmenter(file.parent, settings.word_segmenter)
     if lower is None:  # ERNIE tiny always is, although its model has seen capitals
         lower = bool(segmenter or settings.word_segmenter) or loses_capitals(tokens)
-    unknown = find_role("unk", known, origin)
-    special = [find_role(role, known, origin) for role in ROLE_TOKENS]
+    roles = roles_in(settings, known)
+    special = [find_role(role, known, origin, roles.get(role, "")) for role in ROLE_TOKENS]
+    unknown = special[list(ROLE_TOKENS).index("unk")]
     if settings.word_segmenter == CHARACTERS:
         backend = compile_characters(tokens, unknown=unknown, special=special, lower=lower)
-        return Tokenizer(backend, origin=origin)
+        return _configured(backend, settings, origin)
     model = read_bytes(find_sentencepiece_model(file))
     missing = [list(pair) for pair in unlisted_pieces(model, tokens, origin)]
     backend = compile_listed(model, tokens, unknown, special, origin=origin, lower=lower)
-    kept = KeptSettings(config={UNLISTED: missing} if missing else {})
-    return Tokenizer(backend, origin=origin, kept=kept, segmenter=segmenter)
+    more = {UNLISTED: missing} if missing else {}
+    kept = replace(settings.kept, config={**settings.kept.config, **more})
+    return _configured(backend, replace(settings, kept=kept), origin, segmenter)
 
 
 def wordpiece(tokens: Sequence[str], *, lower: bool | None, origin: str = "trained") -> Tokenizer:

@@ -6,8 +6,8 @@
     config.json               the model, which implies a tokenizer class if none is named
 
 transformers' BertTokenizer and MPNetTokenizer take the normalisation from these files even if
-tokenizer.json has its own, and RobertaTokenizer `add_prefix_space`; other classes take everything
-from tokenizer.json.
+tokenizer.json has its own, those of ALBERT and DeBERTa their rules (`CLASS_RULES`), and
+RobertaTokenizer `add_prefix_space`; other classes take everything from tokenizer.json.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from tokenizers import Tokenizer as Backend
 
 from palm_ds.common.errors import UserError
 from palm_ds.text import custom_tokenizer
-from palm_ds.text.sentencepiece_model import UNLISTED, AlbertRules
+from palm_ds.text.sentencepiece_model import ALBERT, CLASS_RULES, DEBERTA, UNLISTED, ClassRules
 from palm_ds.text.vocabulary_file import read_text
-from palm_ds.text.word_segmenter import KEY, check_kind
+from palm_ds.text.word_segmenter import KEY, SIMPLIFY, check_kind
 
 ROLE_TOKENS = {
     "pad": ("[PAD]", "<pad>"),
@@ -44,6 +44,8 @@ _BERT = (
 _CLASS_OF_MODEL = {
     **dict.fromkeys(("bert", "ernie", "electra", "distilbert", "nomic_bert"), "BertTokenizer"),
     "mpnet": "MPNetTokenizer",
+    "albert": "AlbertTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
     "roberta": "RobertaTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer",
@@ -51,6 +53,12 @@ _CLASS_OF_MODEL = {
 _ROBERTA = ("Roberta", "RobertaBPE")  # the latter is PaddleNLP's
 _MPNET = "mpnet"
 """The family of MPNet's class: BERT's normalisation, and RoBERTa's separators."""
+_FAMILIES = {
+    **dict.fromkeys(_BERT, "bert"),
+    **dict.fromkeys(_ROBERTA, "roberta"),
+    **{"MPNet": _MPNET, "Albert": ALBERT, "DebertaV2": DEBERTA},
+}
+"""{class: family}"""
 _LOWER = ("bert", _MPNET)
 """Those that lower-case texts by default."""
 _LIKE_ROBERTA = (*_ROBERTA, "XLMRoberta", "Camembert")
@@ -98,8 +106,8 @@ class TokenizerSettings:
     """The tokenizer settings of a folder."""
 
     family: str = ""
-    """bert, roberta or mpnet: whose rules the class follows; empty: none of them, or no class is
-    named."""
+    """bert, roberta, mpnet, albert or deberta: whose rules the class follows; empty: none of them,
+    or no class is named."""
     unknown: str = ""
     """A class with unknown rules, so that a bare vocab.txt cannot be read."""
     lower: bool | None = None
@@ -108,6 +116,8 @@ class TokenizerSettings:
     chinese: bool = True
     """Whether each Chinese character is a word."""
     add_prefix_space: bool = False
+    rules: ClassRules | None = None
+    """Those of ALBERT's and DeBERTa's class."""
     roles: Mapping[str, str] = field(default_factory=dict)
     """{role: token} of the named special tokens."""
     usual: Mapping[str, str] = field(default_factory=dict)
@@ -120,6 +130,8 @@ class TokenizerSettings:
     """Required ids of tokens added to the vocabulary."""
     word_segmenter: str = ""
     """How ERNIE tiny splits a text into words (palm_ds/text/word_segmenter.py)."""
+    simplify: bool = False
+    """Whether it simplifies Chinese before."""
     custom: object = None
     """The class of the user's own that splits texts, and its options
     (palm_ds/text/custom_tokenizer.py)."""
@@ -133,9 +145,8 @@ def read_settings(folder: Path) -> TokenizerSettings:
     name = str(named or "").removesuffix("Fast").removesuffix("Tokenizer")
     known = f"{name}Tokenizer" in _CLASS_OF_MODEL.values() or named in _ANY or not named
     values, tokens, ids = _tokens(folder, values)
-    family = "bert" if name in _BERT else "roberta" if name in _ROBERTA else ""
-    family = _MPNET if name == "MPNet" else family
-    usual = "roberta" if name in _LIKE_ROBERTA else family or "bert"
+    family = _FAMILIES.get(name, "")
+    usual = "roberta" if name in _LIKE_ROBERTA else family
     return TokenizerSettings(
         family=family,
         unknown="" if known or family else str(named),
@@ -149,20 +160,25 @@ def read_settings(folder: Path) -> TokenizerSettings:
         bounds={
             role: _text(values[f"{role}_token"]) for role in _BOUNDS if values.get(f"{role}_token")
         },
-        usual=_USUAL[usual] if named else {},
+        rules=class_rules(folder, family),
+        usual=_USUAL.get(usual, _USUAL["bert"]) if named else {},
         tokens=tokens,
         ids=ids,
         word_segmenter=check_kind(values.get(KEY), str(folder / _FILE)),
+        simplify=_flag(folder, values, SIMPLIFY, False) is True,
         custom=values.get(custom_tokenizer.KEY),
         kept=KeptSettings(config=_kept(folder, values, name)),
     )
 
 
-def albert_rules(folder: Path) -> AlbertRules:
-    """The rules that ALBERT's tokenizer has in a folder. Raises UserError."""
-    values, usual = _read(folder / _FILE), asdict(AlbertRules())
+def class_rules(folder: Path, layout: str) -> ClassRules | None:
+    """The rules that the class of a layout has in a folder; None if it has none to state. Raises
+    UserError."""
+    if layout not in CLASS_RULES:
+        return None
+    values, usual = _read(folder / _FILE), asdict(CLASS_RULES[layout]())
     given = {x: _flag(folder, values, x, default) for x, default in usual.items()}
-    return AlbertRules(**{name: usual[name] if y is None else y for name, y in given.items()})
+    return CLASS_RULES[layout](**{x: usual[x] if y is None else y for x, y in given.items()})
 
 
 def _class_of_model(folder: Path) -> str:
@@ -301,6 +317,8 @@ def apply_settings(backend: Backend, settings: TokenizerSettings) -> None:
         split.add_prefix_space = settings.add_prefix_space
         backend.pre_tokenizer = split
         separate_texts(backend, settings)
+    if settings.rules and isinstance(model, models.Unigram):
+        settings.rules.apply(backend)
 
 
 def separate_texts(backend: Backend, settings: TokenizerSettings) -> None:

@@ -27,11 +27,12 @@ from tokenizers import Tokenizer as Backend
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.files import hash_of_text
+from palm_ds.text.chinese import simplify_in_place
 from palm_ds.text.sentencepiece_model import WORD_START
 from palm_ds.text.vocabulary_file import read_bytes, read_text
 
 MAXIMUM_MATCH, JIEBA, CHARACTERS = "maximum_match", "jieba", "characters"
-KEY = "word_segmenter"
+KEY, SIMPLIFY = "word_segmenter", "simplify"
 DICTIONARY = "dict.wordseg.pickle"
 _WORDS = "words.txt"  # the dictionary as palm_ds saves it
 _WINDOW = 5  # characters of the longest word that is looked for
@@ -55,6 +56,8 @@ class WordSegmenter:
     """maximum_match or jieba."""
     words: frozenset[str] = field(default=frozenset(), repr=False)
     """The dictionary of maximum_match."""
+    simplify: bool = False
+    """Chinese is written in simplified characters before its words are looked up."""
 
     def cut(self, text: str) -> Sequence[str]:
         """The words of a text; joined they are the text."""
@@ -78,6 +81,7 @@ class WordSegmenter:
     def prepare(self, text: str) -> tuple[str, np.ndarray]:
         """The words in lower case, joined by spaces, and (characters,) the place in the text of
         each of its characters; that of a joint is -1."""
+        text = simplify_in_place(text) if self.simplify else text
         places = np.arange(len(text))
         if self.kind == JIEBA:
             text, places = _lowered(text, places)
@@ -97,14 +101,15 @@ class WordSegmenter:
     @cached_property
     def fingerprint(self) -> str:
         """A hash of what determines the words."""
-        return hash_of_text("\n".join([self.kind, *sorted(self.words)]))
+        how = [SIMPLIFY] if self.simplify else []
+        return hash_of_text("\n".join([self.kind, *how, *sorted(self.words)]))
 
-    def save(self, folder: Path) -> dict[str, str]:
-        """Writes the dictionary; returns the entry of tokenizer_config.json."""
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Writes the dictionary; returns the entries of tokenizer_config.json."""
         if self.kind == MAXIMUM_MATCH:
             lines = "".join(f"{word}\n" for word in sorted(self.words))
             (folder / _WORDS).write_text(lines, "utf-8")
-        return {KEY: self.kind}
+        return {KEY: self.kind, **({SIMPLIFY: True} if self.simplify else {})}
 
 
 _JOINT = np.array([-1])

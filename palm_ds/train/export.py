@@ -30,7 +30,7 @@ from palm_ds.model.heads.outputs import ExportedHead
 from palm_ds.model.lora import adapter_of, merged
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.pooling import SPLADE
-from palm_ds.text.exported_tokenizer import text_tokenizer
+from palm_ds.text.exported_tokenizer import only_here, text_tokenizer
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.report.metrics_file import FILE, read_metrics
@@ -137,17 +137,9 @@ def write_best(
 def exported_tokenizer(recipe: Recipe, data: Data) -> Tokenizer:
     """The tokenizer of hf/, which simplifies and lower-cases as the run's sources did before they
     were tokenized. A step that only some of them had is left out, with a line."""
-    tokenizer = data.tokenizer
-    if tokenizer.segmenter:
-        log.info(
-            "hf/: other programs' tokenizers do not split texts into words first; do it before"
-        )
-    if tokenizer.splitter:
-        log.info(
-            "hf/: other programs know the vocabulary but not %s; give them the tokens of a text "
-            "joined by spaces",
-            tokenizer.splitter.kind,
-        )
+    made = preparation_of(recipe, data).applied_to(data.tokenizer)
+    for note in only_here(made):
+        log.info("hf/: %s", note)
     each = preparations(recipe, data)
     for done, what in (
         ([one.simplify for one in each], "simplified"),
@@ -155,7 +147,7 @@ def exported_tokenizer(recipe: Recipe, data: Data) -> Tokenizer:
     ):
         if any(done) and not all(done):
             log.info("hf/: only some sources were %s; its tokenizer does not do it", what)
-    return preparation_of(recipe, data).applied_to(tokenizer)
+    return made
 
 
 def write_weights(

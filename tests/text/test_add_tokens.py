@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import transformers
+from tokenizers import AddedToken
 
 from palm_ds.common.errors import UserError
+from palm_ds.corpus.analyzer import DocumentAnalyzer
+from palm_ds.corpus.options import TextOptions
 from palm_ds.text.add_tokens import add_tokens, initializing_ids, read_token_file
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer, wordpiece
 
@@ -43,6 +47,18 @@ def test_new_tokens_are_found_in_texts_and_old_texts_stay() -> None:
     assert new.vocabulary.regular.tolist() == [*range(7, 20), 21, 22]  # [ENT] is special
 
 
+def test_corpora_find_new_tokens_of_several_words() -> None:
+    """They encode a text word by word, and Chinese by characters, only without such tokens."""
+    text = "the new york, 在北京在 covids. New York"
+    for tokens in (NEW, {"covid": "", "##idx": ""}):
+        new = add_tokens(tokenizer(), tokens).tokenizer
+        (whole,) = new.encode_texts([text])
+        document = DocumentAnalyzer(new, TextOptions()).document("one", text)
+        assert document.ids.tolist() == whole[0].tolist()
+        assert document.token_starts.tolist() == whole[1].tolist()
+        assert new.by_word == (tokens is not NEW)
+
+
 @pytest.mark.parametrize("only", ["tokenizer.json", "vocab.txt"])
 def test_files_keep_the_ids(only: str, tmp_path: Path) -> None:
     new = add_tokens(tokenizer(), NEW, reuse_unused=True).tokenizer
@@ -74,6 +90,21 @@ def test_ids_that_initialize_a_token() -> None:
     assert initializing_ids(old, "##york") == [9] and initializing_ids(old, "[ENT]") == []
     assert initializing_ids(old, "zzz") == [] and initializing_ids(old, "zzz", "the york") == [7, 9]
     assert initializing_ids(old, "the", "zzz") == []
+
+
+def test_tokens_that_transformers_added_keep_their_ids(tmp_path: Path) -> None:
+    theirs = transformers.BertTokenizer(vocab={word: i for i, word in enumerate(WORDS)})
+    theirs.add_tokens(["zz", "big dog", AddedToken("[ENT]", special=True)])
+    theirs.save_pretrained(tmp_path / "theirs")
+    old, text = load_tokenizer(tmp_path / "theirs"), "the zz big dog [ENT] york zzs"
+    added = add_tokens(old, {"covid": "", "small dog": ""})
+    assert added.ids == {"covid": 20, "small dog": 21}
+    added.tokenizer.save(tmp_path / "new")
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "new")
+    assert again(text)["input_ids"] == theirs(text)["input_ids"]
+    for new in (added.tokenizer, load_tokenizer(tmp_path / "new")):
+        assert new.encode_words([text]) == old.encode_words([text])
+        assert read(new, "covid zz small dog") == ["covid", "zz", "small dog"]
 
 
 def test_other_vocabularies(tmp_path: Path) -> None:

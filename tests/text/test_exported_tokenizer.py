@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from transformers import AutoTokenizer
 
 from palm_ds.corpus.analyzer import DocumentAnalyzer
 from palm_ds.corpus.options import TextOptions
+from palm_ds.text.add_tokens import add_tokens
 from palm_ds.text.chinese import find_simplifier
-from palm_ds.text.exported_tokenizer import _words, normalizing_tokenizer
+from palm_ds.text.exported_tokenizer import _words, normalizing_tokenizer, only_here
 from palm_ds.text.tokenizer import Tokenizer, load_tokenizer, wordpiece
+from tests.helpers.ernie_tiny import write_release
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -34,6 +37,42 @@ def test_traditional_text_by_words(tmp_path: Path) -> None:
     assert again.encode_words([text]) == [theirs(text, add_special_tokens=False)["input_ids"]]
 
 
+def test_added_tokens_are_matched_in_prepared_text(tmp_path: Path) -> None:
+    """Chinese words too, whose characters a WordPiece tokenizer takes one by one."""
+    tokenizer = characters("他在计算机上用芯片和训练的ai芯,")
+    new = add_tokens(tokenizer, dict.fromkeys(["计算机", "ai芯片", "deepspeed"], "")).tokenizer
+    text = "他在計算機上用AI芯片和DeepSpeed訓練, 計 算 機的計算機計算機"
+    options = TextOptions(simplify=True, lower=True)
+    wanted = DocumentAnalyzer(new, options).document("one", text)
+    exported = normalizing_tokenizer(new, simplify=True, lower=True)
+    exported.save(tmp_path)
+    for each in (exported, load_tokenizer(tmp_path)):
+        ids, places = each.encode_texts([text])[0]
+        assert ids.tolist() == wanted.ids.tolist()
+        assert places.tolist() == wanted.token_starts.tolist()
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs(text, add_special_tokens=False)["input_ids"] == wanted.ids.tolist()
+    assert sum(wanted.ids >= tokenizer.size) == 5
+
+
+@pytest.mark.parametrize("kind", ["maximum_match", "jieba"])
+def test_words_are_split_from_simplified_texts(kind: str, tmp_path: Path) -> None:
+    """ERNIE tiny's, as a corpus does it."""
+    text = "自然語言處理是人工智能的一個方向，深度學習框架支持多任務學習"
+    tokenizer = load_tokenizer(write_release(tmp_path / "tiny", {"word_segmenter": kind}))
+    options = TextOptions(simplify=True)
+    wanted = DocumentAnalyzer(tokenizer, options).document("one", text).ids.tolist()
+    exported = normalizing_tokenizer(tokenizer, simplify=True)
+    exported.save(tmp_path / "hf")
+    again = load_tokenizer(tmp_path / "hf")
+    for each in (exported, again, pickle.loads(pickle.dumps(exported))):
+        ids, places = each.encode_texts([text])[0]
+        assert ids.tolist() == wanted and places.max() < len(text)
+        assert each.fingerprint == exported.fingerprint != tokenizer.fingerprint
+    assert normalizing_tokenizer(again, simplify=True) is again
+    assert "do not simplify texts and split texts into words" in only_here(again)[0]
+
+
 def test_nothing_to_do_is_the_same_tokenizer() -> None:
     tokenizer = wordpiece([*SPECIALS, "a"], lower=True)
     assert normalizing_tokenizer(tokenizer, simplify=False, lower=True) is tokenizer
@@ -47,6 +86,17 @@ def test_a_letter_that_would_become_two_stays_as_in_corpora() -> None:
     exported = normalizing_tokenizer(tokenizer, lower=True)
     ((ids, _),) = exported.encode_texts([text])
     assert ids.tolist() == wanted.tolist() and tokenizer.vocabulary.unk not in ids
+
+
+def test_a_greek_word_in_capitals_is_lower_cased_as_in_corpora(tmp_path: Path) -> None:
+    """By letter, as in transformers: σ at the end, too."""
+    text = "Ο ΛΟΓΟΣ ΤΗΣ Πόλης, ΟΔΟΣ"
+    words = ["ο", "λογο", "##σ", "##ς", "τη", "πόλη", ",", "οδοσ", "οδος"]
+    tokenizer = wordpiece([*SPECIALS, *words], lower=False)
+    wanted = DocumentAnalyzer(tokenizer, TextOptions(lower=True)).document("one", text).ids
+    normalizing_tokenizer(tokenizer, lower=True).save(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs(text, add_special_tokens=False)["input_ids"] == wanted.tolist()
 
 
 def test_special_tokens_that_training_adds_are_added(tmp_path: Path) -> None:

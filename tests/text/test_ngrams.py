@@ -58,6 +58,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     [
         ("hello\n", "no file of n-grams; `palm-ds corpus ngrams"),
         ("HEAD\n1 2\tx\t1\t1\n1\tx\t1\t1\n", "line 4: expected two token ids or more"),
+        (f"HEAD\n1 {'9' * 20}\tx\t1\t1\n", "line 3: expected two token ids or more"),
         ("HEAD\n1 -2\tx\t1\t1\n", "line 3: expected two token ids"),
         ("HEAD\n1 2\tx\t1\t1\n3 4\tx\t1\t1\n1 2\ty\t1\t1\n", "line 5: repeats line 3"),
         ("HEAD\n\n", "has no n-grams"),

@@ -121,17 +121,18 @@ def test_long_lines_of_chinese_are_trained_on() -> None:
 
 
 def test_sentencepiece_model_gives_the_library_s_ids() -> None:
-    """The compiled tokenizer against sentencepiece itself, unigram and BPE."""
+    """The compiled tokenizer against sentencepiece itself, unigram and BPE, and with pieces of
+    several words."""
     import io
 
     import sentencepiece as spm
 
-    for kind in ("unigram", "bpe"):
+    phrases = {"model_type": "unigram", "split_by_whitespace": False, "max_sentencepiece_length": 9}
+    for kind in ({"model_type": "unigram"}, {"model_type": "bpe"}, phrases):
         model = io.BytesIO()
         spm.SentencePieceTrainer.train(
             sentence_iterator=iter(TEXTS),
             model_writer=model,
-            model_type=kind,
             vocab_size=120,
             hard_vocab_limit=False,
             pad_id=0,
@@ -140,12 +141,35 @@ def test_sentencepiece_model_gives_the_library_s_ids() -> None:
             eos_id=3,
             control_symbols=["<mask>"],
             minloglevel=2,
+            **kind,
         )
         ours = sentencepiece(model.getvalue(), origin="test")
         reference = spm.SentencePieceProcessor(model_proto=model.getvalue())
         for text in [*TEXTS[:3], "  spaces   and\ttabs ", "Ünïcödé fi ２０２４", "dogs"]:
             ids = ours.encode_texts([text])[0][0].tolist()
             assert ids == reference.encode(text), (kind, text)
+        several = [
+            x for text in TEXTS for x in reference.encode(text, out_type=str) if "▁" in x[1:]
+        ]
+        assert bool(several) == (kind is phrases)
+
+
+def test_a_model_whose_pieces_end_in_spaces_is_refused() -> None:
+    import io
+
+    import sentencepiece as spm
+
+    model = io.BytesIO()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS),
+        model_writer=model,
+        vocab_size=120,
+        hard_vocab_limit=False,
+        treat_whitespace_as_suffix=True,
+        minloglevel=2,
+    )
+    with pytest.raises(UserError, match="test: its pieces end in spaces .* is not supported"):
+        sentencepiece(model.getvalue(), origin="test")
 
 
 def test_ernie_and_bert_vocabularies(shared: Path) -> None:
@@ -332,6 +356,51 @@ def test_the_settings_beside_a_model_apply(kind: str, old: bool, tmp_path: Path)
     assert number in again("The fox eats dogfood.")["input_ids"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("albert", {"do_lower_case": False}),
+        ("albert", {"keep_accents": True}),
+        ("deberta-v2", {"do_lower_case": True}),
+        ("deberta-v2", {"split_by_punct": True}),
+    ],
+)
+def test_settings_of_alberts_and_debertas_class_win_over_tokenizer_json(
+    kind: str, settings: dict[str, bool], tmp_path: Path
+) -> None:
+    """And apply to a model alone."""
+    import sentencepiece as spm
+    import transformers
+
+    (file, how), source = _PIECES[kind], tmp_path / "model"
+    source.mkdir()
+    spm.SentencePieceTrainer.train(
+        sentence_iterator=iter([*TEXTS, "Café café É é A DOG"] * 3),
+        model_prefix=str(source / file.removesuffix(".model")),
+        vocab_size=120,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **how,
+    )
+    (source / "config.json").write_text(json.dumps({"model_type": kind}))
+    usual = transformers.AutoTokenizer.from_pretrained(source)
+    (source / "tokenizer_config.json").write_text(json.dumps(settings))
+    usual.save_pretrained(tmp_path / "json")
+    stated = tmp_path / "json/tokenizer_config.json"
+    stated.write_text(json.dumps(json.loads(stated.read_text()) | settings))
+    text = "A DOG, a dog; Café CAFÉ é."
+    for folder in (source, tmp_path / "json"):
+        theirs = transformers.AutoTokenizer.from_pretrained(folder)
+        ours = load_tokenizer(folder)
+        ours.save(tmp_path / "saved")
+        wanted = theirs(text, add_special_tokens=False)["input_ids"]
+        assert wanted != usual(text, add_special_tokens=False)["input_ids"]
+        for each in (ours, load_tokenizer(tmp_path / "saved")):
+            assert each.encode_texts([text])[0][0].tolist() == wanted, folder
+        again = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
+        assert again(text, add_special_tokens=False)["input_ids"] == wanted
+
+
 @pytest.mark.parametrize("settings", [{}, {"do_lower_case": False, "keep_accents": True}])
 def test_alberts_model_has_the_ids_of_transformers(settings: dict[str, bool], tmp_path: Path):
     """Also once saved; and a number's comma is a token, as in ALBERT's code."""
@@ -387,6 +456,29 @@ def test_pieces_listed_in_a_vocab_txt_have_its_ids(kind: str, place: str, tmp_pa
             assert ours.encode_texts([text])[0][0].tolist() == expected, text
     ours.save(tmp_path / "saved")
     assert load_tokenizer(tmp_path / "saved").fingerprint == ours.fingerprint
+
+
+def test_the_settings_beside_listed_pieces_apply(tmp_path: Path) -> None:
+    file, model, tokens = listed(tmp_path)
+    (tmp_path / "a.model").write_bytes(model)
+    plain, number = load_tokenizer(tmp_path), len(tokens)
+    about = {
+        "model_max_length": 77,
+        "unk_token": "[unk]",
+        "additional_special_tokens": [tokens[9]],
+        "added_tokens_decoder": {str(number): {"content": "dogfood"}},
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
+    file.write_text(file.read_text("utf-8").replace("[UNK]", "[unk]"), "utf-8")
+    ours = load_tokenizer(tmp_path)
+    assert ours.vocabulary.unk == plain.vocabulary.unk == ours.encode_texts(["\u4e2d"])[0][0][-1]
+    assert 9 in plain.vocabulary.regular and 9 not in ours.vocabulary.regular
+    ours.save(tmp_path / "saved")
+    for one in (ours, load_tokenizer(tmp_path / "saved")):
+        assert one.size == number + 1 and one.kept.config["model_max_length"] == 77
+        assert number in one.encode_texts(["the dogfood"])[0][0]
+        ids = one.encode_texts(["the fox jumps"])[0][0].tolist()
+        assert ids == plain.encode_texts(["the fox jumps"])[0][0].tolist()
 
 
 def test_ernie_m_lists_pieces_and_joins_texts_with_two_separators(tmp_path: Path) -> None:

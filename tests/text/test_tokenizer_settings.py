@@ -217,6 +217,16 @@ def test_roberta_takes_the_space_in_front_from_the_settings(
     compare(source, tmp_path / "saved")
 
 
+def test_a_line_break_as_a_token_leaves_out_vocab_txt(tmp_path: Path) -> None:
+    """The ids behind it would be others there; transformers reads tokenizer.json."""
+    for name, text in (("new", "\n"), ("return", "\r")):
+        added = [{"content": text, "normalized": False}, {"content": "dog"}]
+        numbered = {str(number): token for number, token in enumerate(added, len(WORDS))}
+        source = folder_of(tmp_path / name, {"added_tokens_decoder": numbered})
+        compare(source, tmp_path / f"{name} saved")
+        assert not (tmp_path / f"{name} saved/vocab.txt").exists()
+
+
 # ---- what does not change the ids ----
 
 

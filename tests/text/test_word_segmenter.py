@@ -18,6 +18,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from palm_ds.common.errors import UserError
+from palm_ds.text.add_tokens import add_tokens
 from palm_ds.text.tokenizer import SPECIALS, Tokenizer, load_tokenizer
 from palm_ds.text.word_segmenter import find_word_segmenter
 from tests.helpers.ernie_tiny import DICTIONARY, FRONT, TEXTS, write_release
@@ -77,16 +78,22 @@ def test_ids_are_those_of_the_released_algorithm(release: Path) -> None:
     assert plain.fingerprint == tokenizer.fingerprint
 
 
-def test_pieces_that_vocab_txt_lacks_are_unknown(release: Path, tmp_path: Path) -> None:
-    """As in ERNIE, which splits a text into them all the same; also after a save."""
-    whole = load_tokenizer(release)
+def without_some_pieces(release: Path, folder: Path) -> list[str]:
+    """A release whose vocab.txt lacks some pieces; returns its tokens."""
     pieces = [x for text in TEXTS for x in spm_of(release).EncodeAsPieces(text)]
     listed = known(release)
     missing = [*sorted({x for x in pieces if len(x) > 2 and x in listed})[:2], "学"]
-    shutil.copytree(release, tmp_path / "tiny")
+    shutil.copytree(release, folder)
     rest = [token for token in listed if token not in missing]
     lines = "".join(f"{token}\t{number}\n" for number, token in enumerate(rest))
-    (tmp_path / "tiny/vocab.txt").write_text(lines, "utf-8")
+    (folder / "vocab.txt").write_text(lines, "utf-8")
+    return rest
+
+
+def test_pieces_that_vocab_txt_lacks_are_unknown(release: Path, tmp_path: Path) -> None:
+    """As in ERNIE, which splits a text into them all the same; also after a save."""
+    whole = load_tokenizer(release)
+    rest = without_some_pieces(release, tmp_path / "tiny")
     tokenizer = load_tokenizer(tmp_path / "tiny")
     tokenizer.save(tmp_path / "saved")
     lost = 0
@@ -109,6 +116,31 @@ def test_pieces_that_vocab_txt_lacks_are_unknown(release: Path, tmp_path: Path) 
     (tmp_path / "saved/tokenizer_config.json").write_text(json.dumps(state))
     with pytest.raises(UserError, match="unlisted_pieces: expected pieces and their scores"):
         load_tokenizer(tmp_path / "saved")
+
+
+def test_added_tokens_are_not_taken_for_pieces_that_vocab_txt_lacks(
+    release: Path, tmp_path: Path
+) -> None:
+    """Not even one that is such a piece; texts without them have the ids that they had."""
+    rest = without_some_pieces(release, tmp_path / "tiny")
+    old = load_tokenizer(tmp_path / "tiny")
+    added = {"多任务": len(rest), "[ENT]": len(rest) + 1, "学": len(rest) + 2}
+    new = add_tokens(old, dict.fromkeys(added, "")).tokenizer
+    new.save(tmp_path / "saved")
+    for one in (new, load_tokenizer(tmp_path / "saved")):
+        assert one.size == len(rest) + 3
+        for text in [*TEXTS, *ODD]:
+            ids = one.encode_texts([text])[0][0].tolist()
+            assert {x for x in ids if x >= len(rest)} == {added[x] for x in added if x in text}
+            if "学" not in text:
+                assert ids == released_ids(tmp_path / "tiny", text), text
+
+
+def test_an_added_token_that_the_dictionary_splits_is_refused(release: Path) -> None:
+    tokenizer = load_tokenizer(release)
+    assert add_tokens(tokenizer, {"多任务": ""}).ids == {"多任务": tokenizer.size}
+    with pytest.raises(UserError, match="never be found in a text: its words are '语言 学习'"):
+        add_tokens(tokenizer, {"语言学习": ""})
 
 
 def test_a_folder_of_paddlehub(tmp_path: Path) -> None:

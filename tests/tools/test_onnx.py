@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -123,12 +124,46 @@ def test_python_without_torch(converted: Path) -> None:
     assert pair["answer"] and pair["answer"] in "the cat sat on a mat"
 
 
+def test_a_graph_without_vectors(converted: Path, tmp_path: Path) -> None:
+    """As that of a SPLADE, or of a model whose vectors depend on a Dense."""
+    out = shutil.copytree(converted / "out", tmp_path / "out")
+    about = json.loads((out / "palm_ds_onnx.json").read_text())
+    about |= {"embedding": None, "outputs": [x for x in about["outputs"] if "embedding" not in x]}
+    model = onnx.load(out / "onnx/model.onnx")
+    kept = [x for x in model.graph.output if x.name in about["outputs"]]
+    del model.graph.output[:]
+    model.graph.output.extend(kept)
+    onnx.save(model, out / "onnx/model.onnx")
+    (out / "palm_ds_onnx.json").write_text(json.dumps(about))
+    assert list(output_of(out, "cat")[0]) == ["text", "mood", "names"]
+    (out / "palm_ds_onnx.json").write_text(json.dumps(about | {"heads": {}}))
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / "run.py"), str(out), "cat"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.endswith("its graph has no head for this, and no sentence_embedding\n")
+
+
 def test_its_vectors_are_those_of_palm_ds_embed(converted: Path) -> None:
     run = runpy.run_path(str(FOLDER / "run.py"))
     found = run["OnnxFolder"](converted / "out").vectors(TEXTS)
     assert (
         np.abs(found - TrainedModel.open(converted / "source").embedder().embed(TEXTS)).max() < 1e-5
     )
+
+
+def test_only_vectors_are_of_texts_cut_at_their_length(converted: Path, tmp_path: Path) -> None:
+    """A run may train vectors of short texts, and classes of long ones."""
+    out = shutil.copytree(converted / "out", tmp_path / "out")
+    about = json.loads((out / "palm_ds_onnx.json").read_text())
+    about["embedding"]["max_length"] = 6
+    (out / "palm_ds_onnx.json").write_text(json.dumps(about))
+    run = runpy.run_path(str(FOLDER / "run.py"))
+    usual, short = (run["OnnxFolder"](folder) for folder in (converted / "out", out))
+    assert short.predict(TEXTS, "mood") == usual.predict(TEXTS, "mood")
+    cut = usual.run(usual.encode(TEXTS, 6), ["sentence_embedding"])["sentence_embedding"]
+    assert np.array_equal(short.vectors(TEXTS), cut)
+    assert not np.allclose(cut[-1], usual.vectors(TEXTS)[-1])
 
 
 def test_cpp(converted: Path, tmp_path: Path) -> None:

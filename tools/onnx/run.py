@@ -30,12 +30,12 @@ class OnnxFolder:
         path = str(folder / "onnx" / file)
         self.session = onnxruntime.InferenceSession(path, options, ["CPUExecutionProvider"])
         self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        longest = (self.about["embedding"] or self.about)["max_length"]
-        self.tokenizer.enable_truncation(longest)
         self.tokenizer.no_padding()
 
-    def encode(self, texts: list[Any]) -> list[Encoding]:
-        """Texts, or pairs of texts, as ids with their special tokens."""
+    def encode(self, texts: list[Any], longest: int = 0) -> list[Encoding]:
+        """Texts, or pairs of texts, as ids with their special tokens, at most `longest`, or as many
+        as the encoder reads."""
+        self.tokenizer.enable_truncation(longest or self.about["max_length"])
         return self.tokenizer.encode_batch(texts)
 
     def run(self, encoded: list[Encoding], outputs: list[str] | None = None) -> dict[str, Any]:
@@ -57,7 +57,8 @@ class OnnxFolder:
 
     def vectors(self, texts: list[str]) -> np.ndarray:
         """(texts, hidden): the embeddings of texts."""
-        return self.run(self.encode(texts), ["sentence_embedding"])["sentence_embedding"]
+        encoded = self.encode(texts, self.about["embedding"]["max_length"])
+        return self.run(encoded, ["sentence_embedding"])["sentence_embedding"]
 
     def predict(self, texts: list[Any], head: str) -> list[Any]:
         """A head's prediction for each text or pair: {class: probability}, a number, the tags of
@@ -132,10 +133,12 @@ def main() -> None:
     texts = [tuple(args.texts)] if args.pair else args.texts
     heads = {n: x for n, x in model.about["heads"].items() if args.pair or len(x["outputs"]) == 1}
     found = {name: model.predict(texts, name) for name in heads}
-    vectors = None if args.pair else model.vectors(args.texts)
+    if not found and (args.pair or not model.about["embedding"]):
+        parser.error(f"{args.folder}: its graph has no head for this, and no sentence_embedding")
+    vectors = None if found else model.vectors(args.texts)
     for number, text in enumerate(texts):
         line: dict[str, Any] = {"text": text} | {name: x[number] for name, x in found.items()}
-        if vectors is not None and not found:
+        if vectors is not None:
             line["vector"] = [round(float(x), 6) for x in vectors[number]]
         print(json.dumps(line, ensure_ascii=False))
 

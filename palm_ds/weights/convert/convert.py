@@ -18,6 +18,7 @@ from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.files import parse_bytes
 from palm_ds.common.version import __version__
 from palm_ds.model.encoder.encoder import encoder_class
+from palm_ds.text.exported_tokenizer import only_here
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.weights.convert import mapping_report, parity
 from palm_ds.weights.convert.mapping_report import ConversionReport
@@ -119,7 +120,7 @@ def convert(
         to=to,
         report=plan.report,
         parity=reports[0] if reports else None,
-        notes=(*contents.all_notes, *notes_on(contents, tokenizer)),
+        notes=(*contents.all_notes, *notes_on(contents, tokenizer, to)),
     )
 
 
@@ -264,11 +265,12 @@ def _check_strict(
         raise UserError(f"{contents.path}: strict: {name} would be skipped: {why}{more}")
 
 
-def notes_on(contents: CheckpointContents, tokenizer: Tokenizer | None) -> list[str]:
+def notes_on(contents: CheckpointContents, tokenizer: Tokenizer | None, to: str) -> list[str]:
     if tokenizer is None:
         return ["the checkpoint has no tokenizer; give one to write it with the weights"]
     spare = contents.entries["backbone.word.weight"].shape[0] - tokenizer.size
-    return [f"{spare:,} rows of the token embeddings have no token"] if spare else []
+    rows = [f"{spare:,} rows of the token embeddings have no token"] if spare else []
+    return [*rows, *(only_here(tokenizer) if to != "palm_ds" else ())]
 
 
 # ---- parity ----

@@ -274,7 +274,7 @@ def _plan_job(
         options=options,
         tokenizer=tokenizer,
         report=report,
-        notes=(*planned.notes, *notes_on(contents, tokenizer)),
+        notes=(*planned.notes, *notes_on(contents, tokenizer, "onnx")),
         allowed=allowed,
         plain=plain,
     )

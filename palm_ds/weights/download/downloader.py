@@ -60,7 +60,8 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _OLD_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")  # bert-base-uncased
 _HUBS_OWN = re.compile(r"(bert|roberta|xlm-roberta|camembert)-(base|large)(-[\w-]+)?")
 _HUB_FILES = ("*.json", "*.txt", "*.model", "*.md", "LICENSE*")
-_HUB_OTHERS = ("onnx/*", "openvino/*", "*/*.safetensors")
+_HUB_MODULES = ("config.json", "model.safetensors", "pytorch_model.bin")
+"""Files of a module of sentence-transformers, each in a folder such as 1_Pooling."""
 _HUB_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # used if there are none of the above
 
 
@@ -335,18 +336,25 @@ def _from_hub(name: str, folder: Path, revision: str | None) -> None:
     """Copy a snapshot of the Hub. huggingface_hub has its own cache, resumes downloads, and knows
     HF_HUB_OFFLINE, tokens and mirrors."""
     for weights in _HUB_WEIGHTS:
-        snapshot = _snapshot(name, revision, [*_HUB_FILES, weights])
+        snapshot = _model_snapshot(name, revision, weights)
         if any(snapshot.glob(weights)):
             break
     else:
         raise UserError(f"{name}: contains no {' and no '.join(_HUB_WEIGHTS)}")
-    files = {file for pattern in (*_HUB_FILES, weights) for file in snapshot.glob(pattern)}
-    _publish(folder, lambda part: _copy(files, part))
+    patterns = (*_HUB_FILES, weights, *_module_patterns())
+    files = {file for pattern in patterns for file in snapshot.glob(pattern)}
+    _publish(folder, lambda part: _copy(snapshot, files, part))
 
 
-def _copy(files: Iterable[Path], folder: Path) -> None:
+def _copy(snapshot: Path, files: Iterable[Path], folder: Path) -> None:
     for file in files:
-        shutil.copyfile(file, folder / file.name)
+        target = folder / file.relative_to(snapshot)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, target)
+
+
+def _module_patterns() -> list[str]:
+    return [f"[1-9]*_*/{name}" for name in _HUB_MODULES]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,10 +384,19 @@ def hub_name_of(path: Path) -> str:
 def hub_snapshot(name: str, revision: str | None = None) -> HubSnapshot:
     """A repository of the hub, its weights as safetensors. Raises UserError in one line."""
     weights = _HUB_WEIGHTS[0]
-    folder = _snapshot(name, revision, [*_HUB_FILES, weights], without=_HUB_OTHERS)
+    folder = _model_snapshot(name, revision, weights)
     if not any(folder.glob(weights)):
         raise UserError(f"{name}: holds no {weights}; other files of weights are not downloaded")
     return HubSnapshot(name=name, revision=folder.name, folder=folder)
+
+
+def _model_snapshot(name: str, revision: str | None, weights: str) -> Path:
+    """A model's files, and those of the modules of sentence-transformers behind it, without which
+    its embeddings would be others."""
+    folder = _snapshot(name, revision, [*_HUB_FILES, weights])
+    if (folder / "modules.json").is_file():
+        _snapshot(name, folder.name, _module_patterns(), without=())
+    return folder
 
 
 def _snapshot(

@@ -19,10 +19,11 @@ from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokeni
 
 from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.outputs import PROBLEM_TYPES, HeadOutputs
 from palm_ds.model.multi_task_model import Model
 from palm_ds.pretrain.next_sentence_prediction import NextSentencePrediction
-from palm_ds.text.tokenizer import wordpiece
+from palm_ds.text.tokenizer import load_tokenizer, wordpiece
 from palm_ds.weights.convert import convert
 from palm_ds.weights.convert import mapping_report as account
 from palm_ds.weights.convert.convert import ConversionOptions
@@ -32,6 +33,7 @@ from palm_ds.weights.formats.open import open_checkpoint
 from palm_ds.weights.formats.paddle import write as paddle_writer
 from palm_ds.weights.model_folder import open_model
 from palm_ds.weights.weights_folder import WeightsInfo, load_weights, save_weights
+from tests.helpers.ernie_tiny import write_release
 from tests.helpers.noisy_model import noisy_model
 from tests.helpers.reseal import reseal
 from tests.helpers.small_configs import SMALL, letters
@@ -511,6 +513,19 @@ def test_resizing_a_mixture_of_dtypes_rounds_nothing(tmp_path: Path) -> None:
     written = load_file(tmp_path / "out/model.safetensors")
     same = [x for x in state if "position" not in x]
     assert all(torch.equal(written[x], state[x].float()) for x in same)
+
+
+def test_words_that_other_programs_do_not_split_are_named(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_release(tmp_path / "tiny"))
+    config = replace(CONFIG, vocab_size=tokenizer.size)
+    info = WeightsInfo(backbone=config)
+    save_weights(
+        Model(build_encoder(config), {}, {}), tmp_path / "source", info, tokenizer=tokenizer
+    )
+    for to in ("huggingface", "palm_ds"):
+        done = convert.convert(tmp_path / "source", tmp_path / to, to)
+        said = any("do not split texts into words first" in note for note in done.notes)
+        assert said == (to == "huggingface")
 
 
 # ---- messages ----

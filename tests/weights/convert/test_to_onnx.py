@@ -302,6 +302,24 @@ def test_a_hugging_face_classifier_gives_what_transformers_gives(tmp_path: Path)
     np.testing.assert_allclose(found["sentence_embedding"], vectors, atol=1e-5)
 
 
+def test_masked_lm_heads_are_exported_if_there_is_no_other(tmp_path: Path) -> None:
+    config = replace(CONFIG, task_types=0)
+    backbone = build_encoder(config)
+    heads = {name: MaskedLMHead(backbone) for name in ("words", "spans")}
+    model = noisy(Model(backbone, heads, {name: name for name in heads}))
+    info = WeightsInfo(backbone=config, head_of={name: name for name in heads})
+    save_weights(model, tmp_path / "source", info, tokenizer=WORDS)
+    done = convert_to_onnx(tmp_path / "source", tmp_path / "out")
+    assert done.files[0].parity and not done.report.lost
+    ids = np.array([[1, 7, 9, 12, 2]])
+    out = graph_of(done).run({"input_ids": ids, "attention_mask": np.ones_like(ids)})
+    text = PackedText(input_ids=ids[0], token_type_ids=np.zeros(5, np.int64))
+    last = backbone(Batch.from_rows([[text]], length=5, pad=config.pad))[0]
+    for name, head in heads.items():
+        wanted = head.logits(last).detach()
+        np.testing.assert_allclose(out[f"logits_{name}"][0], wanted, atol=1e-5)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_real_weights(tmp_path: Path) -> None:

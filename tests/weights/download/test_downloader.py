@@ -414,6 +414,22 @@ def test_offline_the_hubs_cache_is_used(hub_cache: Path, tmp_path: Path) -> None
     assert sorted(os.listdir(folder)) == ["config.json", "model.safetensors", "vocab.txt"]
 
 
+def test_the_modules_of_sentence_transformers_come_along(hub_cache: Path, tmp_path: Path) -> None:
+    """Without its pooling a model has other embeddings."""
+    for name in ("modules.json", "1_Pooling/config.json", "2_Dense/model.safetensors"):
+        (hub_cache / name).parent.mkdir(exist_ok=True)
+        (hub_cache / name).write_text(name)
+    for name in ("onnx/config.json", "checkpoint_1/config.json", "1_Pooling/other.py"):
+        (hub_cache / name).parent.mkdir(exist_ok=True)
+        (hub_cache / name).write_text(name)
+    folder = download("org/name", path=tmp_path / "models")
+    found = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    assert sorted(found) == [
+        *("1_Pooling/config.json", "2_Dense/model.safetensors", "config.json", "modules.json"),
+        *("pytorch_model.bin", "vocab.txt"),
+    ]
+
+
 def test_offline_and_not_in_the_hubs_cache(hub_cache: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="org/other: HF_HUB_OFFLINE is set, and the Hub's cache"):
         download("org/other", path=tmp_path / "models")

@@ -133,7 +133,7 @@ def _chosen(contents: CheckpointContents, names: Sequence[str]) -> dict[str, Hea
                 "predict, palm.load and serve read both"
             )
     heads = {name: head for name, head in heads.items() if not head.outputs.images}
-    usual = [x for x, head in heads.items() if head.kind == "classes" or len(heads) == 1]
+    usual = [x for x, head in heads.items() if head.kind == "classes"] or [*heads]
     chosen = {x: head for x, head in heads.items() if x in (names or usual)}
     every = encoder_class(contents.config).pools_tokens
     reads = {name: _reads(head) for name, head in chosen.items()}

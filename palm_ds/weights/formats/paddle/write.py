@@ -171,6 +171,8 @@ def why_no_tokenizer(tokenizer: Tokenizer, family: str) -> str:
     if family == ERNIE_M and is_ernie_m_backend(tokenizer.backend):
         return ""
     if tokenizer.kind == "wordpiece" or is_roberta_bpe(tokenizer.backend):
+        if tokenizer.kind == "wordpiece" and tokenizer.has_line_breaks:
+            return "one of its tokens is a line break, which vocab.txt cannot hold"
         return ""
     return (
         f"PaddleNLP reads WordPiece from vocab.txt and RoBERTa's byte-level BPE; this one is "

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
 from palm_ds.common.errors import UserError
@@ -26,7 +28,7 @@ from palm_ds.weights.formats.contents import COPY, HeadInfo
 from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.paddle import read as paddle
 from palm_ds.weights.formats.paddle.pdparams import NAME_TABLE, read_pickle
-from palm_ds.weights.formats.paddle.write import WEIGHTS, write_paddle
+from palm_ds.weights.formats.paddle.write import WEIGHTS, why_no_tokenizer, write_paddle
 from tests.helpers.byte_level_bpe import TEXTS, bpe_folder
 from tests.helpers.small_configs import TINY, letters
 
@@ -236,6 +238,18 @@ def test_the_vocabulary_is_written_too(tmp_path: Path, config: EncoderConfig, na
     contents = paddle.open_contents(tmp_path / "out")
     assert contents.tokenizer == tmp_path / "out"  # where tokenizer_config.json tells the case
     assert load_tokenizer(tmp_path / "out").fingerprint == WORDS.fingerprint
+
+
+def test_a_line_break_as_a_token_has_no_place_in_vocab_txt(tmp_path: Path) -> None:
+    assert not why_no_tokenizer(WORDS, "bert")
+    backend = Backend.from_str(WORDS.backend.to_str())
+    backend.add_tokens([AddedToken("\n", normalized=False), "dog"])
+    words = WORDS.changed(backend)
+    assert "a line break, which vocab.txt cannot hold" in why_no_tokenizer(words, "bert")
+    config = replace(BERT, vocab_size=words.size)
+    write_paddle(state_of(config), tmp_path / "out", config, tokenizer=words)
+    assert not (tmp_path / "out/vocab.txt").exists()
+    assert load_tokenizer(tmp_path / "out").fingerprint == words.fingerprint
 
 
 def test_the_files_of_robertas_tokenizer_are_written(tmp_path: Path) -> None:
