@@ -48,6 +48,15 @@ def first_sentence(text: str) -> str:
     return found[0] if found else text
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things: `1 row`, `2,000 rows`, `0 queries`, `3 processes`."""
+    if number == 1:
+        return f"1 {what}"
+    if what.endswith("y"):
+        return f"{number:,} {what[:-1]}ies"
+    return f"{number:,} {what}{'es' if what.endswith('s') else 's'}"
+
+
 def nan_to_null(value: object) -> object:
     """The same values with NaN and infinities, which JSON lacks, replaced by None."""
     if isinstance(value, Mapping):
