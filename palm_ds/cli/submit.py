@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from palm_ds.cli.command import Command
-from palm_ds.cli.options import check_overrides
+from palm_ds.cli.options import check_overrides, local_path
 from palm_ds.cli.output import console_of, show, summarize
 from palm_ds.common.errors import UserError
 
@@ -29,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--slurm", action="store_true", help="by sbatch")
     where.add_argument("--kubernetes", action="store_true", help="by kubectl")
     add("--deepspeed_config", metavar="FILE", help="the DeepSpeed file, or a shipped one")
-    add("--run_dir", metavar="DIR", help="folder for all output, where the job runs")
+    run_dir = "folder for all output, where the job runs"
+    add("--run_dir", type=local_path, metavar="DIR", help=run_dir)
     add("--nodes", type=int, metavar="N", help="machines (2)")
     add("--gpus", type=int, metavar="N", help="GPUs of each (8)")
     add("--name", metavar="NAME", help="of the job (the recipe's)")
@@ -176,7 +177,7 @@ def _job(args: argparse.Namespace) -> ClusterJob:
         command="finetune" if _reads_tables(values) else "pretrain",
         recipe=paths[0],
         ds_config=paths[1],
-        run_dir=args.run_dir,
+        run_dir=str(args.run_dir),
         overrides=args.overrides,
         nodes=args.nodes,
         gpus=args.gpus,

@@ -86,11 +86,11 @@ def test_slurms_file_is_filled_in(place: Path, root: Path, capsys) -> None:
     changed = [line for line in text.splitlines() if line not in shipped]
     machine = root / "ds_configs/cpu.json"
     assert changed == [
-        "#SBATCH --job-name my-mood",
-        "#SBATCH --nodes 3",
-        "#SBATCH --gpus-per-node 4",
-        "#SBATCH --time 1:00:00",
-        "#SBATCH --partition 'a b'",
+        "#SBATCH --job-name=my-mood",
+        "#SBATCH --nodes=3",
+        "#SBATCH --gpus-per-node=4",
+        "#SBATCH --time=1:00:00",
+        "#SBATCH --partition='a b'",
         f"set -- '{place}/My mood.yaml' {machine} 'runs/my mood' optimizer.lr=1e-4",
         "PROGRAM='--module palm_ds.cli.finetune'",
     ]
@@ -101,8 +101,17 @@ def test_slurms_file_is_filled_in(place: Path, root: Path, capsys) -> None:
 def test_an_option_does_not_replace_one_whose_name_goes_on(place: Path, capsys) -> None:
     assert submit(*SLURM, "--option", "gpus=4", "--option", "ntasks=2", "--print") == 0
     text = capsys.readouterr().out
-    for line in ("gpus 4", "gpus-per-node 8", "ntasks 2", "ntasks-per-node 1"):
+    for line in ("gpus=4", "gpus-per-node 8", "ntasks=2", "ntasks-per-node 1"):
         assert f"\n#SBATCH --{line}\n" in text
+
+
+def test_options_whose_value_sbatch_takes_only_after_a_sign(place: Path, capsys) -> None:
+    """`#SBATCH --exclusive user` are an option and a word, which sbatch refuses."""
+    options = ("exclusive=user", "nice=100", "contiguous=")
+    assert submit(*SLURM, *(x for each in options for x in ("--option", each)), "--print") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "#SBATCH --exclusive" not in lines
+    assert {"#SBATCH --exclusive=user", "#SBATCH --nice=100", "#SBATCH --contiguous"} <= {*lines}
 
 
 def test_the_filled_in_file_starts_the_run(place: Path, capsys) -> None:
