@@ -101,6 +101,9 @@ def _load_yaml(text: str) -> Any:
         raise yaml.YAMLError("nested too deeply") from None
 
 
+_MERGE = "tag:yaml.org,2002:merge"
+
+
 class _StrictLoader(yaml.SafeLoader):
     """A YAML loader that rejects duplicate keys."""
 
@@ -121,6 +124,8 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
+            if key_node.tag == _MERGE:  # `<<: *name`; the keys beside it replace those of the name
+                continue
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, str) and key in seen:
                 raise yaml.constructor.ConstructorError(
@@ -149,11 +154,15 @@ def _cut(text: str) -> str:
 
 
 def override(values: dict[str, Any], key: str, value: object) -> None:
-    """Sets a dotted key in place and creates missing sections."""
+    """Sets a dotted key in place and creates missing sections. Another section that is the same by
+    an alias of YAML stays as it is."""
     *parents, last = key.split(".")
     at: object = values
     for parent in parents:
-        at = at.setdefault(parent, {}) if isinstance(at, dict) else None
+        inner = at.get(parent) if isinstance(at, dict) else ""
+        if isinstance(at, dict) and (inner is None or isinstance(inner, dict)):
+            at[parent] = inner = dict(inner or {})
+        at = inner
     if not isinstance(at, dict):
         raise UserError(f"override of {key!r}: `{'.'.join(parents)}` is not a section")
     at[last] = value
