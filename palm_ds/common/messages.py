@@ -15,11 +15,14 @@ to stdout, warnings and errors to stderr.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
+import os
 import re
 import sys
+import termios
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
@@ -72,6 +75,19 @@ def json_line(value: object) -> str:
     """JSON on one line; text stays readable, unprintable characters are escaped."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return _SUSPECT.sub(lambda m: m[0] if m[0].isprintable() else json.dumps(m[0])[1:-1], text)
+
+
+def leave_closed_terminal() -> None:
+    """Let messages go nowhere from now on if the terminal was closed: each would be an error, and a
+    run is to save, or to continue."""
+    for descriptor in (1, 2):
+        try:
+            termios.tcgetattr(descriptor)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
 
 
 LIBRARY = "palm_ds"
