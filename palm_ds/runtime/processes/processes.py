@@ -109,6 +109,11 @@ class Processes:
         liveness.reached(step)
         rank_status.report(self.rank, step=step)
 
+    def resumed(self, step: int) -> None:
+        """Tell them likewise that this process continues from the checkpoint of `step`."""
+        liveness.reached(step)
+        rank_status.report(self.rank, step=step, saved=step, resumed=step)
+
     def saved(self, step: int) -> None:
         """Tell `palm-ds run` that there is a checkpoint of `step`."""
         rank_status.report(self.rank, saved=step)
