@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -312,7 +313,11 @@ _EXPECTED = {
     "tuple": "a list",
 }
 """The expected type in words, by the first word of pydantic's error type."""
-_YAML_WORDS = """; YAML reads yes, no, on and off so unless they are quoted, as in ['no', 'yes']"""
+_YAML_WORDS = {
+    bool: """; YAML reads yes, no, on and off so unless they are quoted, as in ['no', 'yes']""",
+    date: "; YAML reads it as a date unless it is quoted",
+}
+"""What a text may be that is none."""
 
 
 def one_line(error: ValidationError, where: str) -> str:
@@ -345,7 +350,7 @@ def one_line(error: ValidationError, where: str) -> str:
     elif kind == "too_long":
         message = f"expected {context['max_length']} values"
     given = first.get("input")
-    hint = _YAML_WORDS if kind == "string_type" and isinstance(given, bool) else ""
+    hint = _YAML_WORDS.get(type(given), "") if kind == "string_type" else ""
     return f"{path}: {message}, got {shorten(given)}{hint}"
 
 

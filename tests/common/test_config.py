@@ -171,6 +171,15 @@ def test_an_override_leaves_an_alias_alone(tmp_path: Path) -> None:
     }
 
 
+def test_a_name_that_yaml_reads_as_a_date() -> None:
+    @dataclass(frozen=True)
+    class Start:
+        init_from: str
+
+    with pytest.raises(UserError, match="expected text, got .2026-11-29.; YAML reads it as a date"):
+        parse(Start, dict([parse_override("init_from=2026-11-29")]), "")
+
+
 def test_a_mark_of_byte_order_is_no_mistake(tmp_path: Path) -> None:
     """Editors of Windows write one."""
     for name, read in (("a.yaml", read_yaml), ("a.json", read_json)):
