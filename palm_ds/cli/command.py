@@ -35,6 +35,7 @@ from palm_ds.cli.interrupts import (
 )
 from palm_ds.cli.output import add_output_options, direct_messages
 from palm_ds.common.errors import FAILED, MISTAKE, UserError, exit_on_user_error, suggest
+from palm_ds.common.messages import print_error
 from palm_ds.runtime.processes.launch_env import adapt_to_open_mpi, rank_of_launcher
 
 CONTINUES = "stopped; run the same command again to continue"
@@ -245,10 +246,10 @@ def _until_interrupted(run: Callable[[], int], said: str) -> int:
         with _signals_before_errors(), quiet_at_closed_pipe():
             return run()
     except _Ended as ended:
-        print(line_of(ended.number), file=sys.stderr, flush=True)
+        print_error(line_of(ended.number))
         return 128 + ended.number
     except KeyboardInterrupt:
-        print(said, file=sys.stderr, flush=True)
+        print_error(said)
         return 130
     except SystemExit as ended:
         _report_end(ended.code if isinstance(ended.code, int) else FAILED)
@@ -332,7 +333,7 @@ def _say_once(message: str, code: int) -> None:
             time.sleep(_TURN_SECONDS * (1 if os.environ.get("LOCAL_RANK") == "0" else 2))
         except KeyboardInterrupt:
             return
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    print_error(f"error: {message}")
 
 
 def _report_crash(error: Exception) -> None:

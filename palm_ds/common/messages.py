@@ -90,6 +90,15 @@ def leave_closed_terminal() -> None:
                 os.close(nowhere)
 
 
+def print_error(line: str) -> None:
+    """Print a line to standard error, if anybody reads it: where `2>&1 | tee` has ended or the
+    terminal was closed, a process that is to end, or to continue, still does so."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        leave_closed_terminal()
+
+
 LIBRARY = "palm_ds"
 """Name of the parent logger of all modules."""
 

@@ -17,7 +17,7 @@ from types import FrameType
 import psutil
 
 from palm_ds.common import errors
-from palm_ds.common.messages import leave_closed_terminal
+from palm_ds.common.messages import leave_closed_terminal, print_error
 from palm_ds.runtime.processes import liveness, rank_status, run_lock
 from palm_ds.runtime.processes.launchers import has_ended, launchers
 
@@ -123,8 +123,9 @@ def _end_start() -> None:
     run_lock.release_held()
     if os.environ.get("RANK", "0") == "0":
         text = "stopped before the first step; the same command starts it again"
-        print(text, file=sys.stderr, flush=True)
-    sys.stdout.flush()
+        print_error(text)
+    with suppress(OSError):
+        sys.stdout.flush()
     os._exit(code)
 
 

@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from palm_ds.common import errors
 from palm_ds.common.errors import UserError
 from palm_ds.common.files import hash_of_text, locked
-from palm_ds.common.messages import counted, leave_closed_terminal, printable
+from palm_ds.common.messages import counted, print_error, printable
 from palm_ds.common.settings import Settings
 from palm_ds.runtime.supervisor.attempt import Attempt, Outcome
 from palm_ds.runtime.supervisor.command_line import RunCommand, understand
@@ -154,7 +153,7 @@ class _Supervisor:
         where = f"; the last checkpoint is of step {self.saved}" if self.saved > 0 else ""
         tries = self.settings.restarts
         text = f"given up after {counted(tries, 'restart')} without progress: " if tries else ""
-        _print(f"error: {text}{printable(outcome.reason)}{where}")
+        print_error(f"error: {text}{printable(outcome.reason)}{where}")
         return outcome.code
 
     def _sleep(self, seconds: float) -> None:
@@ -163,7 +162,7 @@ class _Supervisor:
             time.sleep(0.1)
 
     def _say(self, text: str) -> None:
-        _print(f"palm-ds run: {printable(text)}")
+        print_error(f"palm-ds run: {printable(text)}")
 
 
 def _ssh(settings: Supervision) -> list[str]:
@@ -175,13 +174,6 @@ def _ssh(settings: Supervision) -> list[str]:
     if not words or shutil.which(words[0]) is None:
         raise UserError(f"--ssh {settings.ssh}: no such program; it reaches the other hosts")
     return words
-
-
-def _print(line: str) -> None:
-    try:
-        print(line, file=sys.stderr, flush=True)
-    except OSError:  # a run continues without its terminal
-        leave_closed_terminal()
 
 
 def _name_of(words: Sequence[str]) -> str:
