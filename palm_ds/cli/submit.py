@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from palm_ds.runtime.schedulers.job import ClusterJob, ClusterScheduler
 
 DETACHED = 130  # as a program that was interrupted; the job continues
-_RECIPE, _MACHINE = "recipe.yaml", "ds_config.json"  # in a ConfigMap
+_IN_CONFIG_MAP = "recipe.yaml", "ds_config.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.recipe and (args.follow or args.cancel):
+        name = "follow" if args.follow else "cancel"
+        raise UserError(f"--{name}: is for a job that was submitted; remove {args.recipe}")
     scheduler = _scheduler(args)
     if args.cancel:
         scheduler.cancel(args.cancel)
@@ -123,10 +126,14 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _files(args: argparse.Namespace) -> dict[str, str]:
     """The files of the ConfigMap."""
-    recipe, machine = _paths(args)
-    return {
-        name: path.read_text("utf-8") for name, path in ((_RECIPE, recipe), (_MACHINE, machine))
-    }
+    return {name: _text_of(path) for name, path in zip(_IN_CONFIG_MAP, _paths(args), strict=True)}
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: cannot be read as text: {error}") from None
 
 
 def _paths(args: argparse.Namespace) -> tuple[Path, Path]:
@@ -168,9 +175,9 @@ def _job(args: argparse.Namespace) -> ClusterJob:
     values = _checked(args, recipe)
     read_ds_config(machine)
     paths = (
-        (f"{FOLDER}/{_RECIPE}", f"{FOLDER}/{_MACHINE}")
+        [f"{FOLDER}/{name}" for name in _IN_CONFIG_MAP]
         if args.kubernetes
-        else (str(recipe.resolve()), str(machine.resolve()))
+        else [str(recipe.resolve()), str(machine.resolve())]
     )
     return ClusterJob(
         name=job_name(args.name or recipe.stem),

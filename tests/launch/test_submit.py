@@ -358,11 +358,17 @@ def test_a_recipe_that_the_job_checks_may_have_no_source(place: Path, capsys, so
         ((*SLURM, "--nodes", "0"), "--nodes: expected a number above 0, got 0"),
         ((*KUBERNETES, "--gpus", "0"), "--gpus: expected 1 or more, got 0"),
         ((*SLURM, "--name", "1"), "name '1': must begin with a letter"),
+        ((*SLURM, "--follow", "7"), "--follow: is for a job that was submitted; remove My mood"),
+        (
+            ("--kubernetes", "utf16", *KUBERNETES[2:]),
+            "utf16: cannot be read as text: 'utf-8' codec",
+        ),
     ],
 )
 def test_mistakes_are_told_before_a_job_waits(
     place: Path, words: tuple[str, ...], message: str, capsys
 ) -> None:
+    (place / "utf16").write_text(RECIPE, encoding="utf-16")
     with pytest.raises(SystemExit) as ended:
         submit(*words)
     assert ended.value.code == 2 and message in capsys.readouterr().err
