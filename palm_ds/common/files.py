@@ -95,7 +95,7 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:  # some file systems, as /proc, say that the new folder is not there
         why = error.strerror or error
-        raise UserError(f"{folder}: cannot be created: {why}; name another place") from None
+        raise UserError(f"{folder}: cannot be created: {why}") from None
 
 
 def check_not_input(output: Path, inputs: Iterable[str | Path]) -> None:

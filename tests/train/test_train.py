@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from palm_ds.common.errors import UserError, exit_on_user_error
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.runtime.processes import rank_status
 from palm_ds.train.export import FinalWeights, export, exported_tokenizer
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.train.setup.build import build_model
@@ -171,6 +172,21 @@ def test_retromae_leaves_vectors_of_cls(tmp_path) -> None:
     assert '"pooling_mode_cls_token": true' in (hf / "1_Pooling" / "config.json").read_text()
     written = load_file(hf / "model.safetensors")
     assert "cls.predictions.bias" in written and not [x for x in written if "retromae" in x]
+
+
+def test_palm_ds_run_hears_from_which_checkpoint_a_start_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a start has made no checkpoint of its own yet."""
+    recipe = replace(two_sources(tmp_path), held_out=0.0, export_onnx=())
+    run = RunSpec(recipe=recipe, ds_config=make_ds_config({}), folder=tmp_path / "run")
+    found = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv(rank_status.FOLDER, str(tmp_path / name))
+        assert train(run) == 0
+        found += [(x.saved, x.resumed) for x in rank_status.read_all(tmp_path / name)]
+    assert found == [(2, 0), (2, 2)]
 
 
 FULL, REFUSED = "x: No space left on device", "x: Permission denied"
