@@ -30,6 +30,19 @@ if TYPE_CHECKING:
     from palm_ds.train.evaluate.minimal_pairs import PairScores
 
 
+_OF_PREDICTIONS = (
+    "kind",
+    "columns",
+    "simplify",
+    "no_header",
+    "positive",
+    "separator",
+    "scheme",
+    "style",
+)
+"""Options that minimal pairs have no use for."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_task_arguments(parser)
     _add_pair_arguments(parser)
@@ -127,6 +140,11 @@ def _check_given(args: argparse.Namespace) -> None:
     pairs = {"--pairs": args.pairs, "--model": args.model}
     if args.pairs and (args.report or args.html):
         raise UserError("--report and --html: minimal pairs have no classes; remove them")
+    given = [name for name in _OF_PREDICTIONS if getattr(args, name)]
+    if args.pairs and given:
+        raise UserError(f"--{given[0]}: is of predictions, not of minimal pairs; remove it")
+    if args.score != "unmasked" and not args.pairs:
+        raise UserError("--score: is how a model scores --pairs; remove it")
     for name in ("json", "html"):
         file = getattr(args, name)
         if isinstance(file, Path) and file.is_dir():

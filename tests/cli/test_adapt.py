@@ -200,8 +200,8 @@ def test_a_prepared_corpus_is_taken_as_it_is(
     recipe = read_yaml(Path(out) / "adapt.yaml")
     assert recipe["sources"] == {"text": {"corpus": str(corpus)}}
     assert not (Path(out) / "corpus").exists()
+    other = [str(place / "modernbert"), str(corpus), "--out", str(place / "other")]
     with pytest.raises(SystemExit):
-        other = [str(place / "modernbert"), str(corpus), "--out", str(place / "other")]
         main(["adapt", *other])
     assert "prepared with another tokenizer" in capsys.readouterr().err.splitlines()[-1]
     with pytest.raises(SystemExit):

@@ -144,6 +144,11 @@ def test_help_needs_no_torch() -> None:
         ("merge a b --out o --corpus nowhere", "corpus nowhere: no such folder"),
         ("evaluate --pairs x --model m --json .", "--json .: is a folder; name a file in it"),
         ("evaluate --gold x --predictions y --json x", "x: is one of the files that are read"),
+        (
+            "evaluate --pairs x --model m --kind ranking",
+            "--kind: is of predictions, not of minimal",
+        ),
+        ("evaluate --gold x --predictions y --score masked", "--score: is how a model scores --p"),
         ("evaluate --gold x --predictions y --html .", "--html .: is a folder; name a file in it"),
     ],
 )
