@@ -274,7 +274,7 @@ def _signals_before_errors() -> Iterator[None]:
 @contextmanager
 def quiet_at_closed_pipe() -> Iterator[None]:
     """End as SIGPIPE would when the reader of the output has closed it, as in `| head`; with one
-    line when its disk is full."""
+    line when its disk, or that of another file, is full."""
     try:
         yield
     except BrokenPipeError:
@@ -284,9 +284,12 @@ def quiet_at_closed_pipe() -> Iterator[None]:
             raise
         raise SystemExit(128 + signal.SIGPIPE) from None
     except OSError as error:
-        if error.errno != errno.ENOSPC or not _is_full(sys.stdout):
+        if error.errno == errno.ENOSPC and _is_full(sys.stdout):
+            _end_full_output()
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        _end_full_output()
+        print_error(f"error: {error.strerror}")  # of a file whose name the system does not say
+        raise SystemExit(FAILED) from None
     finally:
         try:
             if sys.stdout is not None:  # `>&-` closes it

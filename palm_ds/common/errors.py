@@ -34,6 +34,7 @@ FINAL = (FINISHED, MISTAKE, NONFINITE)
 
 _OF_THE_SYSTEM = {
     errno.EACCES,
+    errno.EDQUOT,
     errno.EEXIST,
     errno.EISDIR,
     errno.ELOOP,
