@@ -11,6 +11,7 @@ from palm_ds.cli.command import CONTINUES, Command, hint_next
 from palm_ds.cli.options import add_fields, local_path, options_of
 from palm_ds.cli.output import console_of, show, summarize
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import counted
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from palm_ds.train.recipe.recipe import Recipe
 
 RECIPE = "adapt.yaml"
+_INPUT, _TEXT = ("text_field", "text_documents"), ("language", "lower")
+"""The options of `palm-ds prepare` that it has too."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,12 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--deepspeed_config", metavar="FILE", help="(zero1_bf16 with a GPU, else cpu)")
     add("--recipe_only", action="store_true", help="prepare, write the recipe, and stop")
     reading = parser.add_argument_group("reading, as `palm-ds prepare`; its other options: run it")
-    names = {"text_field": "NAME", "text_documents": "END"}
-    add_fields(reading, InputOptions, *names, metavar=names, choices={"text_documents": DOCUMENTS})
-    choices = {"language": LANGUAGES}
-    add_fields(
-        reading, TextOptions, "language", "lower", metavar={"language": "L"}, choices=choices
-    )
+    metavar = {"text_field": "NAME", "text_documents": "END", "language": "L"}
+    choices = {"text_documents": DOCUMENTS, "language": LANGUAGES}
+    add_fields(reading, InputOptions, *_INPUT, metavar=metavar, choices=choices)
+    add_fields(reading, TextOptions, *_TEXT, metavar=metavar, choices=choices)
     reading.add_argument("--workers", type=int, metavar="N", help="processes that prepare (1)")
 
 
@@ -87,6 +88,13 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError(f"--out {args.out}: is the model itself; choose another folder")
     if (args.out / "recipe.yaml").is_file() and not (args.out / RECIPE).is_file():
         raise UserError(f"--out {args.out}: holds another run; choose another folder")
+    if args.general_share is not None and not args.general:
+        raise UserError("--general_share: needs --general, the text that is mixed in")
+    reading = [f"--{name}" for name in (*_INPUT, *_TEXT, "workers") if getattr(args, name)]
+    if reading and all(map(_is_prepared, filter(None, (args.texts, args.general)))):
+        raise UserError(
+            f"{', '.join(reading)}: a prepared corpus is taken as it is; remove it, or give texts"
+        )
 
 
 def _ds_config(given: str | None, device: torch.device) -> str:
@@ -103,14 +111,13 @@ def _corpus(
 ) -> Corpus:
     """The texts with the model's tokens: a prepared corpus as it is, others in DIR/`name`. Raises
     UserError."""
-    from palm_ds.corpus.manifest import NAME
     from palm_ds.corpus.options import InputOptions, TextOptions
     from palm_ds.corpus.prepare import PrepareOptions, prepare
     from palm_ds.corpus.store import open_corpus
 
-    lower = args.lower or (start.text_tokenizer.lower and not start.tokenizer.lower)
-    if len(texts) == 1 and (Path(texts[0]) / NAME).is_file():
+    if _is_prepared(texts):
         return open_corpus(texts[0])
+    lower = args.lower or (start.text_tokenizer.lower and not start.tokenizer.lower)
     options = PrepareOptions(
         text=options_of(TextOptions, args, lower=lower or None),
         input=options_of(InputOptions, args),
@@ -121,12 +128,20 @@ def _corpus(
     return open_corpus(args.out / name)
 
 
+def _is_prepared(texts: Sequence[str]) -> bool:
+    """Whether they are one prepared corpus."""
+    from palm_ds.corpus.manifest import NAME
+
+    return len(texts) == 1 and (Path(texts[0]) / NAME).is_file()
+
+
 def _write_recipe(args: argparse.Namespace, values: Mapping[str, Any]) -> None:
     """Write DIR/adapt.yaml. Raises UserError if another one is there."""
     import yaml
 
     from palm_ds.common.atomic import write_file_atomically
     from palm_ds.common.config import differences, read_yaml
+    from palm_ds.common.files import make_folder
 
     file = args.out / RECIPE
     if file.is_file():
@@ -136,7 +151,7 @@ def _write_recipe(args: argparse.Namespace, values: Mapping[str, Any]) -> None:
                 f"pretrain {file} --run_dir {args.out}`, or choose another folder"
             )
         return
-    args.out.mkdir(parents=True, exist_ok=True)
+    make_folder(args.out)
     head = "# Made by palm-ds adapt. To change it: a copy, and palm-ds pretrain.\n"
     text = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
     write_file_atomically(file, head + text)
@@ -210,7 +225,7 @@ def _report(
     hf = args.out / "hf"
     place = hf if hf.is_dir() else args.out / "weights"  # transformers lacks some encoders
     record = {"out": args.out, "model": place, "steps": steps, "losses": losses}
-    show(args, record, table, f"finished: {steps:,} steps; the model is in {place}")
+    show(args, record, table, f"finished: {counted(steps, 'step')}; the model is in {place}")
 
 
 COMMAND = Command(

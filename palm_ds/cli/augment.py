@@ -8,6 +8,7 @@ from palm_ds.cli.command import CONTINUES, Command
 from palm_ds.cli.inference_options import progress
 from palm_ds.cli.options import local_path
 from palm_ds.cli.output import summarize
+from palm_ds.common.messages import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     with progress("augment", not args.quiet) as done:
         rows = augment(table, args.output, settings, guesser, model=model, done=done)
     record = {"rows": rows, "from_rows": len(table), "output": args.output}
-    summarize(args, record, f"{rows:,} rows from {len(table):,}; written to {args.output}")
+    summarize(args, record, f"{counted(rows, 'row')} from {len(table):,}; written to {args.output}")
     return 0
 
 

@@ -35,6 +35,7 @@ from palm_ds.cli.interrupts import (
 )
 from palm_ds.cli.output import add_output_options, direct_messages
 from palm_ds.common.errors import FAILED, MISTAKE, UserError, exit_on_user_error, suggest
+from palm_ds.common.messages import print_error
 from palm_ds.runtime.processes.launch_env import adapt_to_open_mpi, rank_of_launcher
 
 CONTINUES = "stopped; run the same command again to continue"
@@ -245,10 +246,10 @@ def _until_interrupted(run: Callable[[], int], said: str) -> int:
         with _signals_before_errors(), quiet_at_closed_pipe():
             return run()
     except _Ended as ended:
-        print(line_of(ended.number), file=sys.stderr, flush=True)
+        print_error(line_of(ended.number))
         return 128 + ended.number
     except KeyboardInterrupt:
-        print(said, file=sys.stderr, flush=True)
+        print_error(said)
         return 130
     except SystemExit as ended:
         _report_end(ended.code if isinstance(ended.code, int) else FAILED)
@@ -273,7 +274,7 @@ def _signals_before_errors() -> Iterator[None]:
 @contextmanager
 def quiet_at_closed_pipe() -> Iterator[None]:
     """End as SIGPIPE would when the reader of the output has closed it, as in `| head`; with one
-    line when its disk is full."""
+    line when its disk, or that of another file, is full."""
     try:
         yield
     except BrokenPipeError:
@@ -283,9 +284,12 @@ def quiet_at_closed_pipe() -> Iterator[None]:
             raise
         raise SystemExit(128 + signal.SIGPIPE) from None
     except OSError as error:
-        if error.errno != errno.ENOSPC or not _is_full(sys.stdout):
+        if error.errno == errno.ENOSPC and _is_full(sys.stdout):
+            _end_full_output()
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        _end_full_output()
+        print_error(f"error: {error.strerror}")  # of a file whose name the system does not say
+        raise SystemExit(FAILED) from None
     finally:
         try:
             if sys.stdout is not None:  # `>&-` closes it
@@ -332,7 +336,7 @@ def _say_once(message: str, code: int) -> None:
             time.sleep(_TURN_SECONDS * (1 if os.environ.get("LOCAL_RANK") == "0" else 2))
         except KeyboardInterrupt:
             return
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    print_error(f"error: {message}")
 
 
 def _report_crash(error: Exception) -> None:

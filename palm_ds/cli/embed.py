@@ -16,6 +16,7 @@ from palm_ds.cli.inference_options import (
 from palm_ds.cli.options import local_path
 from palm_ds.cli.output import console_of, summarize
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import counted
 
 if TYPE_CHECKING:
     from palm_ds.inference.embedder import Embedder
@@ -113,10 +114,10 @@ def _embed_files(
     if result:
         console = console_of(args)
         if result.continued:
-            console.print(f"note: {result.continued:,} rows were embedded by an earlier run")
+            console.print(f"note: embedded by an earlier run: {counted(result.continued, 'row')}")
         speed = (result.rows - result.continued) / max(result.seconds, 1e-9)
         took = f"{result.seconds:.1f} s, {speed:,.0f} rows/s"
-        what = f"{result.rows:,} rows, {result.size} numbers each"
+        what = f"{counted(result.rows, 'row')}, {result.size} numbers each"
         if result.active is not None:
             what += f", of which {result.active:,.1f} are not 0"
         record = {"rows": result.rows, "size": result.size, "seconds": result.seconds}

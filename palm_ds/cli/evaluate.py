@@ -15,8 +15,10 @@ from palm_ds.cli.inference_options import (
     report_lines,
     start_processes,
 )
+from palm_ds.cli.options import local_path
 from palm_ds.cli.output import show
 from palm_ds.common.errors import UserError
+from palm_ds.common.files import check_not_input, make_folder
 from palm_ds.common.json_files import write_json
 from palm_ds.common.messages import nan_to_null
 
@@ -26,6 +28,19 @@ if TYPE_CHECKING:
 
     from palm_ds.inference.score_files import FileScores
     from palm_ds.train.evaluate.minimal_pairs import PairScores
+
+
+_OF_PREDICTIONS = (
+    "kind",
+    "columns",
+    "simplify",
+    "no_header",
+    "positive",
+    "separator",
+    "scheme",
+    "style",
+)
+"""Options that minimal pairs have no use for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=True,
         default=False,
+        type=local_path,
         metavar="FILE",
         help="print the scores as JSON, or write them to this file too",
     )
@@ -124,6 +140,17 @@ def _check_given(args: argparse.Namespace) -> None:
     pairs = {"--pairs": args.pairs, "--model": args.model}
     if args.pairs and (args.report or args.html):
         raise UserError("--report and --html: minimal pairs have no classes; remove them")
+    given = [name for name in _OF_PREDICTIONS if getattr(args, name)]
+    if args.pairs and given:
+        raise UserError(f"--{given[0]}: is of predictions, not of minimal pairs; remove it")
+    if args.score != "unmasked" and not args.pairs:
+        raise UserError("--score: is how a model scores --pairs; remove it")
+    for name in ("json", "html"):
+        file = getattr(args, name)
+        if isinstance(file, Path) and file.is_dir():
+            raise UserError(f"--{name} {file}: is a folder; name a file in it")
+        if isinstance(file, Path):
+            check_not_input(file, [*args.gold, args.predictions, *args.pairs])
     given = [name for name, value in {**predictions, **pairs}.items() if value]
     if given not in ([*predictions], [*pairs]):
         raise UserError(
@@ -174,8 +201,8 @@ def _show(
     printed: Mapping[str, object],
     *lines: RenderableType,
 ) -> None:
-    if isinstance(args.json, str):
-        Path(args.json).parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(args.json, Path):
+        make_folder(args.json.parent)
         write_json(args.json, nan_to_null(written))
     show(args, printed, *lines)
 

@@ -16,6 +16,7 @@ from palm_ds.cli.inference_options import add_inference_arguments, progress, sta
 from palm_ds.cli.options import local_path
 from palm_ds.cli.output import show, summarize
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import counted
 
 if TYPE_CHECKING:
     from palm_ds.inference.embedder import Embedder, EmbeddingSettings
@@ -80,8 +81,8 @@ def _add(args: argparse.Namespace, index: SearchIndex, embedder: Embedder) -> in
     grown = index.grow_graph()
     seconds, total = time.monotonic() - started, index.total
     lines = [
-        f"{summary.added:,} texts added, of which {summary.replaced:,} replace others; "
-        f"{summary.unchanged:,} were there; {seconds:.1f} s; {args.index} has {total:,}"
+        f"{counted(summary.added, 'text')} added, {summary.replaced:,} of them in place of others; "
+        f"there before: {summary.unchanged:,}; {seconds:.1f} s; {args.index} has {total:,}"
     ]
     if index.wants_graph and not available():
         lines.append("searches compare every vector; pip install 'palm_ds[search]' is faster")
@@ -231,8 +232,8 @@ def _delete(args: argparse.Namespace) -> int:
         deleted = index.delete(args.ids, args.filter)
         total = index.total
     absent = len(set(args.ids)) - deleted if args.ids else 0
-    line = f"{deleted:,} texts deleted; {args.index} has {total:,}"
-    lines = [line, *[f"{absent:,} of the ids were not there"] * bool(absent)]
+    line = f"{counted(deleted, 'text')} deleted; {args.index} has {total:,}"
+    lines = [line, *[f"not there: {counted(absent, 'id')}"] * bool(absent)]
     summarize(args, {"deleted": deleted, "absent": absent, "texts": total}, *lines)
     return 0
 
@@ -265,7 +266,9 @@ def _compact(args: argparse.Namespace) -> int:
         left_out = index.compact()
         grown, total = index.grow_graph(), index.total
     seconds = time.monotonic() - started
-    line = f"{left_out:,} deleted texts left out; {seconds:.1f} s; {args.index} has {total:,}"
+    line = (
+        f"{counted(left_out, 'deleted text')} left out; {seconds:.1f} s; {args.index} has {total:,}"
+    )
     record = {"left_out": left_out, "texts": total, "graph": grown, "seconds": round(seconds, 3)}
     summarize(args, record, line)
     return 0
@@ -361,7 +364,7 @@ def _info(args: argparse.Namespace) -> int:
     deleted = rows.count - rows.total
     hint = "; `palm-ds index compact` frees their space" if deleted > _MANY * rows.count else ""
     lines = [
-        f"{rows.total:,} texts, {deleted:,} deleted{hint}",
+        f"{counted(rows.total, 'text')}, {deleted:,} deleted{hint}",
         f"vectors of {size} numbers by {embedding.model} ({embedding.settings.pooling})",
         "searched by the texts of each word"
         if sparse
@@ -381,7 +384,7 @@ def _info(args: argparse.Namespace) -> int:
 
 def _about_graph(covered: int, wanted: bool, available: bool) -> str:
     if covered:
-        return f"searched by a graph of {covered:,} rows"
+        return f"searched by a graph of {counted(covered, 'row')}"
     if not wanted:
         return "every vector is compared"
     how = "the next addition makes a graph" if available else "pip install 'palm_ds[search]'"

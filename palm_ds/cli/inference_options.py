@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from palm_ds.cli.options import local_path
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import json_line, nan_to_null, progress_to_stderr
 from palm_ds.runtime.processes.launch_env import launched_processes
@@ -51,7 +51,8 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also print scores by class or type, confusions and calibration",
     )
-    add("--html", default="", metavar="FILE", help="write the scores with these to a page")
+    page = "write the scores with these to a page"
+    add("--html", type=local_path, metavar="FILE", help=page)
 
 
 def report_lines(
@@ -68,8 +69,7 @@ def report_lines(
         return []
     tables = {task: report.tables() for task, report in reports.items()}
     if args.html:
-        path = Path(args.html)
-        write_scores(path, title, {x: (own, tables.get(x, {})) for x, own in scores.items()})
+        write_scores(args.html, title, {x: (own, tables.get(x, {})) for x, own in scores.items()})
     found = [detail_tables(task, own) for task, own in tables.items()]
     return [line for lines in found for line in lines] if args.report else []
 

@@ -14,6 +14,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 Handler = Callable[[int, FrameType | None], object]
@@ -55,7 +56,8 @@ class _Deferring:
             self._waits, self.has_raised = False, True
             self.handle(number, frame)
         elif again or importer.startswith(_COMMAND_LINE):
-            print(line_of(number), file=sys.stderr, flush=True)
+            with suppress(OSError):  # nobody may read it any more
+                print(line_of(number), file=sys.stderr, flush=True)
             os._exit(128 + number)
         else:
             self._waits = True

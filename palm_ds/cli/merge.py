@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Any
 from palm_ds.cli.command import Command
 from palm_ds.cli.options import local_path, options_of
 from palm_ds.cli.output import show, summarize
+from palm_ds.common.errors import UserError
 
 if TYPE_CHECKING:
+    from palm_ds.corpus.store import Corpus
     from palm_ds.inference.held_out_loss import MaskedLMLoss
 
 _METHODS = ("mean", "ema", "slerp", "ties")
+_COMPARISON = ("held_out", "examples")
+"""Options of `masked_lm_loss`."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,11 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--held_out",
         type=float,
-        default=0.0,
         metavar="P",
         help="of the corpus, what recipes with this `held_out` hold out (all documents)",
     )
-    add("--examples", type=int, default=1000, metavar="N", help="texts of the corpus (1000)")
+    add("--examples", type=int, metavar="N", help="texts of the corpus (1000)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -47,12 +50,13 @@ def run(args: argparse.Namespace) -> int:
 
     sources = sources_of(args.sources, args.last, args.best)
     wanted = options_of(MergeOptions, args)
+    corpus = _corpus(args)
     lines = merge_checkpoints(sources, args.out, wanted)
     record: dict[str, Any] = {"out": args.out, "sources": sources, "method": wanted.method}
-    if not args.corpus:
+    if corpus is None:
         summarize(args, record, *lines)
         return 0
-    losses = _losses(args, [*sources, args.out])
+    losses = _losses(args, corpus, [*sources, args.out])
     rows = [
         {"path": path, "loss": loss.nats, "accuracy": loss.accuracy, "tokens": loss.tokens}
         for path, loss in losses
@@ -61,12 +65,28 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _losses(args: argparse.Namespace, paths: Sequence[Path]) -> list[tuple[Path, MaskedLMLoss]]:
+def _corpus(args: argparse.Namespace) -> Corpus | None:
+    """The corpus to compare losses on, opened before anything is written. Raises UserError."""
     from palm_ds.corpus.store import open_corpus
+
+    given = [name for name in _COMPARISON if getattr(args, name) is not None]
+    if given and not args.corpus:
+        raise UserError(f"--{given[0]}: needs --corpus, on which losses are compared")
+    if args.examples is not None and args.examples < 1:
+        raise UserError(f"--examples: expected a number above 0, got {args.examples}")
+    if args.held_out is not None and not 0 <= args.held_out < 1:
+        raise UserError(f"--held_out: expected a number from 0 to below 1, got {args.held_out:g}")
+    return open_corpus(args.corpus) if args.corpus else None
+
+
+def _losses(
+    args: argparse.Namespace, corpus: Corpus, paths: Sequence[Path]
+) -> list[tuple[Path, MaskedLMLoss]]:
     from palm_ds.inference.held_out_loss import masked_lm_loss
     from palm_ds.inference.trained_model import TrainedModel
 
-    corpus, how = open_corpus(args.corpus), {"held_out": args.held_out, "examples": args.examples}
+    given = {name: getattr(args, name) for name in _COMPARISON}
+    how = {name: value for name, value in given.items() if value is not None}
     return [(path, masked_lm_loss(TrainedModel.open(path), corpus, **how)) for path in paths]
 
 

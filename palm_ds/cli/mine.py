@@ -12,6 +12,7 @@ from palm_ds.cli.inference_options import add_inference_arguments, progress, sta
 from palm_ds.cli.options import local_path
 from palm_ds.cli.output import summarize
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import counted
 
 if TYPE_CHECKING:
     from palm_ds.data.reader import Table
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--index", type=Path, metavar="INDEX", help="negatives are texts of this index of MODEL's")
     texts = "... of these files (neither: the positives of all rows)"
     add("--passages", nargs="+", default=[], metavar="FILE", help=texts)
-    add("--column", default="", metavar="NAME", help="the column of passages (text, text_a, ...)")
+    add("--column", default="", metavar="NAME", help="their column of texts (text, text_a, ...)")
     add("--columns", nargs="+", default=[], metavar="ROLE=NAME", help="as in a recipe's `read`")
     _choice_arguments(parser)
     add("--reranker", default="", metavar="RUN", help="a head of this model scores, not cosines")
@@ -78,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.index and args.passages:
         raise UserError("--index, --passages: negatives are of one of the two")
+    if args.column and not args.passages:
+        raise UserError("--column: needs --passages, the files that have it")
     if args.reranker_task and not args.reranker:
         raise UserError("--reranker_task: needs --reranker, a model that has the task")
     table = open_pairs(args.input, columns_of(args.columns))
@@ -102,11 +105,13 @@ def run(args: argparse.Namespace) -> int:
             scores=args.scores,
             done=done,
         )
-    before = f"note: {found.continued:,} queries were mined by an earlier run"
+    before = f"note: mined by an earlier run: {counted(found.continued, 'query')}"
+    made = f"{counted(found.rows, 'row')}, {counted(found.negatives, 'negative')}"
+    without = f"without a negative, as the limits leave none: {counted(found.without, 'row')}"
     lines = [
-        f"{found.rows:,} rows, {found.negatives:,} negatives; written to {args.output}",
+        f"{made}; written to {args.output}",
         f"mean score: positives {found.positive_score:.3f}, negatives {found.negative_score:.3f}",
-        *[f"{found.without:,} rows have no negative: the limits leave none"] * bool(found.without),
+        *[without] * bool(found.without),
         *[before] * bool(found.continued),
     ]
     summarize(args, vars(found) | {"output": args.output}, *lines)

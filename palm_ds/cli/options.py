@@ -11,6 +11,7 @@ from types import MappingProxyType, NoneType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.files import home_folder
 from palm_ds.common.keywords import descriptions
 from palm_ds.common.messages import first_sentence
 from palm_ds.common.remote_files import check_local
@@ -44,6 +45,8 @@ def local_path(text: str) -> Path:
         check_local(text)
     except UserError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    if text.startswith("~/"):  # shells leave that of `--out=~/x`, which would be a folder `~` here
+        return home_folder() / text[2:]
     return Path(text)
 
 

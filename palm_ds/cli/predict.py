@@ -18,6 +18,7 @@ from palm_ds.cli.inference_options import (
 from palm_ds.cli.options import list_of_names, local_path
 from palm_ds.cli.output import console_of, show
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import counted
 
 if TYPE_CHECKING:
     from palm_ds.inference.predict_files import PredictionSummary
@@ -129,21 +130,18 @@ def _show(report: PredictionSummary, args: argparse.Namespace, world: int) -> No
         record["reports"] = {name: each.record() for name, each in report.reports.items()}
     show(args, record, *([table] if report.scores else []), *lines)
     if report.continued:
-        console.print(f"note: {report.continued:,} rows were predicted by an earlier run")
+        console.print(f"note: predicted by an earlier run: {counted(report.continued, 'row')}")
     for note in report.notes:
         console.print(f"note: {note}", markup=False)
     for task, rows in report.cut.items():
         if rows:
-            console.print(f"note: {task}: {rows:,} rows are truncated", markup=False)
+            console.print(f"note: {task}: truncated: {counted(rows, 'row')}", markup=False)
     predicted = report.rows - report.continued / report.passes
     speed = predicted / max(report.seconds, 1e-9)
-    work = f"{_count(report.passes, 'pass')} by {_count(world, 'process')}"
+    work = f"{counted(report.passes, 'pass')} by {counted(world, 'process')}"
     took = f"{report.seconds:.1f} s, {speed:,.0f} rows/s"
-    console.print(f"{report.rows:,} rows in {work}, {took}; written to {args.output}", markup=False)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}es"
+    rows = counted(report.rows, "row")
+    console.print(f"{rows} in {work}, {took}; written to {args.output}", markup=False)
 
 
 COMMAND = Command(

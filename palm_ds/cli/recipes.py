@@ -76,10 +76,9 @@ def _copy_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "destination",
         nargs="?",
-        default=Path(),
-        type=Path,
+        default=".",
         metavar="DESTINATION",
-        help="an existing folder or a new file (this folder)",
+        help="a folder/ or a new file (this folder)",
     )
 
 
@@ -119,6 +118,7 @@ def _import(args: argparse.Namespace) -> int:
     import yaml
 
     from palm_ds.common.atomic import write_file_atomically
+    from palm_ds.common.files import make_folder
     from palm_ds.train.recipe.paddlepalm import import_config
 
     if args.recipe.exists():
@@ -128,7 +128,7 @@ def _import(args: argparse.Namespace) -> int:
     command = f"palm-ds finetune {args.recipe} --deepspeed_config FILE --run_dir {folder}"
     head = f"# Made by palm-ds recipes import from {args.config}. Train it with\n# {command}\n"
     text = yaml.safe_dump(made.values, sort_keys=False, allow_unicode=True)
-    args.recipe.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(args.recipe.parent)
     write_file_atomically(args.recipe, head + text)
     notes = {"changed": made.changed, "left_out": made.left_out}
     lines = [x for key, found in notes.items() if found for x in (_TITLES[key], *found)]

@@ -62,6 +62,11 @@ def slots_of(jobs: int, shared: bool) -> list[dict[str, str]]:
     if jobs < 0:
         raise UserError(f"--jobs {jobs}: expected a number of runs")
     if shared:
+        if jobs > 1:
+            raise UserError(
+                f"--jobs {jobs}: the launcher gives each run all devices, so that they run one "
+                "after another; remove it"
+            )
         return [{}]
     if device.device_name() == "cpu":
         jobs = jobs or 1

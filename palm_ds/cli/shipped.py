@@ -84,13 +84,15 @@ def _shortened(sentence: str, columns: int) -> str:
     return fitting[-1] if fitting else textwrap.shorten(sentence, columns, placeholder=" ...")
 
 
-def copy(name: str, destination: Path) -> Path:
-    """Copy a shipped file to an existing folder or a new file. Raises UserError."""
+def copy(name: str, destination: str) -> Path:
+    """Copy a shipped file to a folder (an existing one, or `new/`) or to a new file. Raises
+    UserError."""
     files = {**recipes(), **ds_configs()}
     file = _named(name, files)
     if file is None:
         raise UserError(f"{name}: no shipped file has this name{_near(name, files)}")
-    target = destination / file.name if destination.is_dir() else destination
+    into = destination.endswith("/") or Path(destination).is_dir()
+    target = Path(destination) / file.name if into else Path(destination)
     if target.exists():
         raise UserError(f"{target}: already exists; give another name, or remove it")
     try:

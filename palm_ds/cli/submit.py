@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from palm_ds.cli.command import Command
-from palm_ds.cli.options import check_overrides
+from palm_ds.cli.options import check_overrides, local_path
 from palm_ds.cli.output import console_of, show, summarize
 from palm_ds.common.errors import UserError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from palm_ds.runtime.schedulers.job import ClusterJob, ClusterScheduler
 
 DETACHED = 130  # as a program that was interrupted; the job continues
-_RECIPE, _MACHINE = "recipe.yaml", "ds_config.json"  # in a ConfigMap
+_IN_CONFIG_MAP = "recipe.yaml", "ds_config.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--slurm", action="store_true", help="by sbatch")
     where.add_argument("--kubernetes", action="store_true", help="by kubectl")
     add("--deepspeed_config", metavar="FILE", help="the DeepSpeed file, or a shipped one")
-    add("--run_dir", metavar="DIR", help="folder for all output, where the job runs")
+    run_dir = "folder for all output, where the job runs"
+    add("--run_dir", type=local_path, metavar="DIR", help=run_dir)
     add("--nodes", type=int, metavar="N", help="machines (2)")
     add("--gpus", type=int, metavar="N", help="GPUs of each (8)")
     add("--name", metavar="NAME", help="of the job (the recipe's)")
@@ -46,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.recipe and (args.follow or args.cancel):
+        name = "follow" if args.follow else "cancel"
+        raise UserError(f"--{name}: is for a job that was submitted; remove {args.recipe}")
     scheduler = _scheduler(args)
     if args.cancel:
         scheduler.cancel(args.cancel)
@@ -122,10 +126,14 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _files(args: argparse.Namespace) -> dict[str, str]:
     """The files of the ConfigMap."""
-    recipe, machine = _paths(args)
-    return {
-        name: path.read_text("utf-8") for name, path in ((_RECIPE, recipe), (_MACHINE, machine))
-    }
+    return {name: _text_of(path) for name, path in zip(_IN_CONFIG_MAP, _paths(args), strict=True)}
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: cannot be read as text: {error}") from None
 
 
 def _paths(args: argparse.Namespace) -> tuple[Path, Path]:
@@ -167,16 +175,16 @@ def _job(args: argparse.Namespace) -> ClusterJob:
     values = _checked(args, recipe)
     read_ds_config(machine)
     paths = (
-        (f"{FOLDER}/{_RECIPE}", f"{FOLDER}/{_MACHINE}")
+        [f"{FOLDER}/{name}" for name in _IN_CONFIG_MAP]
         if args.kubernetes
-        else (str(recipe.resolve()), str(machine.resolve()))
+        else [str(recipe.resolve()), str(machine.resolve())]
     )
     return ClusterJob(
         name=job_name(args.name or recipe.stem),
         command="finetune" if _reads_tables(values) else "pretrain",
         recipe=paths[0],
         ds_config=paths[1],
-        run_dir=args.run_dir,
+        run_dir=str(args.run_dir),
         overrides=args.overrides,
         nodes=args.nodes,
         gpus=args.gpus,

@@ -140,7 +140,9 @@ def _record(folder: Path, code: int, *, dry_run: bool) -> dict[str, object]:
 def _overrides(args: argparse.Namespace) -> list[str]:
     """The overrides of the command line, and the options that are recipe keys."""
     given = {"init_from": args.init_from, "extend": args.extend}
-    return [*args.overrides, *(f"{key}={value}" for key, value in given.items() if value)]
+    # quoted: YAML would read 2026-11-29 as a date, and a # as a comment
+    quoted = {key: json.dumps(value, ensure_ascii=False) for key, value in given.items() if value}
+    return [*args.overrides, *(f"{key}={value}" for key, value in quoted.items())]
 
 
 def _profile(args: argparse.Namespace) -> ProfileSettings | None:

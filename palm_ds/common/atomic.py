@@ -27,14 +27,20 @@ _STEM_LENGTH = 40  # characters of a folder's name in its part's name, whose len
 
 
 def write_file_atomically(path: str | Path, data: str | bytes) -> None:
-    """Replaces a file with `data` (text as UTF-8). Several processes may write the same file."""
+    """Replaces a file with `data` (text as UTF-8). Several processes may write the same file. An
+    OSError names it; a place where no file can be made is a UserError."""
     path = Path(path)
     part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         part.write_bytes(data.encode("utf-8") if isinstance(data, str) else data)
         move_into_place(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno:
+            if error.errno == errno.ENOENT and path.parent.is_dir():
+                raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+            error.filename, error.filename2 = str(path), None  # nobody knows of the part
         raise
 
 

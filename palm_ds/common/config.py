@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -101,6 +102,9 @@ def _load_yaml(text: str) -> Any:
         raise yaml.YAMLError("nested too deeply") from None
 
 
+_MERGE = "tag:yaml.org,2002:merge"
+
+
 class _StrictLoader(yaml.SafeLoader):
     """A YAML loader that rejects duplicate keys."""
 
@@ -121,6 +125,8 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
+            if key_node.tag == _MERGE:  # `<<: *name`; the keys beside it replace those of the name
+                continue
             key = self.construct_object(key_node, deep=True)
             if isinstance(key, str) and key in seen:
                 raise yaml.constructor.ConstructorError(
@@ -149,11 +155,15 @@ def _cut(text: str) -> str:
 
 
 def override(values: dict[str, Any], key: str, value: object) -> None:
-    """Sets a dotted key in place and creates missing sections."""
+    """Sets a dotted key in place and creates missing sections. Another section that is the same by
+    an alias of YAML stays as it is."""
     *parents, last = key.split(".")
     at: object = values
     for parent in parents:
-        at = at.setdefault(parent, {}) if isinstance(at, dict) else None
+        inner = at.get(parent) if isinstance(at, dict) else ""
+        if isinstance(at, dict) and (inner is None or isinstance(inner, dict)):
+            at[parent] = inner = dict(inner or {})
+        at = inner
     if not isinstance(at, dict):
         raise UserError(f"override of {key!r}: `{'.'.join(parents)}` is not a section")
     at[last] = value
@@ -303,7 +313,11 @@ _EXPECTED = {
     "tuple": "a list",
 }
 """The expected type in words, by the first word of pydantic's error type."""
-_YAML_WORDS = """; YAML reads yes, no, on and off so unless they are quoted, as in ['no', 'yes']"""
+_YAML_WORDS = {
+    bool: """; YAML reads yes, no, on and off so unless they are quoted, as in ['no', 'yes']""",
+    date: "; YAML reads it as a date unless it is quoted",
+}
+"""What a text may be that is none."""
 
 
 def one_line(error: ValidationError, where: str) -> str:
@@ -336,7 +350,7 @@ def one_line(error: ValidationError, where: str) -> str:
     elif kind == "too_long":
         message = f"expected {context['max_length']} values"
     given = first.get("input")
-    hint = _YAML_WORDS if kind == "string_type" and isinstance(given, bool) else ""
+    hint = _YAML_WORDS.get(type(given), "") if kind == "string_type" else ""
     return f"{path}: {message}, got {shorten(given)}{hint}"
 
 

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from palm_ds.common.messages import plain_messages, printable
+from palm_ds.common.messages import plain_messages, print_error, printable
 
 FINISHED = 0
 FAILED = 1
@@ -34,6 +34,7 @@ FINAL = (FINISHED, MISTAKE, NONFINITE)
 
 _OF_THE_SYSTEM = {
     errno.EACCES,
+    errno.EDQUOT,
     errno.EEXIST,
     errno.EISDIR,
     errno.ELOOP,
@@ -95,7 +96,7 @@ def suggest_path(wrong: str | os.PathLike[str]) -> str:
 
 
 def _print_error(message: str, code: int) -> None:
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    print_error(f"error: {message}")
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""Files: SHA-256 hashes, locks that end with their process, sizes as text, the user's cache folder,
-and files that are something else (Git LFS pointers, web pages, Keras files).
+"""Files: SHA-256 hashes, locks that end with their process, folders for output, sizes as text, the
+user's cache folder, and files that are something else (Git LFS pointers, web pages, Keras files).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -87,6 +87,21 @@ def check_locks(file: Path, where: str) -> None:
                 f"{where}: {file.parent}: this file system has no locks ({error.strerror}); name "
                 "a folder on a local disk"
             ) from None
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder for output and those above it, unless they are there. Raises UserError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:  # some file systems, as /proc, say that the new folder is not there
+        why = error.strerror or error
+        raise UserError(f"{folder}: cannot be created: {why}") from None
+
+
+def check_not_input(output: Path, inputs: Iterable[str | Path]) -> None:
+    """Raises UserError if an output is a file that is read, which would be lost."""
+    if output.resolve() in [Path(name).resolve() for name in inputs]:
+        raise UserError(f"{output}: is one of the files that are read; name another file")
 
 
 def home_folder() -> Path:

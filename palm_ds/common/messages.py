@@ -15,11 +15,14 @@ to stdout, warnings and errors to stderr.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
+import os
 import re
 import sys
+import termios
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
@@ -48,6 +51,15 @@ def first_sentence(text: str) -> str:
     return found[0] if found else text
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things: `1 row`, `2,000 rows`, `0 queries`, `3 processes`."""
+    if number == 1:
+        return f"1 {what}"
+    if what.endswith("y"):
+        return f"{number:,} {what[:-1]}ies"
+    return f"{number:,} {what}{'es' if what.endswith('s') else 's'}"
+
+
 def nan_to_null(value: object) -> object:
     """The same values with NaN and infinities, which JSON lacks, replaced by None."""
     if isinstance(value, Mapping):
@@ -63,6 +75,28 @@ def json_line(value: object) -> str:
     """JSON on one line; text stays readable, unprintable characters are escaped."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return _SUSPECT.sub(lambda m: m[0] if m[0].isprintable() else json.dumps(m[0])[1:-1], text)
+
+
+def leave_closed_terminal() -> None:
+    """Let messages go nowhere from now on if the terminal was closed: each would be an error, and a
+    run is to save, or to continue."""
+    for descriptor in (1, 2):
+        try:
+            termios.tcgetattr(descriptor)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
+
+
+def print_error(line: str) -> None:
+    """Print a line to standard error, if anybody reads it: where `2>&1 | tee` has ended or the
+    terminal was closed, a process that is to end, or to continue, still does so."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        leave_closed_terminal()
 
 
 LIBRARY = "palm_ds"

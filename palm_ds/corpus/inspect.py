@@ -10,6 +10,7 @@ import numpy as np
 from rich.text import Text
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import counted
 from palm_ds.corpus.store import Corpus, open_corpus
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.text.tokens import TokenSpan
@@ -46,7 +47,7 @@ def as_record(name: str, piece: TokenSpan, tokenizer: Tokenizer) -> dict[str, An
 
 def _title(name: str, piece: TokenSpan, corpus: Corpus) -> Text:
     """The document's id, size, and document-level annotations."""
-    title = Text(f"{name}  ({len(piece)} tokens)", style="bold")
+    title = Text(f"{name}  ({counted(len(piece), 'token')})", style="bold")
     names = corpus.manifest.options.get("labels", [])
     if "label" in piece.annotations and names != [""]:
         number = int(piece.annotations["label"][0])
@@ -62,8 +63,9 @@ def _title(name: str, piece: TokenSpan, corpus: Corpus) -> Text:
 def heading(corpus: Corpus) -> Text:
     manifest = corpus.manifest
     legend = Text(
-        f"{corpus.path}: {len(corpus):,} documents, {manifest.sentences:,} sentences, "
-        f"{manifest.tokens:,} tokens, {manifest.tokenizer['size']:,} {manifest.tokenizer['kind']} "
+        f"{corpus.path}: {counted(len(corpus), 'document')}, "
+        f"{counted(manifest.sentences, 'sentence')}, {counted(manifest.tokens, 'token')}, "
+        f"{manifest.tokenizer['size']:,} {manifest.tokenizer['kind']} "
         f"tokens, annotations {', '.join(corpus.annotations)}\n"
     )
     if languages := manifest.languages:

@@ -24,6 +24,7 @@ from rich.console import Console
 from palm_ds.common.atomic import check_new_folder, move_into_place
 from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
+from palm_ds.common.files import make_folder
 from palm_ds.common.remote_files import RemoteFolder, is_url
 from palm_ds.common.settings import Settings
 from palm_ds.corpus.annotations import DEFAULT_ANNOTATIONS, INPUT_ANNOTATIONS, find_annotation
@@ -255,7 +256,7 @@ def _check_unfinished(partial: Path) -> None:
         and any(path.name not in ours for path in partial.iterdir())
     ):
         raise UserError(f"{partial}: exists but is not an unfinished corpus; remove it")
-    partial.mkdir(parents=True, exist_ok=True)
+    make_folder(partial)
 
 
 def _enter(partial: Path, job: PreparationJob) -> None:

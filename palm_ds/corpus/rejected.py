@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from palm_ds.common.messages import counted
 from palm_ds.corpus.manifest import Manifest
 from palm_ds.corpus.work_dir import DROPPED, PreparationJob, part_file
 from palm_ds.corpus.worker import is_lines
@@ -66,7 +67,7 @@ def describe_place(entry: Mapping[str, Any]) -> str:
 
 def dropped_table(folder: Path, counts: Mapping[str, int]) -> Table:
     """A table of the reasons for which documents were dropped."""
-    title = f"{sum(counts.values())} documents dropped, see {folder / DROPPED}"
+    title = f"{counted(sum(counts.values()), 'document')} dropped, see {folder / DROPPED}"
     table = Table("reason", "documents", title=title)
     for reason, n in sorted(counts.items(), key=lambda row: (-row[1], row[0])):
         table.add_row(reason, str(n))
@@ -89,9 +90,9 @@ def rejected_table(folder: Path, total: int) -> Table:
 
 def report(console: Console, out: Path, manifest: Manifest) -> None:
     """Logs the counts and prints a table of rejected records."""
-    counts = f"{manifest.documents:,} documents, {manifest.sentences:,} sentences"
-    size = f"{manifest.tokens:,} tokens of {manifest.text_bytes / 1e6:.1f} MB of text"
-    shards = "1 shard" if len(manifest.shards) == 1 else f"{len(manifest.shards):,} shards"
+    counts = f"{counted(manifest.documents, 'document')}, {counted(manifest.sentences, 'sentence')}"
+    size = f"{counted(manifest.tokens, 'token')} of {manifest.text_bytes / 1e6:.1f} MB of text"
+    shards = counted(len(manifest.shards), "shard")
     log.info("%s: %s, %s in %s", out, counts, size, shards)
     wanted, size = manifest.options["tokenizer"].get("vocab_size"), manifest.tokenizer["size"]
     if wanted and size < wanted:

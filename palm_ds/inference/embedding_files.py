@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.common.files import hash_of_text
+from palm_ds.common.files import check_not_input, hash_of_text
 from palm_ds.common.json_files import write_json
 from palm_ds.common.plugins import source_code
 from palm_ds.common.sparse_vectors import SparseVectors, load_sparse
@@ -107,6 +107,7 @@ def embed_files(
     job.check(embedder)
     started = time.monotonic()
     table = open_table(list(job.inputs), _read_settings(job))
+    check_not_input(job.output, table.names)
     texts = texts_of(table, job.columns)
     key = [vectors_key(embedder), table.fingerprint]
     with OutputParts.opened(job.output, ".npz", key, group) as parts:

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import counted
 from palm_ds.data.stream.task_group_dataset import PackedRow, TaskGroupDataset
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.task import Task
@@ -208,7 +209,7 @@ def as_text(view: View, row: int) -> Text:
     seen = list(sequences(view, [row]))
     real = sum(len(each.example) for each in seen)
     text = Text(f"row {row + 1}")
-    text.append(f"  {_many(len(seen), 'sequence')}, {real} of {view.length} positions\n", "dim")
+    text.append(f"  {counted(len(seen), 'sequence')}, {real} of {view.length} positions\n", "dim")
     for number, each in enumerate(seen):
         text.append_text(_sequence(view, each, _COLOURS[number % len(_COLOURS)]))
     return text
@@ -272,10 +273,10 @@ def describe(view: View, task: Task, example: Example) -> str:
     where, targets = _labels(example, task)
     if _are_vectors(example, task):
         places = ", ".join(map(str, where[:_TOKENS]))
-        return f"{_many(len(where), 'vector')} at {places}{', ...' * (len(where) > _TOKENS)}"
+        return f"{counted(len(where), 'vector')} at {places}{', ...' * (len(where) > _TOKENS)}"
     if task.name in view.token_tasks:
         names = [text for text, _ in view.texts(targets)]
-        return f"{_many(len(where), 'token')}: {', '.join(names)}"
+        return f"{counted(len(where), 'token')}: {', '.join(names)}"
     if len(where) == 1 and where[0] == 0:
         return task.class_name(int(targets[0]))
     return "; ".join(_class(view, task, example, int(k)) for k in np.unique(targets))
@@ -288,10 +289,6 @@ def _class(view: View, task: Task, example: Example, label: int) -> str:
     words = [text for text, _ in view.texts(example.unmasked_ids[here[:_TOKENS]])]
     more = ", ..." if len(here) > _TOKENS else ""
     return f"{task.class_name(label)} {len(here)} ({', '.join(words)}{more})"
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 # As values -------------------------------------------------------------------------------------
@@ -362,8 +359,8 @@ def summary(view: View) -> list[Text | Table]:
     seen = list(sequences(view, range(len(view.rows))))
     real, max_length = sum(len(each.example) for each in seen), view.length * len(view.rows)
     head = (
-        f"{view.title}: {_many(len(view.rows), 'row')} of {view.length}, "
-        f"{_many(len(seen), 'sequence')}, {real:,} of {max_length:,} positions are real tokens "
+        f"{view.title}: {counted(len(view.rows), 'row')} of {view.length}, "
+        f"{counted(len(seen), 'sequence')}, {real:,} of {max_length:,} positions are real tokens "
         f"({100 * real / max(max_length, 1):.1f} %)"
     )
     return [Text(head, "bold"), _task_group_table(seen, real), _task_table(view, seen)]

@@ -58,7 +58,10 @@ class OutputParts:
 
     @contextmanager
     def _claimed(self, output: Path, follows_from: object) -> Iterator[None]:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{output}: cannot be written: {error.strerror}") from None
         busy = f"{output}: another command is writing it"
         try:
             with locked(self.folder / _LOCK, busy=busy):

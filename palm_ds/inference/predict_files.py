@@ -23,7 +23,7 @@ from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
 from palm_ds.common.files import hash_of_text
 from palm_ds.common.json_files import write_json
-from palm_ds.common.messages import nan_to_null
+from palm_ds.common.messages import counted, nan_to_null
 from palm_ds.common.plugins import source_code
 from palm_ds.common.version import __version__
 from palm_ds.data.reader import Table, TableSettings, open_table
@@ -307,7 +307,7 @@ def _scores(
         for task in encoder_pass.tasks:
             predicted = sum(map(bool, predictions[task.name]))
             if lacking := sources.rows - predicted:
-                notes.append(f"{task.name}: {lacking} rows without a prediction")
+                notes.append(f"{task.name}: {counted(lacking, 'row')} without a prediction")
             if not predicted or not _may_score(task, source):
                 continue
             made = predictions[task.name].by_row()

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from palm_ds.common.config import parse_override
 from palm_ds.common.errors import UserError, suggest, suggest_path
+from palm_ds.common.messages import counted
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.interfaces import ScoreReport, StoredPrediction
@@ -144,8 +145,8 @@ def matched(entries: Sequence[StoredPrediction], gold: Table, path: str) -> list
         stored[row] = entry
     if lacking := [row for row in range(len(gold)) if row not in stored]:
         raise UserError(
-            f"{path}: no prediction for {gold.where(lacking[0])} ({len(stored)} predictions, "
-            f"{len(gold)} rows)"
+            f"{path}: no prediction for {gold.where(lacking[0])} "
+            f"({counted(len(stored), 'prediction')}, {counted(len(gold), 'row')})"
         )
     return [stored[row] for row in range(len(gold))]
 
@@ -177,4 +178,4 @@ def _row(entry: StoredPrediction, place_of: Mapping[str, int], keys: str) -> int
 def _beyond(entry: StoredPrediction, gold: Table, keys: str) -> str:
     named = f"id {entry.key!r}" if keys == "id" else f"index {entry.key}"
     what = "more predictions than rows" if keys == "order" else f"no row has {named}"
-    return f"{what}; {', '.join(gold.names)}: {len(gold)} rows"
+    return f"{what}; {', '.join(gold.names)}: {counted(len(gold), 'row')}"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.messages import counted
 from palm_ds.inference.search.embedded_files import open_embedded
 from palm_ds.inference.search.graph import available
 from palm_ds.inference.search.index import SearchIndex, is_index, likeness, made_by, open_index
@@ -129,7 +130,7 @@ def open_set(served: Served, tell: Callable[[str], None] = lambda line: None) ->
         by = _embedding_model(index, opened, served.index)
         index.open_graph()
         index.grow_in_background()
-        tell(f"search: {index.total:,} texts of {served.index}, embedded by {by}")
+        tell(f"search: {counted(index.total, 'text')} of {served.index}, embedded by {by}")
         if index.wants_graph and not available():
             tell("search compares every vector; pip install 'palm_ds[search]' is faster")
     gc.collect()

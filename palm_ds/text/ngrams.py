@@ -21,6 +21,7 @@ import numpy as np
 
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.errors import UserError
+from palm_ds.common.files import make_folder
 from palm_ds.common.messages import printable
 
 Ngram = tuple[int, ...]
@@ -47,7 +48,7 @@ class ScoredNgram:
 
 def write_ngrams(path: Path, ngrams: Sequence[ScoredNgram], fingerprint: str) -> None:
     """Write a lexicon, complete or not at all. `fingerprint`: of the tokenizer."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     lines = [f"{_FIRST_LINE}{fingerprint}", _COLUMNS, *(ngram.line() for ngram in ngrams)]
     write_file_atomically(path, "\n".join(lines) + "\n")
 

@@ -13,13 +13,16 @@ from typing import TypeAlias
 import torch
 from rich.console import Console
 
-from palm_ds.common.errors import UserError
+from palm_ds.common import errors
+from palm_ds.common.errors import TemporaryError, UserError
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.engine import Engine, check_model, start, stop
 from palm_ds.model.encoder.check_custom_encoder import check_custom_encoder
 from palm_ds.model.heads.heads import MaskedLMHead
 from palm_ds.model.lora import add_lora
 from palm_ds.model.multi_task_model import Model
+from palm_ds.runtime.checkpoint import checkpoint
+from palm_ds.runtime.checkpoint.full_disk import is_full
 from palm_ds.runtime.device.memory import host_memory
 from palm_ds.runtime.optimizer.optimizer import optimizer_class
 from palm_ds.runtime.optimizer.param_groups import Selection
@@ -180,7 +183,8 @@ class TrainingRun:
         return engine.full_state_dict()
 
     def _export(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Write the final weights; waits for space if the disk is full. Raises UserError."""
+        """Write the final weights; waits for space if the disk is full. Raises TemporaryError if it
+        stays so, UserError for another problem."""
         last = FinalWeights.of(state, self.run.recipe, self.loop.steps_done)
         known = self.loop.best.step >= 0  # best/ may be that of an earlier `evaluate.best`
         final = best_weights(self.run, last, self.loop.log) if known else last
@@ -188,10 +192,23 @@ class TrainingRun:
             lambda: export(self.run, self.model, final, self.data)
         )
         if problem:
-            raise UserError(
-                f"{self.run.folder}: the final weights cannot be written: {problem}. The training "
-                "is in checkpoints/; run the same command again to write them"
-            )
+            raise self._not_written(problem)
+
+    def _not_written(self, problem: str) -> Exception:
+        """The error, which says what there is instead. A full disk is no mistake: a restart, or the
+        next start of a job, writes the weights once there is space."""
+        saved = max(checkpoint.steps_in(self.run.checkpoints), default=0)
+        complete = saved == self.loop.steps_done
+        rest = (
+            "the training is in checkpoints/, and the same command writes them"
+            if complete
+            else f"the last checkpoint is of step {saved}, and the same command continues from it"
+        )
+        text = f"{self.run.folder}: the final weights cannot be written: {problem}; {rest}"
+        if not is_full(problem):
+            return UserError(text)
+        stopped = complete and self.loop.saver.flag.stop_requested
+        return TemporaryError(text, errors.STOPPED if stopped else errors.FAILED)
 
     def _example_lines(self) -> list[str]:
         """Example predictions on held-out documents, else on training documents; empty without a

@@ -200,10 +200,14 @@ def test_a_prepared_corpus_is_taken_as_it_is(
     recipe = read_yaml(Path(out) / "adapt.yaml")
     assert recipe["sources"] == {"text": {"corpus": str(corpus)}}
     assert not (Path(out) / "corpus").exists()
+    other = [str(place / "modernbert"), str(corpus), "--out", str(place / "other")]
     with pytest.raises(SystemExit):
-        other = [str(place / "modernbert"), str(corpus), "--out", str(place / "other")]
         main(["adapt", *other])
     assert "prepared with another tokenizer" in capsys.readouterr().err.splitlines()[-1]
+    with pytest.raises(SystemExit):
+        main(["adapt", *other, "--language", "en", "--lower", "--workers", "2"])
+    said = "error: --language, --lower, --workers: a prepared corpus is taken as it is; remove"
+    assert capsys.readouterr().err.startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -217,6 +221,7 @@ def test_a_prepared_corpus_is_taken_as_it_is(
             ["bert", "x", "--general_share", "1"],
             "--general_share: expected a number below 1, got 1",
         ),
+        (["bert", "x", "--general_share", "0.3"], "--general_share: needs --general, the text"),
         (["bert", "x", "--deepspeed_config", "cpx"], "no shipped DeepSpeed file has this name"),
         (["bert", "x", "--general", "absent.txt"], "absent.txt"),
         (["bert", "x", "--step", "3"], '--step; did you mean "--steps"?'),

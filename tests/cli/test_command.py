@@ -43,6 +43,12 @@ FORKS = """
 """
 
 
+FULL_DISK = """
+    with open("/dev/full", "w") as file:
+        file.write("x")
+"""
+
+
 def start(body: str, *, piped: bool = False, tail: str = "") -> subprocess.CompletedProcess[str]:
     """A command with this body as a program; `tail` reads its output."""
     program = [sys.executable, "-c", START.format(body=body, piped=piped)]
@@ -74,6 +80,7 @@ def test_a_script_shows_its_own_name(script: str, monkeypatch: pytest.MonkeyPatc
         (CLEANS_UP.format("SIGHUP"), 129, "cleaned\nended by SIGHUP\n"),
         (CLEANS_UP.format("SIGINT"), 130, "cleaned\ninterrupted\n"),
         (FORKS, 0, ""),
+        (FULL_DISK, 1, "error: No space left on device\n"),
     ],
 )
 def test_exit_codes(body: str, code: int, error: str) -> None:

@@ -138,6 +138,18 @@ def test_help_needs_no_torch() -> None:
         ),
         ("convert m n --to hf", "--to hf: no such format; known: huggingface, onnx, paddle, palm"),
         ("run --silence nan -- true", "--silence: expected a finite number, got NaN"),
+        ("mine m x --output y --column text", "--column: needs --passages, the files that have it"),
+        ("merge a b --out o --held_out 0.1", "--held_out: needs --corpus, on which losses are"),
+        ("merge a b --out o --corpus c --examples 0", "--examples: expected a number above 0"),
+        ("merge a b --out o --corpus nowhere", "corpus nowhere: no such folder"),
+        ("evaluate --pairs x --model m --json .", "--json .: is a folder; name a file in it"),
+        ("evaluate --gold x --predictions y --json x", "x: is one of the files that are read"),
+        (
+            "evaluate --pairs x --model m --kind ranking",
+            "--kind: is of predictions, not of minimal",
+        ),
+        ("evaluate --gold x --predictions y --score masked", "--score: is how a model scores --p"),
+        ("evaluate --gold x --predictions y --html .", "--html .: is a folder; name a file in it"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
-from palm_ds.cli.options import add_fields, options_of
+from palm_ds.cli.options import add_fields, local_path, options_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +17,13 @@ class Wanted:
     files: tuple[str, ...] = ()
     check: bool = True
     size: int | None = None
+
+
+def test_output_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bash leaves `--out=~/x` as it is; it made a folder `~` in the current one."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert local_path("~/runs/x") == tmp_path / "runs/x"
+    assert local_path("runs/~x") == Path("runs/~x")
 
 
 def test_options_are_the_arguments_of_their_names() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from palm_ds.cli.runs import command_of, without_onnx
+from palm_ds.cli.runs import command_of, slots_of, without_onnx
+from palm_ds.common.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,12 @@ def test_a_launcher_starts_the_module(launcher: str, option: str) -> None:
     command = command_of(launcher.split(), "pretrain", "x.yaml", "--run_dir", 3)
     end = [option, "palm_ds.cli.pretrain", "x.yaml", "--run_dir", "3"]
     assert command == [*launcher.split(), *end]
+
+
+def test_runs_of_a_launcher_are_one_at_a_time() -> None:
+    assert slots_of(0, True) == slots_of(1, True) == [{}]
+    with pytest.raises(UserError, match="--jobs 2: the launcher gives each run all devices"):
+        slots_of(2, True)
 
 
 def test_many_runs_write_onnx_only_on_request() -> None:

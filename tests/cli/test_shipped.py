@@ -66,15 +66,16 @@ def test_an_unknown_name(name: str, message: str) -> None:
 
 
 def test_copies(tmp_path: Path, root: Path) -> None:
-    assert shipped.copy("cpu", tmp_path) == tmp_path / "cpu.json"
-    copied = shipped.copy("finetune/rte.yaml", tmp_path / "new/mine.yaml")
+    assert shipped.copy("cpu", str(tmp_path)) == tmp_path / "cpu.json"
+    assert shipped.copy("cpu", f"{tmp_path}/made/") == tmp_path / "made/cpu.json"
+    copied = shipped.copy("finetune/rte.yaml", f"{tmp_path}/new/mine.yaml")
     assert copied.read_text() == (root / "launch/recipes/finetune/rte.yaml").read_text()
     with pytest.raises(UserError, match=r"cpu\.json: already exists"):
-        shipped.copy("cpu", tmp_path)
+        shipped.copy("cpu", str(tmp_path))
     with pytest.raises(UserError, match='no shipped file has this name; did you mean "small.yaml"'):
-        shipped.copy("smal.yaml", tmp_path)
+        shipped.copy("smal.yaml", str(tmp_path))
     with pytest.raises(UserError, match="cannot be written"):
-        shipped.copy("small", tmp_path / "cpu.json/mine.yaml")
+        shipped.copy("small", f"{tmp_path}/cpu.json/mine.yaml")
 
 
 def test_every_shipped_file_describes_itself_in_a_line() -> None:

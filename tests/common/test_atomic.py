@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +48,29 @@ def test_a_file_that_cannot_be_replaced_leaves_nothing(
     with pytest.raises(OSError, match="disk full"):
         write_file_atomically(path, "after")
     assert (path.read_text(), names(tmp_path)) == ("before", ["file"])
+
+
+def test_an_error_names_the_file_and_not_its_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(IsADirectoryError) as error:
+        write_file_atomically(tmp_path, "after")
+    assert (error.value.filename, error.value.filename2) == (str(tmp_path), None)
+    monkeypatch.setattr("os.fsync", failing(errno.ENOSPC))
+    with pytest.raises(OSError, match="No space left on device") as error:
+        write_file_atomically(tmp_path / "file", "after")
+    assert error.value.filename == f"{tmp_path}/file" and names(tmp_path) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError) as error:
+        write_file_atomically(tmp_path / "file/below", "after")
+    assert error.value.filename == f"{tmp_path}/file/below"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_where_no_file_can_be_made() -> None:
+    """The kernel says of a new file in /proc that there is none."""
+    with pytest.raises(UserError, match="^/proc/new: cannot be written: No such file or directory"):
+        write_file_atomically("/proc/new", "")
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])

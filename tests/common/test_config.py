@@ -156,6 +156,30 @@ def test_overrides() -> None:
             parse_override(f"seed={value}")
 
 
+def test_an_override_leaves_an_alias_alone(tmp_path: Path) -> None:
+    """YAML makes one object of `&name` and `*name`; the rows of b were those of a, too."""
+    file = tmp_path / "a.yaml"
+    file.write_text("a: &rows {table: x, read: {header: true}}\nb: *rows\nc: {<<: *rows}\nd:\n")
+    values = read_yaml(file)
+    for text in ("a.table=y", "c.read.header=false", "d.e=1"):
+        override(values, *parse_override(text))
+    assert values == {
+        "a": {"table": "y", "read": {"header": True}},
+        "b": {"table": "x", "read": {"header": True}},
+        "c": {"table": "x", "read": {"header": False}},
+        "d": {"e": 1},
+    }
+
+
+def test_a_name_that_yaml_reads_as_a_date() -> None:
+    @dataclass(frozen=True)
+    class Start:
+        init_from: str
+
+    with pytest.raises(UserError, match="expected text, got .2026-11-29.; YAML reads it as a date"):
+        parse(Start, dict([parse_override("init_from=2026-11-29")]), "")
+
+
 def test_a_mark_of_byte_order_is_no_mistake(tmp_path: Path) -> None:
     """Editors of Windows write one."""
     for name, read in (("a.yaml", read_yaml), ("a.json", read_json)):

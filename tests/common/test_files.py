@@ -18,6 +18,7 @@ from palm_ds.common.files import (
     hash_of_text,
     home_folder,
     locked,
+    make_folder,
     sha256_of_file,
 )
 
@@ -76,6 +77,15 @@ def test_an_error_inside_releases_the_lock_and_keeps_the_file(tmp_path: Path) ->
         raise KeyError
     with locked(file, busy="busy"):
         assert file.read_text() == "kept"
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    make_folder(tmp_path / "a/b")
+    make_folder(tmp_path / "a/b")
+    (tmp_path / "file").touch()
+    for wrong in ("/proc/new", f"{tmp_path}/file", f"{tmp_path}/file/below"):
+        with pytest.raises(UserError, match=f"^{wrong}: cannot be created: "):
+            make_folder(Path(wrong))
 
 
 def test_users_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from palm_ds.common.messages import (
+    counted,
     first_sentence,
     json_line,
     only_warnings,
@@ -31,6 +32,20 @@ def test_escapes(text: str, shown: str) -> None:
     assert printable(text) == shown
     line = json_line({"x": text})
     assert line.isprintable() and json.loads(line) == {"x": text}
+
+
+@pytest.mark.parametrize(
+    ("number", "what", "said"),
+    [
+        (0, "row", "0 rows"),
+        (1, "query", "1 query"),
+        (2, "query", "2 queries"),
+        (1, "process", "1 process"),
+        (2000, "process", "2,000 processes"),
+    ],
+)
+def test_one_thing_is_no_plural(number: int, what: str, said: str) -> None:
+    assert counted(number, what) == said
 
 
 @pytest.mark.parametrize(

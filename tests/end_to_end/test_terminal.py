@@ -16,6 +16,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from palm_ds.cli.main import SECTIONS
+from palm_ds.runtime.checkpoint.checkpoint import steps_in
 from tests.helpers.saved_model import save_model, texts, write_rows
 from tests.helpers.small_corpus import write_small_corpus
 from tests.helpers.small_index import small_index
@@ -199,6 +200,17 @@ def test_ctrl_c_is_one_line(name: str, place: Path, tmp_path: Path) -> None:
     code, text = terminal.end()
     assert code in (0, 75, 130), text
     assert "Traceback" not in text and "Exception ignored" not in text, text
+
+
+@pytest.mark.slow
+def test_a_run_whose_terminal_is_closed_saves(place: Path, tmp_path: Path) -> None:
+    """It ended with an error of its next line, and without a checkpoint."""
+    long = ("stages=[{knowledge_masking: 100000}]", "log.every=1", "held_out=0")
+    terminal = Terminal([*words("pretrain", tmp_path / "out"), *long], cwd=place)
+    terminal.wait_for("2/100000")
+    terminal.close()
+    assert terminal.end()[0] == 75
+    assert steps_in(tmp_path / "out/checkpoints")
 
 
 @pytest.mark.parametrize("name", WITH_RESULTS)

@@ -13,6 +13,7 @@ import fcntl
 import os
 import pty
 import re
+import select
 import struct
 import termios
 import threading
@@ -41,7 +42,7 @@ class Terminal:
     ):
         self._ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        self._written = b""
+        self._written, self._open = b"", True
         with open(theirs, "wb", buffering=0) as end:
             given = {"TERM": "xterm-256color", "FORCE_COLOR": "", **(env or {})}
             self.program = Program(words, env=given, cwd=cwd, output=end)
@@ -50,8 +51,9 @@ class Terminal:
 
     def _read(self) -> None:
         with contextlib.suppress(OSError):  # Linux's way to say that nobody can write any more
-            while part := os.read(self._ours, 65536):
-                self._written += part
+            while self._open:
+                if select.select([self._ours], [], [], 0.05)[0]:
+                    self._written += os.read(self._ours, 65536)
 
     @property
     def raw(self) -> str:
@@ -82,5 +84,12 @@ class Terminal:
         finally:
             self.program.clear_away()
             self._reader.join(30)
-            os.close(self._ours)
+            self.close()
         return code, self.text
+
+    def close(self) -> None:
+        """Close it, as a user closes a window or loses a connection. May be called twice."""
+        if self._open:
+            self._open = False
+            self._reader.join(30)
+            os.close(self._ours)

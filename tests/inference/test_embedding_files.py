@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -185,6 +186,17 @@ def test_what_cannot_be_written_is_named(run, folder, job, tokens, message) -> N
     with pytest.raises(UserError, match=message):
         embed_files(embedder, EmbeddingJob(**given), model="model")
     assert not given["output"].exists()
+
+
+def test_the_input_is_not_replaced(run, folder: Path) -> None:
+    """It was, by its own vectors."""
+    file = folder / "input.parquet"
+    pq.write_table(pa.table({"text": TEXTS}), file)
+    before = file.read_bytes()
+    job = EmbeddingJob(inputs=[str(file)], output=folder / "." / "input.parquet")
+    with pytest.raises(UserError, match="input.parquet: is one of the files that are read"):
+        embed_files(TrainedModel.open(run).embedder(EmbeddingSettings()), job, model="model")
+    assert file.read_bytes() == before
 
 
 def test_nothing_is_left_of_a_run_that_could_not_begin(run, folder: Path) -> None:

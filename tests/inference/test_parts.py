@@ -71,6 +71,18 @@ def test_a_mistake_before_the_first_part_leaves_nothing(tmp_path: Path) -> None:
         assert parts.path(0).exists()
 
 
+def test_an_output_that_cannot_be_made_is_refused_on_all_processes(tmp_path: Path) -> None:
+    """The others would have waited for rank 0."""
+    (tmp_path / "file").touch()
+    output, said = tmp_path / "file/o", f"{tmp_path}/file/o: cannot be written: Not a directory"
+    for rank in (0, 1):
+        with (
+            pytest.raises(UserError, match=said),
+            OutputParts.opened(output, ".txt", 1, Two(rank, said)),
+        ):
+            pass
+
+
 def test_only_rank_0_deletes_parts(tmp_path: Path) -> None:
     interrupted(tmp_path / "o", 1, 0)
     with OutputParts.opened(tmp_path / "o", ".txt", 2, Two(1)) as parts:

@@ -154,7 +154,7 @@ def test_long_rows_are_truncated_and_counted(run, enter, tmp_path) -> None:
     rows = [{"text_a": "good " * n} for n in (5, 29, 30, 31, 500)]  # 32 with [CLS] and [SEP]
     file = write_rows(tmp_path / "long.jsonl", rows)
     said = enter("predict", run, "--input", file, "--output", tmp_path / "o", "--tasks", "mood")
-    assert "note: mood: 2 rows are truncated" in said.out
+    assert "note: mood: truncated: 2 rows" in said.out
     found = lines(tmp_path / "o", "mood")
     assert found[2]["logits"] == found[3]["logits"] == found[4]["logits"] != found[1]["logits"]
 

@@ -86,11 +86,11 @@ def test_slurms_file_is_filled_in(place: Path, root: Path, capsys) -> None:
     changed = [line for line in text.splitlines() if line not in shipped]
     machine = root / "ds_configs/cpu.json"
     assert changed == [
-        "#SBATCH --job-name my-mood",
-        "#SBATCH --nodes 3",
-        "#SBATCH --gpus-per-node 4",
-        "#SBATCH --time 1:00:00",
-        "#SBATCH --partition 'a b'",
+        "#SBATCH --job-name=my-mood",
+        "#SBATCH --nodes=3",
+        "#SBATCH --gpus-per-node=4",
+        "#SBATCH --time=1:00:00",
+        "#SBATCH --partition='a b'",
         f"set -- '{place}/My mood.yaml' {machine} 'runs/my mood' optimizer.lr=1e-4",
         "PROGRAM='--module palm_ds.cli.finetune'",
     ]
@@ -101,8 +101,17 @@ def test_slurms_file_is_filled_in(place: Path, root: Path, capsys) -> None:
 def test_an_option_does_not_replace_one_whose_name_goes_on(place: Path, capsys) -> None:
     assert submit(*SLURM, "--option", "gpus=4", "--option", "ntasks=2", "--print") == 0
     text = capsys.readouterr().out
-    for line in ("gpus 4", "gpus-per-node 8", "ntasks 2", "ntasks-per-node 1"):
+    for line in ("gpus=4", "gpus-per-node 8", "ntasks=2", "ntasks-per-node 1"):
         assert f"\n#SBATCH --{line}\n" in text
+
+
+def test_options_whose_value_sbatch_takes_only_after_a_sign(place: Path, capsys) -> None:
+    """`#SBATCH --exclusive user` are an option and a word, which sbatch refuses."""
+    options = ("exclusive=user", "nice=100", "contiguous=")
+    assert submit(*SLURM, *(x for each in options for x in ("--option", each)), "--print") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "#SBATCH --exclusive" not in lines
+    assert {"#SBATCH --exclusive=user", "#SBATCH --nice=100", "#SBATCH --contiguous"} <= {*lines}
 
 
 def test_the_filled_in_file_starts_the_run(place: Path, capsys) -> None:
@@ -349,11 +358,17 @@ def test_a_recipe_that_the_job_checks_may_have_no_source(place: Path, capsys, so
         ((*SLURM, "--nodes", "0"), "--nodes: expected a number above 0, got 0"),
         ((*KUBERNETES, "--gpus", "0"), "--gpus: expected 1 or more, got 0"),
         ((*SLURM, "--name", "1"), "name '1': must begin with a letter"),
+        ((*SLURM, "--follow", "7"), "--follow: is for a job that was submitted; remove My mood"),
+        (
+            ("--kubernetes", "utf16", *KUBERNETES[2:]),
+            "utf16: cannot be read as text: 'utf-8' codec",
+        ),
     ],
 )
 def test_mistakes_are_told_before_a_job_waits(
     place: Path, words: tuple[str, ...], message: str, capsys
 ) -> None:
+    (place / "utf16").write_text(RECIPE, encoding="utf-16")
     with pytest.raises(SystemExit) as ended:
         submit(*words)
     assert ended.value.code == 2 and message in capsys.readouterr().err

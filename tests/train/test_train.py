@@ -13,8 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, exit_on_user_error
+from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.runtime.processes import rank_status
 from palm_ds.train.export import FinalWeights, export, exported_tokenizer
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.train.setup.build import build_model
@@ -170,6 +172,59 @@ def test_retromae_leaves_vectors_of_cls(tmp_path) -> None:
     assert '"pooling_mode_cls_token": true' in (hf / "1_Pooling" / "config.json").read_text()
     written = load_file(hf / "model.safetensors")
     assert "cls.predictions.bias" in written and not [x for x in written if "retromae" in x]
+
+
+def test_palm_ds_run_hears_from_which_checkpoint_a_start_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a start has made no checkpoint of its own yet."""
+    recipe = replace(two_sources(tmp_path), held_out=0.0, export_onnx=())
+    run = RunSpec(recipe=recipe, ds_config=make_ds_config({}), folder=tmp_path / "run")
+    found = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setenv(rank_status.FOLDER, str(tmp_path / name))
+        assert train(run) == 0
+        found += [(x.saved, x.resumed) for x in rank_status.read_all(tmp_path / name)]
+    assert found == [(2, 0), (2, 2)]
+
+
+FULL, REFUSED = "x: No space left on device", "x: Permission denied"
+
+
+@pytest.mark.parametrize(
+    ("problem", "saved", "stopped", "code", "rest"),
+    [
+        (FULL, 9, False, 1, "the training is in checkpoints/, and the same command writes them"),
+        (FULL, 9, True, 75, "the training is in checkpoints/, and the same command writes them"),
+        (FULL, 6, True, 1, "the last checkpoint is of step 6, and the same command continues from"),
+        (REFUSED, 9, False, 2, "the training is in checkpoints/, and the same command writes them"),
+    ],
+)
+def test_weights_that_cannot_be_written_may_be_later(
+    tmp_path: Path,
+    problem: str,
+    saved: int,
+    stopped: bool,
+    code: int,
+    rest: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A full disk was a mistake, after which nothing that started the run starts it again."""
+    recipe = two_sources(tmp_path)
+    saver = SimpleNamespace(
+        write_at_rank0=lambda write: problem, flag=SimpleNamespace(stop_requested=stopped)
+    )
+    loop = SimpleNamespace(saver=saver, steps_done=9, best=SimpleNamespace(step=-1))
+    run = RunSpec(recipe=recipe, ds_config=make_ds_config({}), folder=tmp_path / "run")
+    (run.checkpoints / checkpoint.folder_name(saved)).mkdir(parents=True)
+    more: Any = dict.fromkeys(("data", "model", "next_step", "lock"))
+    training = TrainingRun(run=run, loop=cast(Any, loop), **more)
+    with pytest.raises(SystemExit) as ended, exit_on_user_error():
+        training._export({})
+    assert ended.value.code == code
+    said = f"{run.folder}: the final weights cannot be written: {problem}; {rest}"
+    assert capsys.readouterr().err.startswith(f"error: {said}")
 
 
 @pytest.mark.parametrize("problem", ["", "for the texts of step 9 the loss of task is 99"])

@@ -31,6 +31,7 @@ import numpy as np
 from pydantic import PositiveInt
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.files import check_not_input
 from palm_ds.common.rng import derive_key, keyed_generator
 from palm_ds.common.settings import Settings, Share
 from palm_ds.common.version import __version__
@@ -148,8 +149,7 @@ def _write_lines(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
 def _check_output(output: Path, table: Table) -> None:
     if output.suffix != ".jsonl" or output.is_dir():
         raise UserError(f"--output: {output}: rows are JSON lines; name a .jsonl file")
-    if output.resolve() in [Path(name).resolve() for name in table.names]:
-        raise UserError(f"--output: {output}: is the table itself; name another file")
+    check_not_input(output, table.names)
 
 
 def _rows(

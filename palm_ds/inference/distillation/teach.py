@@ -24,7 +24,7 @@ import torch
 
 from palm_ds.common.atomic import move_into_place
 from palm_ds.common.errors import UserError
-from palm_ds.common.files import hash_of_text
+from palm_ds.common.files import check_not_input, hash_of_text
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.stream.task_group_dataset import (
     TaskGroupDataset,
@@ -99,6 +99,8 @@ def teach(
     makers = _row_parts(work) if work.by_rows else _step_parts(work)
     if output.is_dir():
         raise UserError(f"{output}: is a folder; name a file")
+    for table in work.data.tables.values():
+        check_not_input(output, table.names)
     continued = rows = 0
     key = _key(work, info, ds_config.precision)
     with OutputParts.opened(output, ".parquet", key) as parts:

@@ -20,7 +20,7 @@ import numpy as np
 
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.errors import UserError, suggest
-from palm_ds.common.files import hash_of_text
+from palm_ds.common.files import check_not_input, hash_of_text
 from palm_ds.data.reader import Table, TableSettings, open_table
 from palm_ds.data.tasks.task import TableTask
 from palm_ds.inference.embedder import CHUNK, Embedder
@@ -151,8 +151,7 @@ def check_output(output: Path, table: Table) -> None:
     """Raises UserError."""
     if output.suffix != ".jsonl" or output.is_dir():
         raise UserError(f"--output: {output}: rows are JSON lines; name a .jsonl file")
-    if output.resolve() in [Path(name).resolve() for name in table.names]:
-        raise UserError(f"--output: {output}: has the rows themselves; name another file")
+    check_not_input(output, table.names)
 
 
 def mine_file(

@@ -135,8 +135,7 @@ class EngineState:
         self.memories.restore(stored.memories())
         restore_counters(self.engine, verified.engine, fp16=self._fp16)
         self.invalid = verified.invalid
-        self.processes.reached(verified.step)
-        self.processes.saved(verified.step)
+        self.processes.resumed(verified.step)
 
     def nonfinite_weights(self) -> list[str]:
         """The parameters with values that are not finite, in fp32. Collective."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from palm_ds.common import errors
-from palm_ds.common.messages import printable
+from palm_ds.common.messages import print_error, printable
 from palm_ds.runtime.processes import rank_status
 from palm_ds.runtime.processes.launch_env import LaunchedProcess
 
@@ -223,9 +223,10 @@ class Liveness(threading.Thread):
         first_of_host = os.environ.get("LOCAL_RANK") == "0" or self.rank == 1
         if self.rank == 0 or (lost and first_of_host):
             line = f"error: {text}; this run ends; the same command continues it"
-            print(printable(line), file=sys.stderr, flush=True)
+            print_error(printable(line))
         rank_status.report(code=code, why=text)
-        sys.stdout.flush()
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
         os._exit(code)
 
     def _at_exit(self) -> None:

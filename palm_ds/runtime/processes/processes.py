@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
@@ -108,6 +109,11 @@ class Processes:
         """Tell the other processes and `palm-ds run` that `step` steps are completed."""
         liveness.reached(step)
         rank_status.report(self.rank, step=step)
+
+    def resumed(self, step: int) -> None:
+        """Tell them likewise that this process continues from the checkpoint of `step`."""
+        liveness.reached(step)
+        rank_status.report(self.rank, step=step, saved=step, resumed=step)
 
     def saved(self, step: int) -> None:
         """Tell `palm-ds run` that there is a checkpoint of `step`."""
@@ -247,8 +253,9 @@ def leave(code: int) -> NoReturn:
     the process groups occasionally abort a regular interpreter shutdown, and a finished run would
     count as failed."""
     liveness.end(code)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
     os._exit(code)
 
 

@@ -32,6 +32,8 @@ class RankStatus:
     """Completed steps."""
     saved: int = 0
     """The step of its last checkpoint."""
+    resumed: int = 0
+    """The step of the checkpoint that it continued from; no progress of its own."""
     code: int | None = None
     """Its exit code, if it ended in an orderly way."""
     why: str = ""

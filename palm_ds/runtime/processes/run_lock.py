@@ -22,7 +22,6 @@ import json
 import logging
 import os
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -34,6 +33,7 @@ from typing import Literal
 
 from palm_ds.common import errors
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import print_error
 from palm_ds.runtime.processes import rank_status
 from palm_ds.runtime.processes.launchers import command_line, host_identity, host_name, start_ticks
 from palm_ds.runtime.processes.process_group import ProcessGroup
@@ -147,11 +147,9 @@ def refresh(file: Path, owner: LockOwner) -> bool:
 
 
 def _give_way(file: Path) -> None:
-    print(  # not logged: the training thread may hold the logger's lock
+    print_error(  # not logged: the training thread may hold the logger's lock
         f"error: {file}: taken over by {_read(file)} while this run was suspended or cut off; "
-        "this run ends, its checkpoints stay",
-        file=sys.stderr,
-        flush=True,
+        "this run ends, its checkpoints stay"
     )
     rank_status.report(code=errors.MISTAKE, why=f"{file} was taken over by another run")
     os._exit(errors.MISTAKE)

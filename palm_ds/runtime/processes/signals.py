@@ -1,4 +1,4 @@
-"""Requests that a run saves and stops: SIGTERM, Ctrl-C, or the end of its launcher."""
+"""Requests that a run saves and stops: SIGTERM, Ctrl-C, the end of its terminal or its launcher."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from types import FrameType
 import psutil
 
 from palm_ds.common import errors
+from palm_ds.common.messages import leave_closed_terminal, print_error
 from palm_ds.runtime.processes import liveness, rank_status, run_lock
 from palm_ds.runtime.processes.launchers import has_ended, launchers
 
 _LOOK_SECONDS = 1.0
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class StopFlag:
-    """Set by SIGTERM, by Ctrl-C and when a launcher has ended; read between steps."""
+    """Set by SIGTERM, SIGHUP, Ctrl-C and when a launcher has ended; read between steps."""
 
     signalled: bool = False
     interrupted: bool = False
@@ -47,8 +49,8 @@ class StopFlag:
 
 @contextmanager
 def stop_signals(*, starting: bool = False) -> Iterator[StopFlag]:
-    """Within the context, SIGTERM and SIGINT request that the run saves and stops; a second Ctrl-C
-    (more than two seconds later) interrupts it immediately.
+    """Within the context, SIGTERM, SIGINT and, unless `nohup` ignores it, SIGHUP request that the
+    run saves and stops; a second Ctrl-C (more than two seconds later) interrupts it immediately.
 
     `starting`, for whole programs: until the flag's `starting` is set to False there is nothing to
     save, and they end the process immediately. Signals that come after a request, while the program
@@ -56,6 +58,7 @@ def stop_signals(*, starting: bool = False) -> Iterator[StopFlag]:
     flag = StopFlag(launchers=launchers(), starting=starting)
 
     def handle(number: int, frame: FrameType | None) -> None:
+        leave_closed_terminal()
         if flag.starting:
             return  # _end_start does it, also where the main thread is in C++ and never comes here
         if flag.signalled and number == signal.SIGINT and time.monotonic() - first[0] > 2:
@@ -67,7 +70,9 @@ def stop_signals(*, starting: bool = False) -> Iterator[StopFlag]:
     first = [0.0]
     before = {}
     if threading.current_thread() is threading.main_thread():
-        before = {s: signal.signal(s, handle) for s in (signal.SIGTERM, signal.SIGINT)}
+        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        numbers = [s for s in _STOPPING if s != signal.SIGHUP or not ignored]
+        before = {s: signal.signal(s, handle) for s in numbers}
     with _watched_start(flag) if before and starting else nullcontext():
         try:
             yield flag
@@ -103,7 +108,7 @@ def _watch_start(flag: StopFlag, descriptor: int) -> None:
         pause = _LOOK_SECONDS if going_on else 0.0
         if select.select([descriptor], [], [], pause)[0]:
             numbers = set(os.read(descriptor, 64))
-            flag.signalled |= bool(numbers & {signal.SIGTERM, signal.SIGINT})
+            flag.signalled |= bool(numbers & {*_STOPPING})
             going_on = going_on and bool(numbers)
         if going_on and flag.stop_requested and flag.starting:
             _end_start()
@@ -111,14 +116,16 @@ def _watch_start(flag: StopFlag, descriptor: int) -> None:
 
 def _end_start() -> None:
     """End this process, and the others of its run, before the first step."""
+    leave_closed_terminal()
     code, why = errors.STOPPED, "was asked to stop before the first step"
     rank_status.report(code=code, why=why)
     liveness.end_all(code, f"rank {os.environ.get('RANK', '0')} {why}")
     run_lock.release_held()
     if os.environ.get("RANK", "0") == "0":
         text = "stopped before the first step; the same command starts it again"
-        print(text, file=sys.stderr, flush=True)
-    sys.stdout.flush()
+        print_error(text)
+    with suppress(OSError):
+        sys.stdout.flush()
     os._exit(code)
 
 

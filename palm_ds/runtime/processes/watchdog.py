@@ -9,7 +9,6 @@ is no step (evaluating, saving, exporting) have an hour. Time in which the whole
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections import deque
@@ -17,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from palm_ds.common import errors
+from palm_ds.common.messages import print_error
 from palm_ds.runtime.processes import rank_status
 
 _MIN_LIMIT, _DEFAULT_LIMIT = 600.0, 3600.0
@@ -81,6 +81,6 @@ class Watchdog:
                 code = errors.WATCHDOG
                 why = f"no step for {self.limit / 60:g} minutes"
                 # not logged: a hanging thread may hold the logger's lock
-                print(f"error: {why}; giving up (exit code {code})", file=sys.stderr, flush=True)
+                print_error(f"error: {why}; giving up (exit code {code})")
                 rank_status.report(code=code, why=why)
                 os._exit(code)

@@ -74,8 +74,9 @@ class Slurm(ClusterScheduler):
 
 
 def _with_directive(text: str, name: str, value: str) -> str:
-    """With `#SBATCH --name value` in place of the shipped one, or after the others."""
-    line = f"#SBATCH --{name} {shlex.quote(value)}"
+    """With `#SBATCH --name=value` in place of the shipped one, or after the others. sbatch would
+    read the value of --exclusive and of --nice, which need none, only after the sign."""
+    line = f"#SBATCH --{name}={shlex.quote(value)}" if value else f"#SBATCH --{name}"
     changed, count = re.subn(
         rf"^#SBATCH --{re.escape(name)}(?![\w-]).*$", lambda _: line, text, flags=re.M
     )

@@ -34,6 +34,9 @@ RUN = "PALM_DS_RUN"
 """Environment variable of all processes of a run: which one they belong to."""
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 _TICK = 0.2
+_ASK_AGAIN = 3.0
+"""Seconds between two requests to stop: a process that starts may not hear the first, as it ignores
+SIGTERM like this agent, from which it has that, until it has a handler."""
 _AFTER_LAUNCHER = 60.0
 """Seconds to save once the launcher has ended."""
 
@@ -108,7 +111,8 @@ class _Agent:
     """Since when the processes are asked to save and stop."""
     deadline: float = float("inf")
     """When they are killed."""
-    asked: set[int] = field(default_factory=set)
+    asked: dict[int, float] = field(default_factory=dict)
+    """When each process was last asked."""
     heard: float = field(default_factory=time.monotonic)
 
     def serve(self) -> None:
@@ -168,10 +172,12 @@ class _Agent:
         known = rank_status.read_all(self.folder)
         ranks = [rank for rank in known if rank.running]
         pids = [r.pid for r in ranks] if known else [process.pid for process in _family()]
-        for pid in set(pids) - self.asked:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-            self.asked.add(pid)
+        now = time.monotonic()
+        for pid in pids:
+            if now - self.asked.get(pid, -_ASK_AGAIN) >= _ASK_AGAIN:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+                self.asked[pid] = now
         if not ranks and time.monotonic() - self.stopping > self.limits.cut_off:
             self.deadline = 0.0
 

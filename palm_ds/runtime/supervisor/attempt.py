@@ -104,6 +104,8 @@ class Outcome:
     saved: int
     """The step of the last checkpoint; -1: unknown."""
     hosts: int
+    resumed: int = 0
+    """The step of the checkpoint that it continued from."""
     began: bool = True
     """Whether a training process has started."""
 
@@ -204,6 +206,7 @@ class Attempt:
             reason=self._reason(ranks, code),
             saved=max((rank.saved for rank in ranks), default=-1),
             hosts=len(self.connections),
+            resumed=max((rank.resumed for rank in ranks), default=0),
             began=bool(ranks),
         )
 

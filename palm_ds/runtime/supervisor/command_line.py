@@ -26,8 +26,16 @@ _FLAGS = {
     *("--save_pid", "--module", "--bind_cores_to_rank", "-q", "--quiet", "-h", "--help"),
 }
 """Options of `deepspeed` without a value."""
+_VALUED = {
+    *("--hostfile", "--include", "--exclude", "--num_nodes", "--num_gpus", "--num_accelerators"),
+    *("--master_port", "--master_addr", "--node_rank", "--launcher", "--launcher_args"),
+    *("--enable_each_rank_log", "--autotuning", "--bind_core_list", "--ssh_port", "--venv_script"),
+    "--log_level",
+}
+"""Those with one."""
+_SHORT = {"-H": "--hostfile", "-i": "--include", "-e": "--exclude"}
 _CHECKS = {"--check", "--plan"}
-_REPLACED = {"-H", "--hostfile", "--master_addr", "--master_port", "--launcher"}
+_REPLACED = {"--hostfile", "--master_addr", "--master_port", "--launcher"}
 _DEFAULT_HOSTFILE = "/job/hostfile"
 _PASSED_ON = ("NCCL", "PYTHON", "MV2", "UCX", "MLFLOW", "OMP_", "GLOO_", "DS_", "TORCH_", "PALM_")
 """Names of environment variables that go to other hosts begin like this."""
@@ -115,13 +123,13 @@ def _understand_deepspeed(words: Sequence[str], launcher: int) -> RunCommand:
     command = RunCommand(words=words, launcher=launcher, options=options, script=at)
     if "--no_ssh" in options or options.get("--launcher", "pdsh") != "pdsh":
         return command
-    given = options.get("--hostfile", options.get("-H"))
+    given = options.get("--hostfile")
     hostfile = Path(given or _DEFAULT_HOSTFILE)
     if not hostfile.is_file():
         if given:
             raise UserError(f"--hostfile {given}: no such file{suggest_path(given)}")
         return command
-    for name in ("-i", "--include", "-e", "--exclude", "--num_nodes"):
+    for name in ("--include", "--exclude", "--num_nodes"):
         if name in options:
             raise UserError(f"palm-ds run: {name}: name the hosts in {hostfile} only")
     return RunCommand(
@@ -130,16 +138,26 @@ def _understand_deepspeed(words: Sequence[str], launcher: int) -> RunCommand:
 
 
 def _options(words: Sequence[str], at: int) -> tuple[dict[str, str], int]:
-    """Options of `deepspeed` from word `at` on, and where the script is."""
+    """Options of `deepspeed` from word `at` on, by their long names, and where the script is."""
     options: dict[str, str] = {}
     while at < len(words) and words[at].startswith("-"):
-        name, equals, value = words[at].partition("=")
-        if not equals and name not in _FLAGS:
+        name, value = _option(words[at])
+        if value is None and name not in _FLAGS:
             at += 1
             value = words[at] if at < len(words) else ""
-        options[name] = value
+        options[name] = value or ""
         at += 1
     return options, at
+
+
+def _option(word: str) -> tuple[str, str | None]:
+    """The name and the value in a word, in all forms that argparse takes: `--hostfile=FILE`,
+    `--host=FILE`, `-HFILE`. None: the value is the next word, if there is one."""
+    if word[:2] in _SHORT:
+        return _SHORT[word[:2]], word[2:].removeprefix("=") or None
+    name, equals, value = word.partition("=")
+    meant = [known for known in (*_FLAGS, *_VALUED) if known.startswith(name)]
+    return meant[0] if len(meant) == 1 else name, value if equals else None
 
 
 def _read_hosts(file: Path) -> dict[str, str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from palm_ds.common import errors
 from palm_ds.common.errors import UserError
 from palm_ds.common.files import hash_of_text, locked
-from palm_ds.common.messages import printable
+from palm_ds.common.messages import counted, print_error, printable
 from palm_ds.common.settings import Settings
 from palm_ds.runtime.supervisor.attempt import Attempt, Outcome
 from palm_ds.runtime.supervisor.command_line import RunCommand, understand
@@ -62,12 +62,13 @@ def supervise(words: Sequence[str], settings: Supervision) -> int:
     hosts = max(len(command.slots), 1)
     if settings.min_hosts > hosts:
         raise UserError(f"--min_hosts {settings.min_hosts}: there are only {hosts}")
+    ssh = _ssh(settings) if len(command.slots) > 1 else ()
     if command.only_checks:
         settings = replace(settings, min_hosts=hosts, restarts=0)
     name = _name_of(words)
     stop = _Stop()
     with _only_one(name), _signals(stop):
-        return _Supervisor(command, name, settings, stop).run()
+        return _Supervisor(command, name, settings, ssh, stop).run()
 
 
 @dataclass
@@ -75,6 +76,7 @@ class _Supervisor:
     command: RunCommand
     name: str
     settings: Supervision
+    ssh: Sequence[str]
     stop: _Stop
     failures: int = 0
     """In a row, without a new checkpoint."""
@@ -100,7 +102,7 @@ class _Supervisor:
         attempt = Attempt(
             command=self.command,
             name=self.name,
-            ssh=shlex.split(self.settings.ssh),
+            ssh=self.ssh,
             stopping=lambda: self.stop.urgency,
             limits=TimeLimits(self.settings.silence),
         )
@@ -114,7 +116,7 @@ class _Supervisor:
         answers = attempt.connect()
         missing = [host for host in asked if host not in answers]
         if attempt.killed:
-            self._say(f"killed {attempt.killed} processes left by an earlier start")
+            self._say(f"killed {counted(attempt.killed, 'process')} left by an earlier start")
         if self.stop.urgency:
             return Outcome(code=errors.STOPPED, reason="", saved=-1, hosts=0)
         if len(answers) < self.settings.min_hosts:
@@ -140,10 +142,9 @@ class _Supervisor:
 
     def _count(self, outcome: Outcome) -> None:
         self.most_hosts = max(self.most_hosts, outcome.hosts)
-        if outcome.saved > self.saved:
-            self.failures, self.saved = 0, outcome.saved
-        else:
-            self.failures += 1
+        progress = outcome.saved > max(self.saved, outcome.resumed)
+        self.failures = 0 if progress else self.failures + 1
+        self.saved = max(self.saved, outcome.saved)
 
     def _give_up(self, outcome: Outcome) -> int:
         if outcome.code == errors.STOPPED:
@@ -151,8 +152,8 @@ class _Supervisor:
             return outcome.code
         where = f"; the last checkpoint is of step {self.saved}" if self.saved > 0 else ""
         tries = self.settings.restarts
-        text = f"given up after {tries} restarts without progress: " if tries else ""
-        print(f"error: {text}{printable(outcome.reason)}{where}", file=sys.stderr, flush=True)
+        text = f"given up after {counted(tries, 'restart')} without progress: " if tries else ""
+        print_error(f"error: {text}{printable(outcome.reason)}{where}")
         return outcome.code
 
     def _sleep(self, seconds: float) -> None:
@@ -161,7 +162,18 @@ class _Supervisor:
             time.sleep(0.1)
 
     def _say(self, text: str) -> None:
-        print(f"palm-ds run: {printable(text)}", file=sys.stderr, flush=True)
+        print_error(f"palm-ds run: {printable(text)}")
+
+
+def _ssh(settings: Supervision) -> list[str]:
+    """The words that reach another host. Raises UserError."""
+    try:
+        words = shlex.split(settings.ssh)
+    except ValueError as error:
+        raise UserError(f"--ssh {settings.ssh}: {error}") from None
+    if not words or shutil.which(words[0]) is None:
+        raise UserError(f"--ssh {settings.ssh}: no such program; it reaches the other hosts")
+    return words
 
 
 def _name_of(words: Sequence[str]) -> str:

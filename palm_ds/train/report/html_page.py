@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from palm_ds.common.atomic import write_file_atomically
+from palm_ds.common.files import make_folder
 from palm_ds.tasks.metrics.class_report import CALIBRATION
 from palm_ds.train.report.charts import calibration_panel, figure
 
@@ -66,7 +67,7 @@ def write_scores(path: Path, title: str, scores: Mapping[str, ScoredTask]) -> No
         rows = [[text_of(name), f"{value:.4f}"] for name, value in metrics.items()]
         parts += [f"<h2>{text_of(task)}</h2>", table_of(["metric", "score"], rows, numbers_from=1)]
         parts.append(score_tables("", tables))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_file_atomically(path, page(title, parts))
 
 

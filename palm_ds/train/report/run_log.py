@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from palm_ds.common.messages import nan_to_null
+from palm_ds.common.messages import leave_closed_terminal, nan_to_null
 from palm_ds.data.stream.stages import Curriculum
 from palm_ds.train.report.forgetting import stage_ends, tables
 from palm_ds.train.report.metrics_file import (
@@ -75,7 +75,8 @@ class RunLog:
         if self._console.is_terminal:
             # No refresh thread: the display is drawn when there is a new record.
             self._live = Live(console=self._console, auto_refresh=False, transient=False)
-            self._live.start()
+            with self._showing():
+                self._live.start()
 
     def __enter__(self) -> RunLog:
         return self
@@ -126,15 +127,13 @@ class RunLog:
         }
         self._send(numbers, step, evaluation=True)
         title, width = f"held out, step {step:,}", self._console.width
-        for table in score_tables(self._held_out, title, width):
-            self._console.print(table)
+        self._print(*score_tables(self._held_out, title, width))
         self._update_display()
 
     def forgetting(self, curriculum: Curriculum) -> None:
         """Show the scores of every task after every stage, if more than one stage has ended."""
         ends = stage_ends(read_metrics(self._file.path), curriculum)
-        for table in tables(ends, self._tasks, self._console.width):
-            self._console.print(table)
+        self._print(*tables(ends, self._tasks, self._console.width))
 
     def event(self, kind: str, message: str = "", **fields: object) -> None:
         """Log an event: `message` is shown, all fields are written to metrics.jsonl."""
@@ -148,7 +147,8 @@ class RunLog:
         """Close the files; the last state of the display stays on the screen. May be called
         twice."""
         if self._live:
-            self._live.stop()
+            with self._showing():
+                self._live.stop()
             self._live = None
         if self._board:
             self._board.close()
@@ -157,8 +157,21 @@ class RunLog:
         self._file.close()
 
     def _show(self, line: str | Text) -> None:
-        with suppress(OSError):  # the output may be a file on a full disk
-            self._console.print(line, highlight=False, soft_wrap=True, markup=False)
+        self._print(line, highlight=False, soft_wrap=True, markup=False)
+
+    def _print(self, *lines: RenderableType, **how: Any) -> None:
+        with self._showing():
+            for line in lines:
+                self._console.print(line, **how)
+
+    @contextmanager
+    def _showing(self) -> Iterator[None]:
+        """What the output does not take is left out: it may be a file on a full disk, or a terminal
+        that was closed."""
+        try:
+            yield
+        except OSError:
+            leave_closed_terminal()
 
     def _write(self, kind: str, record: Mapping[str, Any]) -> None:
         if self.listener:
@@ -188,7 +201,8 @@ class RunLog:
     def _update_display(self) -> None:
         if self._live and self._last:
             display = self._display(self._last, self._seconds_left())
-            self._live.update(display, refresh=True)
+            with self._showing():
+                self._live.update(display, refresh=True)
 
     def _display(self, record: Mapping[str, Any], left: float) -> RenderableType:
         done = Table.grid(padding=(0, 1))

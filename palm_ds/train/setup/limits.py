@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import counted
 from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.checkpoint import checkpoint
@@ -62,10 +63,10 @@ def check_space(run: RunSpec, size: ModelSize) -> None:
         one, new = checkpoint_bytes(run, size), _new_checkpoints(run)
         raise UserError(
             f"run folder {run.folder}: the disk has {free / _GB:,.3g} GB free, but this run writes "
-            f"{needed / _GB:,.3g} GB: {_checkpoints(new)} of {one / _GB:,.3g} GB (save.keep, "
-            f"save.keep_every, save.best and the one being written) and {_new_outputs(run)} copies "
-            "of the weights; free some, choose another folder, lower save.keep, or set "
-            "save.keep_every to 0"
+            f"{needed / _GB:,.3g} GB: {counted(new, 'checkpoint')} of {one / _GB:,.3g} GB "
+            "(save.keep, save.keep_every, save.best and the one being written) and "
+            f"{counted(_new_outputs(run), 'copy')} of the weights; free some, choose another "
+            "folder, lower save.keep, or set save.keep_every to 0"
         )
 
 
@@ -100,10 +101,6 @@ def _new_outputs(run: RunSpec) -> int:
     heads = run.recipe.built_tasks if run.recipe.export_heads else ()
     outputs += [run.heads_folder / name for name in heads]
     return sum(not folder.is_dir() for folder in outputs)
-
-
-def _checkpoints(number: int) -> str:
-    return "1 checkpoint" if number == 1 else f"{number} checkpoints"
 
 
 def checkpoint_bytes(run: RunSpec, size: ModelSize) -> int:

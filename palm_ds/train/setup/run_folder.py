@@ -70,6 +70,12 @@ def check_folder(run: RunSpec, data: Data) -> list[str]:
     if not file.exists():
         if saved:
             raise UserError(f"{run.folder}: has checkpoints but no recipe.yaml; not a run folder")
+        for output in (run.folder / name for name in ("weights", "hf", "best")):
+            if output.is_dir() and any(output.iterdir()):
+                raise UserError(
+                    f"{output}: is of no run, as there is no {file}, and would be replaced; choose "
+                    "another folder, or rename it"
+                )
         return []
     before, now = _stored_recipe(file), _recipe_to_store(run, data)
     prints = before.pop("corpora"), now.pop("corpora")

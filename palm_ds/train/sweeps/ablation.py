@@ -19,6 +19,7 @@ import yaml
 
 from palm_ds.common import errors
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.files import make_folder
 from palm_ds.common.json_files import write_json
 from palm_ds.data.stream.budgets import read_budget
 from palm_ds.data.stream.stages import CURRICULUM_KINDS, tasks_of
@@ -260,5 +261,5 @@ def _page(recipe: str, text: str, schedules: Sequence[Variant]) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     path.write_text(text, encoding="utf-8")

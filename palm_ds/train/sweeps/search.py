@@ -30,6 +30,7 @@ from palm_ds.common import errors
 from palm_ds.common.atomic import write_file_atomically
 from palm_ds.common.config import differences, read_json
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.files import make_folder
 from palm_ds.common.json_files import write_json
 from palm_ds.common.rng import derive_key
 from palm_ds.tasks.metrics.units import less_is_better
@@ -126,7 +127,7 @@ class Search:
     def _check_same(self) -> None:
         """Raises UserError if the folder holds another sweep."""
         record, now = self.out / RECORD, self.space.record()
-        self.out.mkdir(parents=True, exist_ok=True)
+        make_folder(self.out)
         if record.is_file() and (changed := differences(read_json(record), now)):
             raise UserError(
                 f"{self.out}: holds another sweep: {'; '.join(changed[:3])}; choose another --out"

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +29,7 @@ from pydantic import Field
 from palm_ds.common import errors
 from palm_ds.common.config import differences, parse, read_yaml
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.files import make_folder
 from palm_ds.train.recipe.recipe import make_recipe, read_values
 from palm_ds.train.report.metrics_file import FILE, read_metrics
 from palm_ds.train.sweeps.subprocesses import failure_in, interrupt_all, spawn
@@ -256,11 +257,21 @@ def _folds(suite: Suite, name: str) -> tuple[int, str]:
 
 def _hold_out(values: dict[str, Any], folds: dict[str, Any], group: str) -> None:
     """Replace the rows to evaluate on of every table by a fold of its training rows."""
-    for source in (values.get("sources") or {}).values():
+    for source in _sources(values):
         if "table" in source:
             for key in ("validation", "evaluation_sets"):
                 source.pop(key, None)
             source["folds"] = {**folds, **({"group": group} if group else {})}
+
+
+def _sources(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return _sections(values.get("sources"))
+
+
+def _sections(named: object) -> list[dict[str, Any]]:
+    """The values with keys in a section of a recipe, which checks the others later."""
+    found = named.values() if isinstance(named, Mapping) else ()
+    return [each for each in found if isinstance(each, dict)]
 
 
 def _check_same(member: SuiteRun) -> None:
@@ -292,9 +303,9 @@ def _recipes(suite: Suite) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _move(values: dict[str, Any], data: str) -> None:
     """Replace the leading `data/` of the tables by `data`."""
-    sources = list((values.get("sources") or {}).values())
-    further = [each for source in sources for each in source.get("evaluation_sets", {}).values()]
-    for source in [*sources, *further]:
+    sources = _sources(values)
+    further = [_sections(source.get("evaluation_sets")) for source in sources]
+    for source in chain(sources, *further):
         for key in ("table", "validation"):
             listed = isinstance(source.get(key), list)
             paths = source[key] if listed else [source[key]] if key in source else []
@@ -393,7 +404,7 @@ def _start(
     slot: int,
     open_files: ExitStack,
 ) -> _Running:
-    member.folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(member.folder.parent)
     text = yaml.safe_dump(dict(member.values), sort_keys=False, allow_unicode=True)
     member.file.write_text(text, encoding="utf-8")
     output = open_files.enter_context(member.output.open("wb"))

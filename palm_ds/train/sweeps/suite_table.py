@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from palm_ds.common.files import make_folder
 from palm_ds.common.json_files import write_json
 from palm_ds.common.messages import nan_to_null
 from palm_ds.tasks.metrics.units import is_fraction, shown, title
@@ -28,7 +29,7 @@ def compare(
     text = markdown_table(record)
     notes = "\n".join(f"- {title}: {why}" for title, why in failed.items())
     page = ["# Scores", text, _NOTE, *(["## Failed", notes] if failed else [])]
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     (out / "suite.md").write_text("\n\n".join(page) + "\n", encoding="utf-8")
     whole = {"sets": record, "average": average(record), "failed": dict(failed)}
     write_json(out / "suite.json", nan_to_null(whole))

@@ -40,6 +40,8 @@ from palm_ds.weights.model_folder import open_model
 
 Method = Literal["mean", "ema", "slerp", "ties"]
 Tensors = Sequence[torch.Tensor]
+_OF_METHOD: Mapping[str, Method] = {"decay": "ema", "density": "ties", "scale": "ties"}
+"""Settings that one method alone has."""
 _PARALLEL = 1e-6
 """Slerp of vectors whose angle is smaller than this (radians) is linear."""
 
@@ -74,6 +76,9 @@ class MergeOptions(Settings):
             )
         if self.weights and self.method == "ema":
             raise UserError("weights: ema has a decay instead; give `decay`")
+        for name, method in _OF_METHOD.items():
+            if getattr(self, name) != getattr(type(self), name) and self.method != method:
+                raise UserError(f"{name}: only {method} has one, not {self.method}")
 
     def check(self, sources: int) -> None:
         """Raises UserError if they do not fit the number of sources."""
@@ -94,6 +99,9 @@ def sources_of(paths: Sequence[Path], last: int = 0, best: int = 0) -> list[Path
     """The checkpoints to merge, the oldest first: the paths, or the checkpoints that a run has kept
     if its folder is the only one; `last`: only as many of the newest; `best`: only as many of those
     that it evaluated as the best."""
+    for name, number in (("last", last), ("best", best)):
+        if number < 0:
+            raise UserError(f"{name}: expected a number of checkpoints, got {number}")
     if last and best:
         raise UserError("last, best: two ways to choose among checkpoints; leave one out")
     if len(paths) > 1:
@@ -165,8 +173,8 @@ def _card(made: Mapping[str, object]) -> str:
 
 def _settings(wanted: MergeOptions, sources: int) -> dict[str, object]:
     """The settings that the method has."""
-    of = {"mean": (), "slerp": (), "ema": ("decay",), "ties": ("density", "scale")}[wanted.method]
-    values = {name: value for name, value in asdict(wanted).items() if name in of}
+    of = [name for name, method in _OF_METHOD.items() if method == wanted.method]
+    values = {name: getattr(wanted, name) for name in of}
     return values if wanted.method == "ema" else {"weights": wanted.shares(sources), **values}
 
 

@@ -128,7 +128,8 @@ def test_the_output_is_another_file_of_json_lines(tmp_path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(ROWS[0]) + "\n")
     table, settings = open_table(str(file)), AugmentSettings()
-    for output, message in ((file, "is the table itself"), (tmp_path / "x.tsv", "a .jsonl file")):
+    itself = "rows.jsonl: is one of the files that are read"
+    for output, message in ((file, itself), (tmp_path / "x.tsv", "a .jsonl file")):
         with pytest.raises(UserError, match=message):
             augment(table, output, settings)
     assert augment(table, tmp_path / "a" / "more.jsonl", settings) == 11

@@ -228,6 +228,15 @@ def test_a_teacher_of_another_vocabulary(folder, tmp_path) -> None:
     assert losses(student(folder, ("mood",), file=str(file)), tmp_path / "run")
 
 
+def test_a_table_is_not_replaced_by_its_scores(folder) -> None:
+    recipe = student(folder, ("mood",))
+    file = Path(str(recipe.sources["texts"].table))
+    before = file.read_bytes()
+    with pytest.raises(UserError, match="is one of the files that are read; name another"):
+        write(recipe, file)
+    assert file.read_bytes() == before
+
+
 def test_several_processes_or_tokenizers_are_refused(folder, tmp_path) -> None:
     recipe, file = student(folder, ("mood",)), tmp_path / "scores.parquet"
     ds_config = DSConfig(path="", sections={}, stage=0, precision="fp32")

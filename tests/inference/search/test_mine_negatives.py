@@ -280,7 +280,7 @@ def test_mistakes_in_one_line(
         pairs, *out, "--index", "i", "--passages", pairs
     )
     assert "--reranker_task: needs --reranker" in error_of(pairs, *out, "--reranker_task", "x")
-    assert "has the rows themselves; name another" in error_of(pairs, "--output", pairs)
+    assert "is one of the files that are read; name another" in error_of(pairs, "--output", pairs)
     assert "name a .jsonl file" in error_of(pairs, "--output", tmp_path / "o.tsv")
     reranker = ("--reranker", tasks_run, "--reranker_task")
     assert "no task 'mood' that scores pairs" in error_of(pairs, *out, *reranker, "mood")

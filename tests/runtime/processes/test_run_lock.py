@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -191,6 +192,21 @@ def test_a_run_whose_lock_was_taken_over_ends(
     lock.release()
     assert exits[0] == 2 and file.exists()
     assert "taken over by process" in capsys.readouterr().err
+
+
+def test_it_ends_although_nobody_reads_its_messages(
+    tmp_path: Path, exits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs would have written one folder."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", buffering=1) as gone:
+        monkeypatch.setattr(sys, "stderr", gone)
+        run_lock._give_way(tmp_path / FILE)
+        monkeypatch.undo()
+        with suppress(BrokenPipeError):
+            gone.close()
+    assert exits == [2]
 
 
 def test_an_unreadable_moment_ends_no_run(tmp_path: Path) -> None:

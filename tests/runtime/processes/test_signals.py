@@ -14,13 +14,22 @@ import pytest
 from palm_ds.runtime.processes.signals import StopFlag, stop_signals
 
 
-def test_a_signal_is_a_request() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_is_a_request(number: signal.Signals) -> None:
+    before = signal.signal(number, signal.SIG_DFL)  # the tests may run under `nohup`
     with stop_signals() as flag:
         assert not flag.stop_requested
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
         assert flag.stop_requested
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.signal(number, before) == signal.SIG_DFL
+
+
+def test_nohup_stays_in_force() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with stop_signals() as flag:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not flag.stop_requested
+    signal.signal(signal.SIGHUP, before)
 
 
 def test_a_signal_after_the_start_is_only_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +37,8 @@ def test_a_signal_after_the_start_is_only_a_request(monkeypatch: pytest.MonkeyPa
     write into it."""
     lost: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", lost.append)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
     with stop_signals(starting=True) as flag:
         flag.starting = False
         (watcher,) = [each for each in threading.enumerate() if each.name == "start"]

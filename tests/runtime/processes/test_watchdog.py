@@ -33,6 +33,19 @@ def test_it_ends_a_process_that_hangs() -> None:
     assert done.stderr == "error: no step for 0.04 minutes; giving up (exit code 42)\n"
 
 
+def test_it_ends_a_process_whose_messages_nobody_reads() -> None:
+    """Where `2>&1 | tee log` had ended with its terminal, it could not, and hung for ever."""
+    code = (
+        "import time\nfrom palm_ds.runtime.processes.watchdog import Watchdog\n"
+        "watchdog = Watchdog(0.5); time.sleep(20)"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as gone:
+        done = subprocess.run([sys.executable, "-c", code], stderr=gone, timeout=60)
+    assert done.returncode == errors.WATCHDOG
+
+
 def test_a_suspended_process_goes_on() -> None:
     code = (
         "import os, signal, time\n"

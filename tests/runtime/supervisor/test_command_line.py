@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from palm_ds.common.errors import UserError
+from palm_ds.runtime.deepspeed.deepspeed_import import import_deepspeed
 from palm_ds.runtime.supervisor.command_line import (
+    _FLAGS,
+    _VALUED,
     Place,
     understand,
     variables_for_other_hosts,
@@ -68,6 +72,30 @@ def test_hosts_take_the_place_of_pdsh(folder) -> None:
         "-q --num_gpus 2 --module --no_ssh --hostfile @FOLDER@/hosts --node_rank 1 "
         "--master_addr 10.0.0.1 --master_port 29500 m --lr 1"
     )
+
+
+@pytest.mark.parametrize("option", ["--host hosts", "--hostf=hosts", "-H=hosts", "-Hhosts"])
+def test_argparse_takes_a_hostfile_in_other_forms(option, folder) -> None:
+    """A run on two hosts would have been one on this machine."""
+    (folder / "hosts").write_text("w1 slots=2\nw2 slots=2\n")
+    found = understand(f"deepspeed {option} --master_p 29500 --num_g=2 --mod m --lr 1".split())
+    assert list(found.slots) == ["w1", "w2"]
+    made = " ".join(found.on(Place(number=1, address="10.0.0.1", port=23456))[1:])
+    assert made == (
+        "--num_gpus 2 --module --no_ssh --hostfile @FOLDER@/hosts --node_rank 1 "
+        "--master_addr 10.0.0.1 --master_port 29500 m --lr 1"
+    )
+
+
+def test_every_option_of_deepspeed_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    """Another one may have a value, or the first letters of one of these."""
+    import_deepspeed()
+    from deepspeed.launcher.runner import parse_args
+
+    with pytest.raises(SystemExit):
+        parse_args(["--help"])
+    known = {name for name in (*_FLAGS, *_VALUED) if name.startswith("--")}
+    assert set(re.findall(r"--\w+", capsys.readouterr().out)) == known
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,17 @@ def test_it_gives_up_with_one_line(supervised: Supervised) -> None:
     output = supervised.end(1)
     assert len(supervised.starts()) == 4
     (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
-    assert "given up after 1 restarts without progress: rank " in line
+    assert "given up after 1 restart without progress: rank " in line
+
+
+def test_to_resume_is_no_progress(supervised: Supervised) -> None:
+    """A checkpoint of an earlier life, from which every start continues, is not a new one."""
+    supervised.run.mkdir()
+    (supervised.run / "latest").write_text("8")
+    supervised.start("crash", "--restarts", "1")
+    output = supervised.end(1)
+    assert len(supervised.starts()) == 4
+    assert "the last checkpoint is of step 8" in output
 
 
 def test_progress_resets_the_count(supervised: Supervised) -> None:
@@ -188,6 +198,35 @@ def test_a_stop_before_anything_began_may_be_continued(supervised: Supervised) -
     assert supervised.process
     supervised.process.terminate()
     supervised.end(75)
+
+
+STARTS_SLOWLY = """
+import pathlib, time
+pathlib.Path("starts").touch()
+time.sleep(2)
+from palm_ds.runtime.processes import rank_status
+from palm_ds.runtime.processes.signals import stop_signals
+rank_status.report(0)
+with stop_signals(starting=True):
+    time.sleep(30)
+rank_status.report(0, code=0)
+"""
+
+
+def test_a_stop_while_a_process_starts_is_not_lost(supervised: Supervised) -> None:
+    """It was asked once, before it had a handler, and the run went on."""
+    supervised.start_words("--restarts", "0", "--", sys.executable, "-c", STARTS_SLOWLY)
+    supervised.wait((supervised.folder / "starts").exists)
+    assert supervised.process
+    supervised.process.terminate()
+    assert "stopped before the first step" in supervised.end(75)
+
+
+@pytest.mark.parametrize("program", ["", "nosuchssh -v", "ssh 'x"])
+def test_a_program_that_reaches_no_host_is_one_line(supervised: Supervised, program: str) -> None:
+    (supervised.folder / "hosts").write_text("w1 slots=1\nw2 slots=1\n")
+    supervised.start("", "--ssh", program, launcher=("--hostfile", "hosts"))
+    assert supervised.end(2).startswith(f"error: --ssh {program}: ")
 
 
 def test_a_second_one_is_refused_and_orphans_are_killed(supervised: Supervised) -> None:

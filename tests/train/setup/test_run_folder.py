@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -23,6 +24,18 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         check_writable(tmp_path / "file")
     with pytest.raises(UserError, match="run folder .*file/run: .*file is a file; name a folder"):
         check_writable(tmp_path / "file" / "run")
+
+
+def test_folders_of_somebody_else_are_not_replaced(tmp_path: Path) -> None:
+    """Weights that were there were deleted at the end of a run that was started in their folder."""
+    how = DSConfig(path="", sections={}, stage=0, precision="fp32")
+    run = RunSpec(recipe=cast(Any, None), ds_config=how, folder=tmp_path)
+    (tmp_path / "hf").mkdir()
+    assert check_folder(run, cast(Any, None)) == []
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights/mine.bin").touch()
+    with pytest.raises(UserError, match="weights: is of no run, as there is no .*recipe.yaml"):
+        check_folder(run, cast(Any, None))
 
 
 def test_a_run_is_not_continued_with_other_files_of_its_tasks(tmp_path: Path) -> None:

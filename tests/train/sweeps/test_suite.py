@@ -165,6 +165,25 @@ def test_recipe_files_with_their_data_elsewhere(tmp_path):
     assert [m.name for m in suite_runs(named, tmp_path)] == ["x"]
 
 
+@pytest.mark.parametrize("how", [{"folds": 3}, {"data": "elsewhere"}])
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        ({"mine": None}, "mine, seed 1.*: sources.mine: expected keys and values, got null"),
+        ([], "mine, seed 1.*: sources: expected keys and values, got"),
+        ({"mine": "x.tsv"}, "mine, seed 1.*: sources.mine: expected keys and values, got "),
+    ],
+)
+def test_a_wrong_source_is_named_by_the_recipes_own_check(tmp_path, how, sources, message) -> None:
+    file = tmp_path / "mine.yaml"
+    task = {"kind": "classification", "source": "mine"}
+    values = {"backbone": {"preset": "tiny"}, "sources": sources, "tasks": {"mine": task}}
+    file.write_text(yaml.safe_dump({**values, "batch": "4 examples", "stages": [{"mine": 1}]}))
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(UserError, match=message):
+        suite_runs(Suite(recipes=[str(file)], seeds=1, **how), tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -314,7 +333,7 @@ def test_the_command_trains_and_marks_what_fails(tmp_path):
     (tmp_path / "template.yaml").write_text(yaml.safe_dump(template))
     path = from_template(tmp_path, epochs=1, tokenizer=str(tables / "vocab.txt"))
     command = [str(ROOT / "launch/suite.py"), str(path), "--launcher", python()]
-    command += ["--deepspeed_config", str(ROOT / "ds_configs/cpu.json"), "--jobs", "2"]
+    command += ["--deepspeed_config", str(ROOT / "ds_configs/cpu.json")]
     command += ["--out", str(tmp_path / "out"), "optimizer.lr=1e-3"]
     done = run(command)
     assert done.returncode == 1, done.stderr

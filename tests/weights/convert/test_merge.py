@@ -152,6 +152,8 @@ def test_the_checkpoints_of_a_run_come_oldest_first(tmp_path: Path) -> None:
     assert [path.name for path in sources_of([tmp_path / "run"], last=2)] == steps[1:]
     with pytest.raises(UserError, match="last: chooses among the checkpoints of one run"):
         sources_of([tmp_path / "run", tmp_path], last=2)
+    with pytest.raises(UserError, match="last: expected a number of checkpoints, got -1"):
+        sources_of([tmp_path / "run"], last=-1)
     with pytest.raises(UserError, match="last, best: two ways"):
         sources_of([tmp_path / "run"], last=2, best=2)
     with pytest.raises(UserError, match="best: chooses among the checkpoints of one run"):
@@ -171,6 +173,8 @@ def test_the_checkpoints_of_a_run_come_oldest_first(tmp_path: Path) -> None:
         ({"base": Path("x")}, "base: only ties has one, not mean"),
         ({"method": "ema", "weights": (1.0, 1.0, 1.0)}, "weights: ema has a decay instead"),
         ({"decay": 1.0}, "decay: expected a number below 1, got 1.0"),
+        ({"decay": 0.5}, "decay: only ema has one, not mean"),
+        ({"method": "ema", "scale": 2.0}, "scale: only ties has one, not ema"),
         ({"density": 0.0}, "density: expected a number above 0, got 0.0"),
     ],
 )
