@@ -81,8 +81,8 @@ def _add(args: argparse.Namespace, index: SearchIndex, embedder: Embedder) -> in
     grown = index.grow_graph()
     seconds, total = time.monotonic() - started, index.total
     lines = [
-        f"{counted(summary.added, 'text')} added, {summary.replaced:,} of them in place of others; "
-        f"there before: {summary.unchanged:,}; {seconds:.1f} s; {args.index} has {total:,}"
+        f"{counted(summary.added, 'text')} added ({summary.replaced:,} replace others), "
+        f"{summary.unchanged:,} unchanged; {seconds:.1f} s; {args.index} has {total:,}"
     ]
     if index.wants_graph and not available():
         lines.append("searches compare every vector; pip install 'palm_ds[search]' is faster")
