@@ -375,7 +375,7 @@ def test_a_preset_accepts_foreign_keys_too() -> None:
     [
         ({"hidden_size": 10, "num_heads": 3}, ["heads", "10", "3"]),
         ({"activation": "gleu"}, ["activation", "gleu", "gelu"]),
-        ({"hidden_act": "swish"}, ["activation", "swish"]),
+        ({"hidden_act": "quick_gelu"}, ["activation", "quick_gelu"]),
         ({"num_layer": 3}, ["num_layer", "num_layers"]),
         ({"hiden_size": 3}, ["hiden_size", "hidden_size"]),
         ({"preset": "ernie-3"}, ["preset", "ernie-3"]),
