@@ -270,6 +270,18 @@ def test_back_translation_is_two_passes(source: CorpusSource, temperature: float
             torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-5)
 
 
+def test_no_task_s_masks_are_in_the_first_pass(source: CorpusSource) -> None:
+    """Placeholders see the whole text, whatever other tasks of the task group mask of it."""
+    alone, other = dataset_of(source, BTMLM), dataset_of(source, "knowledge_masking", rate=0.4)
+    both = replace(alone, tasks=(*alone.tasks, replace(other.tasks[0], units=("token",))))
+    model, numbers = model_of(alone), [0, 3, 4, 7]
+    batch = batch_of(both, numbers, packed=True)
+    assert set(batch.labels) == {BTMLM, "knowledge_masking"}
+    pseudo = filled_in(model, batch).input_ids.flatten()[batch.placeholders[BTMLM][0]]
+    examples = [both.example(n, both.layouts(np.array([n]))[0]) for n in numbers]
+    assert pseudo.tolist() == [x for example in examples for x in guess(model, example, 0.0)]
+
+
 def test_pseudo_tokens_follow_from_their_keys(source: CorpusSource) -> None:
     """Not from the other texts of a row or a batch; other keys give others, and with the likeliest
     tokens no key matters. A batch without texts runs the model as well."""
