@@ -330,6 +330,24 @@ def test_recomputation_changes_no_gradient(source: CorpusSource, sharing: str) -
         assert torch.equal(value, found[1][name]), name
 
 
+@pytest.mark.parametrize("kind", ["electra", "bert"])
+def test_embeddings_wider_than_layers_and_rows_have_dropout(
+    source: CorpusSource, kind: str
+) -> None:
+    """As those of ELECTRA-base, 768, are than its generator's layers, 256, and rows of 512."""
+    dataset = dataset_of(source, NAME, generator={"width": 0.25})
+    options = {"options": {"embedding_size": 64}} if kind == "electra" else {}
+    config = config_of(kind, source.vocabulary.size, hidden_size=64, dropout=0.5, **options)
+    model = model_of(dataset, build_encoder(config, Kernels(dropout="counter"))).train()
+    encoder = model.generators[NAME].encoder
+    assert encoder.word.embedding_dim == 64 > max(encoder.hidden_size, LENGTH)
+    dropped: list[torch.Tensor] = []
+    encoder.widen.register_forward_pre_hook(lambda _, given: dropped.append(given[0] == 0))
+    model(replace(batch_of(dataset, 0, 4), dropout_key=7))
+    shares = dropped[0].float().mean((0, 1))  # of each column
+    assert shares.shape == (64,) and shares.min() > 0.3 and shares.max() < 0.7
+
+
 def test_an_encoder_has_one_generator(source: CorpusSource) -> None:
     backbone = build_encoder(config_of("electra", source.vocabulary.size))
     tasks = [build(name, {"kind": NAME, "source": "text"}) for name in ("one", "two")]
