@@ -37,6 +37,7 @@ KINDS: Mapping[str, Mapping[str, object]] = {
     "deberta_v2": {"options": {"buckets": 8, "longest": 40}},
     "bert": {"task_types": 3},
     "modernbert": {},
+    "neobert": {},
 }
 
 
@@ -107,7 +108,8 @@ def by_the_papers(
     at, targets = batch.labels[MADE]
     rows = functional_call(small, made, (batch,)).flatten(0, 1)[at]
     rows = words.norm(words.activation(words.dense(rows)))
-    logits = rows @ made["word.weight"].T + words.bias
+    output = made["word.weight"] if words.tied else words.decoder
+    logits = rows @ output.T + words.bias
     losses = {MADE: F.cross_entropy(logits, targets[:, TOKEN], reduction="sum")}
     samples = [
         int((score.double().numpy() + slow_gumbel(int(key), len(score))).argmax())
@@ -158,6 +160,7 @@ def slow_gumbel(key: int, columns: int) -> np.ndarray:
         ("bert", "gradient_disentangled", {"num_layers": 1, "width": 0.25}),
         ("bert", "none", {"width": 0.5, "num_heads": 1}),
         ("modernbert", "shared", {"width": 0.5}),
+        ("neobert", "shared", {"width": 0.5}),
     ],
 )
 def test_samples_losses_and_gradients_equal_a_restatement(
