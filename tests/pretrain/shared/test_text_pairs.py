@@ -18,6 +18,7 @@ from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset, build_rows, refs
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.task import build
+from palm_ds.engine import check_model
 from palm_ds.model.attention.dense import plain_attention
 from palm_ds.model.attention.plan import AttentionPlan
 from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
@@ -27,6 +28,8 @@ from palm_ds.model.inputs.visibility import visible
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.ops.keyed_sampling import gumbel_noise
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.runtime.optimizer.optimizer import OptimizerConfig
 from tests.helpers.pair_corpus import whole, write_translations
 from tests.helpers.small_corpus import write_small_corpus
 
@@ -316,3 +319,9 @@ def test_bad_settings(source: CorpusSource, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no room for a sentence of 4"):
         dataset_of(source, BTMLM, 8)
     assert "40 pairs of texts" in dataset_of(source, TLM).describe()
+
+
+def test_tokens_made_of_perturbed_embeddings_are_refused(source: CorpusSource) -> None:
+    model = model_of(dataset_of(source, BTMLM))
+    with pytest.raises(UserError, match=f"optimizer.fgm: tasks.{BTMLM} makes other tokens"):
+        check_model(model, OptimizerConfig(fgm=0.1), make_ds_config({}))
