@@ -123,4 +123,7 @@ class EncoderConfig(Settings):
         if preset is not None and str(preset) not in PRESETS:  # a list is in no mapping
             raise UserError(f'{where}.preset: no "{preset}"{suggest(str(preset), PRESETS)}')
         defaults = preset_values(preset) if preset else defaults_of_kind(own.get("kind"))
+        same_kind = own.get("kind", kind := defaults.get("kind")) == kind
+        if same_kind and isinstance(given := own.get("options"), Mapping):
+            own["options"] = {**defaults.get("options", {}), **given}
         return parse(cls, {**defaults, **own}, where, strict=strict)

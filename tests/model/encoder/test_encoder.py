@@ -370,6 +370,15 @@ def test_a_preset_accepts_foreign_keys_too() -> None:
     assert (config.dropout, config.token_types, config.task_types) == (0.0, 4, 16)
 
 
+def test_options_of_a_preset_stay_unless_they_are_named() -> None:
+    config = read_encoder_config({"preset": "eurobert-610m", "options": {"text_pooling": "cls"}})
+    assert config.options == {"kv_heads": 6, "text_pooling": "cls"}
+    config = read_encoder_config({"preset": "eurobert-610m", "options": {"kv_heads": 3}})
+    assert config.options == {"kv_heads": 3}
+    other = {"preset": "eurobert-610m", "kind": "neobert", "options": {"rotary_base": 5e3}}
+    assert read_encoder_config(other).options == {"rotary_base": 5e3}
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
