@@ -56,10 +56,11 @@ def with_pseudo_tokens(
 def _without_masks(batch: Batch) -> Batch:
     """Texts with placeholders before they were masked. A placeholder attends to the text and its
     like; none of them to the [SEP] behind, and the text to itself alone."""
-    assert batch.visibility is not None and batch.masked is not None
+    assert batch.visibility is not None
     ids, visibility = batch.input_ids.flatten().clone(), batch.visibility.flatten(1).clone()
-    masked, original = batch.masked
-    ids[masked] = original
+    if batch.masked:
+        masked, original = batch.masked
+        ids[masked] = original
     for positions, _ in batch.placeholders.values():
         visibility[0, positions + 1] = HIDDEN  # of the last one: [SEP]
         visibility[:, positions] = 1

@@ -112,7 +112,7 @@ class Batch:
     (model/heads/pseudo_tokens.py)"""
     masked: tuple[torch.Tensor, torch.Tensor] | None = None
     """(flat positions, ids) of the tokens of texts with placeholders that tasks have changed, as
-    they were; None: there are no placeholders."""
+    they were; None: none."""
     groups: dict[str, torch.Tensor] = field(default_factory=dict)
     """For tasks whose labels of an example count as one: (n,) int64, ascending from 0, the number
     of the example that each labelled position belongs to."""
