@@ -329,7 +329,7 @@ def check_model(
     """Raises UserError as an engine of this model would, without making one. Freezes."""
     _global_batch_losses(model, optimizer.fgm)
     if optimizer.fgm:
-        _check_no_generator(model)
+        _check_same_tokens(model)
     freeze(model, optimizer.freeze)
     _optimizer(model, optimizer, ds_config, StepFreezing(freezable, model), None, lr_scales)
 
@@ -465,16 +465,17 @@ def _global_batch_losses(model: Model, fgm: float) -> dict[str, GlobalBatchLoss]
 
 def _fgm(model: Model, length: float, config: dict[str, Any]) -> FGM:
     """FGM (palm_ds/model/fgm.py) on the token embeddings: two passes per micro-batch."""
-    _check_no_generator(model)
+    _check_same_tokens(model)
     for key in ("train_batch_size", "gradient_accumulation_steps"):
         config[key] *= 2
     return FGM(model.backbone.word, length)
 
 
-def _check_no_generator(model: Model) -> None:
-    """Raises UserError for a model with a generator, which may read the embeddings of FGM."""
-    if model.generators:
+def _check_same_tokens(model: Model) -> None:
+    """Raises UserError for a model that makes tokens itself, of the embeddings of FGM: a generator,
+    or one that fills in placeholders."""
+    if makers := [*model.generators, *model.pseudo_tokens]:
         raise UserError(
-            f"optimizer.fgm: tasks.{next(iter(model.generators))} samples other tokens from "
-            "perturbed embeddings; remove one of the two"
+            f"optimizer.fgm: tasks.{makers[0]} makes other tokens from perturbed embeddings; "
+            "remove one of the two"
         )

@@ -282,9 +282,10 @@ class Model(nn.Module):
         if getattr(head, "reads_regions", False):
             return self.backbone.of_regions(rows)
         rows = self.backbone.of_texts(rows)
-        if not self.backbone.pools(head):
+        reader = self.backbone.pooler if self.backbone.pools(head) else head
+        rows = _in_dtype_of(reader, rows) if self._averaged(task) else rows
+        if reader is head:
             return rows
-        rows = rows.to(_dtype(self.backbone.pooler)) if self._averaged(task) else rows
         pooled = labels.real and self._pools_each_token(task)
         return rows if pooled else self.backbone.pooler(rows)
 
@@ -316,6 +317,12 @@ def _touch_idle_poolers(
 def _matches(head: nn.Module) -> bool:
     """Whether a head compares images with texts."""
     return getattr(head, "matches_images", False)
+
+
+def _in_dtype_of(module: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    """Means, which are fp32, for a module that reads them; as they are if it has no parameters."""
+    parameter = next(module.parameters(), None)
+    return rows if parameter is None else rows.to(parameter.dtype)
 
 
 def _dtype(module: nn.Module) -> torch.dtype:

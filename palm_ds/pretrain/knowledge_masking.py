@@ -20,6 +20,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from palm_ds.data.sources.corpus import CorpusSource
+from palm_ds.data.tasks.documents import WindowPlace
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.task import CorpusTask
 from palm_ds.model.heads.outputs import Reading
@@ -41,3 +42,10 @@ class KnowledgeMasking(UnitMasking, TokenPrediction, CorpusTask):
     def label(self, example: Example, source: CorpusSource, rng: np.random.Generator) -> None:
         where = self.mask(example, source, rng)
         example.labels[self.name] = where - self.shifted, example.unmasked_ids[where]
+
+    def adapt_window(self, window: Example, place: WindowPlace, source: CorpusSource) -> None:
+        """`shifted`: no token stands before a document's first one, since windows end in [CLS]."""
+        if self.shifted and self.name in window.labels:
+            where, targets = window.labels[self.name]
+            before = window.source_offsets[where] >= 0
+            window.labels[self.name] = where[before], targets[before]

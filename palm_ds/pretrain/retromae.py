@@ -166,15 +166,18 @@ class RetromaeHead(Head):
         queries            LayerNorm(h + p_i)              (the paper's H1)
         keys and values    h, LayerNorm(e_j + p_j)         (H2)
 
-    with the encoder's token embeddings e and position embeddings p of its own. The paper leaves the
-    LayerNorms out of its equations; the authors' code has them."""
+    with the encoder's token embeddings e, which a linear map widens where they are narrower than h
+    (ELECTRA, ALBERT), and position embeddings p of its own. The paper leaves the LayerNorms out of
+    its equations; the authors' code has them."""
 
     predicts_tokens = True
 
     def __init__(self, backbone: Encoder):
         super().__init__()
-        config = backbone.config
+        config, width = backbone.config, backbone.word.embedding_dim
         self.tokens = TokenLookup(backbone)
+        narrow = width != config.hidden_size
+        self.widen = nn.Linear(width, config.hidden_size) if narrow else nn.Identity()
         self.positions = nn.Embedding(config.max_positions, config.hidden_size)
         self.norm = _norm(backbone)
         self.layer = DecoderLayer(backbone)
@@ -188,7 +191,7 @@ class RetromaeHead(Head):
     def decode(self, rows: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Vectors that tokens are predicted from, (n, hidden)."""
         slots, places = arrange(targets), self.positions(targets[:, POSITION])
-        known = self.norm(self.tokens(targets[:, TOKEN]) + places)
+        known = self.norm(self.widen(self.tokens(targets[:, TOKEN])) + places)
         memory = known.new_zeros(slots.visible[..., 0].numel(), known.shape[1])
         memory = memory.index_copy(0, slots.tokens, known)
         memory = memory.index_copy(0, slots.texts, rows.index_select(0, slots.first))

@@ -12,7 +12,7 @@ the loss measures how far apart other sentences are.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from pydantic import PositiveFloat, PositiveInt
@@ -38,6 +38,8 @@ class Simcse(CorpusTask):
     """Cosines are divided by it."""
     shortest: PositiveInt = 4
     """Sentences of fewer tokens are left out."""
+
+    needs_dropout: ClassVar[bool] = True
 
     @classmethod
     def labels_others(cls) -> bool:

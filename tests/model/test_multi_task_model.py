@@ -13,6 +13,7 @@ from palm_ds.data.tasks.example import Example, collate
 from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
 from palm_ds.model.encoder.transformer import TransformerEncoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
+from palm_ds.model.heads.pooled import RegressionHead
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model, TaskOutput
@@ -236,6 +237,25 @@ def test_each_step_has_its_own_dropout() -> None:
     assert first == again != net(replace(made, dropout_key=2))["a"].loss_sum
     net.eval()
     assert net(made)["a"].loss_sum == net(replace(made, dropout_key=2))["a"].loss_sum
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_heads_of_means_in_half_precision(dtype: torch.dtype) -> None:
+    """As of a classification with `pooling: mean`: means are fp32, and heads are not."""
+    found = {}
+    for precision in (torch.float32, dtype):
+        torch.manual_seed(4)
+        backbone = build_encoder(CONFIG, Kernels(attention="sdpa"))
+        heads = {"a": ClassHead(16, 3, means=True), "b": RegressionHead(16, means=True)}
+        net = Model(backbone, heads, {name: name for name in heads}).to(precision).eval()
+        made = batch(a=([0], [2]))
+        made.labels["b"] = made.labels["a"][0], torch.tensor([0.5])
+        outputs, scores = net(made, ["a"]), net.scores(made, ["a", "b"])
+        assert torch.equal(outputs["a"].scores, scores["a"])
+        found[precision] = torch.stack([outputs[name].loss_sum for name in heads]), scores["a"]
+    torch.testing.assert_close(
+        found[dtype], found[torch.float32], atol=0.02, rtol=0.02, check_dtype=False
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

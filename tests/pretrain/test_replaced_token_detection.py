@@ -37,6 +37,7 @@ KINDS: Mapping[str, Mapping[str, object]] = {
     "deberta_v2": {"options": {"buckets": 8, "longest": 40}},
     "bert": {"task_types": 3},
     "modernbert": {},
+    "neobert": {},
 }
 
 
@@ -107,7 +108,8 @@ def by_the_papers(
     at, targets = batch.labels[MADE]
     rows = functional_call(small, made, (batch,)).flatten(0, 1)[at]
     rows = words.norm(words.activation(words.dense(rows)))
-    logits = rows @ made["word.weight"].T + words.bias
+    output = made["word.weight"] if words.tied else words.decoder
+    logits = rows @ output.T + words.bias
     losses = {MADE: F.cross_entropy(logits, targets[:, TOKEN], reduction="sum")}
     samples = [
         int((score.double().numpy() + slow_gumbel(int(key), len(score))).argmax())
@@ -158,6 +160,7 @@ def slow_gumbel(key: int, columns: int) -> np.ndarray:
         ("bert", "gradient_disentangled", {"num_layers": 1, "width": 0.25}),
         ("bert", "none", {"width": 0.5, "num_heads": 1}),
         ("modernbert", "shared", {"width": 0.5}),
+        ("neobert", "shared", {"width": 0.5}),
     ],
 )
 def test_samples_losses_and_gradients_equal_a_restatement(
@@ -328,6 +331,24 @@ def test_recomputation_changes_no_gradient(source: CorpusSource, sharing: str) -
         assert len(calls) == (4 if recompute else 2)
     for name, value in found[0].items():
         assert torch.equal(value, found[1][name]), name
+
+
+@pytest.mark.parametrize("kind", ["electra", "bert"])
+def test_embeddings_wider_than_layers_and_rows_have_dropout(
+    source: CorpusSource, kind: str
+) -> None:
+    """As those of ELECTRA-base, 768, are than its generator's layers, 256, and rows of 512."""
+    dataset = dataset_of(source, NAME, generator={"width": 0.25})
+    options = {"options": {"embedding_size": 64}} if kind == "electra" else {}
+    config = config_of(kind, source.vocabulary.size, hidden_size=64, dropout=0.5, **options)
+    model = model_of(dataset, build_encoder(config, Kernels(dropout="counter"))).train()
+    encoder = model.generators[NAME].encoder
+    assert encoder.word.embedding_dim == 64 > max(encoder.hidden_size, LENGTH)
+    dropped: list[torch.Tensor] = []
+    encoder.widen.register_forward_pre_hook(lambda _, given: dropped.append(given[0] == 0))
+    model(replace(batch_of(dataset, 0, 4), dropout_key=7))
+    shares = dropped[0].float().mean((0, 1))  # of each column
+    assert shares.shape == (64,) and shares.min() > 0.3 and shares.max() < 0.7
 
 
 def test_an_encoder_has_one_generator(source: CorpusSource) -> None:

@@ -122,24 +122,28 @@ def by_the_paper(
     return total
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_decoder_equals_the_equations(source: CorpusSource, tied: bool) -> None:
+NARROW = {"kind": "electra", "task_types": 0, "options": {"embedding_size": 8}}
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"tie_word_embeddings": False}, NARROW], ids=["tied", "untied", "narrow"]
+)
+def test_decoder_equals_the_equations(source: CorpusSource, more: dict[str, object]) -> None:
     """Texts of 1 to 28 tokens, so that some share a tile; loss and all gradients."""
     batch = batch_of(dataset_of(source, "simcse", "retromae"), 0, 5)
     targets = batch.labels["retromae"][1]
     assert len(set(np.diff(targets[:, FIRST].nonzero()[:, 0]))) > 1
     targets = torch.cat([targets, targets[:1]])  # a text of one token
     torch.manual_seed(1)
-    backbone = build_encoder(
-        config(source.vocabulary.size, activation="gelu", tie_word_embeddings=tied)
-    )
+    backbone = build_encoder(config(source.vocabulary.size, activation="gelu", **more))
     head = RetromaeHead(backbone).double()
     with torch.no_grad():
         for parameter in head.parameters():
             parameter += torch.randn_like(parameter) * 0.2
     h = torch.randn(int(targets[:, FIRST].sum()), 16, dtype=torch.float64, requires_grad=True)
     text = targets[:, FIRST].cumsum(0) - 1
-    wanted = by_the_paper(head, h[text], targets, head.tokens.tied_words)
+    words = head.widen(head.tokens.tied_words)
+    wanted = by_the_paper(head, h[text], targets, words)
     found = head(h[text], targets).loss_sum
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=0.0)
     parameters = [h, *head.parameters()]

@@ -19,6 +19,7 @@ from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.pretrain.knowledge_masking import KnowledgeMasking
 from palm_ds.pretrain.simcse import Simcse
+from palm_ds.train.recipe.recipe import make_recipe
 from tests.helpers.pair_corpus import tokenizer_of, whole, write_sentences
 from tests.helpers.small_corpus import write_small_corpus
 
@@ -108,3 +109,21 @@ def test_refused() -> None:
         task_of(temperature=0)
     with pytest.raises(UserError, match="shortest: expected a number above 0, got 0"):
         task_of(shortest=0)
+
+
+@pytest.mark.parametrize("kind", ["modernbert", "bert"])
+def test_an_encoder_without_dropout_has_nothing_to_learn(kind: str) -> None:
+    rates = {"dropout": 0.0, "attention_dropout": 0.0} if kind == "bert" else {}
+    values: dict[str, Any] = {
+        "backbone": {"kind": kind, "hidden_size": 16, "num_layers": 1, "num_heads": 2, **rates},
+        "sources": {"text": {"corpus": "corpus"}},
+        "tasks": {"simcse": {"source": "text"}},
+        "stages": [{"simcse": 1}],
+        "length": 64,
+        "batch": "4 rows",
+    }
+    with pytest.raises(UserError, match="tasks.simcse: learns by dropout alone, but backbone.drop"):
+        make_recipe(values)
+    make_recipe({**values, "backbone": {**values["backbone"], "attention_dropout": 0.1}})
+    adapted = {**values, "init_from": "model", "lora": {"dropout": 0.1}}
+    assert make_recipe(adapted).lora

@@ -195,18 +195,22 @@ def text_numbers(example: Example) -> np.ndarray:
 
 def collate(rows: Sequence[Sequence[tuple[Example, int]]], *, length: int, pad: int) -> Batch:
     """Collates rows of (example, task id) into one Batch. A row may be empty (all padding)."""
-    texts, labels, placeholders = [], _LabelCollector(), _LabelCollector()
+    texts, labels, placeholders, masked = [], _LabelCollector(), _LabelCollector(), []
     for r, row in enumerate(rows):
         at = r * length
         for example, _ in row:
             labels.add(example.labels, example.grouped_labels, at)
             placeholders.add(example.placeholders, (), at)
+            if example.placeholders:
+                changed = np.flatnonzero(example.input_ids != example.unmasked_ids)
+                masked.append(np.stack([changed + at, example.unmasked_ids[changed]]))
             at += len(example)
         texts.append([example.packed(task_id) for example, task_id in row])
     return replace(
         Batch.from_rows(texts, length=length, pad=pad),
         labels=labels.joined(),
         placeholders=placeholders.joined(),
+        masked=tuple(torch.from_numpy(np.concatenate(masked, 1))) if masked else None,
         groups={
             task: torch.from_numpy(np.concatenate(group)) for task, group in labels.groups.items()
         },

@@ -329,6 +329,8 @@ class CorpusTask(Task[CorpusSource]):
     columns: ClassVar[Mapping[str, Callable[..., Any]]] = {}
     """Annotations the corpus must have: {name: function(document) -> one value per token}. The
     function lets `palm-ds corpus annotate` add the annotation."""
+    needs_dropout: ClassVar[bool] = False
+    """Whether it learns by nothing but what dropout changes."""
 
     def annotations(self) -> tuple[str, ...]:
         """The annotations of the corpus that examples carry."""

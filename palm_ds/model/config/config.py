@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -16,11 +17,18 @@ from palm_ds.common.settings import Rate, Settings, one_of
 from palm_ds.model.config.encoder_kinds import defaults_of_kind, known_kinds
 from palm_ds.model.config.presets import PRESETS, preset_values
 
+_gelu_new = partial(F.gelu, approximate="tanh")
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "relu": F.relu,
     "silu": F.silu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_new": _gelu_new,
+    # transformers' other names of these; a model keeps the one that its config.json has
+    "gelu_python": F.gelu,
+    "swish": F.silu,
+    **dict.fromkeys(
+        ("gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"), _gelu_new
+    ),
 }
 
 
@@ -45,8 +53,8 @@ class EncoderConfig(Settings):
     task_types: NonNegativeInt = 16
     """Rows of the task embedding (ERNIE 2.0); 0 means no task embedding."""
     activation: Annotated[str, one_of(ACTIVATIONS)] = "gelu"
-    """Activation of the feed-forward network and the masked-LM head: gelu, relu, silu or
-    gelu_new."""
+    """Activation of the feed-forward network and the masked-LM head: gelu, relu, silu or gelu_new
+    (gelu by tanh), or another name that transformers has for one of these, such as swish."""
     head_activation: Annotated[str, one_of(ACTIVATIONS, "")] = ""
     """Activation of the masked-LM head, if another than `activation` (RoBERTa: always gelu)."""
     layer_norm_eps: PositiveFloat = 1e-12
@@ -115,4 +123,7 @@ class EncoderConfig(Settings):
         if preset is not None and str(preset) not in PRESETS:  # a list is in no mapping
             raise UserError(f'{where}.preset: no "{preset}"{suggest(str(preset), PRESETS)}')
         defaults = preset_values(preset) if preset else defaults_of_kind(own.get("kind"))
+        same_kind = own.get("kind", kind := defaults.get("kind")) == kind
+        if same_kind and isinstance(given := own.get("options"), Mapping):
+            own["options"] = {**defaults.get("options", {}), **given}
         return parse(cls, {**defaults, **own}, where, strict=strict)

@@ -337,8 +337,8 @@ class Encoder(ReadsImages, ABC):
         if not self.training or not dropping or self.kernels.dropout != "counter":
             return None
         attended = batch.input_ids.shape[1] + self.memory_length(config)
-        columns = max(config.hidden_size, self.adapter_columns, attended)
-        return dropout_keys(batch, columns)
+        widest = max(config.hidden_size, self.word.embedding_dim, self.adapter_columns)
+        return dropout_keys(batch, max(widest, attended))
 
 
 class Pooler(nn.Module):

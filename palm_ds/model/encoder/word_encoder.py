@@ -69,7 +69,7 @@ class WordEncoder(Encoder):
         assert config.vocab_size is not None
         refuse_task_types(config)
         self.options = self.options_of(config)
-        self.embedding_size = self.adapter_columns = self.input_sizes(config)[0]
+        self.embedding_size = self.input_sizes(config)[0]
         self.word = nn.Embedding(config.vocab_size, self.embedding_size)
         if config.token_types > 1:
             self.segment = nn.Embedding(config.token_types, self.embedding_size)

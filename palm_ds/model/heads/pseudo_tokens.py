@@ -58,10 +58,10 @@ def _without_masks(batch: Batch) -> Batch:
     like; none of them to the [SEP] behind, and the text to itself alone."""
     assert batch.visibility is not None
     ids, visibility = batch.input_ids.flatten().clone(), batch.visibility.flatten(1).clone()
-    for task, (positions, _) in batch.placeholders.items():
-        if task in batch.labels:
-            masked, original = batch.labels[task]
-            ids[masked] = original
+    if batch.masked:
+        masked, original = batch.masked
+        ids[masked] = original
+    for positions, _ in batch.placeholders.values():
         visibility[0, positions + 1] = HIDDEN  # of the last one: [SEP]
         visibility[:, positions] = 1
     return replace(

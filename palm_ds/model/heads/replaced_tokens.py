@@ -106,12 +106,13 @@ def build_generator_encoder(
 
 
 def _widened(base: type[TransformerEncoder], width: int) -> type[TransformerEncoder]:
-    """An encoder with embeddings of this width, where its kind has no setting for it."""
+    """An encoder with embeddings of this width, where its kind has no setting for it. Its masked-LM
+    head always has a transform, which makes vectors as wide as they are."""
 
     class WidenedEncoder(base):
         @classmethod
         def spec(cls, config: EncoderConfig) -> TransformerSpec:
-            return replace(super().spec(config), embedding_size=width)
+            return replace(super().spec(config), embedding_size=width, head_transform=True)
 
     return WidenedEncoder
 

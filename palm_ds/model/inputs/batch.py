@@ -110,6 +110,9 @@ class Batch:
     placeholders: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     """{task: (flat positions, keys)} of tokens that the encoder itself fills in beforehand
     (model/heads/pseudo_tokens.py)"""
+    masked: tuple[torch.Tensor, torch.Tensor] | None = None
+    """(flat positions, ids) of the tokens of texts with placeholders that tasks have changed, as
+    they were; None: none."""
     groups: dict[str, torch.Tensor] = field(default_factory=dict)
     """For tasks whose labels of an example count as one: (n,) int64, ascending from 0, the number
     of the example that each labelled position belongs to."""
@@ -193,6 +196,7 @@ class Batch:
             placeholders={
                 task: (change(at), change(y)) for task, (at, y) in self.placeholders.items()
             },
+            masked=self.masked and (change(self.masked[0]), change(self.masked[1])),
             groups={task: change(number) for task, number in self.groups.items()},
             first_row=self.first_row,
             dropout_key=self.dropout_key,

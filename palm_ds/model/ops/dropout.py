@@ -159,9 +159,11 @@ def _shifted(x: torch.Tensor, bits: int) -> torch.Tensor:
 class _AddDropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x, y, mask, scale):
-        ctx.mask, ctx.scale = mask, scale
+        ctx.save_for_backward(mask)  # not an attribute, which would outlive a recomputed layer
+        ctx.scale = scale
         return torch.addcmul(x, y, mask, value=scale)
 
     @staticmethod
     def backward(ctx: Any, *grads):
-        return grads[0], (grads[0] * ctx.mask).mul_(ctx.scale), None, None
+        (mask,) = ctx.saved_tensors
+        return grads[0], (grads[0] * mask).mul_(ctx.scale), None, None

@@ -5,10 +5,10 @@
     linear_cross_entropy    torch's own, from 2.13
     liger                   Liger-Kernel's, on CUDA
 
-The last three compute the gradient in the forward pass, before fp16's loss is scaled. `chunked`
-therefore keeps it in fp32, and enlarges the only fp16 tensor on the way, softmax - one-hot: what
-is above 2e-12 there survives. In bf16, too, the chunks add up in fp32. Where the model is compiled,
-what lies between the two products is too, for chunks of few sizes.
+`chunked` and `liger` compute the gradient in the forward pass, before fp16's loss is scaled.
+`chunked` therefore keeps it in fp32, and enlarges the only fp16 tensor on the way, softmax -
+one-hot: what is above 2e-12 there survives. In bf16, too, the chunks add up in fp32. Where the
+model is compiled, what lies between the two products is too, for chunks of few sizes.
 
 Tokens that are generated have label smoothing, and weights by flow: the kernels of other libraries
 have no weights, so `chunked` replaces them.
@@ -300,15 +300,16 @@ def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def _linear_cross_entropy(rows, embeddings, bias, targets):
-    loss = F.linear_cross_entropy(
+    # Its own sum is in the dtype of the rows: half of it was lost in bf16 over 2,000 labels.
+    losses = F.linear_cross_entropy(
         rows,
         embeddings,
         targets,
         linear_bias=bias,
-        reduction="sum",
+        reduction="none",
         options=nn.LinearCrossEntropyOptions(),
     )
-    return loss.float(), _correct(rows, embeddings, bias, targets)
+    return losses.float().sum(), _correct(rows, embeddings, bias, targets)
 
 
 def _liger(rows, embeddings, bias, targets):

@@ -18,7 +18,7 @@ from pydantic import PositiveInt
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.settings import Share
-from palm_ds.common.sparse_vectors import DenseOrSparse
+from palm_ds.common.sparse_vectors import DenseOrSparse, part_of
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, text_numbers
 from palm_ds.data.tasks.interfaces import StoredPrediction
@@ -213,7 +213,9 @@ class RetrievalTask(EmbeddingTask):
                 own, vectors = own[1:], vectors[1:]
             texts |= dict(zip(own, vectors, strict=True))
         number = {text: i for i, text in enumerate(texts)}
-        vectors = self.stacked([*queries.values()]), self.stacked([*texts.values()])
+        both = self.stacked([*queries.values(), *texts.values()])  # sparse ones get one size
+        asked = len(queries)
+        vectors = part_of(both, 0, asked), part_of(both, asked, len(both))
         found = retrieval_metrics(
             *vectors,
             [[number[text] for text in relevant[query]] for query in queries],

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.data.stream.curriculum_spec import CurriculumSpec
 from palm_ds.data.stream.stages import tasks_of
-from palm_ds.data.tasks.task import Task
+from palm_ds.data.tasks.task import CorpusTask, Task
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import encoder_class, has_windows
 from palm_ds.model.lora import LoraSettings, check_targets
@@ -36,6 +36,8 @@ class TaskChecks:
     batch: BatchSize
     taught: bool = False
     """Whether a teacher labels texts, too."""
+    drops: bool = True
+    """Whether the encoder drops numbers in training."""
 
     def check_tasks(self) -> None:
         """Every task agrees with the source, head, batch, stages and encoder that it uses."""
@@ -51,6 +53,11 @@ class TaskChecks:
                 f"tasks.{name}: {self.encoder.kind} has windows of attention, and this task's "
                 f"queries or masks stand far from what they attend to; use an encoder without "
                 f"windows{task.without_displacement}"
+            )
+        if isinstance(task, CorpusTask) and task.needs_dropout and not self.drops:
+            raise UserError(
+                f"tasks.{name}: learns by dropout alone, but backbone.dropout and "
+                "attention_dropout are 0; set backbone.dropout: 0.1"
             )
         slots = self.encoder.task_types
         if task.task_id >= max(slots, 1):

@@ -167,6 +167,7 @@ class Recipe(Settings):
             encoder=self.backbone_config,
             batch=self.batch_size,
             taught=self.teacher is not None,
+            drops=_drops(self.backbone_config, self.lora),
         )
         checks.check_tasks()
         check_export_task(self.export_task, self.tasks, self.backbone_config)
@@ -418,6 +419,12 @@ def _with_encoder(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if kind == config.kind and isinstance(given.get("options"), Mapping):
         merged["options"] = {**config.options, **given["options"]}
     return {**values, "backbone": merged}
+
+
+def _drops(config: EncoderConfig, lora: LoraSettings | None) -> bool:
+    """Whether an encoder drops numbers in training; of a user's it is not known."""
+    rates = config.dropout, config.attention_dropout, lora.dropout if lora else 0.0
+    return any(rates) or is_custom(config.kind)
 
 
 def _packed_only(recipe: Recipe) -> dict[str, bool]:

@@ -121,6 +121,7 @@ def resolve_teachers(recipe: Recipe, data: Data) -> DistillationPlan:
     settings = recipe.teacher
     if settings is None:
         return DistillationPlan()
+    _check_read_alike(recipe)
     wanted = _wanted_tasks(recipe, settings)
     if settings.file:
         stored = open_scores(Path(settings.file), recipe, data, wanted)
@@ -133,6 +134,16 @@ def resolve_teachers(recipe: Recipe, data: Data) -> DistillationPlan:
     _check_taught(settings, wanted, taught, folders)
     soft = {task: None for task in recipe.built_tasks if task in taught}
     return DistillationPlan(settings=settings, folders=tuple(folders), soft_tasks=soft)
+
+
+def _check_read_alike(recipe: Recipe) -> None:
+    """Raises UserError for a task of which the encoder reads other tokens than a teacher would."""
+    for name, task in recipe.built_tasks.items():
+        if task.changes_encoder or task.pseudo_tokens is not None:
+            raise UserError(
+                f"teacher: tasks.{name} lets the encoder read n-grams, or tokens that a model "
+                "fills in, which a teacher does not see; remove one of the two"
+            )
 
 
 def _wanted_tasks(recipe: Recipe, settings: TeacherSettings) -> Collection[str]:

@@ -22,7 +22,7 @@ from torch import nn
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.model.config.config import EncoderConfig
-from palm_ds.model.encoder.encoder import encoder_class
+from palm_ds.model.encoder.encoder import encoder_class, memory_shape
 
 State = Mapping[str, torch.Tensor]
 
@@ -196,6 +196,12 @@ def resize_positions(
         )
         new = replace(config, max_positions=longest)
         return ResizedState(state=dict(state), config=new, summary=summary)
+    if memory_shape(config)[1]:
+        raise UserError(
+            f"positions: those of {config.kind} are distances within windows of "
+            f"{config.max_positions} tokens and a memory, which cannot be resized; leave them as "
+            "they are: it reads documents of any length"
+        )
     _table(state, POSITIONS, config.max_positions)
     offset, before = config.position_offset, config.max_length
     if how not in HOW:

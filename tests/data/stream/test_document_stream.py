@@ -37,10 +37,12 @@ def source(tmp_path_factory) -> CorpusSource:
     return split_corpus(write_small_corpus(folder, documents=20), 0.0, ("word",))[0]
 
 
-def dataset_of(source: CorpusSource, *, fixed: bool = False, **settings: Any) -> DocumentDataset:
+def dataset_of(
+    source: CorpusSource, *, fixed: bool = False, shifted: bool = False, **settings: Any
+) -> DocumentDataset:
     tasks = {
         ORDER: build(ORDER, {"source": "text"}),
-        WORDS: build(WORDS, {"source": "text", "units": ["word"]}),
+        WORDS: build(WORDS, {"source": "text", "units": ["word"], "shifted": shifted}),
     }
     parts = {"text": [("c", source, 1.0)]}
     made, _ = make_datasets(
@@ -108,6 +110,23 @@ def test_a_document_is_labelled_before_it_is_cut(source: CorpusSource, counted: 
             assert of_whole == ([LENGTH - 1] if last else [])
             if last:
                 assert example.labels[ORDER][1] == whole.labels[ORDER][1]
+
+
+def test_a_shifted_word_is_predicted_at_the_place_before_it(source: CorpusSource) -> None:
+    """Never at the [CLS] that ends a window: a document's first token has no place before it."""
+    dataset, first, seen = dataset_of(source, shifted=True, counted="all"), 0, 0
+    for n, layout in enumerate(dataset.layouts(np.arange(60))):
+        whole = super(DocumentDataset, dataset).example(n, layout)
+        first += 0 in whole.labels[WORDS][0]
+        for number in range(int(dataset.counts(layout[None])[0])):
+            layout["window"] = number
+            window = dataset.example(n, layout)
+            at, words = window.labels[WORDS]
+            assert (window.source_offsets[at] >= 0).all()
+            known = window.source_offsets[at + 1] >= 0  # the others stand in the next window
+            np.testing.assert_array_equal(window.unmasked_ids[at + 1][known], words[known])
+            seen += known.sum()
+    assert first and seen
 
 
 def test_slots_take_the_next_document_in_order(source: CorpusSource) -> None:

@@ -370,12 +370,21 @@ def test_a_preset_accepts_foreign_keys_too() -> None:
     assert (config.dropout, config.token_types, config.task_types) == (0.0, 4, 16)
 
 
+def test_options_of_a_preset_stay_unless_they_are_named() -> None:
+    config = read_encoder_config({"preset": "eurobert-610m", "options": {"text_pooling": "cls"}})
+    assert config.options == {"kv_heads": 6, "text_pooling": "cls"}
+    config = read_encoder_config({"preset": "eurobert-610m", "options": {"kv_heads": 3}})
+    assert config.options == {"kv_heads": 3}
+    other = {"preset": "eurobert-610m", "kind": "neobert", "options": {"rotary_base": 5e3}}
+    assert read_encoder_config(other).options == {"rotary_base": 5e3}
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
         ({"hidden_size": 10, "num_heads": 3}, ["heads", "10", "3"]),
         ({"activation": "gleu"}, ["activation", "gleu", "gelu"]),
-        ({"hidden_act": "swish"}, ["activation", "swish"]),
+        ({"hidden_act": "quick_gelu"}, ["activation", "quick_gelu"]),
         ({"num_layer": 3}, ["num_layer", "num_layers"]),
         ({"hiden_size": 3}, ["hiden_size", "hidden_size"]),
         ({"preset": "ernie-3"}, ["preset", "ernie-3"]),

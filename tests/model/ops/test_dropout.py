@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.ops.dropout import (
@@ -68,6 +71,26 @@ def test_dropout(counter: bool) -> None:
     assert torch.equal(dropout(x, 0.0, keys), x)
     if counter:
         torch.testing.assert_close(dropout(y, 0.25, keys), out - x, atol=1e-6, rtol=1e-6)
+
+
+def test_a_recomputed_layer_keeps_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its gradient is that of a mask that was kept, which is made a second time for it."""
+    made, keep = [], DropoutKeys.mask
+
+    def mask(keys: DropoutKeys, like: torch.Tensor, rate: float) -> torch.Tensor:
+        result = keep(keys, like, rate)
+        made.append(weakref.ref(result))
+        return result
+
+    monkeypatch.setattr(DropoutKeys, "mask", mask)
+    torch.manual_seed(1)
+    x, y = torch.randn(1, 40, 60), torch.randn(1, 40, 60, requires_grad=True)
+    kept = add_dropout(x, y, 0.25, keys_of(1, 40))
+    out = checkpoint(add_dropout, x, y, 0.25, keys_of(1, 40), use_reentrant=False)
+    gc.collect()
+    assert len(made) == 2 and made[1]() is None
+    grads = [torch.autograd.grad(each.square().sum(), y)[0] for each in (kept, out)]
+    assert len(made) == 3 and torch.equal(*grads)
 
 
 def test_a_mask_depends_on_row_position_and_column_alone() -> None:

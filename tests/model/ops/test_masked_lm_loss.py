@@ -46,6 +46,19 @@ def test_equals_plain(n: int, hidden: int, vocab: int, dtype: torch.dtype, kerne
         torch.testing.assert_close(other, plain, **TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("kernel", ["plain", "chunked", "linear_cross_entropy"])
+def test_many_labels_lose_nothing_in_bf16(kernel: str) -> None:
+    if kernel == "linear_cross_entropy" and not hasattr(F, kernel):
+        pytest.skip(f"torch {torch.__version__} has no {kernel}")
+    torch.manual_seed(1)
+    rows, embeddings = torch.randn(1000, 16).bfloat16(), torch.randn(4000, 16).bfloat16()
+    targets = torch.randint(0, 4000, (1000,))
+    wanted = F.cross_entropy(rows.double() @ embeddings.double().T, targets, reduction="sum")
+    bias = torch.zeros(4000, dtype=torch.bfloat16)
+    loss, _ = masked_lm_loss(rows, embeddings, bias, targets, kernel)
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-3)
+
+
 def test_chunked_masked_lm_loss_is_stable_for_large_scores_and_needs_no_gradient() -> None:
     rows, embeddings = torch.full((3, 2), 100.0), torch.tensor([[100.0, 100.0], [-100.0, 0.0]])
     targets = torch.tensor([0, 1, 0])

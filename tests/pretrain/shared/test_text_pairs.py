@@ -18,6 +18,7 @@ from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset, build_rows, refs
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.task import build
+from palm_ds.engine import check_model
 from palm_ds.model.attention.dense import plain_attention
 from palm_ds.model.attention.plan import AttentionPlan
 from palm_ds.model.encoder.encoder import EncoderConfig, build_encoder
@@ -27,6 +28,8 @@ from palm_ds.model.inputs.visibility import visible
 from palm_ds.model.kernels import Kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.ops.keyed_sampling import gumbel_noise
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.runtime.optimizer.optimizer import OptimizerConfig
 from tests.helpers.pair_corpus import whole, write_translations
 from tests.helpers.small_corpus import write_small_corpus
 
@@ -270,6 +273,18 @@ def test_back_translation_is_two_passes(source: CorpusSource, temperature: float
             torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-5)
 
 
+def test_no_task_s_masks_are_in_the_first_pass(source: CorpusSource) -> None:
+    """Placeholders see the whole text, whatever other tasks of the task group mask of it."""
+    alone, other = dataset_of(source, BTMLM), dataset_of(source, "knowledge_masking", rate=0.4)
+    both = replace(alone, tasks=(*alone.tasks, replace(other.tasks[0], units=("token",))))
+    model, numbers = model_of(alone), [0, 3, 4, 7]
+    batch = batch_of(both, numbers, packed=True)
+    assert set(batch.labels) == {BTMLM, "knowledge_masking"}
+    pseudo = filled_in(model, batch).input_ids.flatten()[batch.placeholders[BTMLM][0]]
+    examples = [both.example(n, both.layouts(np.array([n]))[0]) for n in numbers]
+    assert pseudo.tolist() == [x for example in examples for x in guess(model, example, 0.0)]
+
+
 def test_pseudo_tokens_follow_from_their_keys(source: CorpusSource) -> None:
     """Not from the other texts of a row or a batch; other keys give others, and with the likeliest
     tokens no key matters. A batch without texts runs the model as well."""
@@ -304,3 +319,9 @@ def test_bad_settings(source: CorpusSource, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no room for a sentence of 4"):
         dataset_of(source, BTMLM, 8)
     assert "40 pairs of texts" in dataset_of(source, TLM).describe()
+
+
+def test_tokens_made_of_perturbed_embeddings_are_refused(source: CorpusSource) -> None:
+    model = model_of(dataset_of(source, BTMLM))
+    with pytest.raises(UserError, match=f"optimizer.fgm: tasks.{BTMLM} makes other tokens"):
+        check_model(model, OptimizerConfig(fgm=0.1), make_ds_config({}))

@@ -21,6 +21,7 @@ from palm_ds.train.setup.sources import Data, check_tables, open_data
 from palm_ds.train.teachers.build import attach_teachers, build_teachers
 from palm_ds.train.teachers.distillation_plan import DistillationPlan, resolve_teachers
 from tests.helpers.saved_model import recipe_of, save_model, texts, write_rows
+from tests.helpers.small_corpus import write_small_corpus
 from tests.helpers.text_tables import SPECIALS, WORDS
 
 
@@ -87,6 +88,19 @@ def test_the_plan_knows_its_size(teacher, precision) -> None:
 def test_wrong_references(teacher, settings, message) -> None:
     with pytest.raises(UserError, match=message):
         resolve_teachers(*student(teacher, settings))
+
+
+@pytest.mark.parametrize("kind", ["replaced_token_detection", "back_translation_masked_lm"])
+def test_a_teacher_reads_what_the_student_reads(teacher, kind: str, tmp_path) -> None:
+    write_small_corpus(tmp_path / "corpus", documents=8)
+    changes = {
+        "sources": {"text": {"corpus": str(tmp_path / "corpus")}},
+        "tasks": {"made": {"kind": kind, "source": "text"}},
+        "stages": [{"made": 1}],
+    }
+    message = "teacher: tasks.made lets the encoder read n-grams, or tokens that a model fills in"
+    with pytest.raises(UserError, match=message):
+        resolve_teachers(*student(teacher, {"hidden_states": {}}, **changes))
 
 
 def test_another_vocabulary_is_for_palm_ds_teach(teacher, tmp_path) -> None:

@@ -29,6 +29,7 @@ from tests.helpers.small_configs import SMALL, roberta_of
 
 CONFIG = replace(SMALL, vocab_size=40)
 ROBERTA = roberta_of(CONFIG)
+DOCUMENTS = replace(CONFIG, kind="ernie_doc", task_types=0)
 UNTIED = replace(CONFIG, tie_word_embeddings=False)
 BIASES = ("heads.one.bias", "heads.two.bias")
 USED = 37  # of the 40 rows
@@ -297,6 +298,10 @@ WRONG = {
         "row numbers start at 0",
     ),
     "no length": (lambda: resize_positions(without(""), CONFIG, 0), "from 1 to 131,072, got 0"),
+    "distances": (
+        lambda: resize_positions(net(DOCUMENTS).state_dict(), DOCUMENTS, 30),
+        "those of ernie_doc are distances within windows of 20 tokens and a memory",
+    ),
     "no such way": (
         lambda: resize_positions(without(""), CONFIG, 30, how="tiles"),
         'no method "tiles"; did you mean "tile"',

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.config.config import ACTIVATIONS, EncoderConfig
 from palm_ds.weights.formats.contents import TensorEntry
 
 Names = dict[str, tuple[str, ...]]
@@ -98,7 +98,7 @@ class Family:
         activation = config.head_activation or config.activation
         computed = self.masked_lm_activation or config.activation
         return not self.without_masked_lm and (
-            self.states_head_activation or activation == computed
+            self.states_head_activation or ACTIVATIONS[activation] is ACTIVATIONS[computed]
         )
 
 

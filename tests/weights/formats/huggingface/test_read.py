@@ -18,7 +18,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from palm_ds.common.atomic import write_folder_atomically
 from palm_ds.common.errors import UserError
-from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.config.config import ACTIVATIONS, EncoderConfig
 from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
 from palm_ds.model.multi_task_model import Model
@@ -335,6 +335,24 @@ def test_roberta_s_masked_word_head_has_gelu_always(tmp_path: Path) -> None:
     bert = write_out(contents, tmp_path / "bert", family="bert")
     assert bert.architecture == "BertModel" and len(bert.skipped) == 5
     assert all("always has relu, but this one has gelu" in why for why in bert.skipped.values())
+
+
+@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
+def test_an_activation_under_each_of_its_names(tmp_path: Path, name: str) -> None:
+    hf, inputs = make("bert", "ForMaskedLM", hidden_act=name), inputs_of("bert")
+    contents = open_contents(save_hf(hf, tmp_path / "hf"))
+    ours = outputs(build(contents), inputs["input_ids"], inputs["token_type_ids"])
+    torch.testing.assert_close(ours["masked_words"], run(hf, inputs)["logits"], **CLOSE)
+    assert write_out(contents, tmp_path / "again").skipped == {}
+    again = AutoModelForMaskedLM.from_pretrained(tmp_path / "again").eval()
+    assert again.config.hidden_act == name
+    assert torch.equal(run(again, inputs)["logits"], run(hf, inputs)["logits"])
+
+
+def test_gelu_under_another_name_fits_roberta(tmp_path: Path) -> None:
+    made = make("bert", "ForMaskedLM", hidden_act="gelu_python")
+    contents = open_contents(save_hf(made, tmp_path / "bert"))
+    assert write_out(contents, tmp_path / "out", family="roberta").skipped == {}
 
 
 def test_a_masked_lm_head_with_relu_does_not_fit_roberta(tmp_path: Path) -> None:
