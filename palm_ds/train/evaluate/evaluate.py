@@ -35,7 +35,7 @@ from palm_ds.runtime.step.grad_cache import GlobalBatchLoss
 from palm_ds.train.evaluate.minimal_pairs import PairSet, rows_within_memory
 from palm_ds.train.evaluate.probe import Probe
 from palm_ds.train.recipe.custom_metrics import Metric, OwnMetrics, own_scores
-from palm_ds.train.report.metrics_file import set_title
+from palm_ds.train.report.metrics_file import PAIRS, PROBE, set_title
 
 if TYPE_CHECKING:
     from palm_ds.engine import Engine
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 BLOCK = 256
 """Examples of a block."""
-_PAIRS, _PROBE = "minimal pairs", "probe"
 
 
 class ExampleVectors(NamedTuple):
@@ -375,11 +374,11 @@ def evaluate_sets(
         for task, score in evaluate(engine, rows, tasks, own).items()
     }
     if data.pairs:
-        evaluations[set_title(data.pairs.task, _PAIRS)] = _pair_score(
+        evaluations[set_title(data.pairs.task, PAIRS)] = _pair_score(
             engine, data.pairs, data.length
         )
     if data.probe:
-        evaluations[set_title(data.probe.task, _PROBE)] = _probe_score(engine, data.probe)
+        evaluations[set_title(data.probe.task, PROBE)] = _probe_score(engine, data.probe)
     return evaluations
 
 

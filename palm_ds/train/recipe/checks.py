@@ -20,6 +20,7 @@ from palm_ds.runtime.optimizer.optimizer import OptimizerConfig
 from palm_ds.runtime.optimizer.step_settings import TaskOptimizerSettings
 from palm_ds.train.recipe.sections import BatchSize, EvaluateSettings, SaveSettings, SourceSettings
 from palm_ds.train.recipe.stage_settings import StageSettings
+from palm_ds.train.report.metrics_file import PAIRS, PROBE
 
 _OF_STEPS = ("freeze", "trains", "optimizer")
 """Settings of a task for the steps that train it alone."""
@@ -244,6 +245,20 @@ def check_best_kept(
                 "save.best: compares checkpoints that are evaluated, but save.every is "
                 f"{save.every} and {name} {every}; make the first a multiple of the second"
             )
+
+
+def check_evaluation_sets(
+    sources: Mapping[str, SourceSettings], evaluate: EvaluateSettings
+) -> None:
+    """No evaluation set has the name of what else is evaluated."""
+    taken = {PROBE: evaluate.probe and "probe", PAIRS: evaluate.pairs and "pairs"}
+    for name, source in sources.items():
+        for title in source.evaluation_sets:
+            if key := taken.get(title):
+                raise UserError(
+                    f"sources.{name}.evaluation_sets.{title}: the scores of `evaluate.{key}` have "
+                    "this name; give the set another"
+                )
 
 
 def check_data_set_names(names: Collection[str]) -> None:
