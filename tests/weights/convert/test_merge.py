@@ -172,6 +172,7 @@ def test_the_checkpoints_of_a_run_come_oldest_first(tmp_path: Path) -> None:
         ({"method": "ema", "weights": (1.0, 1.0, 1.0)}, "weights: ema has a decay instead"),
         ({"decay": 1.0}, "decay: expected a number below 1, got 1.0"),
         ({"density": 0.0}, "density: expected a number above 0, got 0.0"),
+        ({"scale": float("nan")}, "scale: expected a finite number, got NaN"),
     ],
 )
 def test_settings_that_do_not_fit(
