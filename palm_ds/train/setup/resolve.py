@@ -162,36 +162,35 @@ def _pools_first_token(recipe: Recipe, data: Data) -> bool:
     return not backbone.averages_texts
 
 
-def size(recipe: Recipe, data: Data) -> dict[str, DatasetSize]:
-    """The size of the training data of each task group; independent of the seed."""
-    return _sizes(recipe, data, recipe.curriculum_spec.task_groups)
-
-
-def _sizes_in_stages(recipe: Recipe, data: Data) -> dict[int, dict[str, DatasetSize]]:
-    """{number of a stage as written: likewise}, where rows of another length have other examples,
-    or not all corpora are read."""
-    spec = recipe.curriculum_spec
-    written = recipe.stage_plan.written if spec.kind == "explicit" else ()
-    return {
-        number: _sizes(recipe, data, [b for b, x in spec.budgets[number].items() if x.number], own)
-        for number, own in enumerate(written)
-        if own.length or own.mixture
-    }
-
-
-def _sizes(
-    recipe: Recipe, data: Data, task_groups: Sequence[str], own: StageSettings | None = None
+def size(
+    recipe: Recipe,
+    data: Data,
+    task_groups: Sequence[str] = (),
+    own: StageSettings | None = None,
 ) -> dict[str, DatasetSize]:
-    """Of some task groups; `own`: in a stage with these settings."""
-    own = own or StageSettings()
+    """The size of the training data of task groups, by default of all that are trained; independent
+    of the seed. `own`: in a stage with these settings."""
+    groups, own = task_groups or recipe.curriculum_spec.task_groups, own or StageSettings()
     length = own.length or recipe.length
-    datasets, mixtures = datasets_of(recipe, task_groups, data.train, seed=0, length=length)
+    datasets, mixtures = datasets_of(recipe, groups, data.train, seed=0, length=length)
     mixtures = mixed(recipe, mixtures, own.mixture or {}, datasets)
     return {
         task_group: _counted(recipe, task_group, [datasets[number] for number, _ in mixture])
         if recipe.examples
         else _measure([(datasets[number], share) for number, share in mixture])
         for task_group, mixture in mixtures.items()
+    }
+
+
+def _sizes_in_stages(recipe: Recipe, data: Data) -> dict[int, dict[str, DatasetSize]]:
+    """{number of a stage as written: the sizes there}, where rows of another length have other
+    examples, or not all corpora are read."""
+    spec = recipe.curriculum_spec
+    written = recipe.stage_plan.written if spec.kind == "explicit" else ()
+    return {
+        number: size(recipe, data, [b for b, x in spec.budgets[number].items() if x.number], own)
+        for number, own in enumerate(written)
+        if own.length or own.mixture
     }
 
 
