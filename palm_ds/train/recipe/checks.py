@@ -69,10 +69,11 @@ class TaskChecks:
             raise UserError(f"tasks.{name}.share: no {task.share!r} in `tasks`{known}")
         if task.share and task.reads == "corpus":  # that of a table depends on its rows
             task.with_head_of(self.tasks[task.share])
-        if task.share and task.head_lr:
-            raise UserError(
-                f"tasks.{name}.head_lr: its head belongs to tasks.{task.share}; set it there"
-            )
+        for key in ("head_lr", "new_head") if task.share else ():
+            if getattr(task, key):
+                raise UserError(
+                    f"tasks.{name}.{key}: its head belongs to tasks.{task.share}; set it there"
+                )
         if (reads := self.sources[task.source].reads) != task.reads:
             raise UserError(
                 f"tasks.{name}: reads a {task.reads}, but sources.{task.source} is a {reads}"
@@ -97,6 +98,7 @@ class TaskChecks:
                 )
             self._check_labelled(task_group)
             self._check_weighted(task_group)
+            self._check_batch(task_group)
 
     def check_stage_settings(self, weight_decay: float, settings: Sequence[StageSettings]) -> None:
         """What each stage has of its own fits the recipe and the stage's tasks."""
@@ -184,6 +186,18 @@ class TaskChecks:
             "labels only examples that it builds itself, and the first task of a group builds "
             f"them; write {' and '.join(map(repr, right))}"
         )
+
+    def _check_batch(self, task_group: str) -> None:
+        """The first task says how many examples a step has."""
+        first, *others = tasks_of(task_group)
+        firsts = {tasks_of(each)[0] for each in self.spec.task_groups}
+        for name in others:
+            given = self.tasks[name].batch
+            if given not in (0, self.tasks[first].batch) and name not in firsts:
+                raise UserError(
+                    f"tasks.{name}.batch: {given}, but {task_group!r} has the examples of its "
+                    f"first task; set tasks.{first}.batch"
+                )
 
     def _check_weighted(self, task_group: str) -> None:
         """A task group learns something."""

@@ -313,6 +313,30 @@ WRONG = {
         changed("tasks", "mine", to={"kind": "json.JSONDecoder", "source": "text"}),
         "not a subclass of palm_ds.data.tasks.task.Task",
     ),
+    "table settings of a corpus": (
+        changed("sources", "text", to={"corpus": "a", "read": {"simplify": True}}),
+        "sources.text: read: of a table; the text of a corpus was read by `palm-ds prepare`",
+    ),
+    "a new head that is another task's": (
+        changed(
+            "tasks",
+            "a",
+            to={"kind": "knowledge_masking", "source": "text", "share": "knowledge_masking"}
+            | {"new_head": True},
+        ),
+        "tasks.a.new_head: its head belongs to tasks.knowledge_masking; set it there",
+    ),
+    "a batch of a task behind another": (
+        changed(
+            "tasks",
+            to={
+                "sentence_reordering": {"source": "text"},
+                "knowledge_masking": {"source": "text", "batch": 4},
+            },
+        )
+        | {"stages": [{"sentence_reordering + knowledge_masking": 3}], "batch": "8 examples"},
+        "tasks.knowledge_masking.batch: 4, but 'sentence_reordering + knowledge_masking' has the",
+    ),
     "shares with nobody": (
         changed("tasks", "knowledge_masking", "share", to="nobody"),
         "tasks.knowledge_masking.share",
