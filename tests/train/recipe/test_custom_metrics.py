@@ -106,7 +106,9 @@ def test_two_functions_with_one_name_are_refused() -> None:
         return 0.0
 
     source = source_of([{"label": "x"}])
-    with pytest.raises(UserError, match=r"^metrics: rows: another function of this task has 'rows'"):
+    with pytest.raises(
+        UserError, match=r"^metrics: rows: another function of this task has 'rows'"
+    ):
         own_scores([several, rows], classification(), {0: {"label": "x"}}, source)
     twice = own_scores([rows, rows], classification(), {0: {"label": "x"}}, source)
     assert twice == {"rows": 0.0}
