@@ -6,10 +6,11 @@ All raise UserError. They need neither data nor processes.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.keywords import default_of
 from palm_ds.data.stream.curriculum_spec import CurriculumSpec
 from palm_ds.data.stream.stages import tasks_of
 from palm_ds.data.tasks.task import Task
@@ -24,6 +25,13 @@ from palm_ds.train.report.metrics_file import PAIRS, PROBE
 
 _OF_STEPS = ("freeze", "trains", "optimizer")
 """Settings of a task for the steps that train it alone."""
+_OF_HEAD = (
+    *("dropout", "smoothing", "class_weights", "scale", "loss", "temperature", "margin"),
+    *("pooling", "similarity", "matryoshka", "matryoshka_weights"),
+    *("distillation", "distillation_share", "initial_bias"),
+    *("query_regularizer_weight", "document_regularizer_weight", "regularizer_warmup"),
+)
+"""Settings that a head has once, for all tasks that share it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,15 +77,24 @@ class TaskChecks:
             raise UserError(f"tasks.{name}.share: no {task.share!r} in `tasks`{known}")
         if task.share and task.reads == "corpus":  # that of a table depends on its rows
             task.with_head_of(self.tasks[task.share])
-        for key in ("head_lr", "new_head") if task.share else ():
-            if getattr(task, key):
-                raise UserError(
-                    f"tasks.{name}.{key}: its head belongs to tasks.{task.share}; set it there"
-                )
+        for key in self._of_another_head(task) if task.share else ():
+            raise UserError(
+                f"tasks.{name}.{key}: its head belongs to tasks.{task.share}; set it there"
+            )
         if (reads := self.sources[task.source].reads) != task.reads:
             raise UserError(
                 f"tasks.{name}: reads a {task.reads}, but sources.{task.source} is a {reads}"
             )
+
+    def _of_another_head(self, task: Task) -> Iterator[str]:
+        """The settings of a head that a task without one has."""
+        yield from (key for key in ("head_lr", "new_head") if getattr(task, key))
+        owner = self.tasks[task.share]
+        for field in (each for each in fields(task) if each.name in _OF_HEAD):
+            here, there = getattr(task, field.name), getattr(owner, field.name, None)
+            # "balanced" is by the rows of each task
+            if here not in (default_of(field), there) or here == "balanced":
+                yield field.name
 
     def check_blends(self) -> None:
         """The tasks of a task group read one source, and the encoder has enough token types for
