@@ -119,8 +119,8 @@ class EventDispatcher:
         read_losses: bool,
         stops: Callable[[], bool],
     ):
-        """`reference`: the task whose epochs are passes. `stops`: whether a handler has asked to
-        end the training."""
+        """`reference`: the task whose epochs are passes; without steps of it, the first that has
+        some. `stops`: whether a handler has asked to end the training."""
         self.loop, self.handlers, self._stops = loop, handlers, stops
         self.read_losses = read_losses or bool(handlers)
         self.losses: dict[str, float] = {}
@@ -128,11 +128,9 @@ class EventDispatcher:
         self.done = 0
         """Completed steps of the run."""
         self._pass: int | None = None
-        dataset = next(
-            dataset
-            for dataset in loop.stream.datasets
-            if reference in [task.name for task in dataset.tasks]
-        )
+        datasets = loop.stream.datasets
+        named = (x for x in datasets if reference in [task.name for task in x.tasks])
+        dataset = next(named, datasets[0])
         self._dataset, self._items = dataset.name, dataset.num_items
 
     def __call__(self, name: str, facts: Mapping[str, Any]) -> None:

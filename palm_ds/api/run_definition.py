@@ -22,7 +22,7 @@ from palm_ds.runtime.processes.launch_env import is_single_process
 from palm_ds.runtime.processes.processes import Processes, leave_at_exit, start
 from palm_ds.train.recipe.custom_metrics import check_metric
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
-from palm_ds.train.setup.resolve import resolve
+from palm_ds.train.setup.resolve import resolve, size
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.setup.sources import Data, open_data
 
@@ -107,7 +107,9 @@ class RunDefinition:
         sources: dict[str, Any] = {}
         tasks: dict[str, Any] = {}
         for task_group in self.mixture.groups:
-            first = task_group[0]
+            first, *others = task_group
+            for other in others:
+                other.check_blended(first)
             sources[first.name] = first.source(self.folder / "rows")
             if self.backbone.tokenizer:
                 sources[first.name]["tokenizer"] = self.backbone.tokenizer
@@ -166,10 +168,13 @@ class RunDefinition:
 
     def steps_per_epoch_of(self, task: str) -> int:
         """Whole batches in an epoch of a task, as in PaddlePALM."""
-        task_group = next(
-            b for b in self.run.recipe.curriculum.task_groups if task in b.split(" + ")
-        )
-        return max(self.examples_of(task) // self.run.recipe.examples_of(task_group), 1)
+        recipe = self.run.recipe
+        groups = recipe.curriculum.task_groups
+        task_group = next((b for b in groups if task in b.split(" + ")), task)
+        if examples := recipe.examples_of(task_group):
+            return max(self.examples_of(task) // examples, 1)
+        epoch = size(recipe, self.data, [task_group])[task_group]
+        return max(int(epoch.tokens // recipe.stage_plan.usual_size.tokens), 1)
 
     @cached_property
     def processes(self) -> Processes:

@@ -96,7 +96,9 @@ class Trainer(BaseTrainer):
     @property
     def cur_train_epoch(self) -> int:
         """Complete passes over the rows so far."""
-        return self.cur_train_step * self.run.recipe.examples_of(self.name) // self.num_examples
+        if examples := self.run.recipe.examples_of(self.name):
+            return self.cur_train_step * examples // self.num_examples
+        return self.cur_train_step // self.steps_per_epoch
 
     @property
     def steps_per_epoch(self) -> int:
@@ -217,3 +219,10 @@ def _set_ratios(mixture: TaskMixture, ratios: Mapping[str, float] | Sequence[flo
         if name not in tasks:
             raise UserError(f"mix_ratio: no task {name!r}{suggest(name, tasks)}")
         tasks[name].mix_ratio = ratio
+    for first, *others in groups:
+        for other in others:
+            if other.mix_ratio not in (1.0, first.mix_ratio):
+                raise UserError(
+                    f"mix_ratio: {other.mix_ratio:g} of {other.name!r}, which has its steps "
+                    f"together with {first.name!r}; give it to that task"
+                )

@@ -265,6 +265,7 @@ class DiscourseRelation(sentence_pairs.PairTask):
                     f"{self.where}.classes: {self.classes}, but {source.corpus.path} has "
                     f"{len(names)} labels"
                 )
+            self._check_same(names, source.corpus)
             number = np.arange(len(names))
         else:
             numbers = {m.text: k for k, line in enumerate(self.marker_classes) for m in line}
@@ -276,6 +277,20 @@ class DiscourseRelation(sentence_pairs.PairTask):
             number = sentence_pairs.classes_of_labels(source, numbers | known, where)
         label = number[label]
         return np.column_stack([start, second, second, end, label]), f"{len(label)} pairs"
+
+    def _check_same(self, names: Sequence[str], corpus: Corpus) -> None:
+        """Raises UserError for a corpus whose numbers are of other labels than another's."""
+        first, known = self._numbered.setdefault("first", (corpus.path, names))
+        for number, (here, there) in enumerate(zip(names, known, strict=False)):
+            if here != there:
+                raise UserError(
+                    f"{self.where}.markers: labels, but number {number} is {here!r} in "
+                    f"{corpus.path} and {there!r} in {first}; give the names, in a file of markers"
+                )
+
+    @cached_property
+    def _numbered(self) -> dict[str, tuple[Path | str, Sequence[str]]]:
+        return {}
 
     def _mined(self, corpus: Corpus, sentences: range | None) -> tuple[np.ndarray, str]:
         if self.markers == "labels":

@@ -117,11 +117,18 @@ class Lexicon:
             start = int(starts[at])
             for free_after in range(at + int(longest[at]), at, -1):
                 end = int(starts[free_after])
-                if self._holds(text[start:end]):
+                if self._ends(units[at:free_after]) and self._holds(text[start:end]):
                     out.append((start, end))
                     free = free_after
                     break  # the longer ones are entries that have other capitals
         return np.array(out, np.int64).reshape(-1, 2)
+
+    def _ends(self, units: np.ndarray) -> bool:
+        """Whether an entry has these units, with which some entry begins."""
+        state = 0
+        for unit in units.tolist():
+            state = int(self._to[np.searchsorted(self._keys, state * self._width + unit)])
+        return bool(self._final[state])
 
     def _holds(self, text: str) -> bool:
         return _key(text, True) in self._exact or _key(text, False) in self._any_case

@@ -432,6 +432,51 @@ def test_tasks_that_share_a_text(tables):
     assert made.num_examples == {"first": 48, "second": 48}
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"mix_ratio": 0.5}, "mix_ratio: 0.5 of 'second', which has its steps together with 'fi"),
+        ({"train": "dev.tsv"}, "second: labels the rows of first, so that its own train would no"),
+        ({"dev": "train.tsv"}, "its own dev would not be used; give it to first, or train the two"),
+        ({"columns": {"label": "text_a"}}, "its own columns or read would not be used; give it"),
+    ],
+)
+def test_a_task_has_no_rows_or_steps_of_its_own_beside_one_that_reads_its_text(
+    tables: Path, given: dict[str, Any], message: str
+) -> None:
+    own = {key: str(tables / x) if key in ("train", "dev") else x for key, x in given.items()}
+    second = palm.tasks.Classification.on(name="second", **own)
+    with pytest.raises(UserError, match=message):
+        _ = palm.MultiHeadTrainer(
+            [(classification(tables, name="first"), second)], backbone=backbone(tables), **QUIET
+        ).recipe
+    same = {"train": tables / "train.tsv", "dev": tables / "dev.tsv"}
+    second = palm.tasks.Classification.on(name="second", **same)
+    made = palm.MultiHeadTrainer(
+        [(classification(tables, name="first"), second)],
+        backbone=backbone(tables),
+        mix_ratio={"first": 0.5, "second": 0.5},
+        **QUIET,
+    )
+    assert made.expected_steps == {"first": 6, "second": 6}
+
+
+def test_a_batch_in_rows_has_epochs_too(tables: Path) -> None:
+    made = trainer(tables, recipe={"batch": "2 rows"})
+    assert made.steps - made.num_epochs < made.num_epochs * made.steps_per_epoch <= made.steps
+    made.session.step = 2 * made.steps_per_epoch
+    assert made.cur_train_epoch == 2
+
+
+def test_stages_may_leave_out_the_task_whose_epochs_are_counted(tables: Path) -> None:
+    two = [classification(tables, name=name) for name in ("first", "second")]
+    settings = {**QUIET, "recipe": {"stages": [{"second": 2}]}}
+    made = palm.MultiHeadTrainer(two, backbone=backbone(tables), **settings)
+    assert made.steps_per_epoch == {"first": 6, "second": 6}
+    assert made.train_one_step().keys() == {"second"}
+    made.close()
+
+
 @pytest.mark.slow
 def test_a_custom_encoder_and_a_custom_optimizer(tables, tmp_path):
     """They train, save, resume, and predict the same after reloading."""

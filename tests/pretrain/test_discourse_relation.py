@@ -237,6 +237,21 @@ def test_labels_may_be_the_classes_themselves(ready):
     assert task_of(markers="labels", classes=5).class_name(2) == "2"
 
 
+def test_numbers_are_of_the_same_labels_in_all_corpora(tmp_path):
+    """Of the corpora of a mix, and of that to evaluate on, which may lack the last ones."""
+    texts = [("a", ["it rained", "we stayed"]), ("b", ["a cat", "a dog"])] * 2
+    tokenizer = tokenizer_of(*(text for _, pair in texts for text in pair))
+
+    def source(name: str, *labels: str) -> CorpusSource:
+        return whole(write_sentences(tmp_path / name, texts, tokenizer, labels, [0, 1, 0, 1]))
+
+    task = task_of(markers="labels", classes=3, least=1)
+    for first in (source("train", "but", "so", "yet"), source("dev", "but", "so")):
+        assert len(task.items(first, 64))
+    with pytest.raises(UserError, match="number 1 is 'yet' in .*test and 'so' in .*train; give"):
+        task.items(source("test", "but", "yet"), 64)
+
+
 # Mistakes --------------------------------------------------------------------------------------
 
 

@@ -82,6 +82,11 @@ def test_an_entry_inside_one_with_other_capitals_is_found() -> None:
     assert matches(lexicon, "the US army, the US Army") == ["US", "US Army"]
 
 
+def test_what_is_found_inside_another_entry_is_an_entry_itself() -> None:
+    lexicon = Lexicon(["New York City", "newyork"], exact=True)
+    assert matches(lexicon, "new york city, newyork, New York City") == ["newyork", "New York City"]
+
+
 def test_no_match_crosses_a_sentence() -> None:
     lexicon = Lexicon(["a b"])
     atoms = np.array([lexicon.numbers["a"], lexicon.numbers["b"]])

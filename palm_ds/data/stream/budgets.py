@@ -53,7 +53,7 @@ class Budget:
     def steps(self, step_tokens: int, size: DatasetSize | None, where: str) -> int:
         """The amount in steps of `step_tokens`, rounded up; `size` is the task group's. Raises
         UserError if one of them is needed and unknown."""
-        if self.unit == "steps":
+        if self.unit == "steps" or not self.number:
             return int(self.number)
         if not step_tokens or (self.unit != "tokens" and size is None):
             raise UserError(

@@ -99,10 +99,11 @@ class CurriculumSpec:
         step_tokens: int = 0,
         sizes: DatasetSizes | None = None,
         step_sizes: Mapping[int, StepSize] = MappingProxyType({}),
+        sizes_in: Mapping[int, DatasetSizes] = MappingProxyType({}),
     ) -> Curriculum:
         """The plan in steps of `step_tokens`; `step_sizes`: of the stages with steps of their own.
         Raises UserError if it needs `sizes` of the task groups (`needs_corpus`) and there are
-        none."""
+        none; `sizes_in`: those in the stages where they are others."""
         if step_sizes and self.kind != "explicit" and not self.resolved:
             raise UserError(
                 f"stages.settings: with a length or batch of a stage's own, {self.kind} counts in "
@@ -112,9 +113,11 @@ class CurriculumSpec:
             rows = [sampled(self.sampler, self.total, step_tokens, sizes)]
         else:
             rows = [
-                _grown_steps(row, step_sizes[number], sizes, f"stages.{number}")
+                _grown_steps(
+                    row, step_sizes[number], sizes_in.get(number, sizes), f"stages.{number}"
+                )
                 if number in step_sizes and self.kind == "explicit"
-                else self._steps(row, step_tokens, sizes)
+                else self._steps(row, step_tokens, sizes_in.get(number, sizes))
                 for number, row in enumerate(self.budgets)
             ]
         if self.kind != "explicit":
@@ -135,7 +138,7 @@ class CurriculumSpec:
     ) -> dict[str, int]:
         return {
             task_group: budget.steps(
-                step_tokens, sizes[task_group] if sizes else None, f"stages: {task_group}"
+                step_tokens, sizes.get(task_group) if sizes else None, f"stages: {task_group}"
             )
             for task_group, budget in row.items()
         }
@@ -146,6 +149,7 @@ def _grown_steps(
 ) -> dict[str, int]:
     """The steps of task groups in a stage with steps of its own size, which may grow: its tokens
     are those of all of them."""
+    row = {task_group: budget for task_group, budget in row.items() if budget.number}
     if all(budget.unit == "steps" for budget in row.values()):
         return {task_group: int(budget.number) for task_group, budget in row.items()}
     if any(budget.unit == "steps" for budget in row.values()):

@@ -80,6 +80,20 @@ class TaskWithData(Summary):
             values["validation"] = self._files(self.dev, folder, "dev")
         return values | ({"read": dict(self.read)} if self.read else {})
 
+    def check_blended(self, first: TaskWithData) -> None:
+        """Raises UserError for rows, or a way to read them, other than those of the task whose text
+        it labels."""
+        for key in ("train", "dev", "read"):
+            own, read = getattr(self, key), getattr(first, key)
+            if own is None or own == {} or own is read:
+                continue
+            if not (isinstance(own, str | Path | Mapping) and str(own) == str(read)):
+                raise UserError(
+                    f"{self.name}: labels the rows of {first.name}, so that its own "
+                    f"{'columns or read' if key == 'read' else key} would not be used; give it to "
+                    f"{first.name}, or train the two apart"
+                )
+
     def _table(self, folder: Path) -> dict[str, Any]:
         assert self.train is not None
         self.train = _kept(self.train)

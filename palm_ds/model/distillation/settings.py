@@ -153,6 +153,8 @@ class TeacherSettings(Settings):
         super().__post_init__()
         if self.path and self.models:
             raise UserError("gives path and models; give one of the two")
+        if self.heads and self.models:
+            raise UserError("heads: are those of `path`; each of `models` has `heads` of its own")
         if not (self.path or self.models or self.file):
             raise UserError("names none; give `path: RUN`, `models: {...}` or `file: SCORES`")
         if self.file and self.weights:

@@ -35,7 +35,7 @@ from palm_ds.runtime.step.grad_cache import GlobalBatchLoss
 from palm_ds.train.evaluate.minimal_pairs import PairSet, rows_within_memory
 from palm_ds.train.evaluate.probe import Probe
 from palm_ds.train.recipe.custom_metrics import Metric, OwnMetrics, own_scores
-from palm_ds.train.report.metrics_file import set_title
+from palm_ds.train.report.metrics_file import PAIRS, PROBE, set_title
 
 if TYPE_CHECKING:
     from palm_ds.engine import Engine
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 BLOCK = 256
 """Examples of a block."""
-_PAIRS, _PROBE = "minimal pairs", "probe"
 
 
 class ExampleVectors(NamedTuple):
@@ -303,10 +302,15 @@ def evaluate(
         tallies = {part: totals[f"tally {part} {name}"] for part in sums.tallied.get(name, ())}
         return sums.scored_by[name].tallied(tallies) if tallies else {}
 
+    def labels(name: str) -> int:
+        """Those that are scored: of a task of several task groups over a table, the first's."""
+        scored = name in predictions and name not in losses
+        return int(scored and totals[f"first {name}"] or totals[f"count {name}"])
+
     return {
         name: TaskScore(
             **{
-                "count": int(count),
+                "count": labels(name),
                 "loss": totals[f"loss {name}"] / count,
                 "accuracy": totals[f"right {name}"] / count,
                 "baseline_loss": totals[f"base loss {name}"] / count,
@@ -332,6 +336,9 @@ class _Sums:
             name: tasks[task] for task in self.names for name in tasks[task].loss_weights()
         }
         """{loss: its task}"""
+        pairs = [(task.name, n) for n, dataset in enumerate(datasets) for task in dataset.tasks]
+        self._first = dict(reversed(pairs))
+        """{task: its first dataset}"""
 
     def add(
         self, built: Sequence[BuiltRow], batch: Batch, outputs: Mapping[str, TaskOutput]
@@ -351,6 +358,8 @@ class _Sums:
         counts = [len(each.example.labels[name][1]) for each in own]
         numbers = np.array([each.ref.dataset for each in own], np.int64)
         dataset_of = numbers.repeat(np.array(counts, np.int64))
+        first = dataset_of == self._first[self.scored_by[name].name]
+        self._add("first", name, float(first.sum()))
         targets = batch.labels[name][1].numpy() if name in batch.labels else np.empty(0)
         sums = np.zeros(2)
         for dataset in np.unique(dataset_of).tolist():
@@ -375,11 +384,11 @@ def evaluate_sets(
         for task, score in evaluate(engine, rows, tasks, own).items()
     }
     if data.pairs:
-        evaluations[set_title(data.pairs.task, _PAIRS)] = _pair_score(
+        evaluations[set_title(data.pairs.task, PAIRS)] = _pair_score(
             engine, data.pairs, data.length
         )
     if data.probe:
-        evaluations[set_title(data.probe.task, _PROBE)] = _probe_score(engine, data.probe)
+        evaluations[set_title(data.probe.task, PROBE)] = _probe_score(engine, data.probe)
     return evaluations
 
 

@@ -6,10 +6,11 @@ All raise UserError. They need neither data nor processes.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.keywords import default_of
 from palm_ds.data.stream.curriculum_spec import CurriculumSpec
 from palm_ds.data.stream.stages import tasks_of
 from palm_ds.data.tasks.task import CorpusTask, Task
@@ -20,9 +21,17 @@ from palm_ds.runtime.optimizer.optimizer import OptimizerConfig
 from palm_ds.runtime.optimizer.step_settings import TaskOptimizerSettings
 from palm_ds.train.recipe.sections import BatchSize, EvaluateSettings, SaveSettings, SourceSettings
 from palm_ds.train.recipe.stage_settings import StageSettings
+from palm_ds.train.report.metrics_file import PAIRS, PROBE
 
 _OF_STEPS = ("freeze", "trains", "optimizer")
 """Settings of a task for the steps that train it alone."""
+_OF_HEAD = (
+    *("dropout", "smoothing", "class_weights", "scale", "loss", "temperature", "margin"),
+    *("pooling", "similarity", "matryoshka", "matryoshka_weights"),
+    *("distillation", "distillation_share", "initial_bias"),
+    *("query_regularizer_weight", "document_regularizer_weight", "regularizer_warmup"),
+)
+"""Settings that a head has once, for all tasks that share it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,14 +84,24 @@ class TaskChecks:
             raise UserError(f"tasks.{name}.share: no {task.share!r} in `tasks`{known}")
         if task.share and task.reads == "corpus":  # that of a table depends on its rows
             task.with_head_of(self.tasks[task.share])
-        if task.share and task.head_lr:
+        for key in self._of_another_head(task) if task.share else ():
             raise UserError(
-                f"tasks.{name}.head_lr: its head belongs to tasks.{task.share}; set it there"
+                f"tasks.{name}.{key}: its head belongs to tasks.{task.share}; set it there"
             )
         if (reads := self.sources[task.source].reads) != task.reads:
             raise UserError(
                 f"tasks.{name}: reads a {task.reads}, but sources.{task.source} is a {reads}"
             )
+
+    def _of_another_head(self, task: Task) -> Iterator[str]:
+        """The settings of a head that a task without one has."""
+        yield from (key for key in ("head_lr", "new_head") if getattr(task, key))
+        owner = self.tasks[task.share]
+        for field in (each for each in fields(task) if each.name in _OF_HEAD):
+            here, there = getattr(task, field.name), getattr(owner, field.name, None)
+            # "balanced" is by the rows of each task
+            if here not in (default_of(field), there) or here == "balanced":
+                yield field.name
 
     def check_blends(self) -> None:
         """The tasks of a task group read one source, and the encoder has enough token types for
@@ -103,6 +122,7 @@ class TaskChecks:
                 )
             self._check_labelled(task_group)
             self._check_weighted(task_group)
+            self._check_batch(task_group)
 
     def check_stage_settings(self, weight_decay: float, settings: Sequence[StageSettings]) -> None:
         """What each stage has of its own fits the recipe and the stage's tasks."""
@@ -191,6 +211,18 @@ class TaskChecks:
             f"them; write {' and '.join(map(repr, right))}"
         )
 
+    def _check_batch(self, task_group: str) -> None:
+        """The first task says how many examples a step has."""
+        first, *others = tasks_of(task_group)
+        firsts = {tasks_of(each)[0] for each in self.spec.task_groups}
+        for name in others:
+            given = self.tasks[name].batch
+            if given not in (0, self.tasks[first].batch) and name not in firsts:
+                raise UserError(
+                    f"tasks.{name}.batch: {given}, but {task_group!r} has the examples of its "
+                    f"first task; set tasks.{first}.batch"
+                )
+
     def _check_weighted(self, task_group: str) -> None:
         """A task group learns something."""
         if not self.taught and not any(self.tasks[task].weight for task in tasks_of(task_group)):
@@ -251,6 +283,20 @@ def check_best_kept(
                 "save.best: compares checkpoints that are evaluated, but save.every is "
                 f"{save.every} and {name} {every}; make the first a multiple of the second"
             )
+
+
+def check_evaluation_sets(
+    sources: Mapping[str, SourceSettings], evaluate: EvaluateSettings
+) -> None:
+    """No evaluation set has the name of what else is evaluated."""
+    taken = {PROBE: evaluate.probe and "probe", PAIRS: evaluate.pairs and "pairs"}
+    for name, source in sources.items():
+        for title in source.evaluation_sets:
+            if key := taken.get(title):
+                raise UserError(
+                    f"sources.{name}.evaluation_sets.{title}: the scores of `evaluate.{key}` have "
+                    "this name; give the set another"
+                )
 
 
 def check_data_set_names(names: Collection[str]) -> None:

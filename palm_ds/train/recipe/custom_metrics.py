@@ -57,9 +57,15 @@ def own_scores(
     labels = task.true_labels(source)
     rows = [row for row in predictions if predictions[row] and labels[row] is not None]
     scores: dict[str, float] = {}
-    for metric in metrics if rows else ():
+    for metric in dict.fromkeys(metrics) if rows else ():
         made, right = [predictions[row] for row in rows], [labels[row] for row in rows]
-        scores |= _named(metric, _value(metric, made, right, task.prediction_key))
+        found = _named(metric, _value(metric, made, right, task.prediction_key))
+        if both := sorted(set(scores) & set(found)):
+            raise UserError(
+                f"metrics: {_name(metric)}: another function of this task has {both[0]!r}; "
+                "give one of them another name"
+            )
+        scores |= found
     return scores
 
 

@@ -34,6 +34,7 @@ from palm_ds.train.recipe.checks import (
     assign_task_ids,
     check_best_kept,
     check_data_set_names,
+    check_evaluation_sets,
     check_export_task,
     check_lora,
     check_mask_rate,
@@ -174,6 +175,7 @@ class Recipe(Settings):
         check_data_set_names(self.datasets)
         check_best_kept(self.save, self.evaluate, self.stage_plan.written)
         check_mask_rate(self.evaluate, self.built_tasks)
+        check_evaluation_sets(self.sources, self.evaluate)
         _check_amounts(self)
         checks.check_blends()
         check_documents(checks, self.stage_plan, self.documents, _packed_only(self))

@@ -80,6 +80,8 @@ class SourceSettings(Settings):
         self._check_reader()
         if self.reads == "corpus" and bool(self.ernie) != bool(self.tokenizer):
             raise UserError("`ernie: FILELIST` and `tokenizer: vocab.txt` go together")
+        if self.reads == "corpus" and self.read != TableSettings():
+            raise UserError("read: of a table; the text of a corpus was read by `palm-ds prepare`")
         if self.sampling_exponent and not self.mix:
             raise UserError("sampling_exponent: needs `mix`, several corpora")
         if self.folds and (self.validation or not self.table):

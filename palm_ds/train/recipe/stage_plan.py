@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from palm_ds.data.stream.budgets import DatasetSizes
@@ -45,9 +46,14 @@ class StagePlan:
         """Tokens of the longest row, held-out ones included."""
         return max(self.length, *(size.length for size in self.own_sizes.values()), 0)
 
-    def resolve(self, sizes: DatasetSizes | None = None) -> Curriculum:
-        """The stages in steps, given the sizes of task groups if that needs them."""
-        return self.spec.resolve(self.usual_size.tokens or 1, sizes, self.own_sizes)
+    def resolve(
+        self,
+        sizes: DatasetSizes | None = None,
+        sizes_in: Mapping[int, DatasetSizes] = MappingProxyType({}),
+    ) -> Curriculum:
+        """The stages in steps, given the sizes of task groups if that needs them; `sizes_in`: those
+        in the stages where they are others."""
+        return self.spec.resolve(self.usual_size.tokens or 1, sizes, self.own_sizes, sizes_in)
 
     @cached_property
     def curriculum(self) -> Curriculum:

@@ -24,6 +24,9 @@ from palm_ds.data.stream.stages import StepInfo, StepSize
 from palm_ds.train.recipe.lr_schedule import LRSchedule
 from palm_ds.train.recipe.sections import BatchSize
 
+_OF_ROWS = ("length", "batch", "mixture", "sampling_exponent")
+"""Settings of stages whose steps are rows."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BatchGrowth:
@@ -116,9 +119,11 @@ class StageSettings(Settings):
     def step_size(self, length: int, batch: str) -> StepSize | None:
         """The size of the stage's steps, given the recipe's; None: `batch` is in examples."""
         if BatchSize.parse(batch, length).unit == "examples":
-            if self.length or self.batch:
-                name = "length" if self.length else "batch"
-                raise UserError(f"{name}: the recipe's `batch` is in examples; give it in tokens")
+            for name in _OF_ROWS:
+                if getattr(self, name) is not None:
+                    raise UserError(
+                        f"{name}: the recipe's `batch` is in examples; give it in tokens"
+                    )
             return None
         length = self.length or length
         if isinstance(self.batch, BatchGrowth):

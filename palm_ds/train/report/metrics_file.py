@@ -69,6 +69,8 @@ class AppendFile:
 
 
 FILE = "metrics.jsonl"
+PAIRS, PROBE = "minimal pairs", "probe"
+"""Evaluation sets that no source gives."""
 
 
 def set_title(task: str, evaluation_set: str) -> str:

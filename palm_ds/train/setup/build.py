@@ -116,33 +116,32 @@ def _datasets_of_stages(
         datasets += of_stage
     settings = zip(recipe.stage_plan.settings, recipe.stage_plan.sizes, strict=True)
     mixtures = [
-        _mixed(recipe, of_length[size.length], own.mixture or {}, datasets)
-        for own, size in settings
+        mixed(recipe, of_length[size.length], own.mixture or {}, datasets) for own, size in settings
     ]
     return datasets, mixtures
 
 
-def _mixed(
+def mixed(
     recipe: Recipe,
     mixtures: Mixtures,
     own: Mapping[str, Mapping[str, float]],
     datasets: Sequence[TaskGroupDataset],
 ) -> Mixtures:
     """The mixtures with a stage's own weights, {source: {corpus: weight}}, where it has any."""
-    mixed = {}
+    stage: dict[str, Sequence[tuple[int, float]]] = {}
     for task_group, pairs in mixtures.items():
         source = datasets[pairs[0][0]].tasks[0].source
         if weights := own.get(source):
             given = [weights.get(corpus, 0.0) for corpus in recipe.sources[source].weights]
             numbers = [number for number, _ in pairs]
-            mixed[task_group] = [
+            stage[task_group] = [
                 (number, weight / sum(given))
                 for number, weight in zip(numbers, given, strict=True)
                 if weight
             ]
         else:
-            mixed[task_group] = [*pairs]
-    return mixed
+            stage[task_group] = [*pairs]
+    return stage
 
 
 def build_held_out(recipe: Recipe, data: Data) -> HeldOutSet:

@@ -20,7 +20,8 @@ from palm_ds.tasks.shared.image_text import HeadPooling, WholeTextTask
 from palm_ds.tasks.shared.text_task import TextTask
 from palm_ds.train.recipe.recipe import Recipe
 from palm_ds.train.recipe.sections import SourceSettings, sampling_weights
-from palm_ds.train.setup.build import full_config
+from palm_ds.train.recipe.stage_settings import StageSettings
+from palm_ds.train.setup.build import full_config, mixed
 from palm_ds.train.setup.sources import Data, datasets_of, open_data
 from palm_ds.weights.formats.huggingface.sentence_transformers import modules_of
 
@@ -33,6 +34,7 @@ def resolve(recipe: Recipe, data: Data | None = None) -> Recipe:
     are opened if needed."""
     reading = [task for task in recipe.built_tasks.values() if task.reads == "table"]
     spec, sizes = recipe.curriculum_spec, None
+    sizes_in: dict[int, dict[str, DatasetSize]] = {}
     by_size = _samples_by_size(recipe)
     if spec.resolved and not reading and not by_size:
         return recipe
@@ -40,8 +42,8 @@ def resolve(recipe: Recipe, data: Data | None = None) -> Recipe:
         data = data if data is not None else open_data(recipe)
         recipe = _with_resolved_tasks(recipe, data)
     if spec.needs_corpus and data is not None:
-        sizes = size(recipe, data)
-    curriculum = recipe.stage_plan.resolve(sizes)
+        sizes, sizes_in = size(recipe, data), _sizes_in_stages(recipe, data)
+    curriculum = recipe.stage_plan.resolve(sizes, sizes_in)
     if by_size and data is not None:
         return _with_weights(recipe, curriculum, data)
     return replace(recipe, stages=curriculum.explicit())
@@ -160,14 +162,35 @@ def _pools_first_token(recipe: Recipe, data: Data) -> bool:
     return not backbone.averages_texts
 
 
-def size(recipe: Recipe, data: Data) -> dict[str, DatasetSize]:
-    """The size of the training data of each task group; independent of the seed."""
-    datasets, mixtures = datasets_of(recipe, recipe.curriculum_spec.task_groups, data.train, seed=0)
+def size(
+    recipe: Recipe,
+    data: Data,
+    task_groups: Sequence[str] = (),
+    own: StageSettings | None = None,
+) -> dict[str, DatasetSize]:
+    """The size of the training data of task groups, by default of all that are trained; independent
+    of the seed. `own`: in a stage with these settings."""
+    groups, own = task_groups or recipe.curriculum_spec.task_groups, own or StageSettings()
+    length = own.length or recipe.length
+    datasets, mixtures = datasets_of(recipe, groups, data.train, seed=0, length=length)
+    mixtures = mixed(recipe, mixtures, own.mixture or {}, datasets)
     return {
         task_group: _counted(recipe, task_group, [datasets[number] for number, _ in mixture])
         if recipe.examples
         else _measure([(datasets[number], share) for number, share in mixture])
         for task_group, mixture in mixtures.items()
+    }
+
+
+def _sizes_in_stages(recipe: Recipe, data: Data) -> dict[int, dict[str, DatasetSize]]:
+    """{number of a stage as written: the sizes there}, where rows of another length have other
+    examples, or not all corpora are read."""
+    spec = recipe.curriculum_spec
+    written = recipe.stage_plan.written if spec.kind == "explicit" else ()
+    return {
+        number: size(recipe, data, [b for b, x in spec.budgets[number].items() if x.number], own)
+        for number, own in enumerate(written)
+        if own.length or own.mixture
     }
 
 

@@ -88,10 +88,10 @@ class Variant:
         path = self.run.folder / FILE
         if not path.is_file():
             return None
-        metrics, steps = read_metrics(path), self.run.recipe.curriculum.steps
+        metrics = read_metrics(path)
         ended = any(event["event"] == "end" for event in metrics.events)
-        last = [record["scores"] for record in metrics.evaluations if record["step"] == steps]
-        return last[-1] if ended and last else None
+        # The last one, wherever it is: with `evaluate.patience` runs end before their last step.
+        return metrics.evaluations[-1]["scores"] if ended and metrics.evaluations else None
 
     def seconds(self) -> float:
         """Running time, including restarts."""
@@ -104,8 +104,14 @@ def variants(ablation: Ablation) -> list[Variant]:
     """The recipes to compare, with equal budgets for each task group."""
     values = read_values(ablation.recipe, ablation.overrides)
     base = make_recipe(values, str(ablation.recipe))
-    if base.held_out == 0:
+    sources = base.sources.values()
+    if not (base.held_out or any(source.validation or source.folds for source in sources)):
         raise UserError(f"{ablation.recipe}: held_out: 0 leaves nothing to compare on")
+    if own := [key for settings in base.curriculum_spec.settings for key in settings]:
+        raise UserError(
+            f"{ablation.recipe}: stages: a stage has {own[0]!r} of its own, for which other "
+            "schedules have no place; remove it"
+        )
     if ablation.steps:
         stages = {"joint": list(base.curriculum_spec.task_groups), "steps": ablation.steps}
         base = make_recipe({**values, "stages": stages | {"mix": _mix(base)}}, "--steps")

@@ -27,7 +27,7 @@ import yaml
 from pydantic import Field
 
 from palm_ds.common import errors
-from palm_ds.common.config import differences, parse, read_yaml
+from palm_ds.common.config import differences, override, parse, parse_override, read_yaml
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.files import make_folder
 from palm_ds.train.recipe.recipe import make_recipe, read_values
@@ -68,6 +68,8 @@ KNOWN_DATA_SETS: dict[str, dict[str, Any]] = {
     "drcd": {"read": {"lost_answers": "keep"}, "task": {"kind": "reading"}},
 }
 """The layout of GLUE's and CLUE's folders."""
+_OF_SETS = ("sources", "tasks", "stages")
+"""Keys of a recipe that a template has not."""
 _DEV = ("dev.*", "valid.*", "validation.*", "val.*")
 
 
@@ -288,6 +290,12 @@ def _check_same(member: SuiteRun) -> None:
 def _recipes(suite: Suite) -> Iterator[tuple[str, dict[str, Any]]]:
     """(name, contents of the recipe) of every data set."""
     names = _folders(suite) if suite.template else _given(suite)
+    for key in read_yaml(suite.template) if suite.template else ():
+        if key in _OF_SETS:
+            raise UserError(
+                f"template: {suite.template} has `{key}`, which each data set has of its own; "
+                "remove it, or give `recipes`"
+            )
     for name, where in names.items():
         if suite.only and name not in suite.only:
             continue
@@ -295,7 +303,10 @@ def _recipes(suite: Suite) -> Iterator[tuple[str, dict[str, Any]]]:
         overrides = [*suite.overrides, *own.overrides]
         values = read_values(suite.template or str(where), overrides)
         if suite.template:
-            values = _filled(suite, name, Path(where), own, values)
+            values = copy.deepcopy(_filled(suite, name, Path(where), own, values))
+            for key, value in map(parse_override, overrides):
+                if key.partition(".")[0] in _OF_SETS:  # those of the data set, filled in
+                    override(values, key, value)
         elif suite.data:
             _move(values, suite.data)
         yield name, values

@@ -20,6 +20,7 @@ from palm_ds.model.distillation.soft_labels import soft_name
 from palm_ds.model.distillation.soft_vocabulary_loss import TopScores
 from palm_ds.model.inputs.batch import Batch, TeacherOutputs
 from palm_ds.train.recipe.recipe import Recipe
+from palm_ds.train.setup.run_folder import data_fingerprints
 from palm_ds.train.setup.sources import Data
 
 if TYPE_CHECKING:
@@ -42,9 +43,8 @@ def stream_fingerprint(recipe: Recipe, data: Data) -> str:
         name: {key: value for key, value in task.items() if key not in _IGNORED_KEYS}
         for name, task in resolved["tasks"].items()
     }
-    corpora = {name: corpus.manifest.tokens for name, corpus in data.corpora.items()}
-    tables = {name: table.fingerprint for name, table in data.tables.items()}
-    values["data"] = [corpora, tables, data.tokenizer.fingerprint]
+    read = data_fingerprints(recipe, replace(data, teachers={}))
+    values["data"] = [read, data.tokenizer.fingerprint]
     return fingerprint(values, default=str)
 
 

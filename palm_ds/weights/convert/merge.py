@@ -22,7 +22,7 @@ from typing import Literal
 
 import torch
 import yaml
-from pydantic import NonNegativeFloat
+from pydantic import FiniteFloat, NonNegativeFloat
 
 from palm_ds.common.atomic import check_new_folder, write_new_folder
 from palm_ds.common.errors import UserError
@@ -61,7 +61,7 @@ class MergeOptions(Settings):
     """ties: the checkpoint that all sources were trained from."""
     density: PositiveShare = 0.2
     """ties: part of each difference that is kept, its largest values."""
-    scale: float = 1.0
+    scale: FiniteFloat = 1.0
     """ties: factor of the merged difference when it is added to the base."""
 
     def __post_init__(self) -> None:

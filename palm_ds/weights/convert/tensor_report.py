@@ -125,7 +125,7 @@ def _summary(every: Sequence[TensorNumbers]) -> str:
         return "no tensor has the same name and shape in both"
     equal = sum(each.difference == 0 for each in both)
     alone = len(every) - len(both)
-    line = f"{equal:,} of {len(both):,} tensors are equal bit for bit"
+    line = f"{equal:,} of {len(both):,} tensors have equal values"
     if equal < len(both):
         furthest = max(both, key=_distance)
         line += f"; the largest difference is {furthest.difference:.3g}, in {furthest.name}"

@@ -109,6 +109,8 @@ def test_budgets_in_tokens_and_sequences():
     assert steps(spec.resolve(1000, MEASURES)) == [{"a": 13, "b": 5}]
     listed = parse_stages([{"a": "5000 tokens"}, {"a": 2, "b": "40 sequences"}], TASKS)
     assert steps(listed.resolve(1000, MEASURES)) == [{"a": 5}, {"a": 2, "b": 1}]
+    none = parse_stages([{"b": 0, "a": "1 epochs"}, {"b": "0 epochs", "a": 2}], TASKS)
+    assert steps(none.resolve(1000, {"a": MEASURES["a"]})) == [{"a": 10}, {"a": 2}]
     continual = {"continual": ["a", "b"], "steps": "90_000 tokens"}
     assert steps(read_stages(continual, TASKS, step_tokens=1000)) == [{"a": 60}, {"a": 30, "b": 90}]
 

@@ -120,6 +120,10 @@ def test_what_does_not_fit(sections, sizes, message) -> None:
     [
         ({}, "names none; give `path: RUN`"),
         ({"path": "a", "models": {"b": {"path": "c"}}}, "gives path and models"),
+        (
+            {"models": {"b": {"path": "c"}}, "heads": {"x": "y"}},
+            "heads: are those of `path`; each of `models` has",
+        ),
         ({"path": "a", "relations": {"pairs": ["qx"]}}, "expected two letters of q, k and v"),
         (
             {"path": "a", "logits": {"temperature": 0}},

@@ -223,8 +223,10 @@ def test_tasks_that_share_a_head_share_its_labels(vocabulary, tmp_path) -> None:
         (("c", "b"), {"labels": ["b", "c"]}, "second.labels: differ from those of tasks.first"),
         (("1", "2"), {"kind": "regression"}, "another kind of task .Classification, not Regr"),
         (("c", "b"), {"head_lr": 1e-3}, "head_lr: its head belongs to tasks.first; set it there"),
+        (("c", "b"), {"smoothing": 0.1}, "second.smoothing: its head belongs to tasks.first"),
+        (("c", "b"), {"class_weights": "balanced"}, "second.class_weights: its head belongs to"),
     ],
-    ids=["another label", "another order", "another kind", "another rate"],
+    ids=["another label", "another order", "another kind", "another rate", "smoothing", "balanced"],
 )
 def test_heads_that_cannot_be_shared_are_errors(
     vocabulary, tmp_path, labels, second, error

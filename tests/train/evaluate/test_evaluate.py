@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,13 @@ import pytest
 from palm_ds.data.stream.task_group_dataset import BuiltExample, BuiltRow, ExampleRef
 from palm_ds.data.tasks.example import Example, collate
 from palm_ds.data.tasks.masking import unigram_baseline
+from palm_ds.runtime.deepspeed.ds_config import make_ds_config
 from palm_ds.train.evaluate.evaluate import TaskScore, _Sums
+from palm_ds.train.recipe.recipe import make_recipe
+from palm_ds.train.report.metrics_file import FILE, read_metrics
+from palm_ds.train.setup.run_folder import RunSpec
+from palm_ds.train.train import train
+from tests.helpers.small_tables import TINY, write_tables
 
 
 def score(accuracy: float, baseline: float, count: int = 100) -> TaskScore:
@@ -84,3 +91,30 @@ def test_the_baseline_of_a_text_is_that_of_its_own_corpus(reverse: bool) -> None
     expected = -3 * math.log(0.9) - math.log(0.05) - 2 * math.log(0.8)
     assert sums.values["base loss words"] == pytest.approx(expected)
     assert (sums.values["base right words"], sums.values["count words"]) == (5, 6)
+
+
+def test_rows_that_two_task_groups_read_are_counted_as_often_as_they_are_scored(
+    tmp_path: Path,
+) -> None:
+    write_tables(tmp_path, dev=24)
+    tables = {"table": str(tmp_path / "train.tsv"), "validation": str(tmp_path / "dev.tsv")}
+    recipe = make_recipe(
+        {
+            "backbone": TINY,
+            "length": 32,
+            "batch": "8 examples",
+            "sources": {"texts": {**tables, "tokenizer": str(tmp_path / "vocab.txt")}},
+            "tasks": {
+                "mood": {"kind": "classification", "source": "texts"},
+                "mask": {"kind": "masked_words", "source": "texts"},
+            },
+            "stages": [{"mood": 1, "mood + mask": 1}],
+            "export_onnx": [],
+        }
+    )
+    run = RunSpec(recipe=recipe, ds_config=make_ds_config({}), folder=tmp_path / "run")
+    assert train(run) == 0
+    mood = read_metrics(run.folder / FILE).evaluations[-1]["scores"]["mood"]
+    assert mood["count"] == 24
+    share = mood["accuracy"]
+    assert mood["standard_error"] == pytest.approx(math.sqrt(share * (1 - share) / 24))

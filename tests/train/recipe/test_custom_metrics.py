@@ -101,6 +101,19 @@ def test_mistakes_are_one_line() -> None:
         own_scores([wrong], tasks["mood"], {0: {"label": "x"}}, source_of([{"label": "x"}]))
 
 
+def test_two_functions_with_one_name_are_refused() -> None:
+    def rows(predictions: list[dict[str, Any]], labels: list[Any]) -> float:
+        return 0.0
+
+    source = source_of([{"label": "x"}])
+    with pytest.raises(
+        UserError, match=r"^metrics: rows: another function of this task has 'rows'"
+    ):
+        own_scores([several, rows], classification(), {0: {"label": "x"}}, source)
+    twice = own_scores([rows, rows], classification(), {0: {"label": "x"}}, source)
+    assert twice == {"rows": 0.0}
+
+
 def test_a_recipe_names_them_and_learns_the_same(tmp_path: Path) -> None:
     values = {
         "backbone": TINY,

@@ -109,6 +109,29 @@ def test_display_settings_are_not_part_of_the_fingerprint(tmp_path):
     assert read_recipe(path, ["seed=2"]).fingerprint != plain.fingerprint
 
 
+@pytest.mark.parametrize(
+    ("title", "key", "value"),
+    [("probe", "probe", {"table": "t.tsv"}), ("minimal pairs", "pairs", "pairs.txt")],
+)
+def test_an_evaluation_set_has_a_name_of_its_own(title, key, value):
+    source = {
+        "table": "t.tsv",
+        "validation": "v.tsv",
+        "evaluation_sets": {title: {"table": "e.tsv"}},
+    }
+    values = {
+        **without("stages"),
+        "sources": {"text": source},
+        "tasks": {"mood": {"kind": "classification", "source": "text"}},
+        "stages": [{"mood": 1}],
+    }
+    assert make_recipe(values).sources["text"].evaluation_sets
+    with pytest.raises(
+        UserError, match=f"evaluation_sets.{title}: the scores of `evaluate.{key}` h"
+    ):
+        make_recipe({**values, "evaluate": {key: value}})
+
+
 def test_tasks_that_take_turns_have_settings_of_their_own():
     own = {"lr": 4e-3, "betas": [0.5, 0.9], "weight_decay": 0.2, "clip": 0}
     order = {"source": "text", "trains": ["heads.*"], "freeze": ["heads.a.*"], "optimizer": own}
@@ -289,6 +312,30 @@ WRONG = {
     "not a task": (
         changed("tasks", "mine", to={"kind": "json.JSONDecoder", "source": "text"}),
         "not a subclass of palm_ds.data.tasks.task.Task",
+    ),
+    "table settings of a corpus": (
+        changed("sources", "text", to={"corpus": "a", "read": {"simplify": True}}),
+        "sources.text: read: of a table; the text of a corpus was read by `palm-ds prepare`",
+    ),
+    "a new head that is another task's": (
+        changed(
+            "tasks",
+            "a",
+            to={"kind": "knowledge_masking", "source": "text", "share": "knowledge_masking"}
+            | {"new_head": True},
+        ),
+        "tasks.a.new_head: its head belongs to tasks.knowledge_masking; set it there",
+    ),
+    "a batch of a task behind another": (
+        changed(
+            "tasks",
+            to={
+                "sentence_reordering": {"source": "text"},
+                "knowledge_masking": {"source": "text", "batch": 4},
+            },
+        )
+        | {"stages": [{"sentence_reordering + knowledge_masking": 3}], "batch": "8 examples"},
+        "tasks.knowledge_masking.batch: 4, but 'sentence_reordering + knowledge_masking' has the",
     ),
     "shares with nobody": (
         changed("tasks", "knowledge_masking", "share", to="nobody"),

@@ -192,6 +192,34 @@ def test_a_stage_mixes_corpora_by_weights_of_its_own(tmp_path: Path) -> None:
     assert shares == pytest.approx([0.5, 0.2, 0], abs=0.03)
 
 
+@pytest.mark.parametrize("amount", ["2 epochs", "600 sequences"])
+@pytest.mark.parametrize("task", [MASKS, APART])
+def test_epochs_and_sequences_are_those_of_a_stages_own_rows(
+    task: str, amount: str, tmp_path: Path
+) -> None:
+    write_small_corpus(tmp_path / "corpus")
+    stages = [{MASKS: 1, APART: 0}, {task: amount, MASKS if task == APART else APART: 0}]
+    stages[1] |= {"length": 24, "batch": "4 rows"}
+    written = recipe(tmp_path / "corpus", stages=stages, schedule={"kind": "constant"})
+    data = open_data(written)
+    stream = build_stream(resolve(written, data), data)
+    (dataset,) = (each for each in stream.datasets if each.name == f"{task} in rows of 24")
+    wanted = 2 * dataset.num_items if "epochs" in amount else 600
+    assert stream.consumed()[dataset.name] == pytest.approx(wanted, rel=0.05)
+
+
+def test_an_epoch_of_a_stage_is_of_the_corpora_that_it_reads(tmp_path: Path) -> None:
+    for name in "ab":
+        write_small_corpus(tmp_path / name, documents=60)
+    a, b = (str(tmp_path / name) for name in "ab")
+    stages = [{MASKS: "1 epochs", "mixture": {"text": {b: 1}}}]
+    written = recipe(sources={"text": {"mix": {a: 1, b: 1}}}, stages=stages)
+    data = open_data(written)
+    stream = build_stream(resolve(written, data), data)
+    items = stream.datasets[1].num_items
+    assert [*stream.consumed().values()] == [0, pytest.approx(items, rel=0.1)]
+
+
 def test_corpora_are_weighed_by_their_size(tmp_path: Path) -> None:
     """As XLM's formula: p ** alpha, normalised, over the shares of tokens (Conneau and Lample 2019,
     3.1), whose weights a stage may have of its own."""
@@ -310,6 +338,15 @@ def phase(**values: Any) -> list[dict[str, Any]]:
         (
             {"stages": phase(length=32), "batch": "8 examples", "schedule": {}},
             r"stages.1: length: the recipe's `batch` is in examples; give it in tokens",
+        ),
+        (
+            {
+                "sources": {"text": {"mix": {"here": 1, "there": 1}}},
+                "stages": phase(mixture={"text": {"here": 1}}),
+                "batch": "8 examples",
+                "schedule": {},
+            },
+            r"stages.1: mixture: the recipe's `batch` is in examples; give it in tokens",
         ),
         (
             {"stages": [{MASKS: 4, APART: "900 tokens", "length": 32}], "schedule": {}},

@@ -130,6 +130,17 @@ def test_invalid_ablations_are_one_clear_line(tmp_path, values, message):
     assert "\n" not in str(error.value)
 
 
+def test_settings_of_stages_are_refused(tmp_path):
+    with pytest.raises(UserError, match="stages: a stage has 'rate' of its own, for which other"):
+        variants(ablation(tmp_path, [{MASKS: 4}, {MASKS: 2, ORDER: 3, "rate": 0.3}]))
+
+
+def test_tables_to_evaluate_on_are_something_to_compare_on(tmp_path):
+    sources = {"text": {"corpus": "corpus", "validation": "other"}}
+    asked = ablation(tmp_path, CONTINUAL, recipe={"held_out": 0, "sources": sources})
+    assert len(variants(asked)) == 3
+
+
 def test_a_task_in_every_group_already_is_refused(tmp_path):
     stages = {"joint": [MASKS, f"{ORDER} + {MASKS}"], "steps": 3}
     with pytest.raises(UserError, match="is in every task group of the recipe already"):
@@ -139,7 +150,7 @@ def test_a_task_in_every_group_already_is_refused(tmp_path):
 # Running ---------------------------------------------------------------------------------------
 
 TRAINING = '''
-"""Stands for a training run: it writes a log and ends."""
+"""Stands for a training run: it writes a log and ends, early, as by evaluate.patience."""
 import json, sys
 from pathlib import Path
 
@@ -148,8 +159,8 @@ folder.mkdir(parents=True, exist_ok=True)
 score = dict(loss=2.0, accuracy=0.5, baseline_accuracy=0.25, standard_error=0.01)
 records = [
     dict(kind="evaluation", step=steps // 2, scores={}, elapsed=2.0),
-    dict(kind="evaluation", step=steps, scores={"knowledge_masking": score}, elapsed=4.5),
-    dict(kind="event", event="end", step=steps, elapsed=5.0),
+    dict(kind="evaluation", step=steps - 1, scores={"knowledge_masking": score}, elapsed=4.5),
+    dict(kind="event", event="end", step=steps - 1, elapsed=5.0),
 ]
 with (folder / "metrics.jsonl").open("a") as file:
     for record in records[: 1 if end == "stopped" else None]:

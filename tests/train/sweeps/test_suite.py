@@ -15,6 +15,7 @@ import yaml
 
 from palm_ds.common.errors import UserError
 from palm_ds.train.sweeps.suite import (
+    KNOWN_DATA_SETS,
     Suite,
     SuiteRun,
     read_suite,
@@ -151,6 +152,26 @@ def test_a_set_whose_files_have_other_names_and_the_same_steps_for_all(tmp_path)
         "odd": [{"odd": 40}],
         "CoLA": [{"CoLA": 40}],
     }
+
+
+def test_overrides_of_what_is_filled_in(tmp_path):
+    """Also what KNOWN_DATA_SETS says of a set, which stays as it is."""
+    write_layout(tmp_path)
+    own = ["tasks.CoLA.smoothing=0.1", "sources.CoLA.read.columns.label=2", "stages=[{CoLA: 7}]"]
+    path = from_template(tmp_path, sets={"CoLA": {"overrides": own}}, only=["CoLA"])
+    (run,) = suite_runs(read_suite(path, ["tasks.CoLA.positive='1'"]), tmp_path / "out")
+    task = {"kind": "classification", "source": "CoLA", "smoothing": 0.1, "positive": "1"}
+    assert run.values["tasks"] == {"CoLA": task} and run.values["stages"] == [{"CoLA": 7}]
+    assert run.values["sources"]["CoLA"]["read"]["columns"] == {"text_a": 3, "label": 2}
+    assert KNOWN_DATA_SETS["cola"]["read"]["columns"] == {"text_a": 3, "label": 1}
+
+
+def test_a_template_has_no_tasks(tmp_path):
+    write_layout(tmp_path)
+    template = yaml.safe_load((tmp_path / "template.yaml").read_text())
+    (tmp_path / "template.yaml").write_text(yaml.safe_dump({**template, "tasks": {"mine": {}}}))
+    with pytest.raises(UserError, match="template.yaml has `tasks`, which each data set has of"):
+        suite_runs(read_suite(from_template(tmp_path)), tmp_path / "out")
 
 
 def test_recipe_files_with_their_data_elsewhere(tmp_path):

@@ -176,6 +176,7 @@ def test_the_checkpoints_of_a_run_come_oldest_first(tmp_path: Path) -> None:
         ({"decay": 0.5}, "decay: only ema has one, not mean"),
         ({"method": "ema", "scale": 2.0}, "scale: only ties has one, not ema"),
         ({"density": 0.0}, "density: expected a number above 0, got 0.0"),
+        ({"scale": float("nan")}, "scale: expected a finite number, got NaN"),
     ],
 )
 def test_settings_that_do_not_fit(

@@ -56,7 +56,7 @@ def test_differences(two: tuple[Path, Path], capsys: pytest.CaptureFixture[str])
     assert COMMAND.main([str(two[0]), "--tensors", "--other", str(two[1])]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert re.fullmatch(
-        r"(\d+) of (\d+) tensors are equal bit for bit; the largest difference is 0.5, in "
+        r"(\d+) of (\d+) tensors have equal values; the largest difference is 0.5, in "
         r"backbone.norm.weight; 2 cannot be compared",
         last,
     )
@@ -83,6 +83,13 @@ def test_odd_values_and_shapes() -> None:
     assert other.remark == "other shape: 2"
     (*_, line) = shown([other], compared=True, terminal=False)
     assert line == "no tensor has the same name and shape in both"
+
+
+def test_values_are_compared_and_not_their_types() -> None:
+    values = torch.tensor([0.5, 0.0])
+    every = numbers_of(contents(a=values), contents(a=-values.bfloat16().neg()))
+    (*_, line) = shown(list(every), compared=True, terminal=False)
+    assert line == "1 of 1 tensors have equal values"
 
 
 def test_nan_is_the_largest_difference() -> None:

@@ -208,10 +208,11 @@ class Architecture(ABC):
         texts have the row `task_id` of the task embedding, if there is one."""
         return dict(kept), config, {}
 
-    def check_family(self, kind: str) -> str:
+    def check_family(self, kind: str, config: EncoderConfig) -> str:
         """Why an encoder of this architecture cannot be of this model type; empty if it can."""
         if kind in self.families:
-            return ""
+            folded = replace(config, task_types=0)  # by `reshape`
+            return "" if self.family_of(folded) else self.no_family(folded)
         return f"family: {kind} is another architecture; this one is {' or '.join(self.families)}"
 
 

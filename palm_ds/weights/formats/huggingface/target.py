@@ -163,7 +163,7 @@ def family_to_write(config: EncoderConfig, wanted: str = "") -> str:
     """The wanted family, or that of the encoder. Raises UserError if none fits the encoder."""
     form = architecture_for(config)
     if wanted:
-        if why := form.check_family(wanted):
+        if why := form.check_family(wanted, config):
             raise UserError(why)
         return wanted
     if family := form.family_of(config):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import transformers
 
+from palm_ds.common.errors import UserError
 from palm_ds.model.config.config import EncoderConfig
 from palm_ds.weights.formats.huggingface.architecture import NEXT_SENTENCE
 from palm_ds.weights.formats.huggingface.families import (
@@ -15,6 +16,7 @@ from palm_ds.weights.formats.huggingface.families import (
     family_of,
     is_known_class,
 )
+from palm_ds.weights.formats.huggingface.target import family_to_write
 
 CONFIG = EncoderConfig(
     vocab_size=11, hidden_size=8, num_layers=1, num_heads=2, max_positions=10, task_types=0
@@ -35,6 +37,19 @@ def test_an_encoder_has_the_architecture_that_computes_the_same(
     config: EncoderConfig, kind: str
 ) -> None:
     assert family_of(config) == kind
+
+
+def test_a_family_that_is_named_computes_the_same() -> None:
+    """Positions of BERT's shape can be moved, and PaddleNLP's tables of ErnieGram be written."""
+    moved = replace(CONFIG, position_offset=3, pad=1)
+    assert family_to_write(moved, "bert") == "bert"
+    gram = replace(CONFIG, kind="ernie_gram", options={"relative_positions": "added"})
+    assert family_to_write(gram, "ernie_gram") == "ernie_gram"
+    mpnet = replace(CONFIG, kind="mpnet", position_offset=2, pad=1)
+    assert family_to_write(replace(mpnet, task_types=3), "mpnet") == "mpnet"
+    for wanted in ("", "mpnet"):
+        with pytest.raises(UserError, match="always has 32 relative_buckets"):
+            family_to_write(replace(mpnet, options={"relative_buckets": 8}), wanted)
 
 
 OF_THE_HUB = {"neobert", "new", "ernie_doc", "ernie_gram", "ernie_m", "unimo"}

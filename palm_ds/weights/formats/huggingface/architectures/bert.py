@@ -184,6 +184,10 @@ class BertArchitecture(Architecture):
             f"encoder counts them from position_offset = {config.position_offset}"
         )
 
+    def check_family(self, kind: str, config: EncoderConfig) -> str:
+        """`reshape` moves positions, so an encoder can be of each."""
+        return "" if kind in self.families else super().check_family(kind, config)
+
     def reshape(
         self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
     ) -> tuple[Entries, EncoderConfig, dict[str, str]]:

@@ -95,6 +95,10 @@ class ErnieGramArchitecture(Architecture):
             "computes, --family ernie_gram writes the tables nevertheless"
         )
 
+    def check_family(self, kind: str, config: EncoderConfig) -> str:
+        """Named, it is written whatever it computes there."""
+        return "" if kind in self.families else super().check_family(kind, config)
+
     def reshape(
         self, kept: Entries, config: EncoderConfig, kind: str, task_id: int
     ) -> tuple[Entries, EncoderConfig, dict[str, str]]:

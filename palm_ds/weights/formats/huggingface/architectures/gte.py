@@ -150,10 +150,10 @@ class GteArchitecture(Architecture):
         types = config.token_types if options.token_types else 0
         return {**usual_config_json(config), "type_vocab_size": types, "rope_parameters": rotary}
 
-    def check_family(self, kind: str) -> str:
+    def check_family(self, kind: str, config: EncoderConfig) -> str:
         if kind == "new":
             return "family: new is read, and written as gte, which transformers opens"
-        return super().check_family(kind)
+        return super().check_family(kind, config)
 
     def family_of(self, config: EncoderConfig) -> str:
         """Also with a task embedding: a row of it is folded into the token types, or into the token
