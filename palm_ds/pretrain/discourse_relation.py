@@ -38,6 +38,8 @@ from palm_ds.pretrain.shared.discourse_markers import (
     read_markers,
 )
 
+_Numbered = dict[str, tuple[Path | str, Sequence[str]]]
+"""{"first": (path, labels)} of the first corpus that was read."""
 _MIN_SAMPLE_ITEMS = 10
 """Pairs of a class in the sample of a large corpus; fewer say too little about how common it is."""
 UNMARKED = "[no-conn]"
@@ -265,7 +267,7 @@ class DiscourseRelation(sentence_pairs.PairTask):
                     f"{self.where}.classes: {self.classes}, but {source.corpus.path} has "
                     f"{len(names)} labels"
                 )
-            self._check_same(names, source.corpus)
+            _check_same(self._numbered, names, source.corpus, self.where)
             number = np.arange(len(names))
         else:
             numbers = {m.text: k for k, line in enumerate(self.marker_classes) for m in line}
@@ -278,18 +280,8 @@ class DiscourseRelation(sentence_pairs.PairTask):
         label = number[label]
         return np.column_stack([start, second, second, end, label]), f"{len(label)} pairs"
 
-    def _check_same(self, names: Sequence[str], corpus: Corpus) -> None:
-        """Raises UserError for a corpus whose numbers are of other labels than another's."""
-        first, known = self._numbered.setdefault("first", (corpus.path, names))
-        for number, (here, there) in enumerate(zip(names, known, strict=False)):
-            if here != there:
-                raise UserError(
-                    f"{self.where}.markers: labels, but number {number} is {here!r} in "
-                    f"{corpus.path} and {there!r} in {first}; give the names, in a file of markers"
-                )
-
     @cached_property
-    def _numbered(self) -> dict[str, tuple[Path | str, Sequence[str]]]:
+    def _numbered(self) -> _Numbered:
         return {}
 
     def _mined(self, corpus: Corpus, sentences: range | None) -> tuple[np.ndarray, str]:
@@ -308,3 +300,14 @@ class DiscourseRelation(sentence_pairs.PairTask):
             f"{sum(map(len, self.marker_classes))} markers (`markers: {self.markers}`) and have "
             f"{self.shortest} tokens or more, as has the sentence before"
         )
+
+
+def _check_same(known: _Numbered, names: Sequence[str], corpus: Corpus, where: str) -> None:
+    """Raises UserError for a corpus whose numbers are of other labels than another's."""
+    path, others = known.setdefault("first", (corpus.path, names))
+    for number, (here, there) in enumerate(zip(names, others, strict=False)):
+        if here != there:
+            raise UserError(
+                f"{where}.markers: labels, but number {number} is {here!r} in {corpus.path} and "
+                f"{there!r} in {path}; give the names, in a file of markers"
+            )

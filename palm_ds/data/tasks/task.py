@@ -73,9 +73,8 @@ class Task(Settings, Exports, ReadsDocuments[SourceT], ABC, Generic[SourceT]):
     weight: NonNegativeFloat = 1.0
     """Weight of the task's loss in the total loss."""
     share: str = ""
-    """Use the head and the task embedding of this other task, for example the same masked words
-    chosen by another strategy in another stage, or one head for the data of two domains. What
-    concerns the head, such as `dropout` or `class_weights`, is set there."""
+    """Use the head, its settings and the task embedding of this other task, for example the same
+    masked words chosen by another strategy in another stage, or one head for two domains."""
     task_id: Annotated[int, Field(ge=-1)] = -1
     """Row of the task embedding for its texts. -1: corpus tasks get one each, in the recipe's
     order; table tasks get the row of `init_from`'s `export_task`, or 0."""

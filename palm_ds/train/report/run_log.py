@@ -157,16 +157,17 @@ class RunLog:
         self._file.close()
 
     def _show(self, line: str | Text) -> None:
-        self._print(line, highlight=False, soft_wrap=True, markup=False)
-
-    def _print(self, *lines: RenderableType, **how: Any) -> None:
         with self._showing():
-            for line in lines:
-                self._console.print(line, **how)
+            self._console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+    def _print(self, *tables: RenderableType) -> None:
+        with self._showing():
+            for table in tables:
+                self._console.print(table)
 
     @contextmanager
     def _showing(self) -> Iterator[None]:
-        """What the output does not take is left out: it may be a file on a full disk, or a terminal
+        """Leave out what the output does not take: it may be a file on a full disk, or a terminal
         that was closed."""
         try:
             yield
