@@ -164,7 +164,8 @@ def test_the_same_command_continues_and_then_has_finished(
             os.kill(os.getpid(), signal.SIGTERM)
         return step(self, number, *args, **more)
 
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    stopping = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.getsignal(number) for number in stopping}
     with monkeypatch.context() as patched:
         patched.setattr(Loop, "train_step", interrupted)
         assert adapt(place, "bert", "stopped", *QUICK) == 75

@@ -31,7 +31,8 @@ _OF_HEAD = (
     *("distillation", "distillation_share", "initial_bias"),
     *("query_regularizer_weight", "document_regularizer_weight", "regularizer_warmup"),
 )
-"""Settings that a head has once, for all tasks that share it."""
+"""Settings of heads over tables, once for all tasks that share one. Those over a corpus may have
+such a name for the task's own: the `temperature` of pseudo tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,8 +97,8 @@ class TaskChecks:
     def _of_another_head(self, task: Task) -> Iterator[str]:
         """The settings of a head that a task without one has."""
         yield from (key for key in ("head_lr", "new_head") if getattr(task, key))
-        owner = self.tasks[task.share]
-        for field in (each for each in fields(task) if each.name in _OF_HEAD):
+        owner, of_head = self.tasks[task.share], _OF_HEAD if task.reads == "table" else ()
+        for field in (each for each in fields(task) if each.name in of_head):
             here, there = getattr(task, field.name), getattr(owner, field.name, None)
             # "balanced" is by the rows of each task
             if here not in (default_of(field), there) or here == "balanced":

@@ -161,6 +161,13 @@ def test_numbers_that_yaml_reads_as_text(tmp_path):
     assert read_recipe(write(tmp_path, text)).optimizer.lr == 5e-5
 
 
+def test_a_task_without_a_head_has_settings_of_its_own(tmp_path):
+    task = {"kind": "back_translation_masked_lm", "source": "text", "share": "knowledge_masking"}
+    values = changed("tasks", "guesses", to=task | {"temperature": 0.8})
+    values["stages"] = {"sequential": ["knowledge_masking", "guesses"], "steps": 3}
+    assert read_recipe(write(tmp_path, values)).tasks["guesses"]["temperature"] == 0.8
+
+
 def test_tasks_that_share_a_head_share_its_id(tmp_path):
     values = changed(
         "tasks",
