@@ -262,12 +262,7 @@ class DiscourseRelation(sentence_pairs.PairTask):
         start, second, end, label = sentence_pairs.ready_made(source).T
         where, names = f"{self.where}.markers", sentence_pairs.label_names(source)
         if self.markers == "labels":
-            if len(names) > self.classes:
-                raise UserError(
-                    f"{self.where}.classes: {self.classes}, but {source.corpus.path} has "
-                    f"{len(names)} labels"
-                )
-            _check_same(self._numbered, names, source.corpus, self.where)
+            _check_labels(names, source.corpus, self.where, self.classes, self._numbered)
             number = np.arange(len(names))
         else:
             numbers = {m.text: k for k, line in enumerate(self.marker_classes) for m in line}
@@ -302,8 +297,13 @@ class DiscourseRelation(sentence_pairs.PairTask):
         )
 
 
-def _check_same(known: _Numbered, names: Sequence[str], corpus: Corpus, where: str) -> None:
-    """Raises UserError for a corpus whose numbers are of other labels than another's."""
+def _check_labels(
+    names: Sequence[str], corpus: Corpus, where: str, classes: int, known: _Numbered
+) -> None:
+    """Raises UserError for a corpus with more labels than classes, or whose numbers are of other
+    labels than another's."""
+    if len(names) > classes:
+        raise UserError(f"{where}.classes: {classes}, but {corpus.path} has {len(names)} labels")
     path, others = known.setdefault("first", (corpus.path, names))
     for number, (here, there) in enumerate(zip(names, others, strict=False)):
         if here != there:
