@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,41 +121,8 @@ def test_long_lines_of_chinese_are_trained_on() -> None:
     assert tokenizer.backend.token_to_id("𠮷") is not None
 
 
-def test_sentencepiece_model_gives_the_library_s_ids() -> None:
-    """The compiled tokenizer against sentencepiece itself, unigram and BPE, and with pieces of
-    several words."""
-    import io
-
-    import sentencepiece as spm
-
-    phrases = {"model_type": "unigram", "split_by_whitespace": False, "max_sentencepiece_length": 9}
-    for kind in ({"model_type": "unigram"}, {"model_type": "bpe"}, phrases):
-        model = io.BytesIO()
-        spm.SentencePieceTrainer.train(
-            sentence_iterator=iter(TEXTS),
-            model_writer=model,
-            vocab_size=120,
-            hard_vocab_limit=False,
-            pad_id=0,
-            unk_id=1,
-            bos_id=2,
-            eos_id=3,
-            control_symbols=["<mask>"],
-            minloglevel=2,
-            **kind,
-        )
-        ours = sentencepiece(model.getvalue(), origin="test")
-        reference = spm.SentencePieceProcessor(model_proto=model.getvalue())
-        for text in [*TEXTS[:3], "  spaces   and\ttabs ", "Ünïcödé fi ２０２４", "dogs"]:
-            ids = ours.encode_texts([text])[0][0].tolist()
-            assert ids == reference.encode(text), (kind, text)
-        several = [
-            x for text in TEXTS for x in reference.encode(text, out_type=str) if "▁" in x[1:]
-        ]
-        assert bool(several) == (kind is phrases)
-
-
-def test_a_model_whose_pieces_end_in_spaces_is_refused() -> None:
+def sentencepiece_of_texts(**options: Any) -> bytes:
+    """A model that SentencePiece trains on TEXTS."""
     import io
 
     import sentencepiece as spm
@@ -165,11 +133,36 @@ def test_a_model_whose_pieces_end_in_spaces_is_refused() -> None:
         model_writer=model,
         vocab_size=120,
         hard_vocab_limit=False,
-        treat_whitespace_as_suffix=True,
         minloglevel=2,
+        **options,
     )
+    return model.getvalue()
+
+
+def test_sentencepiece_model_gives_the_library_s_ids() -> None:
+    """The compiled tokenizer against sentencepiece itself, unigram and BPE, and with pieces of
+    several words."""
+    import sentencepiece as spm
+
+    phrases = {"model_type": "unigram", "split_by_whitespace": False, "max_sentencepiece_length": 9}
+    for kind in ({"model_type": "unigram"}, {"model_type": "bpe"}, phrases):
+        roles = {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "control_symbols": ["<mask>"]}
+        model = sentencepiece_of_texts(**roles, **kind)
+        ours = sentencepiece(model, origin="test")
+        reference = spm.SentencePieceProcessor(model_proto=model)
+        for text in [*TEXTS[:3], "  spaces   and\ttabs ", "Ünïcödé fi ２０２４", "dogs"]:
+            ids = ours.encode_texts([text])[0][0].tolist()
+            assert ids == reference.encode(text), (kind, text)
+        several = [
+            x for text in TEXTS for x in reference.encode(text, out_type=str) if "▁" in x[1:]
+        ]
+        assert bool(several) == (kind is phrases)
+
+
+def test_a_model_whose_pieces_end_in_spaces_is_refused() -> None:
+    model = sentencepiece_of_texts(treat_whitespace_as_suffix=True)
     with pytest.raises(UserError, match="test: its pieces end in spaces .* is not supported"):
-        sentencepiece(model.getvalue(), origin="test")
+        sentencepiece(model, origin="test")
 
 
 def test_ernie_and_bert_vocabularies(shared: Path) -> None:
