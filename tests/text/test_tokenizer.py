@@ -234,20 +234,9 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["xlm-roberta", "camembert"])
 def test_a_model_of_fairseq_has_the_ids_of_transformers(kind: str, tmp_path: Path) -> None:
     """Its first tokens are not pieces of the SentencePiece model."""
-    import io
-
-    import sentencepiece as spm
     import transformers
 
-    model = io.BytesIO()
-    spm.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS),
-        model_writer=model,
-        vocab_size=120,
-        hard_vocab_limit=False,
-        minloglevel=2,
-    )
-    (tmp_path / "sentencepiece.bpe.model").write_bytes(model.getvalue())
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(sentencepiece_of_texts())
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
     reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
     ours = load_tokenizer(tmp_path)
