@@ -2,21 +2,21 @@
 
     words_of("Naïve PYTHON 3, 北京")     ["naïve", "python", "3", "北", "京"]
 
-Letters and digits that follow one another are a word, after Unicode's NFKC and lower-casing (its
-case folding); Chinese characters and kana, which no spaces separate, are words of their own.
+Letters, their marks and digits that follow one another are a word, after Unicode's NFKC and
+lower-casing (its case folding). In scripts without spaces between words (Chinese, kana, Thai, Lao,
+Khmer, Burmese) each letter with its marks is a word.
 """
 
 from __future__ import annotations
 
-import re
 import unicodedata
+
+import regex  # unlike `re`, it knows marks and scripts
 
 from palm_ds.text.tokenizer import CHINESE
 
-_SINGLE = f"{CHINESE}\u3040-\u309f\u30a0-\u30ff"
-_MARKS = "\u0300-\u036f\u0591-\u05c7\u0610-\u065f\u0900-\u0963\u0966-\u0dff\u0e00-\u0e7f"
-"""Accents and vowels that stand over or beside letters, which `\\w` leaves out."""
-_WORD = re.compile(f"[{_SINGLE}]|(?:(?![{_SINGLE}])[^\\W_]|[{_MARKS}])+")
+_SINGLE = rf"[[{CHINESE}\u3040-\u30ff\p{{Thai}}\p{{Lao}}\p{{Khmer}}\p{{Myanmar}}]&&\p{{L}}]"
+_WORD = regex.compile(rf"(?V1){_SINGLE}\p{{M}}*|[[\p{{L}}\p{{N}}\p{{M}}]--{_SINGLE}]+")
 MAX_QUERY_WORDS = 256
 
 
