@@ -12,6 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import regex
+
 from palm_ds.text.sentence_splitter import is_wrapped
 from palm_ds.text.tokenizer import CHINESE
 
@@ -25,8 +27,8 @@ _LINES = re.compile(r"\S[^\n]*")
 _BLANK = re.compile(r"\n[^\S\n]*\n")
 _HAN = re.compile(f"[{CHINESE}]")
 _BEGINS = re.compile(r"(?:#{1,6} |§+ ?|[(（《【])?[^\W_]")
-_ENDED = re.compile(r"[.!?。！？…⋯][\"'”’)\]}»›」』】）》〉]*$")
-_LAST = re.compile(r"[\w)\]>）》】」』]$")
+_ENDED = regex.compile(r"[\p{Sentence_Terminal}…⋯][\"'”’)\]}»›」』】）》〉]*$")
+_LAST = regex.compile(r"[\w)\]>）》】」』]$")
 _INNER = re.compile(r"\w{3}[.!?][\"'”’´)]*\s|[;$=\\@]|https?:|www\.")  # sentence end, code, URL
 _CHINESE_INNER = re.compile("[，；：。！？$=@]")
 

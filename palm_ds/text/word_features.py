@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+import regex  # unlike `re`, it knows which marks end a sentence
+
 from palm_ds.text import english_lists as english
 from palm_ds.text.tokenizer import CHINESE
 
@@ -19,7 +21,7 @@ NEWLINE = 1 << 1  # at least one line end
 BLANK = 1 << 2  # an empty line
 # Punctuation
 PERIOD = 1 << 3  # .
-STRONG = 1 << 4  # ! ?
+STRONG = 1 << 4  # ! ? and the sentence ends of scripts but Chinese: ؟ ।
 CHINESE_END = 1 << 5  # 。！？ and runs of them
 ELLIPSIS = 1 << 6  # ... … ……
 CLOSER = 1 << 7  # a closing bracket or quote, or a straight quote
@@ -77,10 +79,10 @@ def _punctuation_flags(surface: str, first: str) -> int:
         flags |= PERIOD
     elif first in "…⋯" or (first == "." and len(surface) > 1):
         flags |= ELLIPSIS
-    elif first in "!?":
-        flags |= STRONG
     elif first in "。！？｡":
         flags |= CHINESE_END
+    elif _ends_sentence().match(first):
+        flags |= STRONG
     if "\u3000" < first < "\u3040" or "\uff00" < first < "\uff65":
         flags |= HAN
     for characters, flag in _SIGNS:
@@ -127,6 +129,12 @@ def _lists() -> dict[str, int]:
 
 def _list_flags(lower: str) -> int:
     return _lists().get(lower, 0)
+
+
+@lru_cache(maxsize=1)
+def _ends_sentence() -> regex.Pattern[str]:
+    """Unicode's Sentence_Terminal, but for full stops in other widths, which numbers have, too."""
+    return regex.compile(r"(?V1)[\p{Sentence_Terminal}--[．﹒․]]")
 
 
 @lru_cache(maxsize=1)

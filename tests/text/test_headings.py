@@ -19,6 +19,7 @@ from palm_ds.text.headings import find_headings
 from palm_ds.text.tokenizer import SPECIALS, wordpiece
 
 PROSE = "The mill was built of brick in the year 1819, and has worked ever since without a pause."
+HI = "यह चक्की सन् अठारह सौ उन्नीस में ईंटों से बनाई गई थी और तब से बिना रुके लगातार काम करती आ रही है।"
 ZH = "这座磨坊建于一八一九年，用砖砌成，从那时起一直运转，从未停歇，直到今天仍然在磨面粉。"
 
 
@@ -34,6 +35,7 @@ FOUND = {
     "an abbreviation": (f"{PROSE}\n\nU.S. Highway 11\n\n{PROSE}", ["U.S. Highway 11"]),
     "markdown": (f"## The mill (1819)\n\n{PROSE}", ["## The mill (1819)"]),
     "one line a paragraph": (f"The mill\n{PROSE * 2}\nToday\n{PROSE * 2}", ["The mill", "Today"]),
+    "Hindi": (f"{HI}\n\nचक्की की कहानी\n\n{HI}", ["चक्की की कहानी"]),
     "Chinese": (
         f"第一章 总则\n\n{ZH}\n\n军事设施的保护\n\n{ZH}",
         ["第一章 总则", "军事设施的保护"],

@@ -51,6 +51,14 @@ ENGLISH = [
     "St. Paul's Cathedral is in London.| Go.",
     "It was Lt. Col. Grant.| He won.",
 ]
+OTHERS = [
+    "هل أنت هنا؟| نعم، أنا هنا.| حسنا",
+    "یہ ایک جملہ ہے۔| یہ دوسرا ہے۔",
+    "यह एक वाक्य है।| यह दूसरा है॥",
+    "Սա նախադասություն է։| Սա էլ։",
+    "¿Quién es?| ¡Nadie!| Bien.",
+    "これは文です。|次の文です。",
+]
 CHINESE = [
     "我来了。|你走了！|他呢？|不知道",
     "他说：“你好。”|她笑了。",
@@ -90,7 +98,7 @@ def expected(case: str) -> str:
     return case
 
 
-@pytest.mark.parametrize("case", ENGLISH + CHINESE)
+@pytest.mark.parametrize("case", ENGLISH + OTHERS + CHINESE)
 def test_sentences(case: str) -> None:
     assert split(case.replace("|", "")) == expected(case)
 
