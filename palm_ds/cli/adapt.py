@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from palm_ds.cli.command import CONTINUES, Command, hint_next
+from palm_ds.cli.command import CONTINUES, Command, hint_next, typed
 from palm_ds.cli.options import add_fields, local_path, options_of
 from palm_ds.cli.output import console_of, show, summarize
 from palm_ds.common.errors import UserError
@@ -68,8 +68,9 @@ def run(args: argparse.Namespace) -> int:
     recipe = make_recipe(values, str(args.out / RECIPE))
     _write_recipe(args, values)
     if args.recipe_only:
-        command = f"palm-ds pretrain {args.out / RECIPE} --deepspeed_config FILE"
-        line = f"written to {args.out / RECIPE}; train it with `{command} --run_dir {args.out}`"
+        recipe, out = typed(args.out / RECIPE), typed(args.out)
+        command = f"palm-ds pretrain {recipe} --deepspeed_config FILE --run_dir {out}"
+        line = f"written to {args.out / RECIPE}; train it with `{command}`"
         summarize(args, {"recipe": args.out / RECIPE}, line)
         return 0
     return _train_and_compare(args, recipe, ds_config, _named(own, general), start)
@@ -179,7 +180,7 @@ def _train_and_compare(
         before = _losses(start, recipe, corpora)
     else:
         line = f"{args.model}: has no masked-LM head; a new one is trained"
-        console_of(args).print(line, markup=False)
+        console_of(args).print(line)
     run = RunSpec(recipe=recipe, ds_config=read_ds_config(ds_config), folder=args.out)
     console = console_of(args, width=140) if args.json or args.quiet else None
     with stop_signals(starting=True) as flag:
@@ -188,9 +189,10 @@ def _train_and_compare(
         return code
     trained = TrainedModel.open(args.out, device=start.device)
     _report(args, recipe, before, _losses(trained, recipe, corpora))
+    out = typed(args.out)
     hint_next(
-        f'palm-ds fill-mask {args.out} "A text with [MASK] in it."',
-        f"palm-ds finetune RECIPE --deepspeed_config FILE --init_from {args.out}",
+        f'palm-ds fill-mask {out} "A text with [MASK] in it."',
+        f"palm-ds finetune RECIPE --deepspeed_config FILE --init_from {out}",
     )
     return 0
 

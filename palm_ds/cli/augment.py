@@ -62,8 +62,9 @@ palm-ds augment train.tsv --output more.jsonl --copies 20 --guess 0.1 --model ru
 """,
     notes="""
 The rows themselves come first, each before its copies; `source_row` and `copy` tell which is which.
-Copies have no label, unless they keep it: read them with `read: {missing_labels: keep}`. Classes of
-words are parts of speech in Chinese, endings such as -ing and -ed elsewhere.""",
+Copies have no label, unless they keep it: read them with `read: {missing_labels: keep}`. Columns
+other than the texts and the label are not written. Classes of words are parts of speech in Chinese,
+endings such as -ing and -ed elsewhere.""",
     add_arguments=add_arguments,
     run=run,
     interrupted=CONTINUES,

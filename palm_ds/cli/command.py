@@ -16,6 +16,7 @@ import io
 import os
 import re
 import select
+import shlex
 import shutil
 import signal
 import sys
@@ -125,6 +126,7 @@ class Command:
 
     def start(self, argv: Sequence[str] | None = None) -> NoReturn:
         """Run as the whole program and end this process."""
+        _open_closed_outputs()
         if self.piped:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         with suppress(OSError):  # what a locale lacks is escaped, unless the output was exchanged
@@ -317,6 +319,19 @@ def _end_full_output() -> NoReturn:
     raise SystemExit(MISTAKE) from None
 
 
+def _open_closed_outputs() -> None:
+    """Where a parent has closed an output (`>&-`), write to nowhere: a file that is opened later
+    would take its place."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest that is free
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+
+
 def _drop_output() -> None:
     """What is left would be written again at the end of the program."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -367,6 +382,11 @@ def hint_next(*lines: str) -> None:
     """Suggest what to run next, on a terminal only."""
     if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
         print("next:", *lines, sep="\n  ", file=sys.stderr, flush=True)
+
+
+def typed(word: object) -> str:
+    """A word of a command line as a shell reads it: in quotes if it has a space."""
+    return shlex.quote(str(word))
 
 
 def table(rows: Mapping[str, str], indent: int = 2) -> str:

@@ -11,6 +11,7 @@ from palm_ds.cli.command import Command
 from palm_ds.cli.inference_options import (
     add_inference_arguments,
     add_report_arguments,
+    check_written,
     progress,
     report_lines,
     start_processes,
@@ -18,7 +19,7 @@ from palm_ds.cli.inference_options import (
 from palm_ds.cli.options import local_path
 from palm_ds.cli.output import show
 from palm_ds.common.errors import UserError
-from palm_ds.common.files import check_not_input, make_folder
+from palm_ds.common.files import make_folder
 from palm_ds.common.json_files import write_json
 from palm_ds.common.messages import nan_to_null
 
@@ -141,16 +142,15 @@ def _check_given(args: argparse.Namespace) -> None:
     if args.pairs and (args.report or args.html):
         raise UserError("--report and --html: minimal pairs have no classes; remove them")
     given = [name for name in _OF_PREDICTIONS if getattr(args, name)]
+    given += ["format"] if args.format != "auto" else []
     if args.pairs and given:
         raise UserError(f"--{given[0]}: is of predictions, not of minimal pairs; remove it")
     if args.score != "unmasked" and not args.pairs:
         raise UserError("--score: is how a model scores --pairs; remove it")
     for name in ("json", "html"):
         file = getattr(args, name)
-        if isinstance(file, Path) and file.is_dir():
-            raise UserError(f"--{name} {file}: is a folder; name a file in it")
         if isinstance(file, Path):
-            check_not_input(file, [*args.gold, args.predictions, *args.pairs])
+            check_written(name, file, [*args.gold, args.predictions, *args.pairs])
     given = [name for name, value in {**predictions, **pairs}.items() if value]
     if given not in ([*predictions], [*pairs]):
         raise UserError(

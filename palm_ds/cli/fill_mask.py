@@ -39,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _lines() -> Iterator[tuple[str, str]]:
     """The non-empty lines of stdin, each with its place for messages."""
+    if sys.stdin is None:
+        raise UserError("no text: give one; the standard input is closed")
     if sys.stdin.isatty():
         print("type a text with [MASK] on each line; end with Ctrl-D", file=sys.stderr, flush=True)
     any_text = False

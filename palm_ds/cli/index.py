@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from palm_ds.cli.command import Command, CommandGroup, hint_next
+from palm_ds.cli.command import Command, CommandGroup, hint_next, typed
 from palm_ds.cli.inference_options import add_inference_arguments, progress, start_processes
 from palm_ds.cli.options import local_path
 from palm_ds.cli.output import show, summarize
@@ -127,7 +127,7 @@ def _build(args: argparse.Namespace) -> int:
     create_index(args.index, embedding_of(embedder, args.model), embedder.size)
     with _without_empty_index(args.index), open_index(args.index) as index:
         done = _add(args, index, embedder)
-    hint_next(f"palm-ds serve {args.model} --index {args.index}")
+    hint_next(f"palm-ds serve {typed(args.model)} --index {typed(args.index)}")
     return done
 
 

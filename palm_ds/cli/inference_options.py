@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.options import local_path
 from palm_ds.common.errors import UserError
+from palm_ds.common.files import check_not_input
 from palm_ds.common.messages import json_line, nan_to_null, progress_to_stderr
 from palm_ds.runtime.processes.launch_env import launched_processes
 
@@ -53,6 +55,13 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
     )
     page = "write the scores with these to a page"
     add("--html", type=local_path, metavar="FILE", help=page)
+
+
+def check_written(option: str, file: Path, inputs: Sequence[str]) -> None:
+    """Raises UserError if the file of an option cannot be written, or is one of the inputs."""
+    if file.is_dir():
+        raise UserError(f"--{option} {file}: is a folder; name a file in it")
+    check_not_input(file, inputs)
 
 
 def report_lines(

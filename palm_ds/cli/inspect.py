@@ -49,9 +49,9 @@ def _show(view: View) -> None:
 
     from palm_ds.inference.inspect_stream import as_text, summary
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)  # names of classes may have brackets
     if not console.is_terminal:
-        console = Console(highlight=False, width=160)
+        console = Console(highlight=False, markup=False, width=160)
     for row in view.shown:
         console.print(as_text(view, row), soft_wrap=not console.is_terminal)
     for part in summary(view):

@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
     sources = sources_of(args.sources, args.last, args.best)
     wanted = options_of(MergeOptions, args)
     corpus = _corpus(args)
+    if corpus is not None:
+        _check_comparable(sources[0], corpus)
     lines = merge_checkpoints(sources, args.out, wanted)
     record: dict[str, Any] = {"out": args.out, "sources": sources, "method": wanted.method}
     if corpus is None:
@@ -66,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _corpus(args: argparse.Namespace) -> Corpus | None:
-    """The corpus to compare losses on, opened before anything is written. Raises UserError."""
+    """The corpus to compare losses on. Raises UserError."""
     from palm_ds.corpus.store import open_corpus
 
     given = [name for name in _COMPARISON if getattr(args, name) is not None]
@@ -77,6 +79,15 @@ def _corpus(args: argparse.Namespace) -> Corpus | None:
     if args.held_out is not None and not 0 <= args.held_out < 1:
         raise UserError(f"--held_out: expected a number from 0 to below 1, got {args.held_out:g}")
     return open_corpus(args.corpus) if args.corpus else None
+
+
+def _check_comparable(source: Path, corpus: Corpus) -> None:
+    """Raises UserError, before anything is written, if there will be no losses to compare. The
+    other sources have the same heads and tokenizer."""
+    from palm_ds.inference.held_out_loss import filler_for
+    from palm_ds.inference.trained_model import TrainedModel
+
+    filler_for(TrainedModel.open(source), corpus)
 
 
 def _losses(

@@ -108,9 +108,10 @@ def run(args: argparse.Namespace) -> int:
     before = f"note: mined by an earlier run: {counted(found.continued, 'query')}"
     made = f"{counted(found.rows, 'row')}, {counted(found.negatives, 'negative')}"
     without = f"without a negative, as the limits leave none: {counted(found.without, 'row')}"
+    negatives = f", negatives {found.negative_score:.3f}" if found.negatives else ""
     lines = [
         f"{made}; written to {args.output}",
-        f"mean score: positives {found.positive_score:.3f}, negatives {found.negative_score:.3f}",
+        f"mean score: positives {found.positive_score:.3f}{negatives}",
         *[without] * bool(found.without),
         *[before] * bool(found.continued),
     ]

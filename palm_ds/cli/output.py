@@ -60,7 +60,8 @@ def _console(**options: Any) -> Console:
         def on_broken_pipe(self) -> None:
             raise  # the BrokenPipeError: rich would end the program with code 1
 
-    return Plain(highlight=False, **options)
+    # without markup, also in tables: names of files and classes may have brackets
+    return Plain(highlight=False, markup=False, **options)
 
 
 def show(args: argparse.Namespace, record: object, *lines: RenderableType) -> None:

@@ -10,6 +10,7 @@ from palm_ds.cli.inference_options import (
     add_inference_arguments,
     add_report_arguments,
     answer_pipe,
+    check_written,
     is_piped,
     progress,
     report_lines,
@@ -73,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--report and --html: predictions of a pipe are not scored; remove them")
     if not piped:
         check_output(args.output)
+    if args.html:
+        check_written("html", args.html, args.input)
     group, device = start_processes(args.device)
     opened = TrainedModel.open(
         args.model, device=device, precision=args.precision, batch_tokens=args.batch_tokens
@@ -132,16 +135,16 @@ def _show(report: PredictionSummary, args: argparse.Namespace, world: int) -> No
     if report.continued:
         console.print(f"note: predicted by an earlier run: {counted(report.continued, 'row')}")
     for note in report.notes:
-        console.print(f"note: {note}", markup=False)
+        console.print(f"note: {note}")
     for task, rows in report.cut.items():
         if rows:
-            console.print(f"note: {task}: truncated: {counted(rows, 'row')}", markup=False)
+            console.print(f"note: {task}: truncated: {counted(rows, 'row')}")
     predicted = report.rows - report.continued / report.passes
     speed = predicted / max(report.seconds, 1e-9)
     work = f"{counted(report.passes, 'pass')} by {counted(world, 'process')}"
     took = f"{report.seconds:.1f} s, {speed:,.0f} rows/s"
     rows = counted(report.rows, "row")
-    console.print(f"{rows} in {work}, {took}; written to {args.output}", markup=False)
+    console.print(f"{rows} in {work}, {took}; written to {args.output}")
 
 
 COMMAND = Command(

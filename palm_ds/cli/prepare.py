@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from palm_ds.cli.command import CONTINUES, Command, hint_next
+from palm_ds.cli.command import CONTINUES, Command, hint_next, typed
 from palm_ds.cli.options import add_fields, options_of
 from palm_ds.cli.output import console_of, summarize
 from palm_ds.common.errors import UserError
@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     manifest = prepare(args.out, args.input, options, console=console_of(args))
     summarize(args, {"corpus": args.out, **manifest.counts()})
     hint_next(
-        f"palm-ds corpus inspect {args.out}",
+        f"palm-ds corpus inspect {typed(args.out)}",
         f"palm-ds pretrain RECIPE --deepspeed_config cpu.json   # with `corpus: {args.out}`; "
         "`palm-ds recipes` lists some",
     )

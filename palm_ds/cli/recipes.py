@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from palm_ds.cli import shipped
-from palm_ds.cli.command import Command, CommandGroup, table
+from palm_ds.cli.command import Command, CommandGroup, table, typed
 from palm_ds.cli.options import local_path
 from palm_ds.cli.output import show, summarize
 from palm_ds.common.errors import UserError
@@ -125,7 +125,8 @@ def _import(args: argparse.Namespace) -> int:
         raise UserError(f"{args.recipe}: already exists; give another name, or remove it")
     made = import_config(args.config, args.tasks or args.config.parent, args.init_from)
     folder = made.save_path or "runs/NAME"
-    command = f"palm-ds finetune {args.recipe} --deepspeed_config FILE --run_dir {folder}"
+    run = f"--deepspeed_config FILE --run_dir {typed(folder)}"
+    command = f"palm-ds finetune {typed(args.recipe)} {run}"
     head = f"# Made by palm-ds recipes import from {args.config}. Train it with\n# {command}\n"
     text = yaml.safe_dump(made.values, sort_keys=False, allow_unicode=True)
     make_folder(args.recipe.parent)

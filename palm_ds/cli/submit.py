@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 DETACHED = 130  # as a program that was interrupted; the job continues
 _IN_CONFIG_MAP = "recipe.yaml", "ds_config.json"
+_OF_SUBMISSION = (
+    *("deepspeed_config", "run_dir", "nodes", "gpus", "name", "image", "claim"),
+    *("print_only", "detach"),
+)
+"""Options that are of no use for a job that was submitted."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,9 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.recipe and (args.follow or args.cancel):
-        name = "follow" if args.follow else "cancel"
-        raise UserError(f"--{name}: is for a job that was submitted; remove {args.recipe}")
+    if args.follow or args.cancel:
+        _check_submitted(args)
     scheduler = _scheduler(args)
     if args.cancel:
         scheduler.cancel(args.cancel)
@@ -64,6 +68,17 @@ def run(args: argparse.Namespace) -> int:
         key = scheduler.submit(text)
         summarize(args, {"job": key}, f"submitted as job {key}")
     return 0 if args.detach else _follow(args, scheduler, key)
+
+
+def _check_submitted(args: argparse.Namespace) -> None:
+    """Raises UserError for what only a job to submit can be given, and for --follow and --cancel
+    together."""
+    name = "follow" if args.follow else "cancel"
+    given = [args.recipe] if args.recipe else []
+    given += [f"--{x.removesuffix('_only')}" for x in _OF_SUBMISSION if getattr(args, x)]
+    given += ["--cancel"] if args.follow and args.cancel else []
+    if given:
+        raise UserError(f"--{name}: is for a job that was submitted; remove {given[0]}")
 
 
 def _follow(args: argparse.Namespace, scheduler: ClusterScheduler, key: str) -> int:
@@ -81,13 +96,13 @@ def _follow(args: argparse.Namespace, scheduler: ClusterScheduler, key: str) -> 
             print(f"job {key} continues: {again}", file=sys.stderr)
         return DETACHED
     if code:
-        console_of(args).print(f"job {key} failed with code {code}", markup=False)
+        console_of(args).print(f"job {key} failed with code {code}")
     return code
 
 
 def _confirmed(question: str) -> bool:
     """Whether the user says yes; no where nobody can be asked."""
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         return False
     print(f"\n{question}", end="", file=sys.stderr, flush=True)
     try:

@@ -62,8 +62,9 @@ def run(args: argparse.Namespace) -> int:
             search.run(command, slots)
         finally:
             lock.release()
-    table = report(search)
-    show_table(args, table, out / "sweep.json", f"sweep.json; the best recipe: {out / BEST}")
+    table, best = report(search), out / BEST
+    others = f"sweep.json; the best recipe: {best}" if best.is_file() else "sweep.json"
+    show_table(args, table, out / "sweep.json", others)
     return 1 if search.failed else 0
 
 

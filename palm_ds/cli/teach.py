@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from palm_ds.cli.command import CONTINUES, Command, hint_next
+from palm_ds.cli.command import CONTINUES, Command, hint_next, typed
 from palm_ds.cli.options import add_recipe, check_overrides, local_path
 from palm_ds.cli.output import summarize
 from palm_ds.common.errors import UserError
@@ -45,7 +45,9 @@ def run(args: argparse.Namespace) -> int:
     )
     record = {"rows": result.rows, "by": result.by, "continued": result.continued, "output": output}
     summarize(args, record, f"{result.rows:,} {result.by}{continued}; written to {output}")
-    hint_next(f"palm-ds finetune {args.recipe} --deepspeed_config FILE teacher.file={output}")
+    given = " ".join(map(typed, [args.recipe, *args.overrides]))
+    file = typed(f"teacher.file={output}")
+    hint_next(f"palm-ds finetune {given} --deepspeed_config FILE {file}")
     return 0
 
 

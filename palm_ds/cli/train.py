@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from palm_ds.cli.command import hint_next
+from palm_ds.cli.command import hint_next, typed
 from palm_ds.cli.options import add_ds_config, add_recipe, check_overrides, local_path
 from palm_ds.cli.output import console_of, show, summarize
 from palm_ds.common.errors import UserError
@@ -106,7 +106,7 @@ def _train(args: argparse.Namespace, following: Sequence[str], flag: StopFlag) -
     if os.environ.get("RANK", "0") == "0":
         summarize(args, _record(folder, code, dry_run=dry_run))
     if not code and not dry_run and (folder / "weights").is_dir():
-        hint_next(*(line.format(run=folder) for line in following))
+        hint_next(*(line.format(run=typed(folder)) for line in following))
     return code
 
 

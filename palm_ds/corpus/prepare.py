@@ -92,6 +92,8 @@ class PrepareOptions(Settings, option="--"):
             raise UserError("give either --tokenizer PATH or --train wordpiece|sentencepiece")
         if self.train is not None:
             check_training(self.train, self.vocab_size)
+        elif self.vocab_size != type(self).vocab_size:
+            raise UserError("--vocab_size: is of a tokenizer to --train; --tokenizer has its own")
         if self.not_in and self.screen.dedup is None:
             raise UserError("--not_in: give --dedup too (exact, near or a similarity)")
         if self.screen.near:

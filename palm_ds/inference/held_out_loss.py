@@ -26,6 +26,7 @@ from palm_ds.data.sources.corpus import split_corpus
 from palm_ds.data.stream.packing import row_capacity
 from palm_ds.data.stream.task_group_dataset import TaskGroupDataset, build_rows, held_out_rows
 from palm_ds.data.tasks.task import CorpusTask
+from palm_ds.inference.fill_mask import Filler
 from palm_ds.inference.trained_model import TrainedModel
 from palm_ds.model.heads.outputs import Reading
 from palm_ds.model.inputs.batch import Batch
@@ -69,12 +70,7 @@ def masked_lm_loss(
     """The loss on the first `examples` texts of a corpus of at most `length` tokens. `held_out`:
     only the documents that a recipe with this value holds out; all by default. Raises UserError if
     the model has no masked-LM head, or the corpus another tokenizer."""
-    if model.tokenizer.fingerprint != corpus.tokenizer().fingerprint:
-        raise UserError(
-            f"{corpus.path}: prepared with another tokenizer than that of {model.path}; prepare it "
-            f"with `--tokenizer {model.contents.tokenizer}`"
-        )
-    filler = model.filler()
+    filler = filler_for(model, corpus)
     config = filler.model.backbone.config
     length = min(length, config.max_length)
     batches = masked_batches(
@@ -94,6 +90,16 @@ def masked_lm_loss(
     if not count:
         raise UserError(f"{corpus.path}: no text to predict tokens of")
     return MaskedLMLoss(loss / count, right / count, int(count))
+
+
+def filler_for(model: TrainedModel, corpus: Corpus) -> Filler:
+    """What predicts the masked tokens of a corpus. Raises UserError as `masked_lm_loss`."""
+    if model.tokenizer.fingerprint != corpus.tokenizer().fingerprint:
+        raise UserError(
+            f"{corpus.path}: prepared with another tokenizer than that of {model.path}; prepare it "
+            f"with `--tokenizer {model.contents.tokenizer}`"
+        )
+    return model.filler()
 
 
 def masked_batches(

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rich.table import Table
 
+from palm_ds.cli import inspect, prepare
 from palm_ds.cli.command import hint_next
+from palm_ds.cli.output import show
 from palm_ds.cli.pretrain import COMMAND
+from palm_ds.inference import inspect_stream
 
 START = """
 import signal, sys
@@ -111,6 +117,30 @@ def test_an_output_without_room_is_one_line(count: int, output: str, code: int, 
     assert (done.returncode, done.stderr) == (code, error)
 
 
+def test_a_closed_output_is_no_error() -> None:
+    """Nor does a file that is opened later take its place."""
+    body = """
+    with open("/dev/null") as file:
+        return int(file.fileno() < 3 or sys.stdout.isatty() or sys.stderr.isatty())
+    """
+    program = START.format(body=body.strip(), piped=False)
+    closed = ["bash", "-c", '"$0" "$@" <&- >&- 2>&-', sys.executable, "-c", program]
+    assert subprocess.run(closed).returncode == 0
+
+
+def test_names_with_brackets_are_shown_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not as markup, of which [/x] would be an error: those of files, and of classes."""
+    table = Table("notes [draft].txt")
+    table.add_row("[/x]")
+    show(argparse.Namespace(json=False, quiet=False), {}, table)
+    monkeypatch.setattr(inspect_stream, "summary", lambda _: [table])
+    inspect._show(SimpleNamespace(shown=[]))  # type: ignore[arg-type]
+    shown = capsys.readouterr().out
+    assert shown.count("notes [draft].txt") == shown.count("[/x]") == 2
+
+
 def test_the_scripts_only_call_the_commands(root: Path) -> None:
     scripts = [*(root / "launch").glob("*.py"), *(root / "tools/convert_ckpt").glob("*.py")]
     assert len(scripts) == 15
@@ -134,3 +164,14 @@ def test_what_to_run_next_is_for_the_user_at_a_terminal(
     hint_next("palm-ds report runs/mine", "palm-ds fill-mask runs/mine")
     expected = "next:\n  palm-ds report runs/mine\n  palm-ds fill-mask runs/mine\n"
     assert capsys.readouterr().err == (expected if shown else "")
+
+
+def test_what_to_run_next_can_be_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also if the folder has a space in its name."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    (tmp_path / "texts.txt").write_text("A text here. Another one.\n\n" * 9)
+    words = [f"{tmp_path}/my corpus", f"{tmp_path}/texts.txt", "--train", "wordpiece"]
+    assert prepare.COMMAND.main([*words, "--vocab_size", "100"]) == 0
+    assert f"  palm-ds corpus inspect '{tmp_path}/my corpus'\n" in capsys.readouterr().err

@@ -25,3 +25,9 @@ def test_lines_of_the_input(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_text_is_an_error(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="no text: give one, or lines on the standard input"):
         lines_of(text, monkeypatch)
+
+
+def test_a_closed_input_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UserError, match="no text: give one; the standard input is closed"):
+        list(_lines())

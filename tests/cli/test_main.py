@@ -16,6 +16,7 @@ from palm_ds import __version__
 from palm_ds.cli.command import Command
 from palm_ds.cli.main import SECTIONS, find, help_text, load, main
 from tests.helpers.saved_model import save_model
+from tests.helpers.small_corpus import write_small_corpus
 
 WORDS = [word for words in SECTIONS.values() for word in words]
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,6 +151,15 @@ def test_help_needs_no_torch() -> None:
         ),
         ("evaluate --gold x --predictions y --score masked", "--score: is how a model scores --p"),
         ("evaluate --gold x --predictions y --html .", "--html .: is a folder; name a file in it"),
+        ("evaluate --pairs x --model m --format text", "--format: is of predictions, not of min"),
+        ("predict m --input x --output o --html .", "--html .: is a folder; name a file in it"),
+        ("predict m --input x --output o --html x", "x: is one of the files that are read; name"),
+        ("resize m o --multiple 8 --reuse_unused", "reuse_unused: is about new tokens; give --a"),
+        ("resize m o --multiple 8 --how interpolate", "how: is about new positions; give --pos"),
+        (
+            "prepare o x --tokenizer t --vocab_size 99",
+            "--vocab_size: is of a tokenizer to --train; --tokenizer has its own",
+        ),
     ],
 )
 def test_mistakes_are_one_line(
@@ -160,6 +170,17 @@ def test_mistakes_are_one_line(
     out, err = capsys.readouterr()
     assert ended.value.code == 2 and out == ""
     assert err.startswith(f"error: {message}") and err.count("\n") == 1
+
+
+def test_what_cannot_be_compared_is_not_merged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = str(save_model(tmp_path / "model")), tmp_path / "out"
+    write_small_corpus(tmp_path / "corpus")
+    with pytest.raises(SystemExit):
+        main(["merge", model, model, "--out", str(out), "--corpus", str(tmp_path / "corpus")])
+    assert "prepared with another tokenizer than that of" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_version_and_the_help_of_a_group(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,11 +1,15 @@
-"""The commands of the runs that `ablate` and `suite` start."""
+"""The commands of the runs that `ablate`, `suite` and `sweep` start, and their tables."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from palm_ds.cli.runs import command_of, slots_of, without_onnx
+from palm_ds.cli.sweep import COMMAND as SWEEP
 from palm_ds.common.errors import UserError
+from tests.train.sweeps.test_search_space import write
 
 
 @pytest.mark.parametrize(
@@ -35,3 +39,12 @@ def test_runs_of_a_launcher_are_one_at_a_time() -> None:
 def test_many_runs_write_onnx_only_on_request() -> None:
     assert without_onnx({"seed": 1}) == ["export_onnx=[]"]
     assert without_onnx({"export_onnx": ["fp32"]}) == []
+
+
+def test_a_sweep_without_a_best_recipe_names_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    words = ["--deepspeed_config", "cpu", "--out", str(out), "--table"]
+    assert SWEEP.main([str(write(tmp_path)), *words]) == 0
+    assert capsys.readouterr().out.endswith(f"also in {out}/sweep.md and sweep.json\n")

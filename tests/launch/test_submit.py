@@ -359,6 +359,9 @@ def test_a_recipe_that_the_job_checks_may_have_no_source(place: Path, capsys, so
         ((*KUBERNETES, "--gpus", "0"), "--gpus: expected 1 or more, got 0"),
         ((*SLURM, "--name", "1"), "name '1': must begin with a letter"),
         ((*SLURM, "--follow", "7"), "--follow: is for a job that was submitted; remove My mood"),
+        (("--slurm", "--follow", "7", "--detach"), "--follow: is for a job that was submitted; re"),
+        (("--slurm", "--follow", "7", "--cancel", "7"), "submitted; remove --cancel"),
+        (("--slurm", "--cancel", "7", "--print"), "submitted; remove --print"),
         (
             ("--kubernetes", "utf16", *KUBERNETES[2:]),
             "utf16: cannot be read as text: 'utf-8' codec",

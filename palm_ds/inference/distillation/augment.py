@@ -122,6 +122,8 @@ def augment(
     guesser's. `done(rows, of)` reports the progress. Raises UserError."""
     if settings.guess and guesser is None:
         raise UserError("--guess: needs --model, a masked-LM model that guesses")
+    if settings.keep_labels and "label" not in table.columns:
+        raise UserError(f"--keep_labels: {', '.join(table.names)}: no column has the role label")
     _check_output(output, table)
     texts = [column for column in _TEXTS if column in table.columns]
     if not texts:

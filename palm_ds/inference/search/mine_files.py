@@ -10,6 +10,7 @@ An interrupted run keeps the vectors of passages and the queries that it has fin
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -54,6 +55,7 @@ class MiningSummary:
     positive_score: float
     """The mean score of the positives."""
     negative_score: float
+    """NaN without negatives."""
     continued: int
     """Queries that an interrupted run had mined."""
 
@@ -256,6 +258,6 @@ def _summary(table: Table, mined: Mapping[str, MinedQuery], continued: int) -> M
         negatives=sum(len(found.negatives) for found in asked),
         without=sum(not found.negatives for found in asked),
         positive_score=float(np.mean(own)),
-        negative_score=float(np.mean(others)) if others else 0.0,
+        negative_score=float(np.mean(others)) if others else math.nan,
         continued=continued,
     )

@@ -250,9 +250,10 @@ def _named(record: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _console() -> Console:
-    """The terminal; for a file or a pipe, wide enough for all tables."""
-    console = _Screen()
-    return console if console.is_terminal else _Screen(width=140)
+    """The terminal; for a file or a pipe, wide enough for all tables. Without markup: names of
+    tasks may have brackets."""
+    console = _Screen(markup=False)
+    return console if console.is_terminal else _Screen(markup=False, width=140)
 
 
 class _Screen(Console):

@@ -19,7 +19,14 @@ from typing import Any, Literal
 
 from pydantic import PositiveInt
 
-from palm_ds.common.config import check_keys, override, parse, read_yaml, shorten
+from palm_ds.common.config import (
+    check_keys,
+    override,
+    parse,
+    parse_override,
+    read_yaml,
+    shorten,
+)
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.settings import Settings
 from palm_ds.tasks.metrics.units import less_is_better
@@ -139,6 +146,7 @@ def search_space(sweep: Sweep, where: str) -> SearchSpace:
     `where` as the name of its file."""
     values = read_values(sweep.recipe, sweep.overrides)
     try:
+        _check_overrides(sweep)
         parameters = {key: _parameter(key, given) for key, given in sweep.space.items()}
         start = {key: parameter.extremes[0] for key, parameter in parameters.items()}
         space = SearchSpace(
@@ -152,6 +160,14 @@ def search_space(sweep: Sweep, where: str) -> SearchSpace:
         return _with_metric(space)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
+
+
+def _check_overrides(sweep: Sweep) -> None:
+    """Raises UserError for one that the values of every trial would replace."""
+    for text in sweep.overrides:
+        key = parse_override(text)[0]
+        if searched := next((x for x in sweep.space if f"{key}.".startswith(f"{x}.")), ""):
+            raise UserError(f"override {text!r}: `space` has {searched}; remove one of the two")
 
 
 def _corners(parameters: Mapping[str, Choices | Range]) -> Iterator[tuple[str, Any]]:

@@ -70,6 +70,8 @@ KNOWN_DATA_SETS: dict[str, dict[str, Any]] = {
 """The layout of GLUE's and CLUE's folders."""
 _OF_SETS = ("sources", "tasks", "stages")
 """Keys of a recipe that a template has not."""
+_OF_TEMPLATE = ("train", "dev", "read", "task", "best")
+"""Settings of a data set that only a template needs."""
 _DEV = ("dev.*", "valid.*", "validation.*", "val.*")
 
 
@@ -131,6 +133,23 @@ class Suite:
             raise UserError("data: missing; `template` is for the data sets in a folder")
         if not self.seed_list or len(set(self.seed_list)) < len(self.seed_list):
             raise UserError(f"seeds: expected at least one, each once, got {self.seeds!r}")
+        of_sets = (text for own in self.sets.values() for text in own.overrides)
+        for text in chain(self.overrides, of_sets):
+            if parse_override(text)[0] == "seed":
+                raise UserError(f"override {text!r}: each run has one of `seeds`; list it there")
+        if self.recipes:
+            self._check_for_recipes()
+
+    def _check_for_recipes(self) -> None:
+        """Raises UserError for a setting that fills in a template."""
+        given = [name for name in ("steps", "tokenizer") if getattr(self, name)]
+        given += ["epochs"] if self.epochs != type(self).epochs else []
+        for name, own in self.sets.items():
+            given += [f"sets.{name}.{key}" for key in _OF_TEMPLATE if getattr(own, key)]
+        if given:
+            raise UserError(
+                f"{given[0]}: fills in a `template`; `recipes` say it themselves, or `overrides`"
+            )
 
     @property
     def seed_list(self) -> list[int]:

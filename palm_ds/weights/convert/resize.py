@@ -50,6 +50,13 @@ class ResizeOptions(Settings):
     """The tokenizer, if the checkpoint does not contain it."""
     seed: Annotated[int, Field(ge=0, lt=1 << 62)] = 0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.reuse_unused and self.tokens is None:
+            raise UserError("reuse_unused: is about new tokens; give --add_tokens")
+        if self.how != type(self).how and self.positions is None:
+            raise UserError("how: is about new positions; give --positions")
+
 
 def resize_checkpoint(source: Path, target: Path, wanted: ResizeOptions) -> list[str]:
     """Resize `source` into the new folder `target`; returns one line per change. If it raises

@@ -58,6 +58,12 @@ def test_rows_come_with_their_copies(tmp_path) -> None:
     assert lines[5:8] == made(tmp_path, copies=2)[3:6]  # nor do further copies
 
 
+def test_labels_to_keep_must_be_there(tmp_path) -> None:
+    rows = [{"text_a": row["text_a"]} for row in ROWS]
+    with pytest.raises(UserError, match="--keep_labels: rows: no column has the role label"):
+        made(tmp_path, rows=rows, keep_labels=True)
+
+
 def test_words_become_unknown_or_others_of_their_class(tmp_path) -> None:
     some = {"copies": 300, "piece": 0.0}
     lines = made(tmp_path, **some, unknown=0.2, same_class=0.0)

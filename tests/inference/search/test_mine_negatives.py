@@ -180,6 +180,8 @@ def test_rows_of_a_file_get_negatives(
     assert rows[-1] == {
         **{"query": None, "positive": "bad bad", "negatives": [], "teacher_scores": []}
     }
+    done, _ = command(capsys, words_run, pairs, "--output", out, "--min_score", 2)
+    assert (done["negatives"], done["without"], done["negative_score"]) == (0, 12, None)
     write_rows(tmp_path / "texts.jsonl", [{"text": text} for text in texts])
     _, others = command(
         capsys, words_run, pairs, "--output", out, "--passages", tmp_path / "texts.jsonl"

@@ -96,6 +96,14 @@ WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ),
     ({"space": {"optimizer.lr": {"low": 1, "high": 2, "step": 3}}}, "step: 3 is not from above 0"),
     ({"space": {"optimizer.lr": {"lo": 1, "high": 2}}}, "space.optimizer.lr.lo: unknown key; did"),
+    (
+        {"overrides": ["batch=8 examples", "optimizer.lr=1e-3"]},
+        "override 'batch=8 examples': `space` has batch; remove one of the two",
+    ),
+    (
+        {"space": {"optimizer": [{"lr": 1e-4}, {"lr": 1e-3}]}, "overrides": ["optimizer.lr=1"]},
+        "override 'optimizer.lr=1': `space` has optimizer; remove one of the two",
+    ),
     ({"space": {"length": [64, 4]}}, "space.length: 4: length: expected 8 or more, got 4"),
 )
 

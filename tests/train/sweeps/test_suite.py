@@ -30,6 +30,9 @@ ROOT = Path(__file__).resolve().parents[3]
 GLUE = {"CoLA": "tsv", "SST-2": "tsv", "STS-B": "tsv", "tnews": "json", "mine": "csv"}
 
 
+RECIPES = {"template": "", "data": "", "recipes": ["x.yaml"]}
+
+
 def write_layout(folder: Path) -> Path:
     """Folders as GLUE and CLUE have them; a template."""
     for name, ending in GLUE.items():
@@ -225,6 +228,11 @@ def test_a_wrong_source_is_named_by_the_recipes_own_check(tmp_path, how, sources
         ({"sets": {"mine": {"train": "all.*"}}, "only": ["mine"]}, "mine: no file all"),
         ({"overrides": ["lenght=3"], "only": ["mine"]}, "mine, seed 1: lenght: unknown key"),
         ({"recipe": "x"}, "recipe: unknown key"),
+        ({"overrides": ["seed=7"]}, "override 'seed=7': each run has one of `seeds`; list it"),
+        ({"sets": {"mine": {"overrides": ["seed=7"]}}}, "override 'seed=7': each run has one of"),
+        ({**RECIPES, "epochs": 1}, "epochs: fills in a `template`; `recipes` say it themselves"),
+        ({**RECIPES, "steps": 9}, "steps: fills in a `template`"),
+        ({**RECIPES, "sets": {"x": {"best": "f1"}}}, "sets.x.best: fills in a `template`"),
     ],
 )
 def test_mistakes_in_the_suite_are_errors_before_anything_runs(tmp_path, values, message):
