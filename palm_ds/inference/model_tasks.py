@@ -109,6 +109,6 @@ def _sort(name: str, head: HeadInfo) -> ImportedHead:
         return "choices"
     if not head.pooled:
         return "tokens"
-    if outputs.problem_type == "regression" or head.classes == 1:
-        return "number"
-    return "labels" if outputs.problem_type == "multi_label_classification" else "class"
+    if outputs.problem_type == "multi_label_classification":
+        return "labels"
+    return "number" if outputs.problem_type == "regression" or head.classes == 1 else "class"

@@ -72,6 +72,15 @@ def test_pairs_are_joined_with_two_separators(types: int, tmp_path: Path) -> Non
         assert mine["probs"] == pytest.approx(probs, abs=1e-5)
 
 
+def test_the_only_one_of_several_labels_has_a_probability(tmp_path: Path) -> None:
+    more = {"num_labels": 1, "problem_type": "multi_label_classification"}
+    folder = roberta(tmp_path / "hf", "sequence", **more)
+    pipeline: Any = transformers.pipeline
+    (theirs,) = pipeline("text-classification", model=str(folder), device="cpu")(["so good"])
+    (mine,) = predicted(folder, ["so good"])
+    assert mine["probs"] == pytest.approx([theirs["score"]], abs=1e-5)
+
+
 def test_choices_follow_two_separators(tmp_path: Path) -> None:
     folder = roberta(tmp_path / "hf", "choice")
     model = CLASSES["choice"].from_pretrained(folder).eval()
