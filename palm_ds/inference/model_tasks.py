@@ -91,6 +91,17 @@ def recipe_of(contents: CheckpointContents) -> Recipe:
     return make_recipe(values, str(contents.path))
 
 
+def check_numbers(contents: CheckpointContents) -> None:
+    """Raises UserError for a head that predicts several numbers, which no task here does."""
+    for name, head in contents.heads.items():
+        if head.outputs.problem_type == "regression" and head.classes > 1:
+            raise UserError(
+                f"{contents.path}: its head {name!r} predicts {head.classes} numbers (problem_type "
+                "regression), tasks here one; for classes problem_type is "
+                "single_label_classification or multi_label_classification"
+            )
+
+
 def _task(name: str, head: HeadInfo) -> Mapping[str, Any]:
     """The kind and the settings of a head's task."""
     labels = list(head.outputs.labels) or [f"LABEL_{number}" for number in range(head.classes)]
@@ -109,6 +120,6 @@ def _sort(name: str, head: HeadInfo) -> ImportedHead:
         return "choices"
     if not head.pooled:
         return "tokens"
-    if outputs.problem_type == "regression" or head.classes == 1:
-        return "number"
-    return "labels" if outputs.problem_type == "multi_label_classification" else "class"
+    if outputs.problem_type == "multi_label_classification":
+        return "labels"
+    return "number" if outputs.problem_type == "regression" or head.classes == 1 else "class"

@@ -34,7 +34,7 @@ from palm_ds.inference.embedder import (
     splade_head,
 )
 from palm_ds.inference.fill_mask import Filler, example_lines
-from palm_ds.inference.model_tasks import asked_tasks, recipe_of
+from palm_ds.inference.model_tasks import asked_tasks, check_numbers, recipe_of
 from palm_ds.inference.predictor import Predictor
 from palm_ds.model.config.encoder_kinds import shipped_class
 from palm_ds.model.encoder.encoder import PLAIN, Encoder, build_encoder, encoder_class, has_windows
@@ -181,6 +181,7 @@ class TrainedModel(Settings):
 
     @cached_property
     def _loaded(self) -> tuple[Model, LoadReport]:
+        check_numbers(self.contents)
         how = DSConfig(path="", sections={}, stage=0, precision=self.precision)  # type: ignore[arg-type]
         parts = self.recipe, how, self.tokenizer.vocabulary
         model = build_model(*parts, device=self.device, encoder=self.contents.config)

@@ -29,7 +29,7 @@ _CARD = "README.md"
 _MODEL = re.compile(
     r"""config\.json | (model | model-\d{5}-of-\d{5})\.safetensors | model\.safetensors\.index\.json
       | (tokenizer | tokenizer_config | special_tokens_map | added_tokens | vocab)\.json
-      | (vocab | merges | words)\.txt | (spiece | sentencepiece\.bpe | tokenizer)\.model
+      | (vocab | merges | words)\.txt | (spiece | spm | sentencepiece\.bpe | tokenizer)\.model
       | modules\.json | sentence_[\w-]+_config\.json | config_sentence_transformers\.json
       | \d{1,2}_[A-Za-z]+/(config\.json | model\.safetensors)
       | palm_ds_onnx\.json | onnx/[\w.-]+\.(onnx | onnx_data | onnx\.data | json)""",

@@ -190,6 +190,9 @@ def test_files_of_sentence_transformers_are_the_default(sentence_folder, referen
     assert np.abs(embedder.embed([TEXTS[1]]) - wanted.numpy()).max() < 1e-5
     (sentence_folder / "1_Pooling/config.json").write_text('{"pooling_mode": "cls"}')
     assert TrainedModel.open(sentence_folder).embedder().settings.pooling == "cls"
+    (sentence_folder / "1_Pooling/config.json").write_text('{"embedding_dimension": 16}')
+    settings = TrainedModel.open(sentence_folder).embedder().settings
+    assert (settings.pooling, settings.normalize) == ("mean", True)
     own = EmbeddingSettings(pooling="mean", normalize=False, max_length=150)
     wanted = torch.stack([pooled(found, "mean") for found in reference])
     assert (
@@ -283,6 +286,17 @@ def test_a_pooling_of_another_kind_is_refused(sentence_folder) -> None:
     assert read_modules(
         {"modules.json": file, "1_Pooling/config.json": file.parent / "1_Pooling/config.json"}
     ).other
+
+
+@pytest.mark.parametrize("kind", [f"{KIND}LSTM", "my_code.Whitening"])
+def test_vectors_of_a_module_that_cannot_be_kept_are_refused(sentence_folder, kind: str) -> None:
+    """They would be those of the encoder alone, without a word about it."""
+    file = sentence_folder / "modules.json"
+    file.write_text(file.read_text().replace(f"{KIND}Normalize", kind))
+    with pytest.raises(UserError, match="depend on modules.json .its module .* is not known here"):
+        TrainedModel.open(sentence_folder).embedder()
+    mean = EmbeddingSettings(pooling="mean")
+    assert not TrainedModel.open(sentence_folder).embedder(mean).settings.normalize
 
 
 @pytest.mark.parametrize(

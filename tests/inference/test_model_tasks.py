@@ -14,6 +14,7 @@ from tokenizers import AddedToken, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from palm_ds.api.loaded_model import load
+from palm_ds.common.errors import UserError
 from palm_ds.data.tasks.interfaces import ImportedHead
 from palm_ds.data.tasks.task import find, fine_tuning_kinds
 from palm_ds.weights.convert.to_onnx import OnnxOptions, convert_to_onnx
@@ -70,6 +71,21 @@ def test_pairs_are_joined_with_two_separators(types: int, tmp_path: Path) -> Non
         scores = {each["label"]: each["score"] for each in found}
         probs = [scores[f"LABEL_{number}"] for number in range(3)]
         assert mine["probs"] == pytest.approx(probs, abs=1e-5)
+
+
+def test_the_only_one_of_several_labels_has_a_probability(tmp_path: Path) -> None:
+    more = {"num_labels": 1, "problem_type": "multi_label_classification"}
+    folder = roberta(tmp_path / "hf", "sequence", **more)
+    pipeline: Any = transformers.pipeline
+    (theirs,) = pipeline("text-classification", model=str(folder), device="cpu")(["so good"])
+    (mine,) = predicted(folder, ["so good"])
+    assert mine["probs"] == pytest.approx([theirs["score"]], abs=1e-5)
+
+
+def test_several_numbers_are_refused_in_one_line(tmp_path: Path) -> None:
+    folder = roberta(tmp_path / "hf", "sequence", num_labels=3, problem_type="regression")
+    with pytest.raises(UserError, match="'classifier' predicts 3 numbers .problem_type regression"):
+        predicted(folder, ["so good"])
 
 
 def test_choices_follow_two_separators(tmp_path: Path) -> None:

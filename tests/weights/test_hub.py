@@ -12,6 +12,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 from palm_ds.cli.main import main
 from palm_ds.common.errors import TemporaryError, UserError
+from palm_ds.text.tokenizer import TOKENIZER_FILES
 from palm_ds.weights import hub
 from palm_ds.weights.formats.huggingface.model_card import HERE, Provenance
 from palm_ds.weights.weights_folder import export_hf
@@ -73,6 +74,13 @@ def pushed(server: HubServer, folder: Path, branch: str = "main") -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     return folder
+
+
+def test_tokenizers_of_every_kind_are_pushed(tmp_path: Path) -> None:
+    names = {*TOKENIZER_FILES, "merges.txt"}
+    for name in (*names, "config.json", "model.safetensors"):
+        (tmp_path / name).write_text("")
+    assert names <= {*hub.files_to_push(tmp_path).pushed}
 
 
 def test_only_the_files_of_the_model_are_pushed(run: Path, server: HubServer, tmp_path: Path):

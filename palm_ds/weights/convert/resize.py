@@ -188,13 +188,7 @@ def hf_writer(
     adds a line for each tensor that is skipped to `said`. `card`: README.md."""
 
     def write(part: Path) -> None:
-        plan = huggingface_writer.plan(
-            contents.entries,
-            contents.config,
-            contents.heads,
-            huggingface_writer.ExportOptions(dtype=""),
-            contents.extras,
-        )
+        plan = huggingface_writer.plan_of(contents, huggingface_writer.ExportOptions(dtype=""))
         huggingface_writer.write(plan, part, tokenizer=tokenizer, card=card)
         said.extend(f"skipped: {name}: {why}" for name, why in plan.skipped.items())
 

@@ -38,6 +38,7 @@ from palm_ds.weights.convert.parity import ParityReport
 from palm_ds.weights.convert.source import locate, read_documents
 from palm_ds.weights.formats.contents import CheckpointContents, read_tokenizer
 from palm_ds.weights.formats.huggingface.architecture import MASKED_WORDS, PAIR_HEADS
+from palm_ds.weights.formats.huggingface.families import served_family
 from palm_ds.weights.formats.huggingface.plan import plan
 from palm_ds.weights.formats.huggingface.read import CONFIG
 from palm_ds.weights.formats.huggingface.sentence_transformers import write_modules
@@ -369,14 +370,14 @@ def _write_description(
 
 
 def _config_json(job: _OnnxJob) -> Mapping[str, Any]:
-    """The config.json that transformers would read, of a Bert if the task embedding is in the
+    """The config.json that transformers would read, without the task embedding, which is in the
     graph; of an encoder that it lacks palm_ds's own."""
     contents, heads = job.contents, job.description.heads
     classes = [name for name, head in heads.items() if head.kind == "classes"]
-    family = "bert" if contents.config.task_types else ""
     for head in (classes[0] if len(classes) == 1 else "", ""):
-        target = ExportOptions(family=family, head=head, task_id=job.description.task_id)
         try:
+            family = served_family(contents.config) if contents.config.task_types else ""
+            target = ExportOptions(family=family, head=head, task_id=job.description.task_id)
             made = plan(contents.entries, contents.config, contents.heads, target, contents.extras)
             return made.config_json
         except UserError:

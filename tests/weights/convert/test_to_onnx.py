@@ -16,6 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from palm_ds.common.errors import UserError
 from palm_ds.inference.trained_model import TrainedModel
+from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.encoder.encoder import build_encoder
 from palm_ds.model.heads.crf import CRFHead, viterbi
 from palm_ds.model.heads.heads import ClassHead, MaskedLMHead
@@ -23,7 +24,7 @@ from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.multi_task_model import Model
 from palm_ds.text.tokenizer import load_tokenizer
-from palm_ds.weights.convert import onnx_parity
+from palm_ds.weights.convert import onnx_parity, to_onnx
 from palm_ds.weights.convert.convert import convert
 from palm_ds.weights.convert.to_onnx import OnnxOptions, OnnxResult, OnnxRun, convert_to_onnx
 from palm_ds.weights.formats.contents import NEXT_SENTENCE_CLASSES, CheckpointContents
@@ -243,6 +244,28 @@ def _copy_of(done: OnnxResult) -> Any:
 def _again(done: OnnxResult, target: Path, **options: Any) -> OnnxResult:
     made = OnnxOptions(heads=HEADS, **options)
     return convert_to_onnx(done.source, target, made, of_run=of_run)
+
+
+@pytest.mark.parametrize(
+    ("config", "family"),
+    [
+        (CONFIG, "bert"),
+        (replace(CONFIG, position_offset=1), "roberta"),
+        (replace(CONFIG, kind="modernbert", token_types=1), "modernbert"),
+    ],
+)
+def test_config_json_is_that_of_transformers(
+    config: EncoderConfig, family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task embedding is in the graph, whatever the encoder."""
+    backbone = build_encoder(config)
+    model = Model(backbone, {"words": MaskedLMHead(backbone)}, {"words": "words"})
+    info = WeightsInfo(backbone=config, head_of={"words": "words"})
+    save_weights(model, tmp_path / "source", info)
+    monkeypatch.setattr(to_onnx, "_write_files", lambda *_: [])
+    convert_to_onnx(tmp_path / "source", tmp_path / "out")
+    about = json.loads((tmp_path / "out/config.json").read_text())
+    assert (about["model_type"], about["vocab_size"]) == (family, config.vocab_size)
 
 
 def test_large_weights_lie_next_to_the_graph(converted, tmp_path, monkeypatch) -> None:

@@ -15,6 +15,7 @@ from palm_ds.common.config import parse, shorten
 from palm_ds.common.errors import UserError
 from palm_ds.common.messages import printable
 from palm_ds.model.config.config import EncoderConfig
+from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.text.tokenizer import TOKENIZER_FILES
 from palm_ds.weights.formats.contents import (
@@ -68,9 +69,16 @@ KEPT_KEYS = (
     "decoder_start_token_id",
     "eos_token_id",
     "finetuning_task",
+    "is_matryoshka",
     "mask_token_id",
+    "matryoshka_dimensions",
+    "pooler_dropout",
+    "qa_dropout",
+    "sbert_ce_default_activation_function",
     "sentence_transformers",
     "sep_token_id",
+    "seq_classif_dropout",
+    "summary_last_dropout",
     "task_specific_params",
     "unk_token_id",
 )
@@ -166,7 +174,13 @@ def read_config(folder: Path) -> tuple[dict[str, Any], EncoderConfig]:
         )
     check_labels(about, str(path))
     _check_class(about, str(path))
-    return about, architecture_of(about["model_type"]).read_config(about, str(path))
+    try:
+        config = architecture_of(about["model_type"]).read_config(about, str(path))
+        encoder_class(config).own_layers(config)  # whose options must fit one another
+    except UserError as error:
+        named = str(error).startswith(str(path))
+        raise UserError(str(error) if named else f"{path}: {error}") from None
+    return about, config
 
 
 def _check_class(about: Mapping[str, Any], where: str) -> None:

@@ -63,6 +63,8 @@ _KNOWN_POOLINGS = {*FLAGS, *(flag.removeprefix(_FLAG) for flag in FLAGS.values()
 _MAX_STATED_LENGTH = 10**9
 """Tokenizers without a maximum length state 10^30."""
 _MAX_BYTES = 1 << 20  # bytes of modules.json
+_OTHERS = "sentence-transformers would give other embeddings: "
+"""Why modules are skipped, before the reason."""
 
 
 def find_modules(folder: Path, hidden_size: int) -> tuple[dict[str, Path], dict[str, str]]:
@@ -86,7 +88,7 @@ def find_modules(folder: Path, hidden_size: int) -> tuple[dict[str, Path], dict[
     except UserError:
         raise
     except ValueError as error:
-        return {}, {MODULES: f"sentence-transformers would give other embeddings: {error}"}
+        return {}, {MODULES: f"{_OTHERS}{error}"}
     return {MODULES: root / MODULES, **files}, {}
 
 
@@ -245,6 +247,8 @@ class EmbeddingModules:
 def modules_of(contents: CheckpointContents) -> EmbeddingModules:
     """Modules that a checkpoint states, in files or as a run's checkpoint does. Raises
     UserError."""
+    if why := contents.skipped.get(MODULES):
+        return EmbeddingModules(other=f"{MODULES} ({why.removeprefix(_OTHERS)})")
     if (stated := contents.pooling) is None:
         return read_modules(contents.extras.files)
     return EmbeddingModules(
@@ -320,11 +324,14 @@ def embedding_length(contents: CheckpointContents) -> int:
 
 
 def pooling_of(settings: Mapping[str, Any]) -> str:
-    """The pooling as sentence-transformers 6 names it; older versions have a flag for each kind."""
-    if isinstance(mode := settings.get("pooling_mode"), str):
+    """The pooling as sentence-transformers 6 names it, `+` between several; older versions have a
+    flag for each kind. The mean if nothing is stated, as there."""
+    mode = settings.get("pooling_mode")
+    if isinstance(mode, str):
         return mode
     flags = [name for name, on in settings.items() if name.startswith(_FLAG) and on is True]
-    return "+".join(name.removeprefix(_FLAG) for name in flags)
+    named = mode if isinstance(mode, list) else [name.removeprefix(_FLAG) for name in flags]
+    return "+".join(map(str, named)) or "mean"
 
 
 def write_modules(

@@ -41,7 +41,7 @@ from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.huggingface.text_pooling import write_pooling
 from palm_ds.weights.formats.tensor_files import read_json, write_safetensors
 
-__all__ = ["CARD", "ExportOptions", "ExportPlan", "plan", "write"]
+__all__ = ["CARD", "ExportOptions", "ExportPlan", "plan", "plan_of", "write"]
 
 CARD, _TOKENIZER = "README.md", "tokenizer_config.json"
 
@@ -95,7 +95,8 @@ def _fit(path: Path, config: EncoderConfig) -> None:
     write_json(path, about)
 
 
-def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
+def plan_of(contents: CheckpointContents, target: ExportOptions) -> ExportPlan:
+    """Plan a folder of an opened checkpoint. Raises UserError."""
     if not target.family and not contents.format.startswith("Hugging Face"):
         target = replace(target, family=served_family(contents.config))
     target = replace(target, words=target.words or _words_of_vectors(contents))
@@ -107,7 +108,11 @@ def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
         raise UserError(
             f"family: transformers has no {target.family}, or no longer; --to paddle writes it"
         )
-    planned = plan(contents.entries, contents.config, contents.heads, target, contents.extras)
+    return plan(contents.entries, contents.config, contents.heads, target, contents.extras)
+
+
+def _export(contents: CheckpointContents, target: ExportOptions) -> Export:
+    planned = plan_of(contents, target)
 
     def fill(folder: Path, tokenizer: Tokenizer | None) -> None:
         write(planned, folder, tokenizer=tokenizer)

@@ -3,6 +3,7 @@ outputs and gradients of transformers, in packed rows too, in peft and in ONNX R
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -65,6 +66,24 @@ def batch_of(family: HfFamily, pad: int) -> Batch:
     if family.segments:
         batch.token_type_ids.copy_(batch.input_ids % 2)
     return batch
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("Albert", {"classifier_dropout_prob": 0.3}),
+        ("DistilBert", {"seq_classif_dropout": 0.3, "qa_dropout": 0.2}),
+        ("Electra", {"summary_last_dropout": 0.3}),
+        ("DebertaV2", {"pooler_dropout": 0.3}),
+        ("MPNet", {"is_matryoshka": True, "matryoshka_dimensions": [12, 24]}),  # vLLM's
+    ],
+)
+def test_what_other_programs_alone_read_is_kept(
+    tmp_path: Path, name: str, setting: dict[str, Any]
+) -> None:
+    source = HF_FAMILIES[name].save(tmp_path / "in", **setting)
+    convert(source, tmp_path / "out", "huggingface", ConversionOptions(verify=False))
+    assert setting.items() <= json.loads((tmp_path / "out/config.json").read_text()).items()
 
 
 @pytest.mark.parametrize(

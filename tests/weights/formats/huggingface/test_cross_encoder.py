@@ -21,6 +21,7 @@ from palm_ds.weights.formats.huggingface.model_card import Provenance
 from palm_ds.weights.formats.native import WEIGHTS
 from tests.helpers.saved_model import TASKS, recipe_of, save_model
 from tests.helpers.text_tables import small_tokenizer
+from tests.weights.formats.hf_models import make, save
 
 TEXTS = ["so good .", "very bad , so bad ?", "a", "good bad so very"]
 SIZES: dict[str, Any] = {"hidden_size": 16, "num_layers": 2, "num_heads": 2, "max_positions": 64}
@@ -116,6 +117,24 @@ def test_other_modules_are_no_such_head(file: str, key: str, value: object, tmp_
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
     with pytest.raises(UserError, match="has no head that predicts"):
         TrainedModel.open(tmp_path / "hf").predictor()
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},  # before 4.0
+        {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+    ],
+)
+def test_a_reranker_of_transformers_keeps_its_activation(
+    setting: dict[str, Any], tmp_path: Path
+) -> None:
+    """Without it a CrossEncoder of one score takes the sigmoid."""
+    source = save(make("bert", "ForSequenceClassification", num_labels=1), tmp_path / "in")
+    about = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(about | setting))
+    convert(source, tmp_path / "out", "huggingface", ConversionOptions(verify=False))
+    assert setting.items() <= json.loads((tmp_path / "out/config.json").read_text()).items()
 
 
 def test_no_class_of_transformers_takes_it(tmp_path: Path) -> None:

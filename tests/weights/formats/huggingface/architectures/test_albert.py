@@ -181,7 +181,7 @@ def test_a_recipe_with_some_layers_keeps_the_depth(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"num_hidden_groups": 4}, r"4 x 1 layers .* do not fit num_layers 3"),
+        ({"num_hidden_groups": 4}, r"config.json: .*4 x 1 layers .* do not fit num_layers 3"),
         ({"num_hidden_groups": "2"}, "num_hidden_groups: expected a whole number"),
         ({"inner_group_num": 0}, "inner_group_num: expected a whole number"),
         ({"num_hidden_groups": 3}, "has no albert.encoder.albert_layer_groups.1"),

@@ -247,7 +247,7 @@ def test_what_shapes_do_not_show_is_noticed(tmp_path: Path, what: str) -> None:
         ({"norm_rel_ebd": "group"}, "norm_rel_ebd: must be layer_norm or none"),
         ({"position_buckets": "256"}, "position_buckets: expected a whole number"),
         ({"embedding_size": 20}, "embedding_size: must be 48 here, got 20"),
-        ({"conv_kernel_size": 3}, 'convolution_activation: no "tanh"'),
+        ({"conv_kernel_size": 3}, 'config.json: .*convolution_activation: no "tanh"'),
     ],
 )
 def test_another_model_is_refused(tmp_path: Path, values: dict[str, Any], message: str) -> None:
