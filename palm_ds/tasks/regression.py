@@ -103,7 +103,7 @@ class Regression(WholeTextTask):
         return source.cached(f"numbers {self.name}", lambda: labels.numbers(self, source))
 
     def true_labels(self, source: TableSource) -> list[float | None]:
-        return [None if np.isnan(number) else number for number in self.targets(source).tolist()]
+        return labels.known_numbers(self.targets(source))
 
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
         target = self._inside(self.targets(source)[[example.item]])

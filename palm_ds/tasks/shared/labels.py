@@ -182,6 +182,11 @@ def numbers(task: TextTask, source: TableSource, *, strict: bool = False) -> np.
     return values
 
 
+def known_numbers(values: np.ndarray) -> list[float | None]:
+    """The numbers (rows,), for metrics of the user's own; None instead of NaN."""
+    return [None if math.isnan(number) else number for number in values.tolist()]
+
+
 def check_overlap(
     task: TextTask, source: TableSource, predictions: Sequence[StoredPrediction]
 ) -> None:
