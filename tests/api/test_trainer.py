@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pandas
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -430,6 +431,17 @@ def test_tasks_that_share_a_text(tables):
     assert made.recipe.curriculum_spec.task_groups == ("first + second",)
     assert made.train_one_step().keys() == {"first", "second"}
     assert made.num_examples == {"first": 48, "second": 48}
+
+
+def test_tasks_that_share_a_text_may_name_the_same_rows(tables: Path) -> None:
+    frame = pandas.DataFrame(rows(random.Random(0), 8))
+    both = [palm.tasks.Classification.on(name=name, train=frame) for name in ("first", "second")]
+    made = palm.MultiHeadTrainer([both], backbone=backbone(tables), **QUIET)
+    assert made.num_examples == {"first": 8, "second": 8}
+    both[1].train = frame.head(4)
+    other = palm.MultiHeadTrainer([both], backbone=backbone(tables), **QUIET)
+    with pytest.raises(UserError, match="second: labels the rows of first, so that its own train"):
+        _ = other.recipe
 
 
 @pytest.mark.parametrize(
