@@ -480,6 +480,26 @@ def test_a_batch_in_rows_has_epochs_too(tables: Path) -> None:
     assert made.cur_train_epoch == 2
 
 
+def test_epochs_are_those_of_windows_and_of_passes(tables: Path) -> None:
+    """Which the training counts in."""
+    long = {"tokens": [f"w{i % 40}" for i in range(100)], "tags": ["B-X", *["O"] * 99]}
+    tags = palm.tasks.Tagging.on(train=[long] * 4)  # five windows each
+    made: Any = palm.Trainer(tags, backbone=backbone(tables), **QUIET)
+    assert (made.num_examples, made.steps_per_epoch, made.steps) == (4, 2, 5)
+    made.session.step = made.steps
+    assert made.cur_train_epoch == made.num_epochs
+    passes = classification(tables, train=endless, pass_examples=2000)
+    made = palm.Trainer(passes, backbone=backbone(tables), **QUIET)
+    assert (made.num_examples, made.steps_per_epoch, made.steps) == (2000, 250, 500)
+    made.session.step = 499
+    assert made.cur_train_epoch == 1
+
+
+def endless() -> Iterator[dict[str, str]]:
+    while True:
+        yield from rows(random.Random(0), 2)
+
+
 def test_stages_may_leave_out_the_task_whose_epochs_are_counted(tables: Path) -> None:
     two = [classification(tables, name=name) for name in ("first", "second")]
     settings = {**QUIET, "recipe": {"stages": [{"second": 2}]}}
