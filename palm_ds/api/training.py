@@ -60,9 +60,11 @@ class TrainingSession:
         opened = self._open()
         dispatcher = self._dispatcher(opened, handlers)
         opened.next_step, self._batches, self._by_hand = self.step, None, None
-        with stop_signals() as flag:
-            code = opened.run_to_end(flag)
-        self.step = dispatcher.done
+        try:
+            with stop_signals() as flag:
+                code = opened.run_to_end(flag)
+        finally:  # a handler may fail: the next call goes on from here
+            self.step = dispatcher.done
         self._finished = opened.loop.done
         scores = as_metrics(opened.loop.scores) or self.scores
         self.scores = scores or stored_metrics(self.definition.folder)
@@ -128,9 +130,12 @@ class TrainingSession:
         if not self._started:
             opened.loop.begin(self.step)
         self._started = True
-        if opened.loop.train_step(self.step, batch) == errors.NONFINITE:
+        try:
+            code = opened.loop.train_step(self.step, batch)
+        finally:
+            self.step = dispatcher.done
+        if code == errors.NONFINITE:
             raise UserError(opened.loop.recovery.reason)
-        self.step = dispatcher.done
         self.scores = as_metrics(opened.loop.scores) or self.scores
         if self.step == self.definition.steps or opened.loop.done:
             opened.finish()

@@ -315,6 +315,24 @@ def test_a_hand_written_loop_next_to_another_model_gives_the_same_weights(tables
         mine.train_one_step()
 
 
+def test_a_handler_that_fails_does_not_repeat_steps(tables, trained):
+    """A cell of a notebook is run again, with the handler corrected."""
+    made = trainer(tables, epochs=3)
+
+    def fails(event: object) -> None:
+        if isinstance(event, palm.event.EndIteration) and event.batch_id == 4:
+            raise RuntimeError("a mistake in a handler")
+
+    with pytest.raises(RuntimeError, match="a mistake in a handler"):
+        made.train(fails)
+    assert made.cur_train_step == 5
+    events: list[Any] = []
+    made.train(events.append)
+    steps = [each.batch_id for each in events if isinstance(each, palm.event.BeginIteration)]
+    assert steps == list(range(5, 18))
+    assert same(weights_of(made), trained.weights)
+
+
 def test_an_interrupted_training_saves_and_another_one_resumes_it(tables, tmp_path, trained):
     def interrupt(event: Any) -> None:
         if isinstance(event, palm.event.EndIteration) and event.batch_id == 4:
