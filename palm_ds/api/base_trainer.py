@@ -178,7 +178,9 @@ class BaseTrainer(Summary, ABC):
         such rows; `.rows` are those of the only task. Labels are not needed. `format`: of files,
         if not as in training."""
         predictor, processes = self.session.predictor(task), self.definition.processes
-        return TaskPredictions(predictions_of(predictor, listed(rows), processes, columns, format))
+        given = listed(rows)
+        with self.session.evaluated_weights():
+            return TaskPredictions(predictions_of(predictor, given, processes, columns, format))
 
     def predict_one_batch(self, rows: Rows) -> TaskPredictions:
         """`predict` for a few rows, by PaddlePALM's name."""
@@ -188,12 +190,14 @@ class BaseTrainer(Summary, ABC):
     def evaluate(self, rows: Rows | None = None, *, task: str = "") -> Metrics:
         """{task: {metric: value}} on the rows of `dev`, or on other rows with labels."""
         scores: dict[str, dict[str, float]] = {}
-        predictor, given = self.session.predictor(task), None if rows is None else listed(rows)
+        predictor = self.session.predictor(task)
+        given = None if rows is None else listed(rows)
         for name in predictor.tasks:
             source = self.run.recipe.sources[self.run.recipe.built_tasks[name].source]
             labelled = source.validation if given is None else given
             if labelled:
-                scores[name] = scores_of(predictor, name, labelled, self.definition.processes)
+                with self.session.evaluated_weights():
+                    scores[name] = scores_of(predictor, name, labelled, self.definition.processes)
         if not scores:
             raise UserError("evaluate: give rows with labels; no task has `dev` rows")
         return scores

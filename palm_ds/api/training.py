@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NoReturn
 
 from rich.console import Console
@@ -178,6 +179,11 @@ class TrainingSession:
         if self.opened:
             self.opened.close()
         self.opened = self._batches = self._by_hand = None
+
+    def evaluated_weights(self) -> AbstractContextManager[None]:
+        """A context in which the model holds the weights that evaluation uses: with
+        `optimizer.ema` the averaged ones. Collective."""
+        return self.opened.loop.engine.ema_weights() if self.opened else nullcontext()
 
     def predictor(self, task: str) -> Predictor:
         """A predictor with the weights of now, for one task or for all. Raises UserError."""

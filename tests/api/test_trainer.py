@@ -333,6 +333,24 @@ def test_a_handler_that_fails_does_not_repeat_steps(tables, trained):
     assert same(weights_of(made), trained.weights)
 
 
+def test_averaged_weights_are_those_of_predictions_and_saves_between_steps(tables, tmp_path):
+    """As of the evaluations: what a callback saves has the scores that it was told."""
+    seen: list[Any] = []
+
+    class Save(palm.Callback):
+        def on_evaluate(self, trainer: Any, event: Any) -> None:
+            trainer.save(tmp_path / "last")
+            seen[:] = [event.metrics, trainer.evaluate(), trainer.predict(tables / "dev.tsv")]
+
+    averaged = {"recipe": {"optimizer": {"ema": 0.9}}, "callbacks": [Save()]}
+    made = trainer(tables, **averaged)
+    made.train()
+    told, evaluated, predicted = seen
+    assert evaluated["classification"].items() <= told["classification"].items()
+    assert predicted == made.predict(tables / "dev.tsv")
+    assert same(load_file(tmp_path / "last/weights.safetensors"), weights_of(made))
+
+
 def test_an_interrupted_training_saves_and_another_one_resumes_it(tables, tmp_path, trained):
     def interrupt(event: Any) -> None:
         if isinstance(event, palm.event.EndIteration) and event.batch_id == 4:
