@@ -824,9 +824,14 @@ def test_retrieval_is_scored_by_searching_also_after_the_training(tables, kind):
     made = palm.Trainer(task, backbone=backbone(tables), **{**QUIET, "epochs": 1})
     found = dict(made.train()["find"])
     assert found.pop("loss") > 0 and found["ndcg@10"] > 0
-    for scores in (made.evaluate(), made.evaluate(rows), palm.load(made.folder).evaluate(rows)):
+    model = palm.load(made.folder)
+    for scores in (made.evaluate(), made.evaluate(rows), model.evaluate(SENTENCES)):
         assert scores["find"] == pytest.approx(found)
     assert made.predict(rows[:1]).rows[0].keys() == {"score", "scores"}
+    several = [(*pair, "w30", "w31") for pair in SENTENCES]  # with negatives, as in training
+    assert [len(each["scores"]) for each in made.predict(several[:2]).rows] == [3, 3]
+    assert model.predict(several).rows == made.predict(several).rows
+    assert model.evaluate(several)["find"].keys() == found.keys()
 
 
 def test_scores_that_are_no_numbers_are_nan_also_of_a_finished_run(tables, tmp_path):
