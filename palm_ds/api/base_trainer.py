@@ -18,7 +18,7 @@ from typing import Any
 from palm_ds.api.event_dispatcher import caller, check_callbacks
 from palm_ds.api.events import EventHandler, Metrics
 from palm_ds.api.notebook import Report, TaskPredictions
-from palm_ds.api.predictions import predictions_of, scores_of
+from palm_ds.api.predictions import listed_for, predictions_of, scores_of
 from palm_ds.api.pretrained import Backbone
 from palm_ds.api.run_definition import RunDefinition
 from palm_ds.api.save_model import copy_model, push_saved, save_current
@@ -27,7 +27,7 @@ from palm_ds.api.training import TrainingSession
 from palm_ds.common.arguments import checks_arguments
 from palm_ds.common.errors import UserError
 from palm_ds.common.summary import Summary
-from palm_ds.data.sources.row_inputs import COLUMNS, Rows, listed
+from palm_ds.data.sources.row_inputs import COLUMNS, Rows
 from palm_ds.data.tasks.task_with_data import TaskWithData
 from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.inputs.batch import Batch
@@ -178,7 +178,9 @@ class BaseTrainer(Summary, ABC):
         such rows; `.rows` are those of the only task. Labels are not needed. `format`: of files,
         if not as in training."""
         predictor, processes = self.session.predictor(task), self.definition.processes
-        return TaskPredictions(predictions_of(predictor, listed(rows), processes, columns, format))
+        given = listed_for(predictor, rows)
+        with self.session.evaluated_weights():
+            return TaskPredictions(predictions_of(predictor, given, processes, columns, format))
 
     def predict_one_batch(self, rows: Rows) -> TaskPredictions:
         """`predict` for a few rows, by PaddlePALM's name."""
@@ -188,12 +190,14 @@ class BaseTrainer(Summary, ABC):
     def evaluate(self, rows: Rows | None = None, *, task: str = "") -> Metrics:
         """{task: {metric: value}} on the rows of `dev`, or on other rows with labels."""
         scores: dict[str, dict[str, float]] = {}
-        predictor, given = self.session.predictor(task), None if rows is None else listed(rows)
+        predictor = self.session.predictor(task)
+        given = None if rows is None else listed_for(predictor, rows)
         for name in predictor.tasks:
             source = self.run.recipe.sources[self.run.recipe.built_tasks[name].source]
             labelled = source.validation if given is None else given
             if labelled:
-                scores[name] = scores_of(predictor, name, labelled, self.definition.processes)
+                with self.session.evaluated_weights():
+                    scores[name] = scores_of(predictor, name, labelled, self.definition.processes)
         if not scores:
             raise UserError("evaluate: give rows with labels; no task has `dev` rows")
         return scores

@@ -21,14 +21,14 @@ import torch
 from palm_ds.api.events import Metrics
 from palm_ds.api.keywords import EmbeddingKeywords
 from palm_ds.api.notebook import TaskPredictions
-from palm_ds.api.predictions import predictions_of, scores_of, select_tasks
+from palm_ds.api.predictions import listed_for, predictions_of, scores_of, select_tasks
 from palm_ds.api.save_model import push_saved, save_pretrained
 from palm_ds.api.text_vectors import TextVectors
 from palm_ds.common.arguments import checks_arguments
 from palm_ds.common.errors import UserError
 from palm_ds.common.keywords import documents
 from palm_ds.common.summary import Summary
-from palm_ds.data.sources.row_inputs import COLUMNS, Rows, listed
+from palm_ds.data.sources.row_inputs import COLUMNS, Rows
 from palm_ds.data.tasks.task import TableTask
 from palm_ds.inference.embedder import EmbeddingSettings, Text
 from palm_ds.inference.predictor import Predictor
@@ -99,13 +99,14 @@ class LoadedModel(Summary):
         `generate`: how texts are written, such as {"beams": 5} (docs/generation.md). Raises
         UserError."""
         predictor = self._for(task).generating(generate or {})
-        predictions = predictions_of(predictor, listed(rows), SINGLE_PROCESS, columns, format)
-        return TaskPredictions(predictions)
+        given = listed_for(predictor, rows)
+        return TaskPredictions(predictions_of(predictor, given, SINGLE_PROCESS, columns, format))
 
     @checks_arguments()
     def evaluate(self, rows: Rows, *, task: str = "") -> Metrics:
         """{task: {metric: value}} on rows with labels. Raises UserError."""
-        predictor, given = self._for(task), listed(rows)
+        predictor = self._for(task)
+        given = listed_for(predictor, rows)
         names = predictor.tasks
         return {name: scores_of(predictor, name, given, SINGLE_PROCESS) for name in names}
 

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from palm_ds.common.errors import UserError
-from palm_ds.data.sources.row_inputs import TUPLE_ROLES, Listed, Pairs, columns_for, open_rows
+from palm_ds.data.sources.row_inputs import (
+    TUPLE_ROLES,
+    Listed,
+    Pairs,
+    Rows,
+    columns_for,
+    listed,
+    open_rows,
+)
 from palm_ds.data.sources.table import TableSource
 from palm_ds.inference.model_tasks import asked_tasks
 from palm_ds.inference.predict_files import without_labels
@@ -21,6 +29,12 @@ from palm_ds.train.recipe.custom_metrics import own_scores
 def select_tasks(predictor: Predictor, names: Sequence[str], where: Path) -> Predictor:
     """The predictor restricted to the named tasks; all tasks if `names` is empty."""
     return replace(predictor, tasks=asked_tasks(predictor.recipe, names, where))
+
+
+def listed_for(predictor: Predictor, rows: Rows) -> Listed:
+    """Files or rows as its tasks read them: tuples as in training, if all have the same roles."""
+    roles = {tuple(each.input_task.tuple_roles) for each in predictor.passes}
+    return listed(rows, tuple_roles=roles.pop() if len(roles) == 1 else TUPLE_ROLES)
 
 
 def predictions_of(

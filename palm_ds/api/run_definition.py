@@ -8,6 +8,7 @@ import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from types import FunctionType
@@ -78,6 +79,7 @@ class RunDefinition:
         self.settings = read_settings(values, name)
         self.mixture = mixture
         self._name = name
+        self._epochs: dict[str, Fraction | float] = {}
         self.metrics = {task: _functions(own) for task, own in metrics.items()}
         """{task: functions of the user's own}."""
 
@@ -155,6 +157,7 @@ class RunDefinition:
         """Discard the recipe and everything derived from it, after a change to a task."""
         for name in ("recipe", "run", "data"):
             vars(self).pop(name, None)
+        self._epochs.clear()
 
     @property
     def steps(self) -> int:
@@ -162,19 +165,21 @@ class RunDefinition:
         return self.run.recipe.curriculum.steps
 
     def examples_of(self, task: str) -> int:
-        """Training rows of a task."""
+        """Training rows of a task; of a reader without an end those of a pass."""
         source = self.run.recipe.built_tasks[task].source
-        return sum(len(rows) for _, rows, _ in self.data.train[source])
+        parts = [rows for _, rows, _ in self.data.train[source]]
+        return sum(x.endless.pass_examples if x.endless else len(x) for x in parts)
 
-    def steps_per_epoch_of(self, task: str) -> int:
-        """Whole batches in an epoch of a task, as in PaddlePALM."""
-        recipe = self.run.recipe
-        groups = recipe.curriculum.task_groups
-        task_group = next((b for b in groups if task in b.split(" + ")), task)
-        if examples := recipe.examples_of(task_group):
-            return max(self.examples_of(task) // examples, 1)
-        epoch = size(recipe, self.data, [task_group])[task_group]
-        return max(int(epoch.tokens // recipe.stage_plan.usual_size.tokens), 1)
+    def epoch_of(self, task: str) -> Fraction | float:
+        """Steps of an epoch of a task: of all windows of its rows, or of a pass of a reader."""
+        if task not in self._epochs:
+            recipe = self.run.recipe
+            groups = recipe.curriculum.task_groups
+            task_group = next((b for b in groups if task in b.split(" + ")), task)
+            tokens = size(recipe, self.data, [task_group])[task_group].tokens
+            # with a batch in examples, sizes are counted in steps
+            self._epochs[task] = tokens / (recipe.stage_plan.usual_size.tokens or 1)
+        return self._epochs[task]
 
     @cached_property
     def processes(self) -> Processes:

@@ -61,10 +61,11 @@ def push_saved(
 
 
 def save_current(opened: TrainingRun, folder: Path, steps: int, *, huggingface: bool) -> None:
-    """Write the weights of a run in training after `steps` steps, or its folder for Hugging Face.
-    Collective; the first process writes."""
+    """Write the weights of a run in training after `steps` steps, with `optimizer.ema` the averaged
+    ones, or its folder for Hugging Face. Collective; the first process writes."""
     engine = opened.loop.engine
-    state = engine.full_state_dict()
+    with engine.ema_weights():
+        state = engine.full_state_dict()
     if engine.rank != 0:
         return
     recipe = opened.run.recipe

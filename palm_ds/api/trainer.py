@@ -96,13 +96,14 @@ class Trainer(BaseTrainer):
     @property
     def cur_train_epoch(self) -> int:
         """Complete passes over the rows so far."""
-        if examples := self.run.recipe.examples_of(self.name):
-            return self.cur_train_step * examples // self.num_examples
+        if self.run.recipe.examples:
+            return int(self.cur_train_step / self.definition.epoch_of(self.name))
         return self.cur_train_step // self.steps_per_epoch
 
     @property
     def steps_per_epoch(self) -> int:
-        return self.definition.steps_per_epoch_of(self.name)
+        """Whole batches in an epoch, as in PaddlePALM."""
+        return max(int(self.definition.epoch_of(self.name)), 1)
 
     steps_pur_epoch = steps_per_epoch
     """PaddlePALM's spelling."""
@@ -186,7 +187,7 @@ class MultiHeadTrainer(BaseTrainer):
 
     @property
     def steps_per_epoch(self) -> dict[str, int]:
-        return {name: self.definition.steps_per_epoch_of(name) for name in self.tasks}
+        return {name: max(int(self.definition.epoch_of(name)), 1) for name in self.tasks}
 
     @property
     def expected_steps(self) -> dict[str, int]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NoReturn
 
 from rich.console import Console
@@ -60,9 +61,11 @@ class TrainingSession:
         opened = self._open()
         dispatcher = self._dispatcher(opened, handlers)
         opened.next_step, self._batches, self._by_hand = self.step, None, None
-        with stop_signals() as flag:
-            code = opened.run_to_end(flag)
-        self.step = dispatcher.done
+        try:
+            with stop_signals() as flag:
+                code = opened.run_to_end(flag)
+        finally:  # a handler may fail: the next call goes on from here
+            self.step = dispatcher.done
         self._finished = opened.loop.done
         scores = as_metrics(opened.loop.scores) or self.scores
         self.scores = scores or stored_metrics(self.definition.folder)
@@ -128,9 +131,12 @@ class TrainingSession:
         if not self._started:
             opened.loop.begin(self.step)
         self._started = True
-        if opened.loop.train_step(self.step, batch) == errors.NONFINITE:
+        try:
+            code = opened.loop.train_step(self.step, batch)
+        finally:
+            self.step = dispatcher.done
+        if code == errors.NONFINITE:
             raise UserError(opened.loop.recovery.reason)
-        self.step = dispatcher.done
         self.scores = as_metrics(opened.loop.scores) or self.scores
         if self.step == self.definition.steps or opened.loop.done:
             opened.finish()
@@ -173,6 +179,11 @@ class TrainingSession:
         if self.opened:
             self.opened.close()
         self.opened = self._batches = self._by_hand = None
+
+    def evaluated_weights(self) -> AbstractContextManager[None]:
+        """A context in which the model holds the weights that evaluation uses: with
+        `optimizer.ema` the averaged ones. Collective."""
+        return self.opened.loop.engine.ema_weights() if self.opened else nullcontext()
 
     def predictor(self, task: str) -> Predictor:
         """A predictor with the weights of now, for one task or for all. Raises UserError."""

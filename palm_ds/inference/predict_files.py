@@ -44,6 +44,7 @@ from palm_ds.inference.prediction_files import (
 )
 from palm_ds.inference.predictor import EncoderPass, PredictedChunk, Predictor, chunks
 from palm_ds.runtime.processes.process_group import SINGLE_PROCESS, ProcessGroup
+from palm_ds.train.recipe.custom_metrics import own_scores
 from palm_ds.train.recipe.recipe import Recipe
 
 LABELS = ("label", "tags", "spans", "answers", "impossible", "target")
@@ -317,6 +318,11 @@ def _scores(
             except UserError as error:
                 notes.append(f"{task.name}: not scored: {error}")
                 continue
+            try:
+                own = predictor.recipe.own_metrics.get(task.name, ())
+                metrics = {**metrics, **own_scores(own, task, made, source)}
+            except UserError as error:
+                notes.append(f"{task.name}: not scored by metrics of your own: {error}")
             if metrics:
                 scores[task.name] = {name: float(value) for name, value in metrics.items()}
                 if report := task.report(made, source):

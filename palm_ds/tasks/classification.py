@@ -64,15 +64,14 @@ class Classification(WholeTextTask, PositiveClassTask):
             )
         if self.scored_at and len(self.labels) > 2 and not self.positive:
             raise UserError(f"{self.where}.{self.scored_at}: name the class of it in `positive`")
-        named = [self.positive] if self.positive else []
-        if isinstance(self.class_weights, dict):
-            named += map(str, self.class_weights)
-        for name in named if self.labels else []:
-            if name not in self.labels:
-                key = "positive" if name == self.positive else "class_weights"
-                raise UserError(
-                    f"{self.where}.{key}: {name!r} is not a label{suggest(name, self.labels)}"
-                )
+        positive = [self.positive] if self.positive != "" else []
+        weighed = self.class_weights if isinstance(self.class_weights, dict) else {}
+        for key, names in (("positive", positive), ("class_weights", [*weighed])):
+            for name in map(str, names) if self.labels else ():
+                if name not in self.labels:
+                    raise UserError(
+                        f"{self.where}.{key}: {name!r} is not a label{suggest(name, self.labels)}"
+                    )
 
     def resolved(self, source: TableSource) -> Classification:
         """With the labels and, if `balanced`, the class weights of the training rows."""

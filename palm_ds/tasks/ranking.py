@@ -103,6 +103,9 @@ class Ranking(CircleLoss):
         """(rows,) float64; NaN if a row has no grade."""
         return source.cached(f"grades {self.name}", lambda: labels.numbers(self, source))
 
+    def true_labels(self, source: TableSource) -> list[float | None]:
+        return labels.known_numbers(self.grades(source))
+
     def describe_labels(self, source: TableSource) -> str:
         if self.label_column not in source.columns:
             return ""

@@ -79,8 +79,9 @@ class Regression(WholeTextTask):
                 "`scale: false`"
             )
         known = labels.numbers(self, rows, strict=True)
-        # 1 if all numbers are equal
-        return replace(task, mean=float(known.mean()), deviation=float(known.std()) or 1.0)
+        # 1 if all numbers are equal, whose deviation may be a rounding error
+        deviation = float(known.std()) if np.ptp(known) else 1.0
+        return replace(task, mean=float(known.mean()), deviation=deviation)
 
     def describe(self, source: TableSource) -> str:
         """Describe what is odd about the numbers; empty if nothing is."""
@@ -103,7 +104,7 @@ class Regression(WholeTextTask):
         return source.cached(f"numbers {self.name}", lambda: labels.numbers(self, source))
 
     def true_labels(self, source: TableSource) -> list[float | None]:
-        return [None if np.isnan(number) else number for number in self.targets(source).tolist()]
+        return labels.known_numbers(self.targets(source))
 
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
         target = self._inside(self.targets(source)[[example.item]])

@@ -97,6 +97,9 @@ class Similarity(DenseEmbeddingTask):
         """(rows,) float64 in the units of the file; NaN if a row has no number."""
         return source.cached(f"numbers {self.name}", lambda: labels.numbers(self, source))
 
+    def true_labels(self, source: TableSource) -> list[float | None]:
+        return labels.known_numbers(self.targets(source))
+
     def label(self, example: Example, source: TableSource, rng: np.random.Generator) -> None:
         low = 0.0 if self.low is None else self.low
         high = 1.0 if self.high is None else self.high

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pandas
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -314,6 +315,42 @@ def test_a_hand_written_loop_next_to_another_model_gives_the_same_weights(tables
         mine.train_one_step()
 
 
+def test_a_handler_that_fails_does_not_repeat_steps(tables, trained):
+    """A cell of a notebook is run again, with the handler corrected."""
+    made = trainer(tables, epochs=3)
+
+    def fails(event: object) -> None:
+        if isinstance(event, palm.event.EndIteration) and event.batch_id == 4:
+            raise RuntimeError("a mistake in a handler")
+
+    with pytest.raises(RuntimeError, match="a mistake in a handler"):
+        made.train(fails)
+    assert made.cur_train_step == 5
+    events: list[Any] = []
+    made.train(events.append)
+    steps = [each.batch_id for each in events if isinstance(each, palm.event.BeginIteration)]
+    assert steps == list(range(5, 18))
+    assert same(weights_of(made), trained.weights)
+
+
+def test_averaged_weights_are_those_of_predictions_and_saves_between_steps(tables, tmp_path):
+    """As of the evaluations: what a callback saves has the scores that it was told."""
+    seen: list[Any] = []
+
+    class Save(palm.Callback):
+        def on_evaluate(self, trainer: Any, event: Any) -> None:
+            trainer.save(tmp_path / "last")
+            seen[:] = [event.metrics, trainer.evaluate(), trainer.predict(tables / "dev.tsv")]
+
+    averaged = {"recipe": {"optimizer": {"ema": 0.9}}, "callbacks": [Save()]}
+    made = trainer(tables, **averaged)
+    made.train()
+    told, evaluated, predicted = seen
+    assert evaluated["classification"].items() <= told["classification"].items()
+    assert predicted == made.predict(tables / "dev.tsv")
+    assert same(load_file(tmp_path / "last/weights.safetensors"), weights_of(made))
+
+
 def test_an_interrupted_training_saves_and_another_one_resumes_it(tables, tmp_path, trained):
     def interrupt(event: Any) -> None:
         if isinstance(event, palm.event.EndIteration) and event.batch_id == 4:
@@ -432,6 +469,17 @@ def test_tasks_that_share_a_text(tables):
     assert made.num_examples == {"first": 48, "second": 48}
 
 
+def test_tasks_that_share_a_text_may_name_the_same_rows(tables: Path) -> None:
+    frame = pandas.DataFrame(rows(random.Random(0), 8))
+    both = [palm.tasks.Classification.on(name=name, train=frame) for name in ("first", "second")]
+    made = palm.MultiHeadTrainer([both], backbone=backbone(tables), **QUIET)
+    assert made.num_examples == {"first": 8, "second": 8}
+    both[1].train = frame.head(4)
+    other = palm.MultiHeadTrainer([both], backbone=backbone(tables), **QUIET)
+    with pytest.raises(UserError, match="second: labels the rows of first, so that its own train"):
+        _ = other.recipe
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -466,6 +514,26 @@ def test_a_batch_in_rows_has_epochs_too(tables: Path) -> None:
     assert made.steps - made.num_epochs < made.num_epochs * made.steps_per_epoch <= made.steps
     made.session.step = 2 * made.steps_per_epoch
     assert made.cur_train_epoch == 2
+
+
+def test_epochs_are_those_of_windows_and_of_passes(tables: Path) -> None:
+    """Which the training counts in."""
+    long = {"tokens": [f"w{i % 40}" for i in range(100)], "tags": ["B-X", *["O"] * 99]}
+    tags = palm.tasks.Tagging.on(train=[long] * 4)  # five windows each
+    made: Any = palm.Trainer(tags, backbone=backbone(tables), **QUIET)
+    assert (made.num_examples, made.steps_per_epoch, made.steps) == (4, 2, 5)
+    made.session.step = made.steps
+    assert made.cur_train_epoch == made.num_epochs
+    passes = classification(tables, train=endless, pass_examples=2000)
+    made = palm.Trainer(passes, backbone=backbone(tables), **QUIET)
+    assert (made.num_examples, made.steps_per_epoch, made.steps) == (2000, 250, 500)
+    made.session.step = 499
+    assert made.cur_train_epoch == 1
+
+
+def endless() -> Iterator[dict[str, str]]:
+    while True:
+        yield from rows(random.Random(0), 2)
 
 
 def test_stages_may_leave_out_the_task_whose_epochs_are_counted(tables: Path) -> None:
@@ -756,9 +824,14 @@ def test_retrieval_is_scored_by_searching_also_after_the_training(tables, kind):
     made = palm.Trainer(task, backbone=backbone(tables), **{**QUIET, "epochs": 1})
     found = dict(made.train()["find"])
     assert found.pop("loss") > 0 and found["ndcg@10"] > 0
-    for scores in (made.evaluate(), made.evaluate(rows), palm.load(made.folder).evaluate(rows)):
+    model = palm.load(made.folder)
+    for scores in (made.evaluate(), made.evaluate(rows), model.evaluate(SENTENCES)):
         assert scores["find"] == pytest.approx(found)
     assert made.predict(rows[:1]).rows[0].keys() == {"score", "scores"}
+    several = [(*pair, "w30", "w31") for pair in SENTENCES]  # with negatives, as in training
+    assert [len(each["scores"]) for each in made.predict(several[:2]).rows] == [3, 3]
+    assert model.predict(several).rows == made.predict(several).rows
+    assert model.evaluate(several)["find"].keys() == found.keys()
 
 
 def test_scores_that_are_no_numbers_are_nan_also_of_a_finished_run(tables, tmp_path):

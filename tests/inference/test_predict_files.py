@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,26 @@ def test_labels_that_are_missing_are_noted(run, name, row, label, tmp_path) -> N
     without = predicted(run, tmp_path / "none", name, [row | {label: None}] * 2)
     assert not without.scores and "labels ignored" in without.notes[0]
     assert (tmp_path / "none" / "out" / f"{name}.predictions.json").read_text() == written
+
+
+def good_rate(predictions: list[dict[str, Any]], labels: list[str]) -> float:
+    return sum(each["label"] == "good" for each in predictions) / len(labels)
+
+
+def test_rows_are_scored_by_metrics_of_the_users_own(tmp_path: Path) -> None:
+    """Which the recipe names; the others remain where they cannot be imported."""
+    rows = [{"text_a": "so good", "label": "good"}, {"text_a": "bad", "label": "bad"}]
+    for number, (name, many) in enumerate({__name__: 1, "nowhere": 0}.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        metrics = {"mood": [f"{name}.good_rate"]}
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setitem(sys.modules, name, sys.modules[__name__])
+            run = save_model(folder / "run", ("mood",), evaluate={"metrics": metrics})
+        found = predicted(run, folder, "mood", rows)
+        assert list(found.scores["mood"]).count("good_rate") == many
+        assert "accuracy" in found.scores["mood"]
+        assert any("cannot import 'nowhere'" in note for note in found.notes) == (not many)
 
 
 @pytest.mark.parametrize(

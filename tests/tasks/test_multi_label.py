@@ -75,6 +75,15 @@ def test_a_listed_class_may_have_the_name_of_no_class(tmp_path: Path) -> None:
     assert scored.metrics(made, source)["recall"] == pytest.approx(2 / 3)
 
 
+@pytest.mark.parametrize("value", [[0.0, 1.0, 1.0], [0, 0], [True, False, False]])
+def test_a_number_for_each_class_is_no_list_of_names(tmp_path: Path, value: list[float]) -> None:
+    """As transformers' models of several labels have it; 0.0 and 1.0 would be the classes."""
+    source = source_of(tmp_path, [{"text_a": "a", "label": value}, {"text_a": "b", "label": ["x"]}])
+    message = r"1: label: .*: a 0 or 1 for each class; tasks.topics expects the names of those"
+    with pytest.raises(UserError, match=message):
+        task_of().resolved(source).check(source, labelled=True)
+
+
 def test_the_baseline_knows_class_frequencies(tmp_path: Path) -> None:
     source = source_of(tmp_path, ROWS)
     task = task_of().resolved(source)

@@ -114,6 +114,10 @@ def test_groups_that_are_not_scored_are_counted(tmp_path: Path) -> None:
     assert task_of().describe(source) == f"answers: {note}"
 
 
+def test_metrics_of_the_users_own_get_grades(tmp_path: Path) -> None:
+    assert task_of().true_labels(source_of(tmp_path, ROWS)) == [2, 0, 1]
+
+
 def test_a_missing_group_column_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="tasks.answers: .* has no column 'question'"):
         task_of(group="question").check(source_of(tmp_path, ROWS), labelled=False)

@@ -30,6 +30,8 @@ def test_statistics_of_the_training_rows_are_kept_by_default(tmp_path: Path) -> 
     assert task.resolved(source_of(tmp_path, ROWS[:2])) == task
     same = task_of().resolved(source_of(tmp_path, ROWS[:1] * 2))
     assert (same.mean, same.deviation) == (4.5, 1.0)
+    rounded = task_of().resolved(source_of(tmp_path, [{"text_a": "x", "label": 0.1}] * 3))
+    assert rounded.deviation == 1.0  # that of NumPy is 1e-17
     plain = task_of(scale=False)
     assert plain.resolved(source_of(tmp_path, ROWS)) == plain
 

@@ -84,6 +84,10 @@ def test_targets_are_from_0_to_1(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.sort(batch.labels["alike"][1][::2]), [0.2, 0.55, 0.9], rtol=1e-6)
 
 
+def test_metrics_of_the_users_own_get_numbers(tmp_path: Path) -> None:
+    assert task_of().true_labels(source_of(tmp_path, ROWS)) == [4.5, 1.0, 2.75]
+
+
 def test_texts_do_not_see_each_other(tmp_path: Path) -> None:
     other = [{**row, "text_b": "q q q"} for row in ROWS]
     task = task_of(low=0, high=5)

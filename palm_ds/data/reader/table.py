@@ -68,16 +68,22 @@ def read_memory(file: File, settings: TableSettings) -> Iterator[Row]:
 
 
 def plain(value: object) -> Any:
-    """A value as JSON would return it: NumPy numbers and arrays as Python values, tuples as lists,
-    anything unknown as text."""
+    """A value as JSON would return it: NumPy numbers and arrays as Python values, tuples and sets
+    as lists, anything unknown as text."""
+    if isinstance(value, np.generic):  # np.float64 is a float, but not written like one
+        value = value.item()
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(plain, value), key=str)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     to_list = getattr(value, "tolist", None)
-    return str(value) if to_list is None else to_list()
+    if to_list is None or isinstance(value, np.generic):  # a long double stays one
+        return str(value)
+    return plain(to_list())
 
 
 def rows_hash(file: MemoryRows, settings: TableSettings) -> str:

@@ -85,7 +85,7 @@ class TaskWithData(Summary):
         it labels."""
         for key in ("train", "dev", "read"):
             own, read = getattr(self, key), getattr(first, key)
-            if own is None or own == {} or own is read:
+            if own is None or own is read or (isinstance(own, Mapping) and not own):
                 continue
             if not (isinstance(own, str | Path | Mapping) and str(own) == str(read)):
                 raise UserError(

@@ -20,12 +20,16 @@ _PARTS = re.compile(r"^(?:best|has_answer|no_answer|text|image)_|[@ ].*$")
 """Prefixes of subsets and of what is found; suffixes at k and by type."""
 
 
-_LESS_IS_BETTER = ("loss", "mse", "perplexity")
+_LESS_IS_BETTER = ("loss", "mse", "rmse", "mae", "perplexity")
+_NEGATED = ("neg_", "negative_", "minus_")
+"""Of errors whose sign is changed, as in scikit-learn's neg_mean_squared_error."""
 
 
 def less_is_better(name: str) -> bool:
     """Whether the lowest value of a metric is the best. Functions of scikit-learn that end with
     _error or _loss are such."""
+    if name.startswith(_NEGATED):
+        return False
     return name in _LESS_IS_BETTER or name.endswith(("_error", "_loss"))
 
 

@@ -22,6 +22,8 @@ from palm_ds.tasks.metrics.probabilities import whole_share
 from palm_ds.tasks.shared.text_task import ClassesTask, PositiveClassTask, TextTask
 
 _LARGEST = 1e18
+_YES_OR_NO = {"0", "1", "0.0", "1.0", "false", "true"}
+"""What transformers' models of several labels learn from, one for each class."""
 
 
 def classes(task: ClassesTask, source: TableSource, *, strict: bool = False) -> np.ndarray:
@@ -48,13 +50,23 @@ def class_sets(
             one_value(value, task, source, item)
         names = split_names(value, separator, nothing)
         if strict:
-            for name in names:
-                task.number(name, source, item)
+            _check_names(names, task, source, item)
         if value is not None and all(name in number for name in names):
             sets[item] = 0
             worth = list(value.values()) if isinstance(value, Mapping) else 1
             sets[item, [number[name] for name in names]] = worth
     return sets
+
+
+def _check_names(names: list[str], task: ClassesTask, source: TableSource, item: int) -> None:
+    """Raises UserError for the classes of a row that are unknown, or a number for each class."""
+    if {*names} <= _YES_OR_NO and len({*names}) < len(names):
+        raise UserError(
+            f"{source.where(item)}: {task.label_column}: {', '.join(names[:8])}: a 0 or 1 for each "
+            f"class; {task.where} expects the names of those that apply"
+        )
+    for name in names:
+        task.number(name, source, item)
 
 
 def positive_scores(
@@ -168,6 +180,11 @@ def numbers(task: TextTask, source: TableSource, *, strict: bool = False) -> np.
                 "square is no fp32 number"
             )
     return values
+
+
+def known_numbers(values: np.ndarray) -> list[float | None]:
+    """The numbers (rows,), for metrics of the user's own; None instead of NaN."""
+    return [None if math.isnan(number) else number for number in values.tolist()]
 
 
 def check_overlap(

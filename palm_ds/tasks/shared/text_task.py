@@ -190,6 +190,15 @@ class ClassesTask(TextTask):
     """Class names in order; by default those in the training rows, numbers in numerical order, then
     others alphabetically."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        listed = isinstance(self.labels, Sequence) and not isinstance(self.labels, str)
+        if not (listed and all(isinstance(name, str) for name in self.labels)):
+            raise UserError(
+                f"{self.where}.labels: expected a list of names, such as ['0', '1'], got "
+                f"{self.labels!r:.60}"
+            )
+
     def check_label_names(self) -> None:
         """Raises UserError if `labels` has a duplicate, or a name that no table cell can
         contain."""

@@ -160,8 +160,9 @@ class EvaluateSettings(Settings):
     runs of different rates too."""
     best: str = ""
     """Metric that selects the final weights: `task.metric`, or `mean` over the first metric of each
-    non-auxiliary task. Empty: use the last step. Of `loss`, `mse`, `perplexity` and names that end
-    with `_error` or `_loss`, as scikit-learn's do, the lowest is the best."""
+    non-auxiliary task. Empty: use the last step. Of `loss`, `mse`, `rmse`, `mae`, `perplexity` and
+    names that end with `_error` or `_loss`, as scikit-learn's do, the lowest is the best, but not
+    of those that begin with `neg_`, `negative_` or `minus_`."""
     passes: bool = False
     """Also after each pass: an epoch of the first task group. Needs a `batch` in examples."""
     patience: NonNegativeInt = 0

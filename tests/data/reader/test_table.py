@@ -25,6 +25,22 @@ def test_rows_in_memory_equal_those_of_a_file(tmp_path: Path) -> None:
     assert made.fingerprint == Table.from_rows(rows, name="x").fingerprint != other.fingerprint
 
 
+@pytest.mark.parametrize(
+    ("given", "label"),
+    [
+        (np.float64(1.5), "1.5"),
+        (np.float32(0.5), "0.5"),
+        (np.bool_(True), "true"),
+        (np.str_("yes"), "yes"),
+        ({"b", "a"}, ["a", "b"]),
+        (np.array([np.array(["a", "b"]), "c"], object)[0], ["a", "b"]),
+    ],
+)
+def test_labels_of_numpy_are_written_as_pythons(given: object, label: object) -> None:
+    """As `zip(texts, frame["score"].to_numpy())` gives them."""
+    assert Table.from_rows([{"text_a": "a", "label": given}])[0]["label"] == label
+
+
 def test_columns_are_chosen_as_in_files() -> None:
     settings = TableSettings(columns={"text_a": "review.text"})
     table = Table.from_rows([{"review": {"text": "good"}, "stars": 5}], settings)

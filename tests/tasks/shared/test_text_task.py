@@ -17,7 +17,10 @@ from palm_ds.data.sources.table import TableSource
 from palm_ds.data.stream.task_group_dataset import make_datasets
 from palm_ds.data.tasks.task import build
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
-from palm_ds.tasks.shared.text_task import level, tokenise
+from palm_ds.tasks.classification import Classification
+from palm_ds.tasks.matching import Matching
+from palm_ds.tasks.multi_label import MultiLabel
+from palm_ds.tasks.shared.text_task import ClassesTask, level, tokenise
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.train.setup.build import build_model
 from palm_ds.train.setup.resolve import resolve
@@ -112,6 +115,19 @@ def test_numbers_and_truths_of_other_formats_are_labels_too(vocabulary, tmp_path
     made = task().resolved(source)
     assert made.labels == ("0", "1")
     assert [made.number(source.row(i)["label"], source, i) for i in range(2)] == [1, 0]
+
+
+@pytest.mark.parametrize("names", [[0, 1], [False, True], np.array(["no", "yes"]), "no", None])
+@pytest.mark.parametrize("kind", [Classification, MultiLabel, Matching])
+def test_names_of_labels_are_a_list_of_texts(kind: type[ClassesTask], names: Any) -> None:
+    with pytest.raises(UserError, match=rf"^{kind.__name__}.labels: expected a list of names, suc"):
+        kind(labels=names)
+
+
+def test_classes_may_be_named_by_numbers() -> None:
+    Classification(labels=["0", "1"], positive=1, class_weights={0: 2.0})  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^Classification.positive: '2' is not a label; known: "):
+        Classification(labels=["0", "1"], positive=2)  # type: ignore[arg-type]
 
 
 def test_an_unknown_label_is_reported_with_its_place(vocabulary, tmp_path) -> None:

@@ -93,7 +93,9 @@ def test_any_metric_of_a_task_can_be_tracked(name, value) -> None:
     assert chosen.value == value
 
 
-@pytest.mark.parametrize("metric", ["mse", "perplexity", "mean_absolute_error", "hinge_loss"])
+@pytest.mark.parametrize(
+    "metric", ["mse", "rmse", "mae", "perplexity", "mean_absolute_error", "hinge_loss"]
+)
 def test_a_smaller_error_is_better(metric: str) -> None:
     chosen = best(best=f"a.{metric}")
     seen = [
@@ -113,6 +115,18 @@ def test_a_smaller_error_is_better_as_the_first_metric_too(name: str) -> None:
         for step, x in enumerate([3.0, 4.0, 2.0])
     ]
     assert seen == [True, False, True]
+
+
+@pytest.mark.parametrize("metric", ["minus_error", "neg_mean_squared_error", "negative_log_loss"])
+def test_a_larger_negated_error_is_better(metric: str) -> None:
+    """The first is that of docs/api.md, the second is scikit-learn's."""
+    chosen = best(best="a")
+    seen = [
+        chosen.update(step, {"a": score(math.nan, **{metric: x})})
+        for step, x in enumerate([-3.0, -4.0, -2.0])
+    ]
+    assert seen == [True, False, True]
+    assert str(chosen) == "a -2.0000"
 
 
 def test_a_correlation_below_zero_is_shown_with_its_sign() -> None:
