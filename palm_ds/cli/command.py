@@ -329,7 +329,8 @@ def _open_closed_outputs() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest that is free
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+            nowhere = open(os.devnull, "w", encoding="utf-8", errors="replace")  # noqa: SIM115
+            setattr(sys, name, nowhere)
 
 
 def _drop_output() -> None:

@@ -442,7 +442,13 @@ WHOLE: list[Case] = [
     ("all dropped", "t.jsonl", GOOD, {"drop": {"label": [1]}}, ": no rows; 1 x row with label '1'"),
     ("all bad", "t.tsv", HEAD + b"1\n", {"bad_rows": "skip"}, ": no rows; 1 x bad row, skipped"),
     ("no roles", "t.tsv", b"x\ty\n1\t2\n", {}, ": no known column among `x`, `y`; .*header: false"),
-    ("no roles in jsonl", "t.jsonl", b'{"x": 1}', {}, ": no known column among `x`; assign them"),
+    (
+        "no roles in jsonl",
+        "t.jsonl",
+        b'{"x": 1}',
+        {},
+        r": no known column among `x`; .*}, or --columns text_a=NAME \(embed: --column NAME\)$",
+    ),
     ("no names", "t.tsv", b"1\t2\n", {"header": False}, ": 2 columns without names; assign them"),
     (
         "unknown column",

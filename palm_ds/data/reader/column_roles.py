@@ -147,7 +147,7 @@ def _only(names: list[str], role: str, path: str) -> str:
     if len(names) > 1:
         raise UserError(
             f"{path}: {role} may be {' or '.join(f'`{name}`' for name in names)}; "
-            f"choose one with columns: {{{role}: NAME}}"
+            f"choose one with columns: {{{role}: NAME}}{_as_option(role)}"
         )
     return names[0]
 
@@ -159,11 +159,17 @@ def _nothing(names: Sequence[str | int], file: File, settings: TableSettings) ->
             "columns: {text_a: 0, label: 1}"
         )
     hint = "; header: false if it has no header line" if file.format in ("tsv", "csv") else ""
-    roles = "source: NAME" if {"target", "tgt"} & set(names) else "text_a: NAME, label: NAME"
+    role, more = ("source", "") if {"target", "tgt"} & set(names) else ("text_a", ", label: NAME")
     return (
         f"{file.path}: no known column among {_shown(names)}; assign them, as in "
-        f"columns: {{{roles}}}{hint}"
+        f"columns: {{{role}: NAME{more}}}{_as_option(role)}{hint}"
     )
+
+
+def _as_option(role: str) -> str:
+    """How a command is told what a recipe says by `columns`."""
+    of_embed = " (embed: --column NAME)" if role == "text_a" else ""
+    return f", or --columns {role}=NAME{of_embed}"
 
 
 def value_of(values: Mapping[Any, Any], key: Key) -> Any:
