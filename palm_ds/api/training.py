@@ -64,7 +64,7 @@ class TrainingSession:
         try:
             with stop_signals() as flag:
                 code = opened.run_to_end(flag)
-        finally:  # a handler may fail: the next call goes on from here
+        finally:  # a handler may fail: the next call continues from here
             self.step = dispatcher.done
         self._finished = opened.loop.done
         scores = as_metrics(opened.loop.scores) or self.scores

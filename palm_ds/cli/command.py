@@ -320,7 +320,7 @@ def _end_full_output() -> NoReturn:
 
 
 def _open_closed_outputs() -> None:
-    """Where a parent has closed an output (`>&-`), write to nowhere: a file that is opened later
+    """Write to nowhere where a parent has closed an output (`>&-`): a file that is opened later
     would take its place."""
     for descriptor in range(3):
         try:

@@ -93,7 +93,7 @@ def masked_lm_loss(
 
 
 def filler_for(model: TrainedModel, corpus: Corpus) -> Filler:
-    """What predicts the masked tokens of a corpus. Raises UserError as `masked_lm_loss`."""
+    """A predictor of the masked tokens of a corpus. Raises UserError as `masked_lm_loss`."""
     if model.tokenizer.fingerprint != corpus.tokenizer().fingerprint:
         raise UserError(
             f"{corpus.path}: prepared with another tokenizer than that of {model.path}; prepare it "

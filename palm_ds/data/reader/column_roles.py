@@ -167,7 +167,7 @@ def _nothing(names: Sequence[str | int], file: File, settings: TableSettings) ->
 
 
 def _as_option(role: str) -> str:
-    """How a command is told what a recipe says by `columns`."""
+    """The option of a command that does what `columns` does in a recipe."""
     of_embed = " (embed: --column NAME)" if role == "text_a" else ""
     return f", or --columns {role}=NAME{of_embed}"
 
