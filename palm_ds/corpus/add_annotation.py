@@ -4,7 +4,8 @@
 
 Every shard is rewritten under a new name with the annotations added, and its ids are compared with
 the old ones. Then `state.json` and the manifest are replaced atomically (either order is
-consistent), and the old shards are removed. Processes that have the corpus open can keep reading.
+consistent), and the old shards are removed. Processes that have the corpus open can keep reading
+the shards that they have mapped, but no others; a run resumes with the files it began with only.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import shutil
 from abc import ABC, abstractmethod
@@ -169,7 +170,7 @@ def cache_settings() -> tuple[Path, int]:
         size = float(stated)
     except ValueError:
         size = 0.0
-    if not size > 0:
+    if not 0 < size < math.inf:
         raise UserError(f"PALM_DS_CACHE_GB={stated}: must be a number above 0")
     return cache_folder(), int(size * 1e9)
 

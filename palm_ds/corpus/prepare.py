@@ -144,9 +144,9 @@ def prepare(
     partial = out.with_name(out.name + ".partial")
     _check_unfinished(partial)
     with exclusive_lock(partial):
-        _enter(partial, job)
-        manifest = _finished_before(partial)
+        manifest = _finished_before(partial, job)
         if manifest is None:
+            _enter(partial, job)
             with _executing(partial, job, options, console) as (run, todo):
                 manifest = _make(partial, job, options, run, todo)
         _publish(partial, out)
@@ -252,11 +252,8 @@ def _check_same(out: str | Path, manifest: Manifest, job: PreparationJob) -> Non
 def _check_unfinished(partial: Path) -> None:
     """Makes the working folder. Raises UserError if it is something else."""
     ours = {".lock", "parts"}
-    if (
-        partial.exists()
-        and not (partial / "job.json").exists()
-        and any(path.name not in ours for path in partial.iterdir())
-    ):
+    known = any((partial / name).exists() for name in ("job.json", MANIFEST))
+    if partial.exists() and not known and any(x.name not in ours for x in partial.iterdir()):
         raise UserError(f"{partial}: exists but is not an unfinished corpus; remove it")
     make_folder(partial)
 
@@ -382,13 +379,15 @@ def _nothing(partial: Path, job: PreparationJob) -> UserError:
     return UserError(f"no documents: all {total} lines or rows were rejected, the first at {first}")
 
 
-def _finished_before(partial: Path) -> Manifest | None:
-    """The manifest if an earlier run was stopped after writing it, before moving the folder."""
+def _finished_before(partial: Path, job: PreparationJob) -> Manifest | None:
+    """The manifest if an earlier run of the same job was stopped after writing it, before moving
+    the folder. Raises UserError if it is of another job."""
     try:
         manifest = read_manifest(partial)
         check_files(partial, manifest, hashes=True)
     except UserError:
         return None
+    _check_same(partial, manifest, job)
     return manifest
 
 

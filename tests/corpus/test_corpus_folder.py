@@ -245,7 +245,7 @@ def test_a_network_that_is_down_is_named_after_some_tries(server: loopback.Serve
         open_corpus(f"{server.url}/c")
 
 
-@pytest.mark.parametrize("stated", ["0", "-1", "much", "nan"])
+@pytest.mark.parametrize("stated", ["0", "-1", "much", "nan", "inf"])
 def test_the_size_of_the_cache_is_a_number(
     stated: str, server: loopback.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

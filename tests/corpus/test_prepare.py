@@ -259,6 +259,27 @@ def test_a_run_stopped_before_publishing_only_moves_the_folder(
     assert hashes(tmp_path / "corpus") == hashes(made)
 
 
+def test_a_run_stopped_while_publishing_only_moves_the_folder(
+    made: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its last two steps: the folder has no job.json any more."""
+    from palm_ds.corpus import prepare as build
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    out, options = tmp_path / "corpus", PrepareOptions(**OPTIONS, text=TextOptions(lower=True))
+    with monkeypatch.context() as stopped, pytest.raises(KeyboardInterrupt):
+        stopped.setattr(build, "move_into_place", stop)
+        prepare(out, [str(source)], options)
+    assert not (tmp_path / "corpus.partial/job.json").exists()
+    with pytest.raises(UserError, match="corpus.partial: is a corpus with different options"):
+        prepare(out, [str(source)], PrepareOptions(**OPTIONS))
+    monkeypatch.setattr(build, "_make", stop)  # nothing is made again
+    prepare(out, [str(source)], options)
+    assert hashes(out) == hashes(made)
+
+
 def test_a_finished_corpus_is_unchanged(made: Path, source: Path) -> None:
     before = {file: file.stat().st_mtime_ns for file in made.rglob("*")}
     prepare(made, [str(source)], PrepareOptions(**OPTIONS, text=TextOptions(lower=True)))

@@ -158,7 +158,14 @@ def _grown_steps(
         task_group: budget.tokens(sizes[task_group] if sizes else None, f"{where}: {task_group}")
         for task_group, budget in row.items()
     }
-    return share_out(own.steps_of(sum(tokens.values())), tokens)
+    steps = share_out(own.steps_of(sum(tokens.values())), tokens)
+    for task_group, count in steps.items():
+        if not count:
+            raise UserError(
+                f"{where}: {task_group}: {row[task_group]} are less than one of its steps, "
+                f"{own.tokens:,} tokens; raise it, or leave the group out"
+            )
+    return steps
 
 
 def read_stages(

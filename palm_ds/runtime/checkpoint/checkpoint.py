@@ -190,8 +190,10 @@ def publish(request: SaveRequest, written: FileManifest, group: ProcessGroup) ->
 
 def _make_room(folder: Path, partial: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for entry in folder.glob("*" + PARTIAL):
-        shutil.rmtree(entry)
+    if partial.exists():
+        shutil.rmtree(partial)
+    for entry in folder.glob("*" + PARTIAL):  # NFS keeps what somebody still reads
+        shutil.rmtree(entry, ignore_errors=True)
     partial.mkdir()
 
 

@@ -216,8 +216,8 @@ def _create(file: Path, owner: LockOwner) -> bool:
     part.write_text(json.dumps(asdict(owner)), encoding="utf-8")
     try:
         os.link(part, file)
-    except FileExistsError:
-        return False
+    except FileExistsError:  # on NFS also if the answer was lost and the request repeated
+        return _read(file) == owner
     except OSError:  # a file system without links
         return _create_without_link(file, owner)
     finally:

@@ -1,17 +1,28 @@
-"""Builds micro-batches ahead of their step, in worker processes, and pins them for GPUs."""
+"""Builds micro-batches ahead of their step, in worker processes, and pins them for GPUs.
+
+A worker hands over the error for which it could not build some: torch would put its traceback into
+the message.
+"""
 
 from __future__ import annotations
 
+import atexit
 import signal
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 
+from palm_ds.common.errors import TemporaryError, UserError
 from palm_ds.engine import Engine
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
 from palm_ds.train.setup.build import AnyStream
+
+_Built: TypeAlias = list[Batch] | UserError | TemporaryError
+"""What a worker makes of a step: micro-batches, or why there are none."""
 
 
 def prefetched(
@@ -29,7 +40,15 @@ def prefetched(
         pin_memory=engine.device.type == "cuda",
         worker_init_fn=_ignore_signals,
     )
-    return iter(loader)
+    built = iter(loader)
+    atexit.register(_end_workers, weakref.ref(built))
+    return map(_raised, built)
+
+
+def _end_workers(iterator: weakref.ReferenceType[Any]) -> None:
+    """Before Python does at exit: by SIGTERM, which they ignore, and then it waits for them without
+    end."""
+    getattr(iterator(), "_shutdown_workers", lambda: None)()
 
 
 @dataclass
@@ -39,7 +58,13 @@ class _StepBatches(torch.utils.data.Dataset):
     world: int
     ds_config: DSConfig
 
-    def __getitem__(self, step: int) -> list[Batch]:
+    def __getitem__(self, step: int) -> _Built:
+        try:
+            return self._batches(step)
+        except (UserError, TemporaryError) as error:
+            return error
+
+    def _batches(self, step: int) -> list[Batch]:
         stream = self.stream
         shorter = stream.longest // stream.length_at(step)
         rows = stream.rows_at(step)
@@ -54,5 +79,11 @@ def _ignore_signals(_worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _identity(batches: list[Batch]) -> list[Batch]:
-    return batches
+def _identity(built: _Built) -> _Built:
+    return built
+
+
+def _raised(built: _Built) -> list[Batch]:
+    if isinstance(built, Exception):
+        raise built
+    return built

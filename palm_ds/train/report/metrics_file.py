@@ -116,12 +116,12 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def truncate_after(path: Path, step: int) -> float:
-    """Remove the lines of later steps, and broken ones; returns the running time in seconds up to
-    then."""
+    """Remove the lines of later steps, and broken ones; all of them, if the run begins again (0).
+    Returns the running time in seconds up to then."""
     if not path.exists():
         return 0.0
     kept, elapsed = [], 0.0
-    for line in path.read_bytes().splitlines(keepends=True):
+    for line in path.read_bytes().splitlines(keepends=True) if step else ():
         record = _record(line)
         if record is not None and record["step"] <= step:
             kept.append(line.rstrip(b"\n") + b"\n")
@@ -137,7 +137,8 @@ def open_board(folder: Path, start: int, say: Callable[[str], None]) -> Any:
     except ImportError:
         say("TensorBoard is not installed: metrics.jsonl is the only record of the run")
         return None
-    board = SummaryWriter(str(folder), purge_step=start + 1 if start else None, flush_secs=10)
+    # of a run that begins again, the evaluation before the first step, too
+    board = SummaryWriter(str(folder), purge_step=start + 1 if start else 0, flush_secs=10)
     _tolerate(board, say)
     return board
 

@@ -149,10 +149,15 @@ def build_held_out(recipe: Recipe, data: Data) -> HeldOutSet:
     datasets, _ = datasets_of(
         recipe, recipe.curriculum.task_groups, data.held_out, seed=0, fixed=True
     )
-    datasets = [dataset for dataset in datasets if len(dataset.source)]
+    examples = recipe.evaluate.of_corpus
+    datasets = [
+        dataset
+        for dataset in datasets
+        if len(dataset.source) and (examples or dataset.tasks[0].reads == "table")
+    ]
     for dataset in datasets:
         _check_held_out(recipe, data, dataset)
-    rows = _held_out_set(recipe, datasets, recipe.evaluate.of_corpus, data.vocabulary.pad)
+    rows = _held_out_set(recipe, datasets, examples, data.vocabulary.pad)
     rate = recipe.evaluate.mask_rate
     return replace(rows, sets=_evaluation_sets(recipe, data), mask_rate=rate)
 

@@ -287,6 +287,25 @@ def test_leftovers_are_reported_and_removed_at_the_next_save(tmp_path: Path) -> 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step_00000001", "step_00000002"]
 
 
+def test_what_cannot_be_deleted_yet_does_not_keep_from_saving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS keeps the files of a folder that somebody still reads."""
+    read = tmp_path / "step_00000001.old.partial"
+    read.mkdir()
+    rmtree = shutil.rmtree
+
+    def remove(path: Path, ignore_errors: bool = False) -> None:
+        if path == read and not ignore_errors:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        if path != read:
+            rmtree(path, ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", remove)
+    save(tmp_path, 2)
+    assert checkpoint.steps_in(tmp_path) == [2] and read.exists()
+
+
 def test_saving_the_same_step_again(tmp_path: Path) -> None:
     save(tmp_path, 1)
     save(tmp_path, 1)

@@ -60,6 +60,23 @@ def ended() -> LockOwner:
     return owner
 
 
+def test_a_lock_whose_confirmation_was_lost_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS repeats a request that was not answered: the first one has made the link."""
+    link = os.link
+
+    def repeated(part: Path, file: Path) -> None:
+        link(part, file)
+        link(part, file)
+
+    monkeypatch.setattr(os, "link", repeated)
+    lock = take(tmp_path / "run")
+    assert (tmp_path / "run" / FILE).exists()
+    lock.release()
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_second_run_is_refused_with_who_where_and_since_when(tmp_path: Path) -> None:
     lock = take(tmp_path / "run")
     who = rf"process {os.getpid()} on \S+ since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d UTC \(.+\); wait"

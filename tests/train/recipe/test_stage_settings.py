@@ -352,6 +352,10 @@ def phase(**values: Any) -> list[dict[str, Any]]:
             {"stages": [{MASKS: 4, APART: "900 tokens", "length": 32}], "schedule": {}},
             r"stages.0: amounts in steps and in tokens do not mix with its own batch",
         ),
+        (
+            {"stages": [{MASKS: "9000 tokens", APART: "30 tokens", "length": 32}], "schedule": {}},
+            r"stages.0: sentence_distance: 30 tokens are less than one of its steps, 256 tokens",
+        ),
         ({"stages": phase(mixture={"txt": {}})}, r"stages.1.mixture: no 'txt' in `sources`"),
         ({"stages": phase(mixture={"text": {"a": 1}})}, r"sources.text is no `mix` of corpora"),
         (

@@ -211,6 +211,27 @@ def test_tensorboard_hides_the_events_of_repeated_steps(tmp_path: Path) -> None:
     assert [e.step for e in events.Scalars("run/lr")] == list(range(1, 9))
 
 
+def test_a_run_that_begins_again_has_nothing_of_its_first_start(tmp_path: Path) -> None:
+    """It was killed before its first checkpoint."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for loss in (2.0, 1.0):
+        log, _ = open_log(tmp_path)
+        with log:
+            log.evaluation(0, SCORES, stage=0, started=TASKS)  # of the run that it extends
+            log.event("stage", step=0, stage=1)
+            for step in range(1, 4):
+                log.step(record(step, loss=loss))
+        time.sleep(1.1)  # TensorBoard reads files in the order of their second of creation
+    metrics = read_metrics(tmp_path / "metrics.jsonl")
+    assert [r["step"] for r in metrics.evaluations] == [0] and len(metrics.events) == 1
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    seen = [(e.step, e.value) for e in events.Scalars("loss/knowledge_masking")]
+    assert seen == [(step, 1.0) for step in range(1, 4)]
+    assert [e.step for e in events.Scalars("accuracy/sentence_distance/held_out")] == [0]
+
+
 def test_without_tensorboard_one_line_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

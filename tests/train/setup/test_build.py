@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,8 +17,11 @@ from palm_ds.corpus.manifest import read_manifest, write_manifest
 from palm_ds.corpus.writer import write_corpus
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.stream.curriculum_spec import read_stages
+from palm_ds.engine import Engine
 from palm_ds.runtime.deepspeed.ds_config import make_ds_config
+from palm_ds.runtime.processes.process_group import SINGLE_PROCESS
 from palm_ds.text.tokenizer import wordpiece
+from palm_ds.train.evaluate.evaluate import evaluate
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
 from palm_ds.train.setup.build import (
     build_held_out,
@@ -375,6 +379,22 @@ def test_held_out_tokens_are_masked_at_a_rate_of_their_own(corpora: Path) -> Non
     assert masked(0.3, mask_rate=0.15) == masked(0.15) != own
     assert masked(0.15, mask_rate=0.3) == own
     assert sum(map(len, own)) > 1.7 * sum(map(len, masked(0.15)))
+
+
+def test_without_held_out_examples_nothing_is_evaluated(corpora: Path) -> None:
+    """A probe or minimal pairs may be evaluated alone."""
+    tasks = {MASKS: {"source": "text"}}
+    made = recipe(corpora, [{MASKS: 1}], tasks=tasks, evaluate={"examples": 0})
+    found = build_held_out(made, open_data(made))
+    assert found.is_empty and evaluate(cast(Engine, Mute()), found, made.built_tasks) == {}
+
+
+class Mute:
+    """An engine without tasks over whole steps, alone."""
+
+    rank, world, micro_rows = 0, 1, 4
+    global_batch: Mapping[str, Any] = {}
+    processes = SINGLE_PROCESS
 
 
 def pairs_of(made: Recipe) -> Any:
