@@ -175,7 +175,12 @@ def test_a_filter_that_raises_names_the_document(tmp_path: Path) -> None:
         ({"not_in": ("x",), "screen": ScreenOptions()}, "--not_in: give --dedup"),
         ({"screen": ScreenOptions(filters=("gofer",))}, "--filter 'gofer': unknown"),
         (
-            {"input": InputOptions(format="ernie"), "train": None, "tokenizer": "v.txt"},
+            {
+                "input": InputOptions(format="ernie"),
+                "train": None,
+                "vocab_size": PrepareOptions.vocab_size,
+                "tokenizer": "v.txt",
+            },
             "remove --dedup and --filter",
         ),
     ],
