@@ -269,13 +269,14 @@ def machine_page() -> str:
         f"<!-- {_HERE} -->",
         "# The DeepSpeed files",
         "How the machine computes: ZeRO stage, precision, offload, rows of a micro-batch. The keys "
-        "are DeepSpeed's own, less those that belong to the recipe (batch, optimizer, schedule, "
+        "are DeepSpeed's own, without those that belong to the recipe (batch, optimizer, schedule, "
         'clipping); `"auto"` is resolved for every key that may hold it.',
         "| file in ds_configs | for |\n|---|---|\n" + "\n".join(lines),
         "On one GPU take `zero1_bf16.json`. Stage 0 with fp16 or bf16 runs as stage 1, and the log "
-        "says so: the same losses, and DeepSpeed's own stage 0 is wrong in them. How far losses "
-        "differ between precisions and stages is in [engine.md](engine.md#a-step). ZeRO 3 can also "
-        "keep the optimizer state [in files](engine.md#optimizer-state-in-files).",
+        "says so: the losses are the same, and [DeepSpeed's own stage 0](engine.md"
+        "#the-deepspeed-file) computes them wrongly. [How exact it is](engine.md#how-exact-it-is) "
+        "says how far losses differ between precisions and stages. ZeRO 3 can also keep the "
+        "optimizer state [in files](engine.md#optimizer-state-in-files).",
         '## The section "palm_ds"',
         "What DeepSpeed has no key for.",
         table(keys(PalmSection)),
