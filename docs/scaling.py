@@ -106,7 +106,8 @@ def assumptions() -> str:
         "tokens.",
         f"Matrix products reach {cluster.EFFICIENCY:.0%} of the card's peak "
         "([the cards](speed.md#cards)). Others report 25 % (ModernBERT-base) to 50 % (MLPerf's "
-        "BERT-large) on an H100; ours is not measured yet. Small micro-batches reach less.",
+        "BERT-large) of the peak of an H100; palm_ds with base reached 38 % on an H200 "
+        "([measured](speed.md#measured)). Small micro-batches reach less.",
         f"Networks and memories reach {step_time.LINK_SHARE:.0%} of their bandwidth; a collective "
         f"takes {1e6 * step_time.LATENCY:.0f} us more for each doubling of the GPUs; communication "
         f"hides behind {step_time.HIDDEN:.0%} of the backward pass it goes with.",
