@@ -65,7 +65,7 @@ def parts() -> Iterator[str]:
     yield (
         "**Nothing on this page was measured.** It is what `--plan` predicts, made by "
         "`python docs/generate.py`. Use it to choose a ZeRO stage, a micro-batch and a network, "
-        "not to compare programs; the first minutes of a run tell more."
+        "not to compare programs; the first minutes of a run are more reliable."
     )
     yield (
         "For your own recipe, on any machine (it trains nothing and needs no GPU):\n\n"
@@ -78,9 +78,9 @@ def parts() -> Iterator[str]:
         f"{', '.join(card.name for card in CARDS_OF_PLANS)}."
     )
     yield (
-        "It prints two tables: memory and the time of the largest step, as below, and the steps, "
-        "tokens (without padding), FLOPs and hours of every stage and of all. Those come from some "
-        "rows of a step of each stage, or with `mix: step` of a step of each task group."
+        "It prints two tables: the memory and time of the largest step, as below; and the steps, "
+        "tokens (without padding), FLOPs and hours of every stage and of the whole run. The second "
+        "follows from some rows of one step per stage (with `mix: step`, per task group)."
     )
     yield "## What is assumed"
     yield assumptions()
@@ -95,7 +95,7 @@ def parts() -> Iterator[str]:
     yield "## ernie-2.0-large, ZeRO 1, A100 with one slow network"
     yield from table("ernie-2.0-large", 1, SLOW)
     yield "## One GPU, by card"
-    yield "ernie-2.0-large, ZeRO 1, one GPU, 64 rows a step in one micro-batch."
+    yield "ernie-2.0-large, ZeRO 1, one GPU, 64 rows per step in one micro-batch."
     yield by_card()
 
 
@@ -113,9 +113,9 @@ def assumptions() -> str:
         f"hides behind {step_time.HIDDEN:.0%} of the backward pass it goes with.",
         f"DeepSpeed's buckets have their default size, {BUCKET:,} values, two of them with "
         "`overlap_comm`, whatever the size of the model: lower `reduce_bucket_size` where memory "
-        "is short.",
-        "Attention keeps no scores (FlashAttention), the vocabulary's logits exist a chunk at a "
-        "time, dropout keeps a byte per value. Fragmentation, CUDA and NCCL take 1 to 2 GB more.",
+        "is short (the shipped files for ZeRO 1 and 2 have 50,000,000).",
+        "Attention stores no scores (FlashAttention), the vocabulary's logits exist one chunk at a "
+        "time, dropout stores a byte per value. Fragmentation, CUDA and NCCL take 1 to 2 GB more.",
         "Data, evaluation, checkpoints and slow hosts take no time.",
     )
     tested = (
