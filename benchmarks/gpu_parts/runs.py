@@ -110,7 +110,7 @@ def _train(
 
 
 def finetuning(context: Context) -> None:
-    """Classification with a randomly initialised encoder of MiniLM's shape (6 layers of 384): rows
+    """Classification with a randomly initialized encoder of MiniLM's shape (6 layers of 384): rows
     of 8 to 120 words, batches of 32 examples, and predictions for them."""
     if reason := missing():
         context.add(skipped=reason)

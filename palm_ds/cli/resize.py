@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--positions", type=int, metavar="N", help="new maximum length in tokens")
     add("--how", default="tile", metavar="H", help="tile or interpolate positions (tile)")
     add("--tokenizer", type=Path, metavar="PATH", help="the tokenizer, if it is not in WEIGHTS")
-    add("--seed", type=int, default=0, metavar="N", help="seed of randomly initialised rows (0)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of randomly initialized rows (0)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -87,7 +87,7 @@ class LoadReport:
         lines = [f"weights: {len(self.loaded)} parameters from {self.folder}"]
         if self.newly_initialized:
             names = ", ".join(_by_head(self.newly_initialized))
-            lines.append(f"weights: not in {self.folder}, newly initialised: {names}")
+            lines.append(f"weights: not in {self.folder}, newly initialized: {names}")
         if self.unused:
             lines.append(f"weights: skipped in {self.folder}: {', '.join(_by_head(self.unused))}")
         return [*lines, *(f"weights: {note}" for note in self.notes)]

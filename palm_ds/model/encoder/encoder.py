@@ -401,7 +401,7 @@ def encoder_class(config: EncoderConfig) -> type[Encoder]:
 def build_encoder(
     config: EncoderConfig, kernels: Kernels = PLAIN, *, recompute: bool = False
 ) -> Encoder:
-    """A newly initialised encoder of the configured class."""
+    """A newly initialized encoder of the configured class."""
     cls = encoder_class(config)
     keywords = {} if cls.options_type is not None else config.options
     return cls(config, kernels, recompute=recompute, **keywords)

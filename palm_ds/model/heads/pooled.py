@@ -74,7 +74,7 @@ class MultiLabelHead(PooledHead):
         images: bool = False,
         means: bool = False,
     ):
-        """`hidden_layer`: the width of a layer with ReLU before the last one; both are initialised
+        """`hidden_layer`: the width of a layer with ReLU before the last one; both are initialized
         as in ERNIE-ViL's head of questions. 0: none."""
         super().__init__(
             hidden_layer or hidden_size,

@@ -303,7 +303,7 @@ def _labels(about: Mapping[str, Any], classes: int) -> tuple[str, ...]:
 def _notes(entries: Mapping[str, TensorEntry], about: Mapping[str, Any]) -> tuple[str, ...]:
     notes = []
     if "backbone.pooler.dense.weight" not in entries:
-        notes.append("no pooler: tasks on whole texts would start with a newly initialised one")
+        notes.append("no pooler: tasks on whole texts would start with a newly initialized one")
     if f"heads.{CLASSIFIER}.out.weight" in entries and not about.get("architectures"):
         reads = "whole texts" if _reads_whole_texts(entries, about) else "tokens"
         notes.append(f"config.json names no class: assuming that the classifier reads {reads}")
