@@ -24,6 +24,12 @@ _OF_SUBMISSION = (
     *("print_only", "detach"),
 )
 """Options that are of no use for a job that was submitted."""
+_MISSING = {
+    "RECIPE": "name the recipe to train",
+    "--deepspeed_config": "name the DeepSpeed file (`palm-ds recipes` lists the shipped ones)",
+    "--run_dir": "name the folder for all output, where the job runs",
+    "--image": "name the image that the pods run (the Dockerfile makes it)",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -166,7 +172,7 @@ def _paths(args: argparse.Namespace) -> tuple[Path, Path]:
         if not value
     ]
     if missing:
-        raise UserError(f"palm-ds submit: {missing[0]}: missing; it must be given")
+        raise UserError(f"palm-ds submit: {missing[0]}: missing; {_MISSING[missing[0]]}")
     return Path(find_recipe(args.recipe)), Path(find_ds_config(args.deepspeed_config))
 
 

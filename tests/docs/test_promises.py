@@ -116,6 +116,8 @@ def check_command(line: str) -> None:
         check_command(" ".join(args.command))
     if getattr(args, "plan", None):
         parse_clusters(args.plan)
+    if command.name == "submit" and args.kubernetes:
+        assert args.image, f"{line}: needs --image"
     if getattr(args, "deepspeed_config", None):
         find_ds_config(args.deepspeed_config)
     if isinstance(recipe := getattr(args, "recipe", None), str):
@@ -237,6 +239,7 @@ FINETUNE = "palm-ds finetune finetune/rte.yaml --deepspeed_config cpu.json"
         (f"`{FINETUNE} init_from=models/pretrain/ernie-9`", "", "not in `palm-ds download ls`"),
         (f"`palm-ds run -- {FINETUNE} lenght=1`", "", "lenght"),
         (f"`deepspeed --module palm_ds.cli.{FINETUNE[8:]} --chek`", "", "--chek"),
+        (f"`palm-ds submit --kubernetes {FINETUNE[17:]} --run_dir x`", "", "--image"),
         ("`palm-ds download ernie-9`", "", "not in `palm-ds download ls`"),
         ("`palm-ds download XLNet-cased-base`", "", "cannot be opened"),
         ("`backbone: {preset: ernie-9}`", "", 'no "ernie-9"'),
