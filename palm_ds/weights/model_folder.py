@@ -139,7 +139,8 @@ def _note(asked: Path, taken: Path) -> tuple[str, ...]:
     if taken in (asked, asked / "weights"):
         return ()
     which = "its best weights so far" if taken.name == "best" else "its newest good checkpoint"
-    return (f"{asked}: has no weights/ yet; taken: {taken.relative_to(asked)}, {which}",)
+    why = "" if taken.parent == asked and taken.name != "best" else "has no weights/ yet; "
+    return (f"{asked}: {why}taken: {taken.relative_to(asked)}, {which}",)
 
 
 def _progress(run: Path) -> str:

@@ -60,6 +60,13 @@ def test_a_part_of_a_run_is_itself(part: str, run: Path) -> None:
     assert is_of(run / part, {"weights": 4, "best": 3}.get(part, 1))
 
 
+def test_the_checkpoints_of_a_finished_run_say_nothing_of_its_weights(run: Path) -> None:
+    save_weights(model(4), run / "weights", info())
+    place = run / "checkpoints"
+    (note,) = ModelFolder.find(place).notes
+    assert note == f"{place}: taken: step_00000009, its newest good checkpoint"
+
+
 def test_a_damaged_newest_checkpoint_is_skipped_with_a_line(run: Path) -> None:
     flip(next((run / "checkpoints/step_00000009").glob("*.safetensors")))
     (run / "checkpoints/step_00000010.partial").mkdir()
