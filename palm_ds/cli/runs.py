@@ -81,8 +81,8 @@ def slots_of(jobs: int, shared: bool) -> list[dict[str, str]]:
 
 
 def stop_on_signals() -> None:
-    """SIGTERM and SIGHUP stop the runs as Ctrl-C does, unless they are ignored (`nohup`)."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    """SIGTERM, SIGUSR1 and SIGHUP stop the runs as Ctrl-C does, unless ignored (`nohup`)."""
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, interrupt)
 
