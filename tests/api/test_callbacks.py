@@ -92,6 +92,15 @@ def test_steps_by_hand_have_the_calls_of_a_training(tables: Path) -> None:
     assert hooks[0] == hooks[1]
 
 
+def test_steps_by_hand_end_with_early_stopping(tables: Path) -> None:
+    made = trainer(tables, epochs=8, best="mean", patience=1)
+    while not made.finished:
+        made.train_one_step()
+    assert 0 < made.cur_train_step < made.steps
+    with pytest.raises(UserError, match=rf"training has finished after {made.cur_train_step} steps"):
+        made.train_one_step()
+
+
 def test_evaluations_end_epochs_or_are_as_the_recipe_says(tables: Path) -> None:
     """An epoch has four steps."""
 
