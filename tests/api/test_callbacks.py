@@ -97,7 +97,9 @@ def test_steps_by_hand_end_with_early_stopping(tables: Path) -> None:
     while not made.finished:
         made.train_one_step()
     assert 0 < made.cur_train_step < made.steps
-    with pytest.raises(UserError, match=rf"training has finished after {made.cur_train_step} steps"):
+    with pytest.raises(
+        UserError, match=rf"training has finished after {made.cur_train_step} steps"
+    ):
         made.train_one_step()
 
 

@@ -1,5 +1,5 @@
-"""Requests that a run saves and stops: SIGTERM, SIGUSR1 (what many batch jobs ask Slurm for), Ctrl-C,
-the end of its terminal or its launcher."""
+"""Requests that a run saves and stops: SIGTERM, SIGUSR1 (what many batch jobs ask Slurm for),
+Ctrl-C, the end of its terminal or its launcher."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class StopFlag:
 
 @contextmanager
 def stop_signals(*, starting: bool = False) -> Iterator[StopFlag]:
-    """Within the context, SIGTERM, SIGINT, SIGHUP (unless `nohup` ignores it) and SIGUSR1 (unless the
-    program handles it already, as those of submitit do) request that the run saves and stops; a
-    second Ctrl-C (more than two seconds later) interrupts it immediately.
+    """Within the context, SIGTERM, SIGINT, SIGHUP (unless `nohup` ignores it) and SIGUSR1 (unless
+    the program handles it already, as submitit does) request that the run saves and stops; a second
+    Ctrl-C (more than two seconds later) interrupts it immediately.
 
     `starting`, for whole programs: until the flag's `starting` is set to False there is nothing to
     save, and they end the process immediately. Signals that come after a request, while the program

@@ -14,9 +14,7 @@ import pytest
 from palm_ds.runtime.processes.signals import StopFlag, stop_signals
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_is_a_request(number: signal.Signals) -> None:
     before = signal.signal(number, signal.SIG_DFL)  # the tests may run under `nohup`
     with stop_signals() as flag:
