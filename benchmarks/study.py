@@ -206,7 +206,9 @@ def call(*words: object, output: int | None = subprocess.PIPE) -> str:
     """What a command of palm-ds prints; with `output` None it prints it to this terminal."""
     command = [sys.executable, "-m", "palm_ds", *map(str, words)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, check=True, env=environment, stdout=output, text=True)
+    done = subprocess.run(command, check=False, env=environment, stdout=output, text=True)
+    if done.returncode:
+        raise UserError(f"palm-ds {words[0]}: failed (exit code {done.returncode})")
     return done.stdout or ""
 
 
@@ -218,9 +220,9 @@ def missing_parts(
 ) -> dict[str, Part]:
     """{part: what measures it}, {name: value} each; of the suite, the sets without a score."""
     parts: dict[str, Part] = {"tasks": lambda: dict(stage_scores(run.folder / "run"))}
-    if args.pairs:
-        parts["pairs"] = lambda: minimal_pairs(run, args)
     if "replaced_token_detection" not in values["tasks"]:  # its encoder predicts no words
+        if args.pairs:
+            parts["pairs"] = lambda: minimal_pairs(run, args)
         parts["masked"] = lambda: masked_words(run, values["held_out"], args)
     missing = {name: part for name, part in parts.items() if name not in found["parts"]}
     if args.suite and (sets := [name for name in sets_of(args.suite) if name not in found]):
@@ -491,7 +493,7 @@ def main() -> None:
         return
     try:
         run_all(runs, args)
-    except (UserError, subprocess.CalledProcessError) as error:
+    except UserError as error:
         raise SystemExit(f"{error}; the same command continues the study") from None
     print(table(runs))
 

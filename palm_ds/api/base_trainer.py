@@ -119,6 +119,12 @@ class BaseTrainer(Summary, ABC):
         """Completed steps."""
         return self.session.step
 
+    @property
+    def finished(self) -> bool:
+        """Whether this trainer has trained to the end: the last step, early stopping or
+        `stop_training`."""
+        return self.session.finished
+
     @checks_arguments(event_handler="a function of one event")
     def train(self, event_handler: EventHandler | None = None) -> Metrics:
         """Train to the end; returns the scores of the last evaluation.

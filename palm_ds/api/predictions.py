@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +24,9 @@ from palm_ds.inference.model_tasks import asked_tasks
 from palm_ds.inference.predict_files import without_labels
 from palm_ds.inference.predictor import EncoderPass, Predictor, chunks
 from palm_ds.runtime.processes.process_group import ProcessGroup
-from palm_ds.train.recipe.custom_metrics import own_scores
+from palm_ds.train.recipe.custom_metrics import Metric, own_scores
+
+log = logging.getLogger(__name__)
 
 
 def select_tasks(predictor: Predictor, names: Sequence[str], where: Path) -> Predictor:
@@ -84,8 +87,17 @@ def scores_of(
     predictions = {row: each for row, each in enumerate(made) if each}  # {}: nothing to predict
     if not predictions:
         return {}
-    own = predictor.recipe.own_metrics.get(name, ())
+    own = _own_metrics(predictor, name)
     return task.metrics(predictions, source) | own_scores(own, task, predictions, source)
+
+
+def _own_metrics(predictor: Predictor, name: str) -> Sequence[Metric]:
+    """Without those of a notebook, or of code that is not here: a model can be scored anywhere."""
+    try:
+        return predictor.recipe.own_metrics.get(name, ())
+    except UserError as error:
+        log.warning("%s: not scored by metrics of your own: %s", name, error)
+        return ()
 
 
 def _columns(each: EncoderPass, rows: Listed) -> dict[str, Any]:

@@ -45,18 +45,19 @@ class TrainingSession:
         self._by_hand: EventDispatcher | None = None
         """Of steps by hand, of which it knows the epoch."""
         self._predictor: Predictor | None = None
-        self._started = self._finished = self._closed = self._stops = False
+        self.finished = False
+        self._started = self._closed = self._stops = False
 
     def invalidate(self) -> None:
         """Discard the recipe after a change to a task. Raises UserError once training has
         started."""
-        if self.opened or self._finished or self._closed:
+        if self.opened or self.finished or self._closed:
             raise UserError("cannot be changed after training has started")
         self.definition.invalidate()
 
     def train(self, handlers: Sequence[EventHandler]) -> Metrics:
         """Train to the end; returns the scores of the last evaluation."""
-        if self._finished:
+        if self.finished:
             return self.scores
         opened = self._open()
         dispatcher = self._dispatcher(opened, handlers)
@@ -66,7 +67,7 @@ class TrainingSession:
                 code = opened.run_to_end(flag)
         finally:  # a handler may fail: the next call continues from here
             self.step = dispatcher.done
-        self._finished = opened.loop.done
+        self.finished = opened.loop.done
         scores = as_metrics(opened.loop.scores) or self.scores
         self.scores = scores or stored_metrics(self.definition.folder)
         dispatcher.end()
@@ -140,14 +141,14 @@ class TrainingSession:
         self.scores = as_metrics(opened.loop.scores) or self.scores
         if self.step == self.definition.steps or opened.loop.done:
             opened.finish()
-            self._finished = True
+            self.finished = True
             dispatcher.end()
             self._release()
         return dispatcher.losses
 
     def _open(self) -> TrainingRun:
         """The run on its engine, resumed if its folder has a checkpoint."""
-        if self._finished:
+        if self.finished:
             raise UserError(f"training has finished after {self.step} steps")
         if self._closed:
             raise UserError("closed; another trainer with this folder= resumes the training")

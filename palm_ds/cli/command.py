@@ -260,7 +260,7 @@ def _until_interrupted(run: Callable[[], int], said: str) -> int:
         _report_crash(error)
         raise
     finally:  # the end of the interpreter would print the traceback of another one
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, signal.SIG_IGN)
 
 

@@ -16,7 +16,7 @@ from palm_ds.cli.inference_options import add_inference_arguments, progress, sta
 from palm_ds.cli.options import local_path
 from palm_ds.cli.output import show, summarize
 from palm_ds.common.errors import UserError
-from palm_ds.common.messages import counted
+from palm_ds.common.messages import counted, print_error
 
 if TYPE_CHECKING:
     from palm_ds.inference.embedder import Embedder, EmbeddingSettings
@@ -326,6 +326,9 @@ def _search(args: argparse.Namespace) -> int:
         shown = record._asdict() | {"score": each.score}
         shown.pop("row")
         show(args, shown, line)
+    if not found and not args.quiet:
+        why = "no text passes --filter" if args.filter else "the index has no texts"
+        print_error(f"nothing found: {why}")
     return 0
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from palm_ds.cli.options import add_ds_config, local_path
 from palm_ds.cli.output import show
-from palm_ds.common.errors import UserError
+from palm_ds.common.errors import UserError, suggest_path
 from palm_ds.train.sweeps.subprocesses import interrupt
 
 
@@ -39,6 +39,14 @@ def add_runs(parser: argparse.ArgumentParser, called: str) -> None:
     add("--jobs", type=int, default=0, metavar="N", help=f"concurrent {called} on CPU (1)")
     add("--table", action="store_true", help="show the table without running anything")
     add_launcher(parser)
+
+
+def out_folder(args: argparse.Namespace) -> Path:
+    """`--out` of a command with many runs. Raises UserError if its table is asked for and it does
+    not exist."""
+    if args.table and not Path(args.out).is_dir():
+        raise UserError(f"--out {args.out}: no such folder{suggest_path(args.out)}")
+    return Path(args.out)
 
 
 def command_of(launcher: Sequence[str], module: str, *arguments: object) -> list[str]:
@@ -81,8 +89,8 @@ def slots_of(jobs: int, shared: bool) -> list[dict[str, str]]:
 
 
 def stop_on_signals() -> None:
-    """SIGTERM and SIGHUP stop the runs as Ctrl-C does, unless they are ignored (`nohup`)."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    """SIGTERM, SIGUSR1 and SIGHUP stop the runs as Ctrl-C does, unless ignored (`nohup`)."""
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, interrupt)
 

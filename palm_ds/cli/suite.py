@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import CONTINUES, Command
@@ -12,6 +11,7 @@ from palm_ds.cli.options import check_overrides
 from palm_ds.cli.runs import (
     add_runs,
     command_of,
+    out_folder,
     show_table,
     slots_of,
     stop_on_signals,
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from palm_ds.train.sweeps.suite_table import compare
 
     read_ds_config(ds_config)
-    out = Path(args.out)
+    out = out_folder(args)
     runs = suite_runs(_with_shipped(read_suite(args.suite, args.overrides)), out)
 
     def command(member: SuiteRun) -> list[str]:

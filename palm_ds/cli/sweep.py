@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from palm_ds.cli.command import CONTINUES, Command
@@ -12,6 +11,7 @@ from palm_ds.cli.options import check_overrides
 from palm_ds.cli.runs import (
     add_runs,
     command_of,
+    out_folder,
     show_table,
     slots_of,
     stop_on_signals,
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from palm_ds.train.sweeps.search_table import BEST, report
 
     read_ds_config(ds_config)
-    sweep, out = read_sweep(args.sweep, args.overrides), Path(args.out)
+    sweep, out = read_sweep(args.sweep, args.overrides), out_folder(args)
     space = search_space(replace(sweep, recipe=find_recipe(sweep.recipe)), args.sweep)
     tabular = any(source.reads == "table" for source in space.recipe.sources.values())
 

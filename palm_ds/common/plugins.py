@@ -63,7 +63,9 @@ def _attribute(name: str, where: str) -> object:
     try:
         return getattr(module, attribute)
     except AttributeError:
-        raise UserError(f"{where}: {module_name} has no {attribute!r}") from None
+        elsewhere = "; it was in another script or notebook: put it in a module"
+        hint = elsewhere if module_name == "__main__" else ""
+        raise UserError(f"{where}: {module_name} has no {attribute!r}{hint}") from None
 
 
 def _module(name: str, where: str) -> ModuleType:

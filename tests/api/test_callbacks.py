@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ def surest(predictions: list[dict[str, Any]], labels: list[str]) -> dict[str, fl
     return {"surest": max(max(each["probs"]) for each in predictions)}
 
 
-def test_the_calls_of_a_training_and_metrics_of_the_users_own(tables: Path) -> None:
+def test_the_calls_of_a_training_and_metrics_of_the_users_own(
+    tables: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     calls: list[tuple[str, str, Any]] = []
     handled: list[Any] = []
     first, second = Recorder("first", calls), Recorder("second", calls)
@@ -80,6 +83,10 @@ def test_the_calls_of_a_training_and_metrics_of_the_users_own(tables: Path) -> N
     }
     again = palm.load(made.folder).evaluate(tables / "dev.tsv")["classification"]
     assert again["right"] == pytest.approx(again["accuracy"])
+    monkeypatch.delattr(sys.modules[__name__], "surest")  # as where the notebook is not
+    elsewhere = palm.load(made.folder).evaluate(tables / "dev.tsv")["classification"]
+    assert elsewhere == {name: again[name] for name in again if name not in ("right", "surest")}
+    assert "classification: not scored by metrics of your own: " in caplog.text
 
 
 def test_steps_by_hand_have_the_calls_of_a_training(tables: Path) -> None:
@@ -90,6 +97,17 @@ def test_steps_by_hand_have_the_calls_of_a_training(tables: Path) -> None:
         made.train_one_step()
     hooks = [[hook for name, hook, _ in calls if name == who] for who in ("whole", "by hand")]
     assert hooks[0] == hooks[1]
+
+
+def test_steps_by_hand_end_with_early_stopping(tables: Path) -> None:
+    made = trainer(tables, epochs=8, best="mean", patience=1)
+    while not made.finished:
+        made.train_one_step()
+    assert 0 < made.cur_train_step < made.steps
+    with pytest.raises(
+        UserError, match=rf"training has finished after {made.cur_train_step} steps"
+    ):
+        made.train_one_step()
 
 
 def test_evaluations_end_epochs_or_are_as_the_recipe_says(tables: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from benchmarks import study
+from palm_ds.common.errors import UserError
 from palm_ds.common.files import locked
 from palm_ds.corpus.mine_ngrams import mine_ngrams
 from palm_ds.train.recipe.recipe import read_values
@@ -122,6 +123,22 @@ def test_measures_that_are_asked_for_later_are_added(tmp_path: Path, monkeypatch
     found = json.loads(run.measures.read_text())
     assert [found[name] for name in ("masked", "a", "pairs", "b")] == [0, 1, 2, 3]
     assert found["parts"] == ["tasks", "masked", "suite", "pairs"] and asked == [["a"], ["b"]]
+
+
+def test_an_encoder_without_words_is_not_asked_for_any(tmp_path: Path) -> None:
+    run = study.Run(arm="replaced_tokens_gdes", body="modern", seed=1, out=tmp_path)
+    args = study.parse(["--corpus", "c", "--out", str(tmp_path), "--pairs", "x"])
+    values = read_values(study.RECIPES / f"{run.arm}.yaml", [])
+    assert [*study.missing_parts(run, values, {"parts": []}, args)] == ["tasks"]
+    assert [*study.missing_parts(run, {"tasks": {}, "held_out": 0.1}, {"parts": []}, args)] == [
+        *("tasks", "pairs", "masked")
+    ]
+
+
+def test_a_command_that_fails_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match=r"palm-ds evaluate: failed \(exit code 2\)"):
+        study.call("evaluate", "--pairs", "nowhere.txt", "--model", "nowhere")
+    assert "error: " in capfd.readouterr().err
 
 
 def test_the_score_of_a_set_is_its_best_or_first_metric(tmp_path: Path, monkeypatch) -> None:

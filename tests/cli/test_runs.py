@@ -44,7 +44,18 @@ def test_many_runs_write_onnx_only_on_request() -> None:
 def test_a_sweep_without_a_best_recipe_names_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
+    (out := tmp_path / "out").mkdir()
     words = ["--deepspeed_config", "cpu", "--out", str(out), "--table"]
     assert SWEEP.main([str(write(tmp_path)), *words]) == 0
     assert capsys.readouterr().out.endswith(f"also in {out}/sweep.md and sweep.json\n")
+
+
+def test_a_table_of_a_folder_that_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs").mkdir()
+    words = ["--deepspeed_config", "cpu", "--out", str(tmp_path / "rus"), "--table"]
+    with pytest.raises(SystemExit):
+        SWEEP.main([str(write(tmp_path)), *words])
+    assert f'no such folder; did you mean "{tmp_path}/runs"?' in capsys.readouterr().err
+    assert not (tmp_path / "rus").exists()

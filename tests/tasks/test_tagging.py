@@ -558,6 +558,10 @@ def test_unknown_tags_are_named_but_do_not_prevent_predictions(
         ({"units": "letters"}, "tasks.slots.units: no .letters.; known: characters, words"),
         ({"texts": ("a", "b")}, "tagging reads one"),
         ({"labels": ("O", "O")}, "duplicate tag"),
+        (
+            {"labels": np.array(["B-X", "O"])},
+            r"labels: expected a list of names, such as .*, got arr",
+        ),
         ({"overlap": -1}, "tasks.slots.overlap: expected 0 or more, got -1"),
     ],
 )

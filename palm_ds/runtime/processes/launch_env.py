@@ -51,6 +51,16 @@ def launched_processes() -> int:
     return next((_number(name, least=1) for name in _SIZES if name in os.environ), 1)
 
 
+def stated_processes() -> int:
+    """WORLD_SIZE, also without a launcher; 1 if it is not set. Raises UserError."""
+    return _number("WORLD_SIZE", least=1, default=1)
+
+
+def port_for_mpi() -> int:
+    """Where rank 0 listens; mpirun chooses none. Raises UserError."""
+    return _number("MASTER_PORT", least=1, most=65535, default=29500)
+
+
 def check_ranks_are_known() -> None:
     """Raises UserError if the processes of a launcher cannot find each other."""
     _number("LOCAL_RANK", default=0)  # DeepSpeed reads it wherever it is set
@@ -69,7 +79,7 @@ def check_ranks_are_known() -> None:
             f"{rank} is set, but nothing says how many processes were started; use torchrun or "
             "deepspeed, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
         )
-    if not known and _number("WORLD_SIZE", least=1, default=1) > 1:
+    if not known and stated_processes() > 1:
         raise _incomplete(["RANK"])
     if launched_processes() > 1 and importlib.util.find_spec("mpi4py") is None:
         raise UserError("mpirun: needs mpi4py to find the other processes; install it")

@@ -266,7 +266,7 @@ def _find_mpi_ranks() -> None:
 
     used_before = "mpi4py.MPI" in sys.modules
     expected = launch_env.launched_processes()
-    port = int(os.environ.get("MASTER_PORT", "29500"))  # mpirun chooses none
+    port = launch_env.port_for_mpi()
     try:
         mpi_discovery(distributed_port=port, verbose=False)
     except (ImportError, RuntimeError) as error:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from palm_ds.common import errors
 from palm_ds.common.errors import TemporaryError, UserError
@@ -103,7 +103,11 @@ class Rendezvous(threading.Thread):
             pause = self._pause(pause, most=2.0)
         self.missing = f"{self._named(0)} at {address}:{port}"
         options = {"timeout": self._timeout, "wait_for_workers": False}
-        return TCPStore(address, port, self.place.world, is_master=False, **options)
+        store = TCPStore(address, port, self.place.world, is_master=False, **options)
+        if not agent:
+            return store
+        # torchrun's store outlives the processes that it starts again
+        return PrefixStore(f"start_{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
     def _make_store(self, address: str, port: int) -> Store:
         """The store, held by this process. Raises TemporaryError."""

@@ -1,4 +1,5 @@
-"""Requests that a run saves and stops: SIGTERM, Ctrl-C, the end of its terminal or its launcher."""
+"""Requests that a run saves and stops: SIGTERM, SIGUSR1 (what many batch jobs ask Slurm for),
+Ctrl-C, the end of its terminal or its launcher."""
 
 from __future__ import annotations
 
@@ -22,13 +23,13 @@ from palm_ds.runtime.processes import liveness, rank_status, run_lock
 from palm_ds.runtime.processes.launchers import has_ended, launchers
 
 _LOOK_SECONDS = 1.0
-_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class StopFlag:
-    """Set by SIGTERM, SIGHUP, Ctrl-C and when a launcher has ended; read between steps."""
+    """Set by SIGTERM, SIGUSR1, SIGHUP, Ctrl-C and when a launcher has ended; read between steps."""
 
     signalled: bool = False
     interrupted: bool = False
@@ -49,8 +50,9 @@ class StopFlag:
 
 @contextmanager
 def stop_signals(*, starting: bool = False) -> Iterator[StopFlag]:
-    """Within the context, SIGTERM, SIGINT and, unless `nohup` ignores it, SIGHUP request that the
-    run saves and stops; a second Ctrl-C (more than two seconds later) interrupts it immediately.
+    """Within the context, SIGTERM, SIGINT, SIGHUP (unless `nohup` ignores it) and SIGUSR1 (unless
+    the program handles it already, as submitit does) request that the run saves and stops; a second
+    Ctrl-C (more than two seconds later) interrupts it immediately.
 
     `starting`, for whole programs: until the flag's `starting` is set to False there is nothing to
     save, and they end the process immediately. Signals that come after a request, while the program
@@ -70,9 +72,7 @@ def stop_signals(*, starting: bool = False) -> Iterator[StopFlag]:
     first = [0.0]
     before = {}
     if threading.current_thread() is threading.main_thread():
-        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        numbers = [s for s in _STOPPING if s != signal.SIGHUP or not ignored]
-        before = {s: signal.signal(s, handle) for s in numbers}
+        before = {s: signal.signal(s, handle) for s in _STOPPING if not _is_taken(s)}
     with _watched_start(flag) if before and starting else nullcontext():
         try:
             yield flag
@@ -80,6 +80,14 @@ def stop_signals(*, starting: bool = False) -> Iterator[StopFlag]:
             for number, handler in before.items():
                 ending = starting and flag.signalled
                 signal.signal(number, signal.SIG_IGN if ending else handler)
+
+
+def _is_taken(number: int) -> bool:
+    """Whether the signal means something else in this program."""
+    handler = signal.getsignal(number)
+    if number == signal.SIGHUP:
+        return handler is signal.SIG_IGN
+    return number == signal.SIGUSR1 and callable(handler)
 
 
 @contextmanager

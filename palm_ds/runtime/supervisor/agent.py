@@ -43,7 +43,7 @@ _AFTER_LAUNCHER = 60.0
 
 def run_agent(name: str, descriptor: int) -> int:
     """Serve one start of the run `name`; messages go to `descriptor`."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # `palm-ds run` says when to stop
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)

@@ -196,7 +196,7 @@ def _only_one(name: str) -> Iterator[None]:
 
 @contextmanager
 def _signals(stop: _Stop) -> Iterator[None]:
-    numbers = [signal.SIGTERM, signal.SIGINT]
+    numbers = [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup`
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, stop.handle) for number in numbers}

@@ -23,7 +23,7 @@ from palm_ds.data.tasks.task import Task
 from palm_ds.tasks.metrics.chunks import Chunk, check_scheme, chunks, convert, tags_of
 from palm_ds.tasks.shared import tag_schemes
 from palm_ds.tasks.shared.label_notes import alike_notes
-from palm_ds.tasks.shared.text_task import MOST_LABELS, TextTask
+from palm_ds.tasks.shared.text_task import MOST_LABELS, TextTask, check_are_names
 
 SPANS = "spans"
 
@@ -58,6 +58,7 @@ class TagsTask(TextTask):
                     raise UserError(f"{self.where}.{key}: {error}") from None
         if len(self.texts) > 1:
             raise UserError(f"{self.where}.texts: {len(self.texts)} columns; tagging reads one")
+        check_are_names(self.labels, f"{self.where}.labels", "['B-PER', 'I-PER', 'O']")
         if len(set(self.labels)) < len(self.labels):
             raise UserError(f"{self.where}.labels: duplicate tag")
 

@@ -182,6 +182,13 @@ class TextTask(TableTask):
         return example
 
 
+def check_are_names(labels: object, where: str, example: str) -> None:
+    """Raises UserError unless `labels` is a list of strings."""
+    listed = isinstance(labels, Sequence) and not isinstance(labels, str)
+    if not (listed and all(isinstance(name, str) for name in labels)):
+        raise UserError(f"{where}: expected a list of names, such as {example}, got {labels!r:.60}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClassesTask(TextTask):
     """A text task with class names as labels."""
@@ -192,12 +199,7 @@ class ClassesTask(TextTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        listed = isinstance(self.labels, Sequence) and not isinstance(self.labels, str)
-        if not (listed and all(isinstance(name, str) for name in self.labels)):
-            raise UserError(
-                f"{self.where}.labels: expected a list of names, such as ['0', '1'], got "
-                f"{self.labels!r:.60}"
-            )
+        check_are_names(self.labels, f"{self.where}.labels", "['0', '1']")
 
     def check_label_names(self) -> None:
         """Raises UserError if `labels` has a duplicate, or a name that no table cell can

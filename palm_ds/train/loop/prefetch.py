@@ -75,7 +75,7 @@ class _StepBatches(torch.utils.data.Dataset):
 def _ignore_signals(_worker: int) -> None:
     """Launchers signal every process of a run, but the training process still needs its workers
     for the step after which it saves; it ends them itself."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,6 +65,7 @@ def adaptation_recipe(
     rows, steps = step_counts(own.manifest.tokens / (1 - share), length)
     steps = options.steps or steps
     tasks = _tasks(encoder, [own, *([general] if general else [])])
+    groups = _shares(list(tasks), steps)
     return {
         "init_from": start,
         "length": length,
@@ -77,8 +79,8 @@ def adaptation_recipe(
         "schedule": {"kind": "wsd", "warmup": 0.1, "decay": 0.5},
         "sources": {"text": _source(own, general, share)},
         "held_out": held_out_share(own),
-        "tasks": tasks,
-        "stages": [_shares(list(tasks), steps)],
+        "tasks": dict(islice(tasks.items(), len(groups))),  # a few steps are for the first alone
+        "stages": [groups],
         "evaluate": {"every": max(steps // 5, 1), "examples": _evaluated(rows * steps)},
         "save": {"every": max(steps // 10, _SAVE_STEPS), "keep": 2},
         "export_onnx": [],  # the folder goes back as it came

@@ -31,6 +31,7 @@ from palm_ds.data.tasks.task import CorpusTask, TableTask
 from palm_ds.model.multi_task_model import Model
 from palm_ds.runtime.checkpoint import checkpoint
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
+from palm_ds.runtime.processes import launch_env
 from palm_ds.train.recipe.recipe import CHANGEABLE, NOT_LEARNED, Recipe, make_recipe
 from palm_ds.train.report.environment import environment
 from palm_ds.train.setup.build import AnyStream, build_stream
@@ -245,7 +246,7 @@ def _total(recipe: Recipe, stream: AnyStream) -> str:
 
 def complete_config(run: RunSpec) -> tuple[Recipe, dict[str, Any]]:
     """The resolved recipe, and what DeepSpeed will be given."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world = launch_env.stated_processes()
     recipe = resolve(run.recipe)
     rows = max(size.rows for size in recipe.stage_plan.sizes)
     if recipe.examples:

@@ -35,7 +35,8 @@ def run(command: Sequence[str], seconds: float) -> int:
     except OSError as error:
         print(f"error: {command[0]}: {error.strerror}", file=sys.stderr)
         return 127
-    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda *_: child.terminate())
     threading.Thread(target=_watch, args=(seconds,), daemon=True).start()
     return child.wait()
 

@@ -137,6 +137,9 @@ class Suite:
         for text in chain(self.overrides, of_sets):
             if parse_override(text)[0] == "seed":
                 raise UserError(f"override {text!r}: each run has one of `seeds`; list it there")
+        for name, own in self.sets.items():
+            if own.group and not _folds(self, own):
+                raise UserError(f"sets.{name}.group: for folds; set `folds`, or remove it")
         if self.recipes:
             self._check_for_recipes()
 
@@ -256,11 +259,12 @@ def suite_runs(suite: Suite, out: Path) -> list[SuiteRun]:
     recipes."""
     runs = []
     for name, values in _recipes(suite):
-        folds, group = _folds(suite, name)
+        one = suite.sets.get(name, DataSet())
+        folds = _folds(suite, one)
         for seed, fold in product(suite.seed_list, range(1, folds + 1) if folds else (0,)):
             own = {**copy.deepcopy(values), "seed": seed}
             if folds:
-                _hold_out(own, {"count": folds, "held_out": fold}, group)
+                _hold_out(own, {"count": folds, "held_out": fold}, one.group)
             ending = f"_fold_{fold}" if fold else ""
             folder = out / name / f"seed_{seed}{ending}"
             member = SuiteRun(name=name, seed=seed, fold=fold, values=own, folder=folder)
@@ -270,10 +274,9 @@ def suite_runs(suite: Suite, out: Path) -> list[SuiteRun]:
     return runs
 
 
-def _folds(suite: Suite, name: str) -> tuple[int, str]:
-    """The number of folds of a data set, and its column of groups."""
-    own = suite.sets.get(name, DataSet())
-    return suite.folds if own.folds is None else own.folds, own.group
+def _folds(suite: Suite, one: DataSet) -> int:
+    """The number of folds of a data set."""
+    return suite.folds if one.folds is None else one.folds
 
 
 def _hold_out(values: dict[str, Any], folds: dict[str, Any], group: str) -> None:
@@ -354,7 +357,7 @@ def _filled(
         "table": _file(folder, [own.train or "train.*"], "train"),
         "validation": (
             ""
-            if _folds(suite, name)[0]
+            if _folds(suite, own)
             else _file(folder, [own.dev or known.get("dev", "")] + list(_DEV), "dev")
         ),
         "read": own.read or known.get("read", {}),

@@ -66,6 +66,8 @@ def test_an_index_is_made_changed_and_searched(
     )
     hybrid = answer(capsys, "search", index, "t7", "--hybrid", "--filter", '{"even": false}')
     assert hybrid[0]["id"] == "7" and hybrid[0]["metadata"] == {"even": False}
+    assert main(["index", "search", str(index), "t7", "--filter", '{"even": true}']) == 0
+    assert capsys.readouterr() == ("", "nothing found: no text passes --filter\n")
     (about,) = answer(capsys, "info", index)
     assert (about["texts"], about["deleted"], about["graph"]) == (8, 13, 0)
     assert main(["index", "info", str(index)]) == 0

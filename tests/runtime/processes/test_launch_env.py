@@ -11,8 +11,10 @@ from palm_ds.runtime.processes.launch_env import (
     check_ranks_are_known,
     is_single_process,
     launched_processes,
+    port_for_mpi,
     rank_of_launcher,
     ranks_of_srun,
+    stated_processes,
     under_srun,
 )
 
@@ -175,3 +177,13 @@ def test_a_rank_that_makes_no_sense_is_none(given) -> None:
     ):
         given(variables)
         assert rank_of_launcher() == 0
+
+
+def test_numbers_beside_a_launcher(given) -> None:
+    given({})
+    assert (stated_processes(), port_for_mpi()) == (1, 29500)
+    given({"WORLD_SIZE": "8 nodes", "MASTER_PORT": "one"})
+    with pytest.raises(UserError, match="WORLD_SIZE=8 nodes: expected a whole number from 1 on"):
+        stated_processes()
+    with pytest.raises(UserError, match="MASTER_PORT=one: expected a whole number from 1 to 65535"):
+        port_for_mpi()

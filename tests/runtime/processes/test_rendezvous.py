@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore
 
 from tests.helpers.warm_python import Program, clear_away, free_port
 
@@ -39,10 +40,10 @@ class Ranks:
         self.file.write_text(text)
         self.world, self.programs = str(world), list[Program]()
 
-    def start(self, rank: int, *, address: str = "127.0.0.1") -> Program:
+    def start(self, rank: int, *, address: str = "127.0.0.1", **more: str) -> Program:
         names = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": self.world}
         master = {"MASTER_ADDR": address, "MASTER_PORT": self.port}
-        self.programs.append(Program([self.file], env={**names, **master}))
+        self.programs.append(Program([self.file], env={**names, **master, **more}))
         return self.programs[-1]
 
 
@@ -122,6 +123,24 @@ def test_a_process_that_hangs_before_the_others_come_is_noticed(tmp_path: Path) 
         assert said in first.output()
     finally:
         clear_away(ranks.programs)
+
+
+def test_processes_that_torchrun_starts_again_meet(tmp_path: Path) -> None:
+    """Its store still has the keys of those that ended while they waited for each other."""
+    ranks = Ranks(tmp_path)
+    store = TCPStore("127.0.0.1", int(ranks.port), is_master=True, wait_for_workers=False)
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    try:
+        before = ranks.start(0, **agent)
+        wait_for(before, "waits for rank 1")
+        before.kill()
+        agent["TORCHELASTIC_RESTART_COUNT"] = "1"
+        for program in [ranks.start(rank, **agent) for rank in (0, 1)]:
+            assert program.wait(60) == 0, program.output()
+            assert "together [0, 1]" in program.output()
+    finally:
+        clear_away(ranks.programs)
+        del store
 
 
 def test_two_processes_with_one_rank_are_refused(tmp_path: Path) -> None:

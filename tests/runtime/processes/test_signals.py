@@ -14,7 +14,7 @@ import pytest
 from palm_ds.runtime.processes.signals import StopFlag, stop_signals
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_is_a_request(number: signal.Signals) -> None:
     before = signal.signal(number, signal.SIG_DFL)  # the tests may run under `nohup`
     with stop_signals() as flag:
@@ -30,6 +30,16 @@ def test_nohup_stays_in_force() -> None:
         os.kill(os.getpid(), signal.SIGHUP)
         assert not flag.stop_requested
     signal.signal(signal.SIGHUP, before)
+
+
+def test_a_handler_of_the_program_stays_in_force() -> None:
+    """submitit saves and queues the job again by SIGUSR1."""
+    received: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _frame: received.append(number))
+    with stop_signals() as flag:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert received == [signal.SIGUSR1] and not flag.stop_requested
+    signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_signal_after_the_start_is_only_a_request(monkeypatch: pytest.MonkeyPatch) -> None:

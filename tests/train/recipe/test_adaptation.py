@@ -68,6 +68,8 @@ def test_tasks_are_those_that_the_texts_and_the_encoder_allow(tmp_path: Path) ->
     recipe = make_recipe({**values, "backbone": {"vocab_size": 65, "token_types": 2}})
     assert recipe.curriculum.steps == 10
     assert [task.weight for task in recipe.built_tasks.values()] == [1.0, 0.1, 0.1]
+    short = adaptation_recipe("", BERT, several, None, AdaptOptions(steps=3))
+    assert [*short["tasks"]] == [*short["stages"][0]] == ["knowledge_masking"]
     assert [*adaptation_recipe("", BERT, several, few, options)["tasks"]] == ["knowledge_masking"]
     roberta = EncoderConfig.from_dict({"vocab_size": 65, "token_types": 1})
     assert [*adaptation_recipe("", roberta, several, None, options)["tasks"]] == [

@@ -227,6 +227,7 @@ def test_a_wrong_source_is_named_by_the_recipes_own_check(tmp_path, how, sources
         ({"sets": {"mine": {"dev": "test.*"}}, "only": ["mine"]}, ""),
         ({"sets": {"mine": {"train": "all.*"}}, "only": ["mine"]}, "mine: no file all"),
         ({"overrides": ["lenght=3"], "only": ["mine"]}, "mine, seed 1: lenght: unknown key"),
+        ({"sets": {"mine": {"group": "context"}}}, "sets.mine.group: for folds; set `folds`"),
         ({"recipe": "x"}, "recipe: unknown key"),
         ({"overrides": ["seed=7"]}, "override 'seed=7': each run has one of `seeds`; list it"),
         ({"sets": {"mine": {"overrides": ["seed=7"]}}}, "override 'seed=7': each run has one of"),
