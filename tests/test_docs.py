@@ -258,6 +258,22 @@ def test_the_commands_of_pages_are_right(path: Path) -> None:
             assert unknown_options(words_of(line)) == [], line
 
 
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_the_formats_that_pages_convert_to_exist(path: Path) -> None:
+    from palm_ds.weights.convert.convert import TO
+
+    named = re.findall(r"--to ([a-z_]+)", path.read_text(encoding="utf-8"))
+    assert set(named) <= {*TO, "onnx"}
+
+
+def test_the_page_of_the_server_has_every_status_of_an_error() -> None:
+    from palm_ds.serve.limits import TYPES
+
+    page = (ROOT / "docs/serving.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ((?:[45]\d\d(?:, )?)+) \|", page, re.MULTILINE)
+    assert {int(status) for row in rows for status in row.split(", ")} == TYPES.keys()
+
+
 # Recipes ---------------------------------------------------------------------------------------
 
 SECTION_KEY = re.compile(r"(backbone|optimizer|schedule|evaluate|save|log)\.([a-z_]+)(?![\w.])")

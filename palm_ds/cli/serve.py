@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the texts of such vectors (as noted there)",
     )
     add("--column", default="", metavar="NAME", help="the column of these texts")
-    add("--pooling", default=None, help="of embeddings: mean, cls, max or pooler")
+    add("--pooling", default=None, help="of embeddings: mean, cls, max, pooler, splade")
     add("--normalize", action=argparse.BooleanOptionalAction, default=None, help="of embeddings")
     add("--quiet", action="store_true", help="no line for each request")
     limits = {field.name: "N" for field in fields(ServingLimits)}

@@ -51,6 +51,7 @@ from palm_ds.train.setup.build import DTYPES, build_model
 from palm_ds.weights import weights_folder
 from palm_ds.weights.formats import native
 from palm_ds.weights.formats.contents import (
+    NO_POOLER,
     CheckpointContents,
     fitting_tokenizer,
     read_tokenizer,
@@ -90,7 +91,8 @@ class TrainedModel(Settings):
         warning that says which), or a checkpoint of any format. Raises UserError."""
         contents = open_model(path)
         for note in contents.all_notes:
-            log.warning("%s", note)
+            if note != NO_POOLER:  # nothing is trained here
+                log.warning("%s", note)
         return cls(
             contents=contents,
             device=torch.device(device),

@@ -18,6 +18,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from transformers import BertForMaskedLM
 
 import palm_ds as palm
 from palm_ds.cli import convert, embed, fill_mask, predict, show
@@ -39,6 +40,7 @@ from palm_ds.train.train import setup_run
 from palm_ds.weights import model_folder
 from palm_ds.weights.model_folder import open_model
 from palm_ds.weights.weights_folder import load_weights, save_weights
+from tests.helpers.bert_folder import write_bert
 from tests.helpers.saved_model import MORE_TASKS, TASKS, recipe_of, save_model, texts, write_rows
 from tests.weights.formats.test_native import flip, save
 
@@ -378,6 +380,16 @@ def test_a_model_without_tasks_embeds_but_does_not_predict(finished: Path, tmp_p
     assert opened.embedder().embed(["so good"]).shape == (1, 16)
     with pytest.raises(UserError, match="no head that predicts"):
         opened.predictor()
+
+
+def test_only_a_training_is_told_that_its_start_has_no_pooler(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_bert(tmp_path, BertForMaskedLM, ["so", "good"], length=16)
+    caplog.set_level(logging.WARNING, "palm_ds")
+    assert TrainedModel.open(folder).embedder().embed(["so good"]).shape == (1, 16)
+    assert "pooler" not in caplog.text
+    assert any("no pooler" in note for note in open_model(folder).all_notes)
 
 
 def test_predictions_have_the_rotary_base_of_the_stage_of_the_weights(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ class TableSource(CachesResults):
         also = f", and without a role {', '.join(unused[:12])}" if unused else ""
         raise UserError(
             f"{missing}; it has {', '.join(self.columns)}{also}; "
-            f"map one with `columns: {{{column}: NAME}}`"
+            f"map one with `columns: {{{column}: NAME}}`, or --columns {column}=NAME"
         )
 
     def column(self, name: str) -> list[Any]:

@@ -26,6 +26,8 @@ from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 
 OPTIMIZER = "optimizer state"
 """Why moments, step counts and learning rates are skipped."""
+NO_POOLER = "no pooler: tasks on whole texts would start with a newly initialised one"
+"""A note on a checkpoint to start a training from."""
 
 
 _MAX_NAME_LENGTH = 1000

@@ -124,7 +124,7 @@ def test_a_missing_column_is_reported_with_the_existing_ones(vocabulary, tmp_pat
         source.need("text_b", "tasks.x")
     assert str(error.value) == (
         "tasks.x: t has no column 'text_b'; it has text_a, label, and without a role note; "
-        "map one with `columns: {text_b: NAME}`"
+        "map one with `columns: {text_b: NAME}`, or --columns text_b=NAME"
     )
     both = open_table(
         str(tmp_path / "t.tsv"), TableSettings(columns={"text_a": ["text_a", "note"]})

@@ -19,6 +19,7 @@ from palm_ds.model.encoder.encoder import encoder_class
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.text.tokenizer import TOKENIZER_FILES
 from palm_ds.weights.formats.contents import (
+    NO_POOLER,
     SENTENCE_ORDER_CLASSES,
     CheckpointContents,
     Extras,
@@ -303,7 +304,7 @@ def _labels(about: Mapping[str, Any], classes: int) -> tuple[str, ...]:
 def _notes(entries: Mapping[str, TensorEntry], about: Mapping[str, Any]) -> tuple[str, ...]:
     notes = []
     if "backbone.pooler.dense.weight" not in entries:
-        notes.append("no pooler: tasks on whole texts would start with a newly initialized one")
+        notes.append(NO_POOLER)
     if f"heads.{CLASSIFIER}.out.weight" in entries and not about.get("architectures"):
         reads = "whole texts" if _reads_whole_texts(entries, about) else "tokens"
         notes.append(f"config.json names no class: assuming that the classifier reads {reads}")

@@ -23,6 +23,7 @@ from palm_ds.model.config.config import EncoderConfig
 from palm_ds.model.heads.outputs import HeadOutputs
 from palm_ds.weights.formats.contents import (
     COPY,
+    NO_POOLER,
     OPTIMIZER,
     CheckpointContents,
     HeadInfo,
@@ -468,7 +469,7 @@ def _head_notes(
 ) -> list[str]:
     notes = []
     if "backbone.pooler.dense.weight" not in entries:
-        notes.append("no pooler: tasks on whole texts would start with a newly initialized one")
+        notes.append(NO_POOLER)
     if CLASSIFIER in heads and not about.model:
         reads = "whole texts" if heads[CLASSIFIER].pooled else "tokens"
         notes.append(f"the config names no class: assuming that the classifier reads {reads}")
