@@ -14,7 +14,7 @@ from palm_ds.common.errors import UserError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help="a run folder, or a checkpoint of any format")
-    add("texts", nargs="*", metavar="TEXT", help="a text with one [MASK] or more")
+    add("texts", nargs="*", metavar="TEXT", help="a text with one or more [MASK]")
     add("--top", type=int, default=5, metavar="N", help="predictions to show for each [MASK] (5)")
     add("--task", default="", help="use the task embedding of this task")
     add("--hide", default="", metavar="WORD", help="mask this word in the texts")

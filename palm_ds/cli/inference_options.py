@@ -40,7 +40,7 @@ def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="tokens in a batch (more: faster, more memory)",
+        help="tokens per batch: more is faster, and takes more memory",
     )
     add("--device", default="", help="cpu, cuda, cuda:1 (a GPU if there is one)")
     add("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # from the launcher
@@ -53,7 +53,7 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also print scores by class or type, confusions and calibration",
     )
-    page = "write the scores with these to a page"
+    page = "write the scores and these tables to an HTML page"
     add("--html", type=local_path, metavar="FILE", help=page)
 
 

@@ -17,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("name", metavar="ORG/NAME", help="the repository on the hub; created if there is none")
     add("--private", action="store_true", help="create it as a private repository")
     add("--revision", default="", metavar="R", help="push to this branch (main)")
-    add("--message", default="", metavar="TEXT", help="of the commit")
-    add("--token_file", type=Path, metavar="FILE", help="a file with the token")
+    add("--message", default="", metavar="TEXT", help="message of the commit")
+    add("--token_file", type=Path, metavar="FILE", help="a file with the hub's token")
     add("--dry_run", action="store_true", help="only list the files")
 
 
