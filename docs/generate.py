@@ -151,7 +151,7 @@ def _type(cls: type, annotation: ast.expr) -> str:
             text = re.sub(rf"\b{name}\b", str(alias).removeprefix("typing."), text)
     literal = re.fullmatch(r"(?:tuple\[)?Literal\[(.*?)\](?:, \.\.\.\])?( \| None)?", text)
     if literal:
-        several, none = text.startswith("tuple"), ", or none" if literal[2] else ""
+        several, none = text.startswith("tuple"), ", or null" if literal[2] else ""
         named = [part.strip().strip("'") for part in literal[1].split(",")]
         choices = ", ".join([*filter(None, named), *["or empty"] * ("" in named)])
         return (f"list of: {choices}" if several else f"one of: {choices}") + none
@@ -174,7 +174,7 @@ def _type(cls: type, annotation: ast.expr) -> str:
         r"\bInnerShare\b": "number between 0 and 1",
         r"\b(int|NonNegativeInt)\b": "whole number",
         r"\b(float|NonNegativeFloat|FiniteFloat|RotaryBase)\b": "number",
-        r" \| None": ", or none",
+        r" \| None": ", or null",
         r" \| ": " or ",
         r"\blist\[(\w+)\]": r"list of \1",
         r"\blist\[(whole number)\]": r"list of \1s",
@@ -196,7 +196,7 @@ def _default(cls: type, text: str | None) -> str | None:
             text = re.sub(rf"\b{name}\b", json.dumps(value).replace("\\", r"\\"), text)
     if re.fullmatch(r"[A-Z]\w+\(\)", text):
         return "as below"
-    words = {"True": "true", "False": "false", "None": "none"}
+    words = {"True": "true", "False": "false", "None": "null"}
     text = words.get(text, text).replace('"', "")
     return re.sub(r"^\((.*?),?\)$", r"[\1]", text)
 
@@ -235,9 +235,9 @@ def recipe_page() -> str:
         "# The recipe, key by key",
         _about(Recipe),
         "Any key can be given on the command line too: `optimizer.lr=1e-4`. An unknown key is an "
-        "error. `--print_config` shows the whole recipe with every default filled in. Beside the "
-        "keys a file may have `sizes: {large: {optimizer.lr: 1.0e-5, ...}}`: overrides that "
-        "`size=large` stands for.",
+        "error. `--print_config` shows the whole recipe with every default filled in. `null` is a "
+        "key without a value. A file may also have `sizes: {large: {optimizer.lr: 1.0e-5, ...}}`: "
+        "named sets of overrides, of which `size=large` applies one.",
         table(keys(Recipe)),
     ]
     for name, cls in SECTIONS.items():

@@ -89,21 +89,23 @@ class RelationSettings(GeneratorSizes):
 @dataclass(frozen=True, kw_only=True)
 class ExplicitNgramMasking(CorpusTask):
     lexicon: str = ""
-    """The file of n-grams, which `palm-ds corpus ngrams` writes."""
+    """The file of n-grams, written by `palm-ds corpus ngrams`."""
     rate: InnerShare = 0.15
-    """Share of the segments that is drawn."""
+    """Share of the segments to predict."""
     comprehensive: bool = True
-    """Whether the tokens of drawn segments are predicted too, by queries behind the text. Not with
-    encoders that have windows of attention."""
+    """Whether the tokens of these segments are predicted too, by queries behind the text. Not with
+    encoders that have sliding-window attention."""
     relation: RelationSettings | None = None
-    """Fill in segments by a generator, and tell them from original ones: its sizes, as in `{width:
-    0.5}`; `{}` for a third of the encoder's width. Without it segments are shown as [MASK]."""
+    """Replace segments by those of a generator, and tell them from the original ones: the sizes of
+    the generator, as in `{width: 0.5}`; `{}`: a third of the encoder's width. Default: segments are
+    shown as [MASK]."""
     fine_weight: NonNegativeFloat = 1.0
-    """Weight of the loss of the tokens of segments, times `weight`, which is that of segments."""
+    """Weight of the loss of the segments' tokens, times `weight`, the weight of the loss of
+    segments."""
     generator_weight: NonNegativeFloat = 1.0
     """Weight of the generator's loss, times `weight`."""
     discriminator_weight: NonNegativeFloat = 1.0
-    """Weight of the loss of telling sampled segments from original ones, times `weight`."""
+    """Weight of the loss of telling generated segments from original ones, times `weight`."""
 
     changes_encoder: ClassVar[bool] = True
     labels_last: ClassVar[bool] = True

@@ -86,16 +86,16 @@ class Classes(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ClassPairs(DenseEmbeddingTask):
-    """Trains vectors that differ by class, from few labelled texts."""
+    """Trains vectors that differ by class, from few labeled texts."""
 
     sampling: Literal["random", "oversampling", "undersampling", "unique"] = "random"
-    """The pairs of an epoch. `random`: each row with one drawn text of its class and one of
-    another, so that epochs are SetFit's iterations; `unique`: every pair once; `oversampling`: as
-    many of one class as of two, the fewer ones repeated; `undersampling`: the more ones drawn,
-    others in each epoch."""
+    """The pairs of an epoch. random: each row with a random text of its class and one of another
+    class, so that epochs are SetFit's iterations. unique: every pair once. oversampling: equally
+    many pairs of one class and of two, the rarer kind repeated. undersampling: likewise, with a
+    random part of the more common kind, another one in each epoch."""
     loss: Literal["cosine", "cosent"] = "cosine"
-    """The squared difference of similarity and target, or the order of all pairs of a step (CoSENT,
-    Su 2022)."""
+    """cosine: the squared difference of similarity and target; cosent: the order of all pairs of a
+    step (CoSENT, Su 2022)."""
     temperature: PositiveFloat = 0.05
     """CoSENT divides similarities by it."""
 

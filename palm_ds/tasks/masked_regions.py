@@ -45,14 +45,14 @@ class MaskedRegions(ImageTextTask):
     rate: InnerShare = 0.15
     """Share of an image's regions to predict; at least one."""
     mask_rate: Share = 0.9
-    """Share of the predicted regions whose features are zeros; the others are shown."""
+    """Share of the predicted regions whose features are set to zero; the others are shown."""
     overlap: Share = 0.4
-    """Regions that have more than this in common with a masked one (intersection over union) are
-    zeros, too; 1: none."""
+    """Regions whose intersection over union with a masked one exceeds this are set to zero too; 1:
+    none."""
     predict: Several[Literal["features", "classes"]] = (FEATURES, CLASSES)
     """What is predicted: the features (squared error), the detector's classes (divergence)."""
     classes: NonNegativeInt = 0
-    """Classes of the detector; 0: as many as the training rows have."""
+    """Number of the detector's classes; 0: as in the training rows."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

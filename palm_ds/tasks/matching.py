@@ -43,7 +43,8 @@ class Matching(PositiveClassTask):
     """Predicts whether, or how well, two texts match."""
 
     strategy: Literal["pointwise", "pairwise"] = "pointwise"
-    """Train on labelled pairs, or on a better and a worse text_b for the same text_a."""
+    """pointwise: train on labeled pairs; pairwise: on a better (text_b) and a worse text
+    (text_b_neg) for the same text_a."""
     margin: PositiveShare = 0.5
     """Pairwise: required difference between the probabilities of the better and the worse text."""
     dropout: Rate = 0.1

@@ -56,9 +56,9 @@ class MultiLabel(WholeTextTask, ClassesTask):
     hidden_layer: NonNegativeInt = 0
     """With `images`: the width of a hidden layer of the head, with ReLU; 0: none."""
     reduction: Literal["mean", "sum"] = "mean"
-    """The loss of a text is the mean, or the sum, of those of the classes."""
+    """Whether the loss of a text is the mean or the sum of the losses of the classes."""
     soft: bool = False
-    """Labels are {class: worth, from 0 to 1}; by default if a training row has such a label."""
+    """Labels are {class: worth, from 0 to 1}. Also if a training row has such a label."""
 
     prediction_key: ClassVar[str] = "labels"
     about: ClassVar[str] = "Puts a text (or a pair) into classes."

@@ -51,10 +51,10 @@ class Ranking(CircleLoss):
     relevant_from: PositiveFloat = 1.0
     """Minimum grade of a relevant candidate."""
     group: str = ""
-    """Column that identifies the group of a row; by default qid, else text_a. With `images` by
-    default the image, whose candidates are texts; text_a for the images of a text."""
+    """Column that identifies the group of a row. Default: qid, else text_a; with `images` the
+    image, which ranks texts for each image (text_a ranks images for each text)."""
     k: PositiveInt = 10
-    """Number of top candidates that nDCG evaluates."""
+    """Cutoff of nDCG: the number of top candidates that count."""
     dropout: Rate = 0.1
     """Dropout on the input of the head during training."""
 

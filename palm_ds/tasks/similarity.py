@@ -31,8 +31,8 @@ class Similarity(DenseEmbeddingTask):
     """Trains vectors whose similarity follows scored pairs."""
 
     loss: Literal["cosent", "cosine"] = "cosent"
-    """The order of all pairs of a step (CoSENT, Su 2022), or the squared difference of similarity
-    and label, which is scaled to be from 0 to 1."""
+    """cosent: the order of all pairs of a step (CoSENT, Su 2022); cosine: the squared difference of
+    similarity and label, with labels scaled to be from 0 to 1."""
     temperature: PositiveFloat = 0.05
     """CoSENT divides similarities by it."""
     low: float | None = None

@@ -30,15 +30,15 @@ _OF_ROWS = ("length", "batch", "mixture", "sampling_exponent")
 
 @dataclass(frozen=True, kw_only=True)
 class BatchGrowth:
-    """A batch that grows by `start` at a time, as in ModernBERT: each size has the same number of
-    steps."""
+    """A batch that grows by `start` rows at a time, as in ModernBERT; each size has the same number
+    of steps."""
 
     start: str
     """The first size: `16 rows`, or `2048 tokens`."""
     end: str
-    """The last one, a multiple of `start`."""
+    """The last size, a multiple of `start`."""
     over: str
-    """The tokens after which the batch has its last size: `1_000_000 tokens`."""
+    """The tokens after which the batch has reached its last size: `1_000_000 tokens`."""
 
     def step_size(self, length: int) -> StepSize:
         """With rows of this length. Raises UserError."""
@@ -62,38 +62,38 @@ def _rows(text: str, length: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class StageSettings(Settings):
-    """What a stage has of its own."""
+    """Settings of one stage that replace the recipe's."""
 
     length: Annotated[int, Field(ge=8)] | None = None
-    """Tokens of a row. Held-out rows have the recipe's length."""
+    """Tokens per row. Held-out rows have the recipe's length."""
     batch: str | BatchGrowth | None = None
-    """`64 rows` or `16384 tokens`; or {start, end, over}: a batch that grows."""
+    """Size of a step: `64 rows`, `16384 tokens`; or a batch that grows from `start` to `end` over
+    the first tokens of the stage: `{start: 16 rows, end: 64 rows, over: 1_000_000 tokens}`."""
     mixture: dict[str, dict[str, NonNegativeFloat]] | None = None
-    """{source: {corpus: weight}}, instead of the weights of its `mix`; a corpus that is left out is
-    not read."""
+    """{source: {corpus: weight}}, instead of the weights of the source's `mix`; a corpus that is
+    left out is not read."""
     sampling_exponent: NonNegativeFloat | None = None
     """Instead of the `sampling_exponent` of sources with a `mix`."""
     rope_base: Annotated[float, Field(gt=1)] | None = None
-    """Base of the rotary positions in layers that attend to whole texts. The last stage has that of
-    `backbone`."""
+    """RoPE base of layers with global attention. That of the last stage must be the backbone's."""
     local_rope_base: Annotated[float, Field(gt=1)] | None = None
-    """The same of layers with a window (mmBERT changes both)."""
+    """RoPE base of layers with sliding-window attention (mmBERT changes both)."""
     lr: PositiveFloat | None = None
     """Instead of `optimizer.lr`; other rates that follow it (`head_lr`, `layer_decay`) keep their
     ratio to it."""
     schedule: LRSchedule | None = None
-    """Of this stage alone, from its first to its last step."""
+    """A learning-rate schedule of this stage alone, from its first to its last step."""
     weight_decay: NonNegativeFloat | None = None
     """Instead of `optimizer.weight_decay`."""
     rate: float | list[float] | None = None
     """Share of the tokens that masking tasks predict: a number, or [from, to] for a linear change
     over the stage."""
     freeze: tuple[str, ...] = ()
-    """Parameters that this stage does not update, as patterns: [backbone.word.*]."""
+    """Parameters that this stage does not update, as patterns: `["backbone.word.*"]`."""
     trains: tuple[str, ...] = ()
     """The only parameters that this stage updates, as patterns. Empty: all."""
     evaluate_every: NonNegativeInt | None = None
-    """Instead of `evaluate.every`: after the steps that it divides, counted over the run."""
+    """Instead of `evaluate.every`: evaluate after each step of the run that is a multiple of it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
