@@ -15,6 +15,7 @@ from palm_ds.api.train_settings import TrainSettings
 from palm_ds.common.arguments import checks_arguments
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.keywords import documents
+from palm_ds.common.messages import counted
 from palm_ds.data.tasks.task_with_data import TaskWithData
 from palm_ds.train.recipe.custom_metrics import Metric
 
@@ -214,7 +215,10 @@ def _set_ratios(mixture: TaskMixture, ratios: Mapping[str, float] | Sequence[flo
     groups, tasks = mixture.groups, {task.name: task for task in mixture.tasks}
     if isinstance(ratios, Sequence):
         if len(ratios) != len(groups):
-            raise UserError(f"mix_ratio: {len(ratios)} numbers for {len(groups)} tasks")
+            raise UserError(
+                f"mix_ratio: {counted(len(ratios), 'number')} for {counted(len(groups), 'task')}; "
+                "give one each"
+            )
         ratios = {b[0].name: r for b, r in zip(groups, ratios, strict=True)}
     for name, ratio in ratios.items():
         if name not in tasks:
@@ -224,6 +228,6 @@ def _set_ratios(mixture: TaskMixture, ratios: Mapping[str, float] | Sequence[flo
         for other in others:
             if other.mix_ratio not in (1.0, first.mix_ratio):
                 raise UserError(
-                    f"mix_ratio: {other.mix_ratio:g} of {other.name!r}, which has its steps "
-                    f"together with {first.name!r}; give it to that task"
+                    f"mix_ratio: {other.mix_ratio:g} for {other.name!r}, which trains in the steps "
+                    f"of {first.name!r}; give the ratio to that task"
                 )

@@ -89,7 +89,7 @@ def _check(args: argparse.Namespace) -> None:
 
     if launched_processes() > 1:
         raise UserError(
-            "palm-ds adapt: one process alone; give --recipe_only, then train the recipe in "
+            "palm-ds adapt: runs in one process; give --recipe_only, then train the recipe in "
             "several with palm-ds pretrain"
         )
     if args.out.resolve() == Path(args.model).resolve():

@@ -146,9 +146,9 @@ def _check_given(args: argparse.Namespace) -> None:
     given = [name for name in _OF_PREDICTIONS if getattr(args, name)]
     given += ["format"] if args.format != "auto" else []
     if args.pairs and given:
-        raise UserError(f"--{given[0]}: is of predictions, not of minimal pairs; remove it")
+        raise UserError(f"--{given[0]}: is not for --pairs; remove it")
     if args.score != "unmasked" and not args.pairs:
-        raise UserError("--score: is how a model scores --pairs; remove it")
+        raise UserError("--score: needs --pairs")
     for name in ("json", "html"):
         file = getattr(args, name)
         if isinstance(file, Path):

@@ -66,7 +66,9 @@ def _own_embedder(args: argparse.Namespace, index: SearchIndex) -> Embedder:
 
     model = args.model or index.embedding.model
     if not Path(model).exists():
-        raise UserError(f"{model}: the model of {args.index} is not there; name it: --model PATH")
+        raise UserError(
+            f"{model}: the model of {args.index} is no longer there; give its new place: --model"
+        )
     embedder = _open_embedder(args, model, index.embedding.settings)
     check_model(index, embedder, model)
     return embedder
@@ -124,7 +126,7 @@ def _build(args: argparse.Namespace) -> int:
     from palm_ds.inference.search.texts import read_texts
 
     if is_index(args.index):
-        raise UserError(f"{args.index}: is an index already; `palm-ds index add` adds to it")
+        raise UserError(f"{args.index}: is already an index; `palm-ds index add` adds to it")
     check_new_folder(args.index)
     next(read_texts(args.input, _columns(args)), None)  # a mistake costs no model that is opened
     names = ("pooling", "dimensions", "max_active_dims", "max_length", "prompt", "task")
@@ -232,7 +234,7 @@ def _delete(args: argparse.Namespace) -> int:
     from palm_ds.inference.search.index import open_index
 
     if bool(args.ids) == (args.filter is not None):
-        raise UserError("name the texts: ids, or --filter")
+        raise UserError("give either ids or --filter, to name the texts")
     with open_index(args.index) as index:
         deleted = index.delete(args.ids, args.filter)
         total = index.total

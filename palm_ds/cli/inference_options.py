@@ -131,19 +131,18 @@ def is_piped(args: argparse.Namespace) -> bool:
     output = str(args.output or PIPE)
     if PIPE not in args.input:
         if output == PIPE:
-            raise UserError("--output: give a place; only --input - is answered on this output")
+            raise UserError("--output: missing; only answers to `--input -` go to standard output")
         return False
     if len(args.input) > 1 or output != PIPE:
         others = " ".join(name for name in args.input if name != PIPE)
         more = f"--output {output}" if output != PIPE else others or "another -"
         raise UserError(
-            "--input -: reads the standard input alone and answers on the standard output, "
-            f"without {more}"
+            f"--input -: reads standard input alone and answers on standard output; remove {more}"
         )
     if sys.stdin is None:
-        raise UserError("--input -: the standard input is closed")
+        raise UserError("--input -: standard input is closed")
     if launched_processes() > 1:
-        raise UserError("--input -: one process reads the standard input; start it alone")
+        raise UserError("--input -: is read by one process; start it without a launcher")
     progress_to_stderr()
     return True
 

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.held_out and args.step is not None:
-        raise UserError("--held_out: the same rows at every step; leave out --step")
+        raise UserError("--held_out: shows the same rows at every step; remove --step")
     check_overrides(args.overrides)
     from palm_ds.cli.shipped import find_recipe
     from palm_ds.inference.inspect_stream import as_record, open_held_out, open_step, sequences

@@ -74,7 +74,7 @@ def _corpus(args: argparse.Namespace) -> Corpus | None:
 
     given = [name for name in _COMPARISON if getattr(args, name) is not None]
     if given and not args.corpus:
-        raise UserError(f"--{given[0]}: needs --corpus, on which losses are compared")
+        raise UserError(f"--{given[0]}: needs --corpus")
     if args.examples is not None and args.examples < 1:
         raise UserError(f"--examples: expected a number above 0, got {args.examples}")
     if args.held_out is not None and not 0 <= args.held_out < 1:

@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     if args.index and args.passages:
-        raise UserError("--index, --passages: negatives are of one of the two")
+        raise UserError("--index, --passages: give only one of the two")
     if args.column and not args.passages:
         raise UserError("--column: needs --passages, the files that have it")
     if args.reranker_task and not args.reranker:
@@ -150,7 +150,7 @@ def _passages(
 
     if args.index:
         if args.prompt is not None or args.max_length is not None:
-            raise UserError("--prompt, --max_length: the index says how its texts are embedded")
+            raise UserError("--prompt, --max_length: are set by the index; remove them")
         with open_index(args.index) as index:
             embedder = model.embedder(index.embedding.settings)
             check_model(index, embedder, args.model)

@@ -114,9 +114,9 @@ def _served(args: argparse.Namespace) -> Served:
     from palm_ds.serve.served_model import ModelOptions, names_of
 
     if args.threads < 0:
-        raise UserError(f"--threads {args.threads}: expected at least 1, or 0 to choose")
+        raise UserError(f"--threads {args.threads}: expected at least 1, or 0 for torch's default")
     if (args.texts or args.column) and args.index is None:
-        raise UserError("--texts: they are for a search; give their vectors too (--index)")
+        raise UserError("--texts: needs --index, their vectors")
     options = ModelOptions(
         devices=_devices(args.devices, args.threads),
         precision=args.precision,

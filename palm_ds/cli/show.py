@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from palm_ds.weights.model_folder import open_model
 
     if args.other and not args.tensors:
-        raise UserError("--other: compares tensors; give --tensors too")
+        raise UserError("--other: needs --tensors")
     contents = open_model(args.path, eps=args.eps, config=args.config)
     if args.tensors:
         _show_tensors(args, contents, open_model(args.other) if args.other else None)

@@ -81,7 +81,7 @@ def _check_submitted(args: argparse.Namespace) -> None:
     given += [f"--{x.removesuffix('_only')}" for x in _OF_SUBMISSION if getattr(args, x)]
     given += ["--cancel"] if args.follow and args.cancel else []
     if given:
-        raise UserError(f"--{name}: is for a job that was submitted; remove {given[0]}")
+        raise UserError(f"--{name}: the job is already submitted; remove {given[0]}")
 
 
 def _follow(args: argparse.Namespace, scheduler: ClusterScheduler, key: str) -> int:
@@ -169,7 +169,7 @@ def _paths(args: argparse.Namespace) -> tuple[Path, Path]:
         if not value
     ]
     if missing:
-        raise UserError(f"palm-ds submit: {missing[0]}: missing; it must be given")
+        raise UserError(f"palm-ds submit: {missing[0]} is missing; it must be given")
     return Path(find_recipe(args.recipe)), Path(find_ds_config(args.deepspeed_config))
 
 

@@ -61,7 +61,7 @@ class InputOptions(Settings, option="--"):
         given = " ".join(self.languages)
         if wrong := [name for name in self.languages if not _LANGUAGE_TAG.fullmatch(name)]:
             raise UserError(
-                f"--languages {given}: {wrong[0]!r} is no language tag such as en, zh or zh-Hant"
+                f"--languages {given}: {wrong[0]!r} is not a language tag such as en, zh or zh-Hant"
             )
         wanted = {"documents": 1, "dialogues": 1, "pairs": 2}.get(self.structure, 0)
         if self.languages and len(self.languages) != wanted:

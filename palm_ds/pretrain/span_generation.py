@@ -76,7 +76,7 @@ class SpanGeneration(FlowOptions, CorpusTask):
             if not 1 <= low <= high:
                 raise UserError(f"{where}: no fragment has {low} to {high} tokens")
         if not np.isclose(sum(self.chosen), 1):
-            raise UserError(f"{where}.chosen: {self.chosen} are no probabilities; their sum is 1")
+            raise UserError(f"{where}.chosen: {self.chosen} are not probabilities, whose sum is 1")
 
     def annotations(self) -> tuple[str, ...]:
         return tuple(unit for unit in self.units if unit != "token")

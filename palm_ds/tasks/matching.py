@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import counted
 from palm_ds.common.settings import PositiveShare, Rate
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, build_input, join, layouts
@@ -59,8 +60,8 @@ class Matching(PositiveClassTask):
         most = 3 if self.pairwise else 2
         if self.texts and not 2 <= len(self.texts) <= most:
             raise UserError(
-                f"{self.where}.texts: {len(self.texts)} columns; {self.strategy} matching reads "
-                f"{', '.join(_COLUMNS[:most])}, or columns in their place"
+                f"{self.where}.texts: {counted(len(self.texts), 'column')}; {self.strategy} "
+                f"matching reads {', '.join(_COLUMNS[:most])}, or columns in their place"
             )
         if self.labels and self.pairwise:
             raise UserError(f"{self.where}.labels: pairwise matching has no labels; remove this")

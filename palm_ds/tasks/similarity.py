@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import PositiveFloat
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import counted
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.interfaces import PAIR, StoredPrediction
@@ -52,7 +53,7 @@ class Similarity(DenseEmbeddingTask):
     def columns_of(self, source: TableSource) -> tuple[str, ...]:
         columns = tuple(self.texts) or ("text_a", "text_b")
         if len(columns) != 2:
-            raise UserError(f"{self.where}.texts: {len(columns)}; name two columns")
+            raise UserError(f"{self.where}.texts: {counted(len(columns), 'column')}; name two")
         for column in columns:
             source.need(column, self.where)
         return columns

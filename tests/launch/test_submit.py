@@ -358,8 +358,8 @@ def test_a_recipe_that_the_job_checks_may_have_no_source(place: Path, capsys, so
         ((*SLURM, "--nodes", "0"), "--nodes: expected a number above 0, got 0"),
         ((*KUBERNETES, "--gpus", "0"), "--gpus: expected 1 or more, got 0"),
         ((*SLURM, "--name", "1"), "name '1': must begin with a letter"),
-        ((*SLURM, "--follow", "7"), "--follow: is for a job that was submitted; remove My mood"),
-        (("--slurm", "--follow", "7", "--detach"), "--follow: is for a job that was submitted; re"),
+        ((*SLURM, "--follow", "7"), "--follow: the job is already submitted; remove My mood"),
+        (("--slurm", "--follow", "7", "--detach"), "--follow: the job is already submitted; re"),
         (("--slurm", "--follow", "7", "--cancel", "7"), "submitted; remove --cancel"),
         (("--slurm", "--cancel", "7", "--print"), "submitted; remove --print"),
         (

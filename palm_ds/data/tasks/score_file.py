@@ -66,7 +66,7 @@ def read_info(path: Path) -> ScoreFileInfo:
     with reading(path):
         stored = (pq.read_schema(path).metadata or {}).get(_KEY)
     if stored is None:
-        raise UserError(f"{path}: is no file of scores; `palm-ds teach` writes one")
+        raise UserError(f"{path}: is not a file of scores; `palm-ds teach` writes one")
     values: Mapping[str, Any] = json.loads(stored)
     return parse(ScoreFileInfo, values, str(path))
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import counted
 from palm_ds.common.rng import derive_key, keyed_bits
 from palm_ds.corpus.store import Corpus
 from palm_ds.text.display import token_texts
@@ -71,7 +72,7 @@ def read_markers(name: str, where: str) -> list[list[Marker]]:
             classes[-1].append(Marker(plain, variant.strip()[-1] in ",，"))
     if len(classes) < 2:
         raise UserError(
-            f"{where}: {name}: {len(classes)} markers; expected at least 2, one per line"
+            f"{where}: {name}: {counted(len(classes), 'marker')}; expected at least 2, one per line"
         )
     return classes
 

@@ -61,7 +61,7 @@ def supervise(words: Sequence[str], settings: Supervision) -> int:
     command = understand(words)
     hosts = max(len(command.slots), 1)
     if settings.min_hosts > hosts:
-        raise UserError(f"--min_hosts {settings.min_hosts}: there are only {hosts}")
+        raise UserError(f"--min_hosts {settings.min_hosts}: the run has {counted(hosts, 'host')}")
     ssh = _ssh(settings) if len(command.slots) > 1 else ()
     if command.only_checks:
         settings = replace(settings, min_hosts=hosts, restarts=0)

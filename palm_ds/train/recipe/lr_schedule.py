@@ -71,11 +71,11 @@ class LRSchedule(Settings):
                 f"schedule.decay: {self.kind} takes no decay steps; remove it, or use `kind: wsd`"
             )
         if self.shape != "linear" and self.kind != "wsd":
-            raise UserError(f"schedule.shape: {self.kind} has its own; only `kind: wsd` has one")
+            raise UserError(f"schedule.shape: {self.kind} has a fixed one; remove this")
         if self.end and self.kind not in ("linear", "cosine", "wsd"):
             raise UserError(f"schedule.end: {self.kind} has no end; remove it, or use another kind")
         if self.start and not self.warmup:
-            raise UserError("schedule.start: there is no `warmup` that rises from it")
+            raise UserError("schedule.start: needs `warmup`, which starts there")
         if self.kind == "wsd" and not self.decay:
             raise UserError("schedule.decay: wsd needs the number of decay steps")
         _ = self._custom  # checks itself

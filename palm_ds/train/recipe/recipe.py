@@ -155,7 +155,7 @@ class Recipe(Settings):
         if not self.tasks:
             raise UserError("tasks: empty; name at least one")
         if self.init_layers is not None and not self.init_from:
-            raise UserError("init_layers: needs `init_from`, the weights they are of")
+            raise UserError("init_layers: needs `init_from`, whose layers they are")
         if self.extend and self.init_from:
             raise UserError("extend, init_from: a run starts from one of the two; leave one out")
         _ = self.batch_size, self.curriculum_spec.task_groups  # these check themselves
@@ -319,7 +319,7 @@ def _check_amounts(recipe: Recipe) -> None:
     steps whose examples are unknown."""
     for key, section in (("evaluate", recipe.evaluate), ("save", recipe.save)):
         if section.passes and not recipe.examples:
-            raise UserError(f"{key}.passes: passes are of examples; give `batch: N examples`")
+            raise UserError(f"{key}.passes: needs a `batch` in examples, such as `32 examples`")
     if recipe.examples and recipe.curriculum_spec.counts_tokens:
         raise UserError(
             "stages: counted in tokens, but `batch` is in examples; use steps, sequences or epochs"

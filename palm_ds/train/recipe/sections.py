@@ -81,15 +81,17 @@ class SourceSettings(Settings):
         if self.reads == "corpus" and bool(self.ernie) != bool(self.tokenizer):
             raise UserError("`ernie: FILELIST` and `tokenizer: vocab.txt` go together")
         if self.reads == "corpus" and self.read != TableSettings():
-            raise UserError("read: of a table; the text of a corpus was read by `palm-ds prepare`")
+            raise UserError(
+                "read: is for a `table` or `reader`; `palm-ds prepare` read the corpus; remove it"
+            )
         if self.sampling_exponent and not self.mix:
             raise UserError("sampling_exponent: needs `mix`, several corpora")
-        if self.folds and (self.validation or not self.table):
-            raise UserError("folds: of a `table`, in place of its `validation`; give one of them")
+        if self.folds and not self.table:
+            raise UserError("folds: needs `table`, whose rows it splits")
+        if self.folds and self.validation:
+            raise UserError("folds, validation: both name the rows to evaluate on; remove one")
         if self.evaluation_sets and not (self.reads == "table" and self.validation):
-            raise UserError(
-                "evaluation_sets: tables in addition to `validation`; give `table` and `validation`"
-            )
+            raise UserError("evaluation_sets: needs a table as `validation`, to which it adds more")
 
     def _check_reader(self) -> None:
         """A pass is known, and rows are as many as are read."""
@@ -236,7 +238,7 @@ class BatchSize:
         match = re.fullmatch(r"([\d_]+)\s*(tokens|rows|examples)", str(text).strip())
         if not match:
             raise UserError(
-                f"batch: {text!r} is not like `393216 tokens`, `768 rows` or `32 examples`"
+                f"batch: expected `393216 tokens`, `768 rows` or `32 examples`, got {text!r}"
             )
         number, unit = int(match[1].replace("_", "")), match[2]
         if unit == "tokens" and number % length:
@@ -249,7 +251,7 @@ class BatchSize:
         if number < 1:
             raise UserError(f"batch: {text!r} is smaller than one row of {length} tokens")
         if number > MOST_EXAMPLES:
-            raise UserError(f"batch: {number:,} {unit} in a step; at most {MOST_EXAMPLES:,}")
+            raise UserError(f"batch: at most {MOST_EXAMPLES:,} {unit}, got {number:,}")
         return cls(number, "examples" if unit == "examples" else "rows")
 
 

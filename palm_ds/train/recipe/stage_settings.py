@@ -19,6 +19,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import counted
 from palm_ds.common.settings import Settings
 from palm_ds.data.stream.stages import StepInfo, StepSize
 from palm_ds.train.recipe.lr_schedule import LRSchedule
@@ -44,9 +45,14 @@ class BatchGrowth:
         """With rows of this length. Raises UserError."""
         start, end = (_rows(text, length) for text in (self.start, self.end))
         if end <= start or end % start:
-            raise UserError(f"batch.end: {end} rows are no multiple of `start`, {start} rows")
+            raise UserError(
+                f"batch.end: expected a larger multiple of `start`, {counted(start, 'row')}, got "
+                f"{counted(end, 'row')}"
+            )
         if not re.fullmatch(r"[1-9][\d_]* tokens", self.over):
-            raise UserError(f"batch.over: {self.over!r} is not like `1_000_000 tokens`")
+            raise UserError(
+                f"batch.over: expected tokens, such as `1_000_000 tokens`, got {self.over!r}"
+            )
         sizes = range(start, end, start)
         tokens = int(self.over.split()[0].replace("_", ""))
         rows_each = max(round(tokens / (length * sum(sizes))), 1)
@@ -98,7 +104,7 @@ class StageSettings(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.schedule and self.schedule.restart == "stage":
-            raise UserError("schedule.restart: a stage's own schedule always does; remove it")
+            raise UserError("schedule.restart: a stage's own schedule starts with it; remove this")
         rates = self.rates or (0.5,)
         if len(rates) > 2 or not all(0 < rate < 1 for rate in rates):
             raise UserError(
@@ -122,7 +128,7 @@ class StageSettings(Settings):
             for name in _OF_ROWS:
                 if getattr(self, name) is not None:
                     raise UserError(
-                        f"{name}: the recipe's `batch` is in examples; give it in tokens"
+                        f"{name}: needs the recipe's `batch` in rows or tokens, not in examples"
                     )
             return None
         length = self.length or length

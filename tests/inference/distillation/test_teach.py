@@ -232,7 +232,7 @@ def test_a_table_is_not_replaced_by_its_scores(folder) -> None:
     recipe = student(folder, ("mood",))
     file = Path(str(recipe.sources["texts"].table))
     before = file.read_bytes()
-    with pytest.raises(UserError, match="is one of the files that are read; name another"):
+    with pytest.raises(UserError, match="is also an input; name another"):
         write(recipe, file)
     assert file.read_bytes() == before
 
@@ -265,7 +265,7 @@ def test_scores_of_something_else_are_refused(folder, tmp_path) -> None:
     values = student(folder, ("words",), file=str(steps)).resolved() | {"seed": 9}
     with pytest.raises(UserError, match="written for other steps"):
         losses(make_recipe(values), tmp_path / "run")
-    with pytest.raises(UserError, match="has scores for mood, which are no tasks"):
+    with pytest.raises(UserError, match="has scores for mood, which are not tasks"):
         losses(student(folder, ("words",), file=str(rows)), tmp_path / "run")
     with pytest.raises(UserError, match="is not a parquet file"):
         losses(student(folder, ("mood",), file=str(table)), tmp_path / "run")
