@@ -72,7 +72,7 @@ def predictions_of(
 def scores_of(
     predictor: Predictor, name: str, rows: Listed, processes: ProcessGroup
 ) -> dict[str, float]:
-    """{metric: value} of a task on labelled rows, read like its training rows. The same on every
+    """{metric: value} of a task on labeled rows, read like its training rows. The same on every
     process."""
     predictor = select_tasks(predictor, [name], Path())
     (each,) = predictor.passes

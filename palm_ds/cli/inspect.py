@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(view: View) -> None:
-    """In colour on a terminal; elsewhere lines are not wrapped."""
+    """In color on a terminal; elsewhere lines are not wrapped."""
     from rich.console import Console
 
     from palm_ds.inference.inspect_stream import as_text, summary

@@ -65,7 +65,7 @@ palm-ds push runs/mine my-team/news-encoder --revision stage-2
 palm-ds push exported my-team/topics --token_file ~/.hub_token
 """,
     notes="""
-Only files of a model are pushed, in one commit: weights, tokenizer, pooling, README.md, licence,
+Only files of a model are pushed, in one commit: weights, tokenizer, pooling, README.md, license,
 onnx/. Checkpoints, optimizer state and logs stay here. The token is that of `hf auth login` or
 HF_TOKEN, unless --token_file is given; HF_ENDPOINT names another hub.""",
     add_arguments=add_arguments,

@@ -49,7 +49,7 @@ palm-ds resize models/bert out --positions 1024 --how tile
 """,
     notes="""
 A Hugging Face folder is written as one, any other format as a weights/ folder. FILE has one token
-per line and, after a tab, words whose mean embedding initialises it (by default, the pieces into
+per line and, after a tab, words whose mean embedding initializes it (by default, the pieces into
 which the tokenizer splits it now).""",
     add_arguments=add_arguments,
     run=run,

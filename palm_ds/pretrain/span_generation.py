@@ -11,7 +11,7 @@ from it until they hold the share `rate` of the passage.
 
 Both flows are trained: word by word, and span by span. The spans are the entities, phrases and
 words of the corpus. The paper takes n-grams of up to three words whose t-statistic is high, from a
-list; the phrases of a corpus are mined from it too, by normalised mutual information. A span ends
+list; the phrases of a corpus are mined from it too, by normalized mutual information. A span ends
 where its fragment does.
 
 The flows, and where the paper and ERNIE's code differ: data/tasks/generation_flows.py. Baidu has

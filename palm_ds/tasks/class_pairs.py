@@ -1,6 +1,6 @@
 """Class pairs: the vectors of two texts of one class are similar, those of two classes are not.
 
-    labelled rows ──> pairs: of one class, target 1; of two classes, target 0
+    labeled rows ──> pairs: of one class, target 1; of two classes, target 0
     [CLS] text [SEP] | [CLS] other text [SEP]
 
 The first stage of learning from few examples (SetFit: Tunstall et al. 2022, arXiv 2209.11055): n

@@ -1,4 +1,4 @@
-"""Masked language modelling on the texts of a table: PaddlePALM's MaskLM, to continue pretraining
+"""Masked language modeling on the texts of a table: PaddlePALM's MaskLM, to continue pretraining
 on the texts of a task or alongside it.
 
 Alone it reads the texts of each row; in a task group (`sentiment + masked_words`) it masks words in

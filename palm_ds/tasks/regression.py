@@ -163,5 +163,5 @@ class Regression(WholeTextTask):
 
     @property
     def _standardises(self) -> bool:
-        """Whether the head learns standardised numbers; their mean and deviation must be known."""
+        """Whether the head learns standardized numbers; their mean and deviation must be known."""
         return self.scale and self.deviation > 0

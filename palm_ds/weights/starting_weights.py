@@ -66,7 +66,7 @@ def choose_layers(
     if source.vocab_size != target.vocab_size:
         dropped = (_WORDS, *(f"heads.{head}." for head in masked_words))
         kept = {name: item for name, item in kept.items() if not name.startswith(dropped)}
-        notes.append(f"words: another vocabulary ({source.vocab_size} tokens), newly initialised")
+        notes.append(f"words: another vocabulary ({source.vocab_size} tokens), newly initialized")
     if source.task_types != target.task_types:
         kept.pop(_TASKS, None)
         notes.append(f"task embedding: {source.task_types} rows, not taken")

@@ -258,7 +258,7 @@ def test_a_run_is_extended(runs: Runs) -> None:
     more = {"distance": {"kind": "sentence_distance", "source": "text"}}
     values |= {"tasks": {**values["tasks"], **more}, "stages": [{"even": 1, "distance": 1}]}
     said = runs.train("pretrain", "extended", **values, extend=str(runs / "before"))
-    assert "newly initialised: heads.distance.out.weight" in said
+    assert "newly initialized: heads.distance.out.weight" in said
 
 
 # ---- commands that start others ----

@@ -72,7 +72,7 @@ def test_tables_of_other_sizes_and_another_vocabulary(large) -> None:
     }
     said = str(report)
     assert "positions: 20 of 25 rows" in said and "token types: 2 of 2 rows" in said
-    assert "words: another vocabulary (32 tokens), newly initialised" in said
+    assert "words: another vocabulary (32 tokens), newly initialized" in said
     assert "task embedding: 3 rows, not taken" in said
 
 

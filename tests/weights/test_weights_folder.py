@@ -131,7 +131,7 @@ def test_heads_of_other_tasks_are_newly_initialised_or_reported(tmp_path: Path) 
     assert loaded.newly_initialized == ("heads.case.out.weight", "heads.case.out.bias")
     assert set(loaded.unused) == {n for n in model().state_dict() if n.startswith("heads.")}
     assert torch.equal(before, other.heads["case"].out.weight)  # type: ignore[union-attr]
-    assert any("newly initialised: heads.case" in line for line in loaded.lines())
+    assert any("newly initialized: heads.case" in line for line in loaded.lines())
     assert any(
         "skipped in" in line and "heads.distance (2 parameters)" in line for line in loaded.lines()
     )

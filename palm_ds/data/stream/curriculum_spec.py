@@ -229,7 +229,7 @@ def parse_stages(values: object, tasks: Sequence[str]) -> CurriculumSpec:
 
 
 def _normalizer(tasks: Sequence[str], always: object) -> Callable[[str], str]:
-    """A function from a task group as written to its name: checked, normalised, with the tasks of
+    """A function from a task group as written to its name: checked, normalized, with the tasks of
     `always`."""
     added = tasks_of(str(always)) if always is not None else ()
     for name in added:

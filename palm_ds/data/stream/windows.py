@@ -1,6 +1,6 @@
 """Documents cut into windows, which an encoder with memories reads one after another.
 
-    document    [CLS] a b c d e f g [SEP]        one text, built and labelled as a whole
+    document    [CLS] a b c d e f g [SEP]        one text, built and labeled as a whole
     window 0    a b c d [SEP] [CLS]              each a row: its last token is [CLS]
     window 1    c d e f [SEP] [CLS]
     window 2    e f g [SEP] padding [CLS]        what is left; padding stands before the last token
@@ -10,7 +10,7 @@
     window 0                [CLS] a b c d [SEP] q [SEP]
     window 1                [CLS] c d e f [SEP] q [SEP] padding
 
-Since a document is labelled before it is cut, a token that is masked is masked in every window and
+Since a document is labeled before it is cut, a token that is masked is masked in every window and
 reading: no memory has seen it.
 """
 

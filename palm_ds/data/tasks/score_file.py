@@ -44,7 +44,7 @@ class ScoreFileInfo:
     top_k: int = 0
     """Tokens per masked token"""
     scales: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """{task of numbers: their mean and deviation}, by which its scores are standardised"""
+    """{task of numbers: their mean and deviation}, by which its scores are standardized"""
 
 
 def ids_column(task: str) -> str:

@@ -2,7 +2,7 @@
 
     source ──items──> table of items ──layout──> which tokens, how long ──example──> Example
                                                        |                                |
-           (from the index alone, vectorised)           labels <──label (each of the group)
+           (from the index alone, vectorized)           labels <──label (each of the group)
 
 A task is one file in palm_ds/pretrain or palm_ds/tasks, named in recipes by its file name, or a
 user-defined class named `module.Class`. There is no registry. Tasks derive from CorpusTask or

@@ -6,7 +6,7 @@
 
 The transformer (transformer.py) and the encoders over words (word_encoder.py) are its abstract
 subclasses. Nobody else asks of which class an encoder is: what LoRA changes, what Muon
-orthogonalises, what a step costs and which other programs have such an encoder are methods here.
+orthogonalizes, what a step costs and which other programs have such an encoder are methods here.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Encoder(ReadsImages, ABC):
     `recompute` keeps only each layer's input for the backward pass and computes the rest again:
     less memory, a third more computation, identical numbers.
 
-    A constructor sets `word`, `layers` and `pooler`, and initialises them. Every parameter must be
+    A constructor sets `word`, `layers` and `pooler`, and initializes them. Every parameter must be
     used in every forward pass.
     """
 
@@ -372,7 +372,7 @@ def with_rope_bases(config: EncoderConfig, bases: Sequence[float | None]) -> Enc
 
 
 def has_windows(config: EncoderConfig) -> bool:
-    """Whether tokens of some layers attend to their neighbours alone."""
+    """Whether tokens of some layers attend to their neighbors alone."""
     return any(window is not None for window in encoder_class(config).flops(config).pairs)
 
 
@@ -401,7 +401,7 @@ def encoder_class(config: EncoderConfig) -> type[Encoder]:
 def build_encoder(
     config: EncoderConfig, kernels: Kernels = PLAIN, *, recompute: bool = False
 ) -> Encoder:
-    """A newly initialised encoder of the configured class."""
+    """A newly initialized encoder of the configured class."""
     cls = encoder_class(config)
     keywords = {} if cls.options_type is not None else config.options
     return cls(config, kernels, recompute=recompute, **keywords)
@@ -418,7 +418,7 @@ def gather_positions(at: torch.Tensor | None, *tensors: torch.Tensor) -> tuple[t
 
 
 def init_weights(module: nn.Module, std: float, *, truncated: bool = True) -> None:
-    """Initialise every linear map and embedding in `module`, in module order.
+    """Initialize every linear map and embedding in `module`, in module order.
 
     Truncating a normal distribution at two standard deviations leaves 0.88 of its deviation. New
     heads of fine-tuning are not truncated, as in transformers: a smaller head learns more slowly,

@@ -8,7 +8,7 @@ differ in their TransformerSpec.
 
 It runs on packed rows: a token attends to its own sequence only, whatever else is in the row.
 
-Weights are initialised as BERT's and ERNIE's are (TruncatedNormal in both): matrices and embeddings
+Weights are initialized as BERT's and ERNIE's are (TruncatedNormal in both): matrices and embeddings
 from a normal distribution with standard deviation `init_range`, truncated at two standard
 deviations; biases 0, LayerNorm weights 1. They are drawn in module order from torch's generator, so
 `torch.manual_seed` determines them.

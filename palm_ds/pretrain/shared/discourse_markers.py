@@ -39,7 +39,7 @@ class Marker:
 
 
 def plain_name(name: str) -> str:
-    """The normalised form of a marker in a list or label: `As_a_result,` is `as a result`."""
+    """The normalized form of a marker in a list or label: `As_a_result,` is `as a result`."""
     return " ".join(name.replace("_", " ").rstrip(",， ").lower().split())
 
 

@@ -185,7 +185,7 @@ def optimizer_class(
     run under this ZeRO stage."""
     if config.kind == "muon" and zero_stage == 3:
         raise UserError(
-            "optimizer.kind: muon orthogonalises whole matrices, but ZeRO 3 cuts every matrix; use "
+            "optimizer.kind: muon orthogonalizes whole matrices, but ZeRO 3 cuts every matrix; use "
             "zero_optimization.stage 0, 1 or 2, or adamw"
         )
     if config.kind in _CLASSES:

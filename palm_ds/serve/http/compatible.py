@@ -181,6 +181,6 @@ def _check_whole(cut: int, truncate: bool) -> None:
     if cut and not truncate:
         raise RequestError(
             413,
-            f"inputs: {counted(cut, 'text')} with more tokens than the model reads; shorten, or send "
-            '"truncate": true',
+            f"inputs: {counted(cut, 'text')} with more tokens than the model reads; shorten, or "
+            'send "truncate": true',
         )

@@ -334,9 +334,7 @@ class Hits(BaseModel):
 
 
 class AddedTexts(BaseModel):
-    added: int = Field(
-        description="Texts that are new or have changed; unchanged ones do not count."
-    )
+    added: int = Field(description="Texts that are new or changed; unchanged ones do not count.")
     replaced: int = Field(description="Old texts with the same ids, which were removed.")
     ids: list[str] = Field(description="Ids of all texts of the request, in its order.")
     texts: int = Field(description="Number of texts in the index now.")

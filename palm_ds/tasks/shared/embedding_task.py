@@ -57,7 +57,7 @@ class EmbeddingTask(TextTask):
         """The texts of a row, in the order of its vectors."""
 
     def encoded(self, source: TableSource) -> RowTexts:
-        """The texts of all rows, tokenised on first use."""
+        """The texts of all rows, tokenized on first use."""
         return source.cached(f"texts of {self.name}", lambda: self._encode(source))
 
     def _encode(self, source: TableSource) -> RowTexts:

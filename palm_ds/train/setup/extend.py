@@ -1,7 +1,7 @@
 """Extends a run by a task or a corpus (ERNIE 2.0, section 3.1).
 
 The new run starts from the weights *and* the optimizer state of the old one. Parameters of both
-models continue unchanged; new heads and new rows of the task embedding are newly initialised;
+models continue unchanged; new heads and new rows of the task embedding are newly initialized;
 datasets of both runs continue after the last example read. Steps count from 0, by a new plan.
 """
 
@@ -107,7 +107,7 @@ class WarmStart:
         """A summary for the log."""
         lines = [f"extends {self.found.path.parent.parent}, after step {self.found.step}"]
         if self.new:
-            lines.append(f"extends: newly initialised: {', '.join(self.new)}")
+            lines.append(f"extends: newly initialized: {', '.join(self.new)}")
         if self.dropped:
             lines.append(f"extends: skipped: {', '.join(self.dropped)}")
         resumed = [f"{dataset} from {n:,}" for dataset, n in self.consumed.items() if n]
@@ -189,7 +189,7 @@ def _check_kinds(old: Path, before: Mapping[str, str], now: Mapping[str, str]) -
         if before.get(task, kind) != kind:
             raise UserError(
                 f"extend: {old}: tasks.{task} is of kind {before[task]} there and {kind} here; "
-                "give the new task another name, so that its head is newly initialised"
+                "give the new task another name, so that its head is newly initialized"
             )
 
 
@@ -227,7 +227,7 @@ def _grown(
     stored: ShardReader,
 ) -> dict[str, ResizedTable]:
     """The task embedding with its rows rearranged: each task keeps its row, whatever its index is
-    now; the row of a new task is newly initialised."""
+    now; the row of a new task is newly initialized."""
     if _TASK_TABLE not in parameters:
         return {}
     table = parameters[_TASK_TABLE].detach().float().cpu().clone()  # (task slots, hidden)

@@ -68,7 +68,7 @@ def add_token_rows(
 
     `used`: size of the old vocabulary; a new row below it replaces a placeholder such as [unused1].
     The masked-LM bias is the mean over the same rows, or over all used rows for a random row. Rows
-    in the gaps between new tokens are initialised as in `pad_vocab`. Raises UserError if a source
+    in the gaps between new tokens are initialized as in `pad_vocab`. Raises UserError if a source
     row does not exist.
     """
     table = _table(state, WORDS, config.vocab_size)
@@ -76,7 +76,7 @@ def add_token_rows(
     for row, like in rows.items():
         if wrong := [i for i in like if not 0 <= i < used]:
             raise UserError(
-                f"token {row}: cannot be initialised from row {wrong[0]}; the vocabulary has "
+                f"token {row}: cannot be initialized from row {wrong[0]}; the vocabulary has "
                 f"{used} tokens"
             )
         if row < 0:
@@ -91,7 +91,7 @@ def add_token_rows(
     means = sum(1 for like in rows.values() if like)
     beyond = sum(1 for row in rows if used <= row < len(table))
     summary = (
-        f"tokens: {len(rows)} added, {means} initialised as the mean of others, "
+        f"tokens: {len(rows)} added, {means} initialized as the mean of others, "
         f"{len(rows) - means} at random; {sum(row < used for row in rows)} in rows of unused "
         f"tokens, {beyond} in free rows beyond the vocabulary; {len(table)} rows, now {size}"
     )
@@ -138,7 +138,7 @@ def _with_rows(
 
 
 def _drawn(count: int, like: torch.Tensor, config: EncoderConfig, seed: int) -> torch.Tensor:
-    """(count, hidden): initialised as in a new model."""
+    """(count, hidden): initialized as in a new model."""
     rows = torch.empty(count, like.shape[1])
     generator, deviation = torch.Generator().manual_seed(seed), config.init_range
     return nn.init.trunc_normal_(
@@ -182,7 +182,7 @@ def resize_positions(
     """Resize to texts of `longest` tokens, special tokens included.
 
     Shorter: the last rows are removed. Longer, `tile`: the rows are repeated from the first, so
-    texts of the old length give the same outputs and each new position has familiar neighbours
+    texts of the old length give the same outputs and each new position has familiar neighbors
     (Longformer, section 5). Longer, `interpolate`: the old rows are stretched over the new length
     (Chen et al. 2023), with new position i at i * old / new among the old ones; every position is
     familiar, but outputs change and the model needs further training. Rows before `position_offset`

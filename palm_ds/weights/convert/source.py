@@ -1,4 +1,4 @@
-"""The source of a conversion: a path, or a repository of the Hugging Face hub; and its licence and
+"""The source of a conversion: a path, or a repository of the Hugging Face hub; and its license and
 README, which are kept with the converted model.
 
 LICENSE, NOTICE, ...   under their names
@@ -51,7 +51,7 @@ class SourceDocuments:
     texts: Mapping[str, str] = field(default_factory=dict)
     """{file name in the target: text}"""
     licence: str = ""
-    """The licence's identifier, if the README states one."""
+    """The license's identifier, if the README states one."""
 
     def write(self, folder: Path) -> None:
         for name, text in self.texts.items():

@@ -78,7 +78,7 @@ def test_built_in_weights_load_if_they_fit(tmp_path: Path) -> None:
         "backbone.last.weight",
         "backbone.last.bias",
     )
-    assert "newly initialised: backbone.wide" in str(loaded) and not loaded.unused
+    assert "newly initialized: backbone.wide" in str(loaded) and not loaded.unused
     small = model_of(replace(config(), max_positions=12))
     with pytest.raises(UserError, match=r"position.weight is \(20, 16\), not \(12, 16\)"):
         weights_folder.load_weights(open_model(folder), small)

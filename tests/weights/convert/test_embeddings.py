@@ -144,7 +144,7 @@ def test_new_tokens_in_free_rows_and_beyond(config: EncoderConfig) -> None:
     assert len(torch.unique(drawn, dim=0)) == 3 and drawn.abs().max() <= 2 * config.init_range
     mean = state["heads.two.bias"][:USED].mean()
     torch.testing.assert_close(changed.state["heads.two.bias"][41], mean)
-    assert "6 added, 3 initialised as the mean of others, 3 at random" in changed.summary
+    assert "6 added, 3 initialized as the mean of others, 3 at random" in changed.summary
     assert "1 in rows of unused tokens, 3 in free rows beyond the vocabulary" in changed.summary
     assert changed.summary.endswith("40 rows, now 42")
 
@@ -291,7 +291,7 @@ WRONG = {
     ),
     "a mean of nothing": (
         lambda: add_token_rows(without(""), CONFIG, {37: [5, 38]}, used=37),
-        "token 37: cannot be initialised from row 38; the vocabulary has 37 tokens",
+        "token 37: cannot be initialized from row 38; the vocabulary has 37 tokens",
     ),
     "a row before the first": (
         lambda: add_token_rows(without(""), CONFIG, {-1: []}, used=37),

@@ -168,9 +168,9 @@ def read_config(folder: Path) -> tuple[dict[str, Any], EncoderConfig]:
     if quantized := about.get("quantization_config"):
         method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
         raise UserError(
-            f"{path}: quantization_config: quantised weights ({printable(shorten(method))}) cannot "
+            f"{path}: quantization_config: quantized weights ({printable(shorten(method))}) cannot "
             "be converted; load the model in transformers, call its dequantize() and "
-            "save_pretrained(), or use the model it was quantised from"
+            "save_pretrained(), or use the model it was quantized from"
         )
     check_labels(about, str(path))
     _check_class(about, str(path))
@@ -303,7 +303,7 @@ def _labels(about: Mapping[str, Any], classes: int) -> tuple[str, ...]:
 def _notes(entries: Mapping[str, TensorEntry], about: Mapping[str, Any]) -> tuple[str, ...]:
     notes = []
     if "backbone.pooler.dense.weight" not in entries:
-        notes.append("no pooler: tasks on whole texts would start with a newly initialised one")
+        notes.append("no pooler: tasks on whole texts would start with a newly initialized one")
     if f"heads.{CLASSIFIER}.out.weight" in entries and not about.get("architectures"):
         reads = "whole texts" if _reads_whole_texts(entries, about) else "tokens"
         notes.append(f"config.json names no class: assuming that the classifier reads {reads}")

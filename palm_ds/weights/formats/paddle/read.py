@@ -211,7 +211,7 @@ def _sort(
 def _naming_scheme(
     names: Collection[str], source: PaddleFiles, prefix: str | None
 ) -> tuple[NamingScheme, str]:
-    """The naming scheme and the encoder's prefix, recognised by the token embeddings."""
+    """The naming scheme and the encoder's prefix, recognized by the token embeddings."""
     for scheme in NAMING_SCHEMES:
         tables = [name for name in names if name.endswith(scheme.word)]
         if prefix is not None:
@@ -468,7 +468,7 @@ def _head_notes(
 ) -> list[str]:
     notes = []
     if "backbone.pooler.dense.weight" not in entries:
-        notes.append("no pooler: tasks on whole texts would start with a newly initialised one")
+        notes.append("no pooler: tasks on whole texts would start with a newly initialized one")
     if CLASSIFIER in heads and not about.model:
         reads = "whole texts" if heads[CLASSIFIER].pooled else "tokens"
         notes.append(f"the config names no class: assuming that the classifier reads {reads}")
