@@ -27,7 +27,7 @@ _BACKBONE = (
 
 
 class Trainer(BaseTrainer):
-    """One task on an encoder.
+    """Trains one task on an encoder.
 
     trainer = palm.Trainer(task, backbone=backbone, batch=32, epochs=3, lr=5e-5)
     """
@@ -52,8 +52,8 @@ class Trainer(BaseTrainer):
     ):
         """backbone: a palm.Backbone, or an argument of its `from_pretrained`; may be left out if
             this trainer is passed to a MultiHeadTrainer.
-        mix_ratio, reuse_head_with: settings of the task; the latter is a task or trainer whose
-            head this task shares.
+        mix_ratio: steps of the task per step of the reference task of a MultiHeadTrainer.
+        reuse_head_with: the name or trainer of a task whose head this task shares.
         callbacks: objects with methods to call during training (palm.Callback).
         metrics: functions of your own, `metric(predictions, labels)`, that return a number or
             {metric: number}; reported next to the task's own."""
@@ -96,14 +96,14 @@ class Trainer(BaseTrainer):
 
     @property
     def cur_train_epoch(self) -> int:
-        """Complete passes over the rows so far."""
+        """Number of complete epochs so far."""
         if self.run.recipe.examples:
             return int(self.cur_train_step / self.definition.epoch_of(self.name))
         return self.cur_train_step // self.steps_per_epoch
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches in an epoch, as in PaddlePALM."""
+        """Number of whole batches in an epoch, as in PaddlePALM."""
         return max(int(self.definition.epoch_of(self.name)), 1)
 
     steps_pur_epoch = steps_per_epoch
@@ -114,7 +114,8 @@ Member: TypeAlias = TaskWithData | Trainer | Sequence[TaskWithData | Trainer]
 
 
 class MultiHeadTrainer(BaseTrainer):
-    """Several tasks on one encoder. Tasks in a tuple share one text: all label the same rows.
+    """Trains several tasks on one encoder. Tasks in a tuple share their texts: all of them label
+    the same rows.
 
     trainer = palm.MultiHeadTrainer([match, mask], backbone=backbone, mix_ratio={"mask": 0.5})
     """
@@ -192,7 +193,7 @@ class MultiHeadTrainer(BaseTrainer):
 
     @property
     def expected_steps(self) -> dict[str, int]:
-        """Steps of each task over the whole training."""
+        """{task: number of its steps in the whole training}."""
         curriculum = self.run.recipe.curriculum
         return {
             name: sum(

@@ -177,7 +177,7 @@ class Predictor:
             if isinstance(task, TextGenerator)
         }
         if not tasks:
-            raise UserError(f"generate: of {', '.join(self.tasks)}, none writes texts")
+            raise UserError(f"generate: no task writes texts; they are {', '.join(self.tasks)}")
         return replace(self, tasks={**self.tasks, **tasks})
 
     def limits(self, each: EncoderPass) -> GenerationLimits:

@@ -469,7 +469,7 @@ WHOLE: list[Case] = [
         "t.tsv",
         b"a\t1\n",
         {"header": False, "columns": {"label": "x"}},
-        ": columns.label: `x`: no names here; give a number, 0 to 1",
+        ": columns.label: `x`: no column has a name; give a number, 0 to 1",
     ),
     (
         "number for name",

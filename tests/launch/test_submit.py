@@ -383,7 +383,7 @@ def test_what_a_scheduler_says_is_told(place: Path) -> None:
     with pytest.raises(UserError, match="^sbatch: Batch job refused$"):
         Slurm(template="").submit("")
     (place / "scontrol").write_text("#!/bin/bash\necho nothing\n")
-    with pytest.raises(UserError, match="scontrol: says nothing of a job 5"):
+    with pytest.raises(UserError, match="scontrol: knows no job 5"):
         Slurm(template="").follow("5", print)
 
 

@@ -149,7 +149,7 @@ class Encoder(ReadsImages, ABC):
         return None
 
     def set_rope_base(self, base: float, *, local: bool = False) -> None:
-        """Use another base there, until the next call."""
+        """Use another base in those layers from now on."""
         raise NotImplementedError(f"{type(self).__name__} has no rotary positions")
 
     @abstractmethod
@@ -184,8 +184,8 @@ class Encoder(ReadsImages, ABC):
         return self.pooler(self.text_rows(vectors, real))
 
     def text_rows(self, vectors: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-        """What the pooler reads (texts, hidden) of the vectors (texts, length, hidden) of one text
-        each, whose tokens are `real` (texts, length)."""
+        """The input of the pooler (texts, hidden), of the vectors (texts, length, hidden) of one
+        text each, whose tokens are `real` (texts, length)."""
         if not self.averages_texts:
             return first_tokens(vectors, real)
         kept = torch.where(real.unsqueeze(-1), vectors, 0.0)
@@ -284,7 +284,7 @@ class Encoder(ReadsImages, ABC):
 
     @classmethod
     def own_layers(cls, config: EncoderConfig) -> int:
-        """How many layers have weights of their own, which is the length of `layers`."""
+        """The number of layers with weights of their own: the length of `layers`."""
         return config.num_layers
 
     @property

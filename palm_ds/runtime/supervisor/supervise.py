@@ -172,7 +172,7 @@ def _ssh(settings: Supervision) -> list[str]:
     except ValueError as error:
         raise UserError(f"--ssh {settings.ssh}: {error}") from None
     if not words or shutil.which(words[0]) is None:
-        raise UserError(f"--ssh {settings.ssh}: no such program; it reaches the other hosts")
+        raise UserError(f"--ssh {settings.ssh}: no such program to reach other hosts")
     return words
 
 

@@ -241,7 +241,7 @@ def test_several_processes_or_tokenizers_are_refused(folder, tmp_path) -> None:
     recipe, file = student(folder, ("mood",)), tmp_path / "scores.parquet"
     ds_config = DSConfig(path="", sections={}, stage=0, precision="fp32")
     several: Any = SimpleNamespace(world=2)
-    with pytest.raises(UserError, match="is one process; start it without a launcher"):
+    with pytest.raises(UserError, match="runs in one process; start it without a launcher"):
         teach(recipe, file, ds_config=ds_config, processes=several)
     tokenizer = wordpiece([*SPECIALS, *reversed(WORDS)], lower=True)
     other = save_model(tmp_path / "other", stages=("mood",), tokenizer=tokenizer)
