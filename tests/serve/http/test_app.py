@@ -295,7 +295,7 @@ REFUSED = [
         "/embed",
         {"texts": ["x"], "tokens": True, "pooling": "cls"},
         422,
-        "pooling, tokens: vectors of tok",
+        "pooling, tokens: vectors",
     ),
     ("/predict/mood", {"inputs": [{"text_a": None}]}, 422, "inputs[0]: text_a"),
     ("/predict/pair", {"inputs": ["x"]}, 422, "text_b"),
