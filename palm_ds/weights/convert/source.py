@@ -80,7 +80,7 @@ def _text(path: Path, folder: Path) -> str:
 
 
 def _inside(path: Path, folder: Path) -> bool:
-    """Whether a file belongs to the folder; in the Hub's cache it is a link to `blobs`."""
+    """Whether a file belongs to the folder; in the hub's cache it is a link to `blobs`."""
     real, root = path.resolve(), folder.resolve()
     return real.is_relative_to(root) or real.parent == root.parent.parent / "blobs"
 
