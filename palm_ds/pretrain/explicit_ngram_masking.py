@@ -14,9 +14,9 @@ all tokens and n-grams (coarse); with `comprehensive` its tokens are predicted t
 queries that attend to the text and themselves, and that nothing attends to (fine). With `relation`
 a generator that is trained at the same time fills in segments, each at one place; the encoder
 predicts the original ones, and for every place of the text whether it is the original one. The
-tables over n-grams and the generator are no part of the weights of a finished run.
+tables over n-grams and the generator are not part of the weights of a finished run.
 
-Baidu has not released its pretraining code. Choices of ours, which could not be checked against
+Baidu has not released its pretraining code. Our choices, which could not be checked against
 the paper: a drawn segment is always shown as [MASK]; losses have equal weights; an n-gram in a text
 has the embedding that it is predicted with; the generator shares the embeddings. The number of
 segments to draw follows from a text's tokens and the mean size of the corpus's segments, so that

@@ -5,7 +5,7 @@
 
 The first stage of learning from few examples (SetFit: Tunstall et al. 2022, arXiv 2209.11055): n
 texts make about n * n / 2 pairs. A head then classifies the vectors (`classification` with
-`pooling: mean`). Evaluation gives each row one other text, by turns of its class and of another;
+`pooling: mean`). Evaluation gives each row one other text, alternately of its class and of another;
 the loss is the only score, and nothing is predicted.
 """
 

@@ -7,15 +7,15 @@
 With `max_turns` the target is a reply, and its source the turns of a dialogue, after facts
 (palm_ds/tasks/shared/generation_sources.py).
 
-UNIMO writes texts by `decoder: next_token` and `end: mask`, without queries. With `images` the
-image of a row stands behind its source, which it need not have: captions.
+UNIMO writes texts with `decoder: next_token` and `end: mask`, without queries. With `images` the
+image of a row follows its source; without a source the texts are captions.
 
 Every token of the target, and the [SEP] that ends it, is predicted from an [ATTN] query that sees
 the source and the target before it, some of which is noise. The flows, and where the paper and
 ERNIE's code differ: palm_ds/data/tasks/generation_flows.py.
 
-As in ERNIE's code a target that is cut has no [SEP], so that the model does not learn to stop
-there. Several sources are cut as elsewhere, the longest first; ERNIE cuts the last one.
+As in ERNIE's code, a truncated target has no [SEP], so that the model does not learn to stop there.
+Of several sources the longest is truncated first; ERNIE truncates the last one.
 
     predictions {item: {"text", "score"}}       written by palm_ds/model/generation/generate.py
 """

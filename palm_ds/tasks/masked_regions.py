@@ -6,10 +6,10 @@ et al. 2021) and the detector's distribution over its classes (ERNIE-ViL, Yu et 
 
 In a task group with `masked_words` words are masked as well. Neither model's pretraining code was
 released. After the papers: 15 % of the regions are predicted; a region that overlaps a masked one
-by more than `overlap` shows nothing either, though it is not predicted. Ours: the whole image then
-shows the mean of the regions that are not masked, which would tell them otherwise; losses are means
-over features, and divergences, which are 0 where a cross-entropy would be the entropy of the
-detector.
+by more than `overlap` shows nothing either, though it is not predicted. Our choices: the whole
+image then shows the mean of the unmasked regions, since the mean of all would give the masked ones
+away; losses are means over features, and divergences rather than cross-entropies, so that they are
+0 for a perfect prediction.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ that do not, which are drawn from the other rows. Rows that do not belong togeth
 predictions have no `logits`, and `score` is that of the pair.
 
 An encoder with memories reads a long candidate in windows, each with the question behind it: [CLS]
-window of the candidate [SEP] question [SEP]. All windows have the grade of their candidate, which
-is as relevant as they are on average.
+window of the candidate [SEP] question [SEP]. All windows have the grade of their candidate, whose
+score is the log odds of their mean probability.
 """
 
 from __future__ import annotations
