@@ -93,8 +93,7 @@ class Generation(FlowOptions, OptionalImages, TextGenerator):
     same, with BLEU-4 first; dialogue: BLEU-1 and 2, distinct words and pairs of words; answers: F1
     and exact match as in SQuAD."""
     evaluate_rows: NonNegativeInt = 256
-    """Number of rows, the first, for which an evaluation during training generates texts; 0:
-    none."""
+    """Number of rows, the first, for which evaluations in training generate texts; 0: none."""
     evaluate_beams: PositiveInt = 1
     """Number of beams in these evaluations; 1: greedy."""
 

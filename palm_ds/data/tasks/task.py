@@ -84,8 +84,7 @@ class Task(Settings, Exports, ReadsDocuments[SourceT], ABC, Generic[SourceT]):
     """Patterns of parameters that this task's steps do not update (`backbone.layers.0.*`); its
     stages need `mix: step` or `turns`."""
     trains: Several[str] = ()
-    """Patterns of the only parameters that this task's steps update (`heads.judge.*`), likewise;
-    empty: all."""
+    """Patterns of the only parameters that these steps update (`heads.judge.*`); empty: all."""
     optimizer: TaskOptimizerSettings = TaskOptimizerSettings()
     """Settings of the optimizer in this task's steps: `{lr: 4.0e-4, betas: [0.5, 0.999]}`."""
     new_head: bool = False
@@ -93,8 +92,7 @@ class Task(Settings, Exports, ReadsDocuments[SourceT], ABC, Generic[SourceT]):
     batch: Annotated[int, Field(ge=0, le=MOST_EXAMPLES)] = 0
     """Examples per step, if the recipe's `batch` is in examples; 0: the recipe's number."""
     auxiliary: bool = False
-    """The task only supports others: its scores do not count in `evaluate.best: mean`, and
-    `palm-ds predict` leaves it out unless it is named."""
+    """Supports others only: not in `evaluate.best: mean`, nor predicted unless it is named."""
 
     reads: ClassVar[Literal["corpus", "table"]]
     """The kind of its source."""

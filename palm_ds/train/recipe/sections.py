@@ -257,7 +257,7 @@ class BatchSize:
 
 @dataclass(frozen=True, kw_only=True)
 class SpikeSettings(Settings):
-    """What to do when the loss of a task jumps."""
+    """Settings for jumps of a task's loss."""
 
     action: Literal["warn", "stop", "rollback"] = "warn"
     """`warn` in the log, `stop` the run, or `rollback` to the last checkpoint from before the spike
