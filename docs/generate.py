@@ -235,9 +235,9 @@ def recipe_page() -> str:
         "# The recipe, key by key",
         _about(Recipe),
         "Any key can be given on the command line too: `optimizer.lr=1e-4`. An unknown key is an "
-        "error. `--print_config` shows the whole recipe with every default filled in. `null` is a "
-        "key without a value. A file may also have `sizes: {large: {optimizer.lr: 1.0e-5, ...}}`: "
-        "named sets of overrides, of which `size=large` applies one.",
+        "error. `--print_config` shows the whole recipe with every default filled in. The default "
+        "`null` stands for no value. A file may also have `sizes: {large: {optimizer.lr: 1.0e-5, "
+        "...}}`: named sets of overrides, of which `size=large` applies one.",
         table(keys(Recipe)),
     ]
     for name, cls in SECTIONS.items():
