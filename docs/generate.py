@@ -177,13 +177,13 @@ def _type(cls: type, annotation: ast.expr) -> str:
         r" \| None": ", or null",
         r" \| ": " or ",
         r"\blist\[(\w+)\]": r"list of \1",
-        r"\blist\[(whole number)\]": r"list of \1s",
+        r"\blist\[(whole number)\]": r"list of \1",
         r"\blist\[([^\[\]]+)\]": r"list of (\1)",
         r"\bAny\b": "value",
     }
     for pattern, word in words.items():
         text = re.sub(pattern, word, text)
-    return text
+    return re.sub(r"\blist of (text|number|whole number)\b", r"list of \1s", text)
 
 
 def _default(cls: type, text: str | None) -> str | None:

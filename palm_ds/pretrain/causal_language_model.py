@@ -10,12 +10,12 @@ Other tasks of its task group read the same vectors, which know nothing of the t
 It has a masked-LM head, which it can `share` with tasks that predict masked words, in one stage or
 in several.
 
-    one after the other (Gisserot-Boukhlef et al. 2025), in either order
+    # one after the other (Gisserot-Boukhlef et al. 2025), in either order
     knowledge_masking: {source: text}
     causal_language_model: {source: text, share: knowledge_masking}
     stages: [{causal_language_model: 10_000}, {knowledge_masking: 30_000}]
 
-    both in a stage, masked words at the place before them (GPT-BERT: Charpentier and Samuel 2024)
+    # both in a stage, masked words at the place before them (GPT-BERT: Charpentier and Samuel 2024)
     knowledge_masking: {source: text, shifted: true, weight: 0.9375}
     causal_language_model: {source: text, share: knowledge_masking, weight: 0.0625}
     stages: [{knowledge_masking: 15_000, causal_language_model: 1_000}]
