@@ -123,7 +123,7 @@ def _own_keys(cls: type) -> Iterator[Key]:
             required = node.target.id in REQUIRED.get(cls.__name__, ())
             written = None if required else node.value
             default = ast.get_source_segment(source, written) if written else None
-            yield Key(node.target.id, _type(cls, node.annotation), _default(default), text)
+            yield Key(node.target.id, _type(cls, node.annotation), _default(cls, default), text)
 
 
 def _string(node: ast.stmt | None) -> str | None:
@@ -145,18 +145,22 @@ def _one_line(text: str) -> str:
 def _type(cls: type, annotation: ast.expr) -> str:
     """The type in words, as for YAML."""
     text = re.sub(r"\bAnnotated\[(.+), \w+\(.*\)\]", r"\1", ast.unparse(annotation))
-    text = re.sub(r"\bSeveral\[(\w+)\]", r"tuple[\1, ...]", text)
+    text = re.sub(r"\bSeveral\[(.+)\]", r"tuple[\1, ...]", text)
     for name, alias in vars(sys.modules[cls.__module__]).items():
         if get_origin(alias) is Literal:
             text = re.sub(rf"\b{name}\b", str(alias).removeprefix("typing."), text)
     literal = re.fullmatch(r"(?:tuple\[)?Literal\[(.*?)\](?:, \.\.\.\])?( \| None)?", text)
     if literal:
-        several, none = text.startswith("tuple"), ", or none" if literal[2] else ""
-        choices = ", ".join(part.strip().strip("'") for part in literal[1].split(","))
+        several, none = text.startswith("tuple"), ", or null" if literal[2] else ""
+        named = [part.strip().strip("'") for part in literal[1].split(",")]
+        choices = ", ".join([*filter(None, named), *["or empty"] * ("" in named)])
         return (f"list of: {choices}" if several else f"one of: {choices}") + none
     words = {
-        r"\b[A-Z]\w+(Settings|Config)\b|\bLRSchedule\b|\bComms\b": "keys",
+        r"\b[A-Z]\w+(Settings|Config|Set|Growth)\b|\bLRSchedule\b|\bComms\b": "keys",
+        r"\bLiteral\['(\w+)'\]": r"`\1`",
+        r"\b(dict|Mapping)\[str, dict\[str, (\w+)\]\]": r"{name: {name: \2}}",
         r"\b(dict|Mapping)\[str, (.+)\]": r"{name: \2}",
+        r"\bdict\[([^\[\],]+), ([^\[\],]+)\]": r"{\1: \2}",
         r"\btuple\[(\w+), \.\.\.\]": r"list of \1",
         r"\btuple\[(.+)\]": r"[\1]",
         r"\bdict\[str, Any\]": "keys",
@@ -169,25 +173,30 @@ def _type(cls: type, annotation: ast.expr) -> str:
         r"\bPositiveShare\b": "number above 0 and up to 1",
         r"\bInnerShare\b": "number between 0 and 1",
         r"\b(int|NonNegativeInt)\b": "whole number",
-        r"\b(float|NonNegativeFloat|RotaryBase)\b": "number",
-        r" \| None": ", or none",
+        r"\b(float|NonNegativeFloat|FiniteFloat|RotaryBase)\b": "number",
+        r" \| None": ", or null",
         r" \| ": " or ",
         r"\blist\[(\w+)\]": r"list of \1",
+        r"\blist\[(whole number)\]": r"list of \1",
+        r"\blist\[([^\[\]]+)\]": r"list of (\1)",
         r"\bAny\b": "value",
     }
     for pattern, word in words.items():
         text = re.sub(pattern, word, text)
-    return text
+    return re.sub(r"\blist of (text|number|whole number)\b", r"list of \1s", text)
 
 
-def _default(text: str | None) -> str | None:
+def _default(cls: type, text: str | None) -> str | None:
     if text is None:
         return None
     if "default_factory" in text:
-        return "{}" if "dict" in text else "[]"
+        return "[]" if "list" in text else "{}"
+    for name, value in vars(sys.modules[cls.__module__]).items():
+        if name.isupper() and isinstance(value, str):
+            text = re.sub(rf"\b{name}\b", json.dumps(value).replace("\\", r"\\"), text)
     if re.fullmatch(r"[A-Z]\w+\(\)", text):
         return "as below"
-    words = {"True": "true", "False": "false", "None": "none"}
+    words = {"True": "true", "False": "false", "None": "null"}
     text = words.get(text, text).replace('"', "")
     return re.sub(r"^\((.*?),?\)$", r"[\1]", text)
 
@@ -213,9 +222,11 @@ def _about(owner: object) -> str:
 
 
 def _prose(text: str) -> str:
-    """The paragraphs of a module's first lines, without its drawings."""
-    paragraphs = [part for part in text.strip().split("\n\n") if not part.startswith(" ")]
-    return "\n\n".join(_one_line(part) for part in paragraphs)
+    """The paragraphs of a module's docstring; indented ones, such as drawings, are code."""
+    return "\n\n".join(
+        f"```\n{textwrap.dedent(part)}\n```" if part.startswith(" ") else _one_line(part)
+        for part in text.strip("\n").split("\n\n")
+    )
 
 
 def recipe_page() -> str:
@@ -224,9 +235,9 @@ def recipe_page() -> str:
         "# The recipe, key by key",
         _about(Recipe),
         "Any key can be given on the command line too: `optimizer.lr=1e-4`. An unknown key is an "
-        "error. `--print_config` shows the whole recipe with every default filled in. Beside the "
-        "keys a file may have `sizes: {large: {optimizer.lr: 1.0e-5, ...}}`: overrides that "
-        "`size=large` stands for.",
+        "error. `--print_config` shows the whole recipe with every default filled in. The default "
+        "`null` stands for no value. A file may also have `sizes: {large: {optimizer.lr: 1.0e-5, "
+        "...}}`: named sets of overrides, of which `size=large` applies one.",
         table(keys(Recipe)),
     ]
     for name, cls in SECTIONS.items():

@@ -10,7 +10,7 @@
 
     palm.load("runs/mine").predict(["a text"])
 
-What stands here is loaded when it is first asked for (docs/api.md).
+Every name is imported when it is first used (docs/api.md).
 """
 
 from __future__ import annotations

@@ -166,13 +166,13 @@ class Engine:
 
     def take_forward_seconds(self) -> float:
         """The seconds of this process's forward passes since the last call, without waiting for
-        others; 0 under ZeRO 3, which waits in them. Synchronises with the device."""
+        others; 0 under ZeRO 3, which waits in them. Synchronizes with the device."""
         seconds = self._micro_steps.timer.take()
         return 0.0 if self.ds_config.stage == 3 else seconds
 
     @property
     def grad_norm(self) -> float:
-        """Global gradient norm of the last step, before clipping. Synchronises with the device."""
+        """Global gradient norm of the last step, before clipping. Synchronizes with the device."""
         norm = self._engine.get_global_grad_norm()
         return float("nan") if norm is None else float(norm)
 
@@ -183,7 +183,7 @@ class Engine:
 
     @property
     def skipped_so_far(self) -> int | torch.Tensor:
-        """`skipped_steps`, without synchronising with the device."""
+        """`skipped_steps`, without synchronizing with the device."""
         return count_skipped(self._engine)
 
     @property

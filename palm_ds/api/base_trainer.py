@@ -69,7 +69,7 @@ class BaseTrainer(Summary, ABC):
 
     @property
     def tasks(self) -> dict[str, TaskWithData]:
-        """By name."""
+        """{name: task}."""
         return self.definition.tasks
 
     @property
@@ -84,7 +84,7 @@ class BaseTrainer(Summary, ABC):
 
     @property
     def run(self) -> RunSpec:
-        """The run with everything filled in that depends on the rows."""
+        """The run, with all settings that depend on the rows filled in."""
         return self.definition.run
 
     @property
@@ -94,7 +94,7 @@ class BaseTrainer(Summary, ABC):
 
     @property
     def steps(self) -> int:
-        """Steps of the whole training."""
+        """Number of steps of the whole training."""
         return self.definition.steps
 
     @property
@@ -105,18 +105,18 @@ class BaseTrainer(Summary, ABC):
     @property
     @abstractmethod
     def num_examples(self) -> int | dict[str, int]:
-        """Training rows."""
+        """Number of training rows; {task: number} if there are several tasks."""
 
     # ---- training ----
 
     @property
     def scores(self) -> Metrics:
-        """Of the last evaluation during training: {task: {metric: value}}."""
+        """{task: {metric: value}} of the last evaluation during training."""
         return self.session.scores
 
     @property
     def cur_train_step(self) -> int:
-        """Completed steps."""
+        """Number of completed steps."""
         return self.session.step
 
     @property
@@ -129,27 +129,28 @@ class BaseTrainer(Summary, ABC):
     def train(self, event_handler: EventHandler | None = None) -> Metrics:
         """Train to the end; returns the scores of the last evaluation.
 
-        `event_handler` is called with the events of palm.event. If interrupted (Ctrl-C, the stop
-        button of a notebook), it saves and raises KeyboardInterrupt; stopped by SIGTERM, it saves
-        and exits with code 75. Called again, or in another process with the same `folder`, it
-        resumes from there; once finished, it returns the scores again."""
+        `event_handler` is called with the events of palm.event. When interrupted (Ctrl-C, the stop
+        button of a notebook), training saves and raises KeyboardInterrupt; after SIGTERM it saves
+        and exits with code 75. Called again, or in another process with the same `folder`, `train`
+        resumes from there; once finished, it returns the scores again. Raises UserError."""
         given = [event_handler] if event_handler else []
         return self.session.train([*self._callback_handlers(), *given])
 
     @checks_arguments()
     def get_one_batch(self) -> list[Batch]:
-        """This process's micro-batches of the next step; each call advances by one step."""
+        """This process's micro-batches of the next step; each call advances by one step. Raises
+        UserError after the last step."""
         return self.session.next_batch()
 
     @checks_arguments(batch="what get_one_batch returns")
     def train_one_step(self, batch: list[Batch] | None = None) -> dict[str, float]:
-        """Train the next step (on a batch of `get_one_batch`); returns {task: loss}. After the last
-        step the weights are written."""
+        """Train the next step, on a batch of `get_one_batch` if given; returns {task: loss}. After
+        the last step the weights are written. Raises UserError once training has finished."""
         return self.session.train_step(batch, self._callback_handlers())
 
     def stop_training(self) -> None:
-        """For callbacks and event handlers: end the training after this step. The weights are
-        written as at its end."""
+        """End the training after this step, from a callback or an event handler. The weights are
+        written as after the last step."""
         self.session.stop()
 
     def close(self) -> None:
@@ -159,10 +160,12 @@ class BaseTrainer(Summary, ABC):
 
     def report(self) -> Report:
         """The curves and scores of the finished training, which a notebook shows inline. Raises
-        UserError."""
+        UserError if training has not finished."""
         path = self.folder / "report.html"
         if not path.is_file():
-            raise UserError("report: nothing was trained to its end; call train() first")
+            raise UserError(
+                "report: there is none before training has finished; call train() first"
+            )
         return Report(path)
 
     def _callback_handlers(self) -> list[EventHandler]:
@@ -181,20 +184,21 @@ class BaseTrainer(Summary, ABC):
         format: str = "",
     ) -> TaskPredictions:
         """{task: a prediction for each row, in order}, for one task or for all tasks that can read
-        such rows; `.rows` are those of the only task. Labels are not needed. `format`: of files,
-        if not as in training."""
+        such rows; `.rows` has the predictions of the only task. Labels are not needed. `columns`:
+        {role: column}. `format`: that of files, if it differs from training. Raises UserError."""
         predictor, processes = self.session.predictor(task), self.definition.processes
         given = listed_for(predictor, rows)
         with self.session.evaluated_weights():
             return TaskPredictions(predictions_of(predictor, given, processes, columns, format))
 
     def predict_one_batch(self, rows: Rows) -> TaskPredictions:
-        """`predict` for a few rows, by PaddlePALM's name."""
+        """`predict` for a few rows, under PaddlePALM's name."""
         return self.predict(rows)
 
     @checks_arguments()
     def evaluate(self, rows: Rows | None = None, *, task: str = "") -> Metrics:
-        """{task: {metric: value}} on the rows of `dev`, or on other rows with labels."""
+        """{task: {metric: value}} on the rows of `dev`, or on other rows with labels. Raises
+        UserError."""
         scores: dict[str, dict[str, float]] = {}
         predictor = self.session.predictor(task)
         given = None if rows is None else listed_for(predictor, rows)
@@ -212,9 +216,9 @@ class BaseTrainer(Summary, ABC):
 
     @checks_arguments()
     def save(self, folder: str | Path, *, huggingface: bool = False) -> Path:
-        """Write the weights and everything needed to read them: for
-        `palm.Backbone.from_pretrained`, palm-ds predict and `init_from`; or the encoder for
-        Hugging Face."""
+        """Write the weights and everything needed to read them, for `palm.load`,
+        `palm.Backbone.from_pretrained`, palm-ds predict and `init_from`. `huggingface`: write a
+        folder for transformers instead."""
         folder = Path(folder)
         config = self.recipe.backbone_config
         if huggingface and not encoder_class(config).hf:
@@ -241,8 +245,8 @@ class BaseTrainer(Summary, ABC):
     def push_to_hub(
         self, name: str, *, private: bool = False, token: str | None = None, revision: str = ""
     ) -> str:
-        """`save_pretrained` to the repository `name` of the Hugging Face hub; returns its
-        address. All processes call it. Raises UserError or TemporaryError."""
+        """`save_pretrained` to the repository `name` of the Hugging Face hub; returns its URL. All
+        processes call it. Raises UserError, or TemporaryError if trying again may help."""
         return push_saved(
             self.save_pretrained,
             name,

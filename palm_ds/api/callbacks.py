@@ -17,11 +17,11 @@ from palm_ds.api.base_trainer import BaseTrainer
 
 
 class Callback:
-    """The methods that a callback may have; each does nothing here. A callback need not derive from
+    """The methods that a callback may have; here they do nothing. A callback need not derive from
     this class."""
 
     def on_train_begin(self, trainer: BaseTrainer, event: events.BeginTraining) -> None:
-        """Before the first step, also of a resumed run."""
+        """Before the first step, of a resumed run too."""
 
     def on_epoch_begin(self, trainer: BaseTrainer, event: events.BeginPass) -> None:
         """Before an epoch of the task, or of the reference task."""

@@ -20,7 +20,7 @@ Metrics = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class BeginTraining:
-    """Before the first step, also of a resumed run."""
+    """Before the first step, of a resumed run too."""
 
     step: int
 

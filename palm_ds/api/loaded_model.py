@@ -44,7 +44,7 @@ class LoadedModel(Summary):
     """A trained model on a device. `palm.load` opens it."""
 
     folder: Path
-    """The weights were read from here."""
+    """The folder from which the weights were read."""
     predictor: Predictor
     trained: TrainedModel | None = None
     """The opened folder; a model that was pickled opens it again if it has to."""
@@ -76,9 +76,10 @@ class LoadedModel(Summary):
 
     @checks_arguments()
     def __call__(self, rows: Rows, *, task: str = "") -> list[dict[str, Any]]:
-        """A prediction for each row, in order, of one task; of several, `task` names it."""
+        """A prediction for each row, in order, by the only task or the one named `task`. Raises
+        UserError if there are several and none is named."""
         if not task and len(self.tasks) > 1:
-            raise UserError(f"task: choose one of {', '.join(self.tasks)}; `predict` does all")
+            raise UserError(f"task: choose one of {', '.join(self.tasks)}; `predict` runs all")
         return self.predict(rows, task=task or next(iter(self.tasks)))[
             task or next(iter(self.tasks))
         ]
@@ -95,8 +96,8 @@ class LoadedModel(Summary):
     ) -> TaskPredictions:
         """{task: a prediction for each row, in order}, for one task or for all tasks that can read
         such rows: texts, pairs, mappings, a Dataset, a DataFrame, files (docs/api.md). Labels are
-        not needed. `columns`: {role: column}. `format`: of files, if not as in training.
-        `generate`: how texts are written, such as {"beams": 5} (docs/generation.md). Raises
+        not needed. `columns`: {role: column}. `format`: that of files, if it differs from training.
+        `generate`: settings of text generation, such as {"beams": 5} (docs/generation.md). Raises
         UserError."""
         predictor = self._for(task).generating(generate or {})
         given = listed_for(predictor, rows)
@@ -114,14 +115,16 @@ class LoadedModel(Summary):
     def embed(
         self, texts: str | Sequence[Text], **settings: Unpack[EmbeddingKeywords]
     ) -> torch.Tensor | list[torch.Tensor]:
-        """The encoder's vectors (texts, hidden) of texts, as `palm.Backbone` gives them."""
+        """The encoder's vectors of texts, (texts, hidden) float32, as `palm.Backbone` gives them.
+        Raises UserError."""
         return self._vectors(texts, settings)
 
     @documents(EmbeddingSettings)
     def words(
         self, texts: str | Sequence[Text], **settings: Unpack[EmbeddingKeywords]
     ) -> list[dict[str, float]]:
-        """The sparse vectors of texts as {token: weight}, the largest weight first."""
+        """The sparse vectors of texts as {token: weight}, the largest weight first. Raises
+        UserError for a model without them."""
         return self._vectors.words(texts, settings)
 
     @cached_property
@@ -168,8 +171,8 @@ class LoadedModel(Summary):
         token: str | None = None,
         revision: str = "",
     ) -> str:
-        """`save_pretrained` to the repository `name` of the Hugging Face hub; returns its
-        address."""
+        """`save_pretrained` to the repository `name` of the Hugging Face hub; returns its URL.
+        Raises UserError, or TemporaryError if trying again may help."""
         return push_saved(
             lambda folder: self.save_pretrained(folder, task=task),
             name,

@@ -50,7 +50,7 @@ def predictions_of(
     """{task: a prediction for every row, in order}, on every process. Skips tasks that cannot read
     such rows; raises UserError if none can, or for a `format` of rows that are not files."""
     if format and isinstance(rows, tuple):
-        raise UserError(f"format: {format!r} is of files, and these rows are in memory; remove it")
+        raise UserError(f"format: {format!r} is for files, but these rows are in memory; remove it")
     if not isinstance(rows, str) and not rows:
         return {name: [] for name in predictor.tasks}
     predictions: dict[str, list[dict[str, Any]]] = {}
@@ -75,7 +75,7 @@ def predictions_of(
 def scores_of(
     predictor: Predictor, name: str, rows: Listed, processes: ProcessGroup
 ) -> dict[str, float]:
-    """{metric: value} of a task on labelled rows, read like its training rows. The same on every
+    """{metric: value} of a task on labeled rows, read like its training rows. The same on every
     process."""
     predictor = select_tasks(predictor, [name], Path())
     (each,) = predictor.passes

@@ -39,7 +39,7 @@ class Backbone(Summary):
     """An encoder to start from: a checkpoint, or hyperparameters with new weights."""
 
     folder: str = ""
-    """A checkpoint of any format."""
+    """A checkpoint of any format; empty: new weights."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Without a folder: the keys of a recipe's `backbone`."""
     tokenizer: str = ""
@@ -59,9 +59,10 @@ class Backbone(Summary):
     def from_pretrained(
         cls, name: str | Path, *, tokenizer: str | Path = "", path: str | Path = "."
     ) -> Backbone:
-        """From a folder of weights (a run, an export, a Hugging Face, Paddle, DeepSpeed or
-        TensorFlow checkpoint), or from a name to download to `path`/pretrain: one of PaddlePALM's,
-        such as ERNIE-v2-en-base, or `org/name` on the Hugging Face hub."""
+        """A backbone with the weights of a folder (a run, an export, a Hugging Face, Paddle,
+        DeepSpeed or TensorFlow checkpoint), or of a name, which is downloaded to `path`/pretrain:
+        one of PaddlePALM's, such as ERNIE-v2-en-base, or `org/name` on the Hugging Face hub. Raises
+        UserError."""
         folder = Path(name)
         if not folder.exists():
             try:
@@ -79,9 +80,9 @@ class Backbone(Summary):
     def from_config(
         cls, config: Mapping[str, Any] | str | Path, *, tokenizer: str | Path
     ) -> Backbone:
-        """With new weights, drawn from the trainer's seed. `config`: the keys of a recipe's
-        `backbone` (`kind` may be a user-defined class), or ERNIE's, PALM's or Hugging Face's
-        names for them, or a JSON file with them."""
+        """A backbone with new weights, which follow from the trainer's seed. `config`: the keys of
+        a recipe's `backbone` (`kind` may be a class of your own), or ERNIE's, PALM's or Hugging
+        Face's names for them, or a JSON file with them. Raises UserError."""
         given = config if isinstance(config, Mapping) else read_json(config)
         numbers = read_encoder_config(classes_to_names(given))
         return cls(config=asdict(numbers), tokenizer=str(tokenizer))
@@ -101,10 +102,10 @@ class Backbone(Summary):
         device: str = "cpu",
         **settings: Unpack[EmbeddingKeywords],
     ) -> torch.Tensor | list[torch.Tensor]:
-        """The vectors (texts, hidden) float32 of texts, of pairs of texts (each as one input with
-        both), or of ids with their special tokens; with
-        `tokens=True` a list of (tokens, hidden); sparse vectors (splade) are a sparse tensor
-        (texts, vocabulary). The weights are loaded at the first call. Raises UserError."""
+        """The vectors of texts, of pairs of texts (each embedded as one input), or of token ids
+        with special tokens: (texts, hidden) float32; with `tokens=True` a list of (tokens, hidden);
+        with splade a sparse tensor (texts, vocabulary). The weights are loaded at the first call.
+        Raises UserError."""
         return self._vectors_on(device)(texts, settings)
 
     @documents(EmbeddingSettings)
@@ -139,16 +140,16 @@ class Backbone(Summary):
 
     @checks_arguments()
     def save_pretrained(self, folder: str | Path) -> Path:
-        """Write the encoder, with its masked-word head if it has one, as a folder that
-        transformers' Auto classes open. Raises UserError."""
+        """Write the encoder, with its masked-LM head if it has one, as a folder that transformers'
+        Auto classes open. Raises UserError."""
         return save_pretrained(self._contents.path, folder)
 
     @checks_arguments()
     def push_to_hub(
         self, name: str, *, private: bool = False, token: str | None = None, revision: str = ""
     ) -> str:
-        """`save_pretrained` to the repository `name` of the Hugging Face hub; returns its
-        address. Raises UserError or TemporaryError."""
+        """`save_pretrained` to the repository `name` of the Hugging Face hub; returns its URL.
+        Raises UserError, or TemporaryError if trying again may help."""
         return push_saved(
             self.save_pretrained, name, private=private, token=token, revision=revision
         )

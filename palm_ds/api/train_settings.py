@@ -72,28 +72,29 @@ class TrainSettings(Settings):
     """Keywords of Trainer and MultiHeadTrainer."""
 
     batch: PositiveInt = 32
-    """Examples per step."""
+    """Examples per step, over all processes."""
     epochs: PositiveFloat = 3
     """Passes over the training rows; with several tasks, over those of the reference task."""
     lr: float = 5e-5
     """Peak learning rate."""
     length: int = 0
-    """Tokens of a row. Examples are packed into rows; longer ones are truncated. 0: 128, or the
+    """Tokens per row. Examples are packed into rows; longer ones are truncated. 0: 128, or the
     encoder's maximum if that is less."""
     schedule: Literal["linear", "cosine", "noam", "wsd", "constant"] = "linear"
     """How the learning rate decays."""
     warmup: float = 0.1
     """Warm-up steps; below 1: a fraction of all steps."""
     weight_decay: float = 0.01
-    """Weight decay of weight matrices."""
+    """Weight decay of the encoder's matrices and embeddings."""
     seed: int = 1
     """Determines the heads' initial weights, data order and dropout."""
     held_out: float = 0.0
-    """Fraction of the rows held out for evaluation, for tasks without `dev`."""
+    """Share of the rows held out for evaluation, for tasks without `dev`."""
     evaluate_every: int = 0
     """Steps between evaluations; 0: at the end of every epoch."""
     best: str = ""
-    """Metric that selects the final weights: `task.metric` or `mean`. Empty: use the last step."""
+    """Metric that selects the final weights: `task.metric`, or `mean` over tasks. Empty: the
+    weights of the last step."""
     patience: int = 0
     """With `best`: stop after this many evaluations without improvement; 0: never."""
     save_every: int = 0
@@ -103,11 +104,11 @@ class TrainSettings(Settings):
     folder: str | Path = ""
     """The run folder. An interrupted run in it is resumed. Empty: a temporary folder."""
     gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of storing them: less memory, a third
-    more computation, the same weights. `palm_ds.activation_checkpointing` of a DeepSpeed file."""
+    """Recompute activations in the backward pass instead of storing them: less memory, a third more
+    computation, the same weights. It is `palm_ds.activation_checkpointing` of a DeepSpeed file."""
     deepspeed_config: str | Path | Mapping[str, Any] | None = None
-    """DeepSpeed settings: a file or a mapping. None means ZeRO 1 with bf16 if supported (on CPU:
-    no ZeRO, fp32)."""
+    """DeepSpeed settings: a file or a mapping. None: ZeRO 1 with bf16 if supported; on CPU no ZeRO,
+    fp32."""
     recipe: dict[str, Any] = field(default_factory=dict)
     """Any other recipe keys (docs/recipe.md), such as {"optimizer": {"ema": 0.999}}."""
 

@@ -15,6 +15,7 @@ from palm_ds.api.train_settings import TrainSettings
 from palm_ds.common.arguments import checks_arguments
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.keywords import documents
+from palm_ds.common.messages import counted
 from palm_ds.data.tasks.task_with_data import TaskWithData
 from palm_ds.train.recipe.custom_metrics import Metric
 
@@ -26,7 +27,7 @@ _BACKBONE = (
 
 
 class Trainer(BaseTrainer):
-    """One task on an encoder.
+    """Trains one task on an encoder.
 
     trainer = palm.Trainer(task, backbone=backbone, batch=32, epochs=3, lr=5e-5)
     """
@@ -51,8 +52,8 @@ class Trainer(BaseTrainer):
     ):
         """backbone: a palm.Backbone, or an argument of its `from_pretrained`; may be left out if
             this trainer is passed to a MultiHeadTrainer.
-        mix_ratio, reuse_head_with: settings of the task; the latter is a task or trainer whose
-            head this task shares.
+        mix_ratio: steps of the task per step of the reference task of a MultiHeadTrainer.
+        reuse_head_with: the name or trainer of a task whose head this task shares.
         callbacks: objects with methods to call during training (palm.Callback).
         metrics: functions of your own, `metric(predictions, labels)`, that return a number or
             {metric: number}; reported next to the task's own."""
@@ -95,14 +96,14 @@ class Trainer(BaseTrainer):
 
     @property
     def cur_train_epoch(self) -> int:
-        """Complete passes over the rows so far."""
+        """Number of complete epochs so far."""
         if self.run.recipe.examples:
             return int(self.cur_train_step / self.definition.epoch_of(self.name))
         return self.cur_train_step // self.steps_per_epoch
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches in an epoch, as in PaddlePALM."""
+        """Number of whole batches in an epoch, as in PaddlePALM."""
         return max(int(self.definition.epoch_of(self.name)), 1)
 
     steps_pur_epoch = steps_per_epoch
@@ -113,7 +114,8 @@ Member: TypeAlias = TaskWithData | Trainer | Sequence[TaskWithData | Trainer]
 
 
 class MultiHeadTrainer(BaseTrainer):
-    """Several tasks on one encoder. Tasks in a tuple share one text: all label the same rows.
+    """Trains several tasks on one encoder. Tasks in a tuple share their texts: all of them label
+    the same rows.
 
     trainer = palm.MultiHeadTrainer([match, mask], backbone=backbone, mix_ratio={"mask": 0.5})
     """
@@ -191,7 +193,7 @@ class MultiHeadTrainer(BaseTrainer):
 
     @property
     def expected_steps(self) -> dict[str, int]:
-        """Steps of each task over the whole training."""
+        """{task: number of its steps in the whole training}."""
         curriculum = self.run.recipe.curriculum
         return {
             name: sum(
@@ -214,7 +216,10 @@ def _set_ratios(mixture: TaskMixture, ratios: Mapping[str, float] | Sequence[flo
     groups, tasks = mixture.groups, {task.name: task for task in mixture.tasks}
     if isinstance(ratios, Sequence):
         if len(ratios) != len(groups):
-            raise UserError(f"mix_ratio: {len(ratios)} numbers for {len(groups)} tasks")
+            raise UserError(
+                f"mix_ratio: {counted(len(ratios), 'number')} for {counted(len(groups), 'task')}; "
+                "give one each"
+            )
         ratios = {b[0].name: r for b, r in zip(groups, ratios, strict=True)}
     for name, ratio in ratios.items():
         if name not in tasks:
@@ -224,6 +229,6 @@ def _set_ratios(mixture: TaskMixture, ratios: Mapping[str, float] | Sequence[flo
         for other in others:
             if other.mix_ratio not in (1.0, first.mix_ratio):
                 raise UserError(
-                    f"mix_ratio: {other.mix_ratio:g} of {other.name!r}, which has its steps "
-                    f"together with {first.name!r}; give it to that task"
+                    f"mix_ratio: {other.mix_ratio:g} for {other.name!r}, which trains in the steps "
+                    f"of {first.name!r}; give the ratio to that task"
                 )

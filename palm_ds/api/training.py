@@ -18,7 +18,7 @@ from palm_ds.api.predictions import select_tasks
 from palm_ds.api.run_definition import RunDefinition
 from palm_ds.common import errors
 from palm_ds.common.errors import UserError
-from palm_ds.common.messages import LIBRARY, plain_messages
+from palm_ds.common.messages import LIBRARY, counted, plain_messages
 from palm_ds.data.stream.packing import batch_tokens_for
 from palm_ds.inference import trained_model
 from palm_ds.inference.model_tasks import asked_tasks
@@ -118,7 +118,7 @@ class TrainingSession:
         try:
             return next(self._batches)
         except StopIteration:
-            raise UserError(f"get_one_batch: there are only {steps} steps") from None
+            raise UserError(f"get_one_batch: all {counted(steps, 'step')} are taken") from None
 
     def train_step(
         self, batch: list[Batch] | None, handlers: Sequence[EventHandler]

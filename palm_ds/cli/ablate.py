@@ -37,10 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--schedules",
         default="sequential,joint,continual",
         metavar="A,B",
-        help="some of sequential, joint, continual, alternate (the first three)",
+        help="which of sequential, joint, continual, alternate to run (the first three)",
     )
-    add("--always", default="", metavar="TASK", help="run each again with TASK in every task group")
-    add("--steps", default="", metavar="N", help="of each task group (as in the recipe)")
+    always = "run each schedule a second time, with TASK in every task group"
+    add("--always", default="", metavar="TASK", help=always)
+    add("--steps", default="", metavar="N", help="steps of each task group (as in the recipe)")
     add_launcher(parser)
 
 

@@ -35,16 +35,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     texts = "files, folders, patterns, URLs, or one prepared corpus"
     add("texts", nargs="+", metavar="TEXTS", help=texts)
     add("--out", type=local_path, required=True, metavar="DIR", help="folder for all output")
-    add("--general", nargs="+", metavar="TEXTS", help="general text, mixed in against forgetting")
+    general = "general text to mix in, so that the encoder forgets less"
+    add("--general", nargs="+", metavar="TEXTS", help=general)
     add_fields(parser, AdaptOptions, metavar={"general_share": "P", "steps": "N", "lr": "X"})
-    add("--deepspeed_config", metavar="FILE", help="(zero1_bf16 with a GPU, else cpu)")
-    add("--recipe_only", action="store_true", help="prepare, write the recipe, and stop")
-    reading = parser.add_argument_group("reading, as `palm-ds prepare`; its other options: run it")
+    machine = "a DeepSpeed file (zero1_bf16 with a GPU, else cpu)"
+    add("--deepspeed_config", metavar="FILE", help=machine)
+    only = "prepare the texts, write the recipe, and stop"
+    add("--recipe_only", action="store_true", help=only)
+    reading = parser.add_argument_group(
+        "reading, as in `palm-ds prepare`; for its other options, prepare the corpus with it first"
+    )
     metavar = {"text_field": "NAME", "text_documents": "END", "language": "L"}
     choices = {"text_documents": DOCUMENTS, "language": LANGUAGES}
     add_fields(reading, InputOptions, *_INPUT, metavar=metavar, choices=choices)
     add_fields(reading, TextOptions, *_TEXT, metavar=metavar, choices=choices)
-    reading.add_argument("--workers", type=int, metavar="N", help="processes that prepare (1)")
+    reading.add_argument(
+        "--workers", type=int, metavar="N", help="processes that prepare texts (1)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,7 +89,7 @@ def _check(args: argparse.Namespace) -> None:
 
     if launched_processes() > 1:
         raise UserError(
-            "palm-ds adapt: one process alone; give --recipe_only, then train the recipe in "
+            "palm-ds adapt: runs in one process; give --recipe_only, then train the recipe in "
             "several with palm-ds pretrain"
         )
     if args.out.resolve() == Path(args.model).resolve():
@@ -232,7 +239,7 @@ def _report(
 
 COMMAND = Command(
     name="adapt",
-    summary="Continue somebody's encoder on your own text, and compare the losses.",
+    summary="Continue pretraining an encoder on your own text, and compare the losses.",
     usage="MODEL TEXTS... --out DIR [--general TEXTS...] [options]",
     examples="""
 palm-ds adapt models/encoder texts/ --out runs/mine --language en

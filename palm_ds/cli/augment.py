@@ -14,16 +14,21 @@ from palm_ds.common.messages import counted
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("input", nargs="+", metavar="TABLE", help="files of rows")
-    add("--output", required=True, type=local_path, metavar="FILE", help="a .jsonl file")
-    add("--copies", type=int, default=10, metavar="N", help="rows made of each row (10)")
-    add("--unknown", type=float, default=0.1, metavar="P", help="words to become unknown (0.1)")
-    add("--same_class", type=float, default=0.1, metavar="P", help="... another of its class (0.1)")
-    add("--guess", type=float, default=0.0, metavar="P", help="... a guess of --model (0)")
-    add("--model", default="", metavar="FOLDER", help="a model with a masked-LM head")
-    add("--piece", type=float, default=0.25, metavar="P", help="copies that are a piece (0.25)")
-    add("--seed", type=int, default=1, metavar="N", help="(1)")
-    add("--keep_labels", action="store_true", help="copies have the label of their row")
-    add("--columns", nargs="+", default=[], metavar="ROLE=NAME", help="as in a recipe's `read`")
+    add("--output", required=True, type=local_path, metavar="FILE", help="the .jsonl file to write")
+    add("--copies", type=int, default=10, metavar="N", help="copies made of each row (10)")
+    unknown = "share of words replaced by the unknown token (0.1)"
+    add("--unknown", type=float, default=0.1, metavar="P", help=unknown)
+    same = "share of words replaced by another word of their class (0.1)"
+    add("--same_class", type=float, default=0.1, metavar="P", help=same)
+    guess = "share of words replaced by a prediction of --model (0)"
+    add("--guess", type=float, default=0.0, metavar="P", help=guess)
+    add("--model", default="", metavar="FOLDER", help="a model with a masked-LM head, for --guess")
+    piece = "share of copies cut to a random piece of their text (0.25)"
+    add("--piece", type=float, default=0.25, metavar="P", help=piece)
+    add("--seed", type=int, default=1, metavar="N", help="random seed (1)")
+    add("--keep_labels", action="store_true", help="give copies the label of their row")
+    columns = "names of columns, as `columns` in a recipe's `read`"
+    add("--columns", nargs="+", default=[], metavar="ROLE=NAME", help=columns)
 
 
 def run(args: argparse.Namespace) -> int:

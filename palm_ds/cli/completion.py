@@ -82,7 +82,7 @@ def _fill(parser: argparse.ArgumentParser, command_or_group: Command | CommandGr
 
 COMMAND = Command(
     name="completion",
-    summary="Print what makes a shell complete commands, options and files with TAB.",
+    summary="Print a script that completes commands, options and files in your shell.",
     usage="[SHELL]",
     examples="""
 palm-ds completion bash      # append what it prints to ~/.bashrc

@@ -25,10 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("source", type=Path, metavar="SOURCE", help="a run, a checkpoint, or a name on the hub")
     add("target", type=local_path, metavar="TARGET", help="a new folder")
-    to = "palm_ds, huggingface, paddle, onnx (palm_ds)"
+    to = "format to write: palm_ds, huggingface, paddle or onnx (palm_ds)"
     add("--to", default="palm_ds", metavar="F", help=to)
     add_fields(parser, ConversionOptions, "task", "family", metavar={"task": "T", "family": "F"})
-    add("--head", type=list_of_names, metavar="A,B", help="write only this head (onnx: these)")
+    add(
+        "--head", type=list_of_names, metavar="A,B", help="write only this head (onnx: these heads)"
+    )
     shown = {"head_class": "CLASS", "words": "NAME", "dtype": "D", "shard_size": "N"}
     add_fields(parser, ConversionOptions, *shown, metavar=shown)
     add(
@@ -37,26 +39,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=["fp32"],
         metavar="A,B",
-        help="huggingface: files of onnx/: fp32, fp16, int8, or none (fp32, where possible)",
+        help="huggingface: files of onnx/: fp32, fp16, int8; or none (fp32 where possible)",
     )
     _add_opening(parser)
     onnx = parser.add_argument_group("--to onnx")
     shown = {"precisions": "A,B", "opset": "N"}
     add_fields(onnx, OnnxOptions, *shown, metavar=shown, flags=_FLAGS, lists=("precisions",))
-    onnx.add_argument("--score", nargs="+", metavar="FILE", help="labelled rows to score files on")
+    onnx.add_argument(
+        "--score", nargs="+", metavar="FILE", help="labeled rows on which to score the files"
+    )
     flags = {"verify": "--unchecked"}
     add_fields(parser, CheckedConversion, "strict", "verify", metavar={}, flags=flags)
 
 
 def _add_opening(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--eps", type=float, metavar="X", help="LayerNorm's eps, instead of what SOURCE states")
+    add("--eps", type=float, metavar="X", help="LayerNorm's eps, if SOURCE states a wrong one")
     add("--config", type=Path, metavar="FILE", help="the encoder's config, if it is not in SOURCE")
     add("--tokenizer", type=Path, metavar="PATH", help="the tokenizer, if it is not in SOURCE")
     add(
         "--untied_head",
         choices=["keep", "skip"],
-        help="a masked-LM head with its own output embeddings: keep it (keep), or skip it",
+        help="keep or skip a masked-LM head whose output embeddings are its own (keep)",
     )
     add_fields(parser, CheckedConversion, "revision", metavar={"revision": "R"})
     add("--texts", type=Path, metavar="FILE", help="texts to compare the outputs on, one per line")

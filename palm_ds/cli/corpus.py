@@ -13,8 +13,14 @@ from palm_ds.cli.output import console_of, show, summarize
 def _inspect_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("corpus", metavar="CORPUS", help="a folder that `palm-ds prepare` made, or its URL")
-    add("--documents", type=int, default=3, metavar="N", help="how many to show (3)")
-    add("--first", type=int, default=0, metavar="N", help="the first document to show (0)")
+    add("--documents", type=int, default=3, metavar="N", help="number of documents to show (3)")
+    add(
+        "--first",
+        type=int,
+        default=0,
+        metavar="N",
+        help="first document to show, counted from 0 (0)",
+    )
 
 
 def _inspect(args: argparse.Namespace) -> int:
@@ -32,7 +38,7 @@ def _inspect(args: argparse.Namespace) -> int:
 
 INSPECT = Command(
     name="corpus inspect",
-    summary="Show documents of a corpus in colour, with their annotations.",
+    summary="Show documents of a corpus in color, with their annotations.",
     usage="CORPUS [options]",
     examples="""
 palm-ds corpus inspect data/wiki
@@ -51,16 +57,16 @@ palm-ds corpus inspect s3://bucket/wiki
 def _annotate_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("corpus", metavar="CORPUS", help="a folder that `palm-ds prepare` made")
-    add("input", nargs="+", metavar="INPUT", help="the input that it was made from")
+    add("input", nargs="+", metavar="INPUT", help="the input from which it was made")
     add(
         "--annotation",
         action="append",
         required=True,
         metavar="NAME",
-        help="capital, heading or [name=]module:function; repeatable",
+        help="annotation to add: capital, heading or [name=]module:function; repeatable",
     )
     add("--workers", type=int, default=1, metavar="N", help="processes on this machine (1)")
-    add("--mpi", action="store_true", help="processes on any machines, under mpirun")
+    add("--mpi", action="store_true", help="use the processes of mpirun, on any machines")
 
 
 def _annotate(args: argparse.Namespace) -> int:
@@ -99,10 +105,10 @@ def _ngrams_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("corpus", metavar="CORPUS", help="a folder that `palm-ds prepare` made, or its URL")
     add("file", metavar="FILE", help="the lexicon to write; replaced if it exists")
-    sizes = "how many n-grams of 2, 3, ... tokens to keep at most (100000 200000)"
+    sizes = "maximum number of n-grams of 2, 3, ... tokens (100000 200000)"
     add("--sizes", type=int, nargs="+", metavar="N", help=sizes)
-    add("--least", type=int, default=5, metavar="N", help="times that an n-gram occurs (5)")
-    sample = "tokens of random documents to count; 0: the whole corpus (0)"
+    add("--least", type=int, default=5, metavar="N", help="minimum count of an n-gram (5)")
+    sample = "count only N tokens, from random documents; 0: the whole corpus (0)"
     add("--sample", type=int, default=0, metavar="N", help=sample)
 
 
@@ -152,7 +158,7 @@ def _export(args: argparse.Namespace) -> int:
 
 EXPORT_ERNIE = Command(
     name="corpus export-ernie",
-    summary="Write a corpus as ERNIE 1.0's training lines.",
+    summary="Write a corpus in the format of ERNIE 1.0's training files.",
     usage="CORPUS FILE.gz [options]",
     examples="palm-ds corpus export-ernie data/wiki wiki.gz --length 128",
     notes="""

@@ -31,34 +31,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="FILE",
-        help="files of rows, .txt, or - (a pipe)",
+        help="files of rows, .txt files, or - for standard input",
     )
-    files = "a .npy or .parquet file; of sparse vectors .npz"
+    files = "a .npy or .parquet file; .npz for sparse vectors"
     add("--output", default=None, type=local_path, metavar="FILE", help=files)
     add(
         "--column",
         nargs="+",
         default=[],
         metavar="NAME",
-        help="the column of texts (text_a, text, ...), or the two of pairs",
+        help="column of the texts (text_a, text, ...), or the two of text pairs",
     )
-    add("--format", default="", help="format of the files, if not by their suffixes")
-    poolings = "mean, cls, max, pooler or splade (as the model says, or mean)"
+    add("--format", default="", help="format of the files (by their suffixes)")
+    poolings = "mean, cls, max, pooler or splade (the model's own, else mean)"
     add("--pooling", default=None, help=poolings)
     add("--layers", default="-1", metavar="A,B", help="average these layers (-1: the last)")
-    add("--concat", action="store_true", help="put these layers one after another instead")
-    add("--tokens", action="store_true", help="one vector for each token")
+    add("--concat", action="store_true", help="concatenate these layers instead")
+    add("--tokens", action="store_true", help="write one vector per token")
     add(
         "--normalize",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="scale vectors to length 1 (as the model says, or not)",
+        help="scale vectors to length 1, or not (the model's own setting, else not)",
     )
-    add("--dimensions", type=int, default=0, metavar="N", help="keep the first N numbers (all)")
-    most = "of sparse vectors (splade) keep the N largest numbers (all)"
+    add("--dimensions", type=int, default=0, metavar="N", help="keep the first N dimensions (all)")
+    most = "keep the N largest entries of a sparse vector (all)"
     add("--max_active_dims", type=int, default=0, metavar="N", help=most)
     add("--max_length", type=int, default=None, metavar="N", help="truncate texts to N tokens")
-    add("--prompt", default=None, metavar="TEXT", help="put before every text (as the model says)")
+    add(
+        "--prompt",
+        default=None,
+        metavar="TEXT",
+        help="text put before every input (the model's own)",
+    )
     add("--task", default="", help="use the task embedding of this task")
     add("--dtype", default="float32", help="float32, float16 or int8 (float32)")
     add_inference_arguments(parser)

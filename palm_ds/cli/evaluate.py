@@ -69,30 +69,32 @@ def _add_task_arguments(parser: argparse.ArgumentParser) -> None:
         help="classification, tagging, ... or module.Class (the task that predicted)",
     )
     add("--gold", nargs="+", default=[], metavar="FILE", help="files of rows with labels")
-    add("--predictions", default="", metavar="FILE", help="what was predicted for these rows")
-    add("--columns", nargs="+", default=[], metavar="ROLE=NAME", help="columns of the gold files")
+    add("--predictions", default="", metavar="FILE", help="predictions for these rows")
+    columns = "names of columns in the gold files"
+    add("--columns", nargs="+", default=[], metavar="ROLE=NAME", help=columns)
     add("--format", default="auto", metavar="F", help="format of the gold files (by their names)")
-    add("--simplify", action="store_true", help="simplify the gold files' Chinese")
+    simplify = "convert the gold files' Chinese to simplified characters"
+    add("--simplify", action="store_true", help=simplify)
     add(
         "--no_header",
         action="store_true",
         help="the gold files have no header; columns are numbers from 0",
     )
-    add("--positive", default="", metavar="CLASS", help="classification: the class of the F1")
-    add("--separator", default="", metavar="S", help="multi_label: what is between classes (,)")
+    add("--positive", default="", metavar="CLASS", help="classification: positive class for F1")
+    add("--separator", default="", metavar="S", help="multi_label: separator of classes (,)")
     add(
         "--scheme",
         default="",
         metavar="S",
-        help="tagging: BIO, IOB1, ...; none: no chunks (detected)",
+        help="tagging: BIO, IOB1, ...; none: tags are not chunks (detected)",
     )
-    add("--style", default="", metavar="S", help="reading: squad1, squad2 or cmrc (by the data)")
+    add("--style", default="", metavar="S", help="reading: squad1, squad2 or cmrc (detected)")
     add(
         "--task",
         nargs="+",
         default=[],
         metavar="KEY=VALUE",
-        help="other settings of the task; with --pairs: the name of the task that reads them",
+        help="other settings of the task; with --pairs: TASK alone, the task that reads them",
     )
 
 
@@ -144,9 +146,9 @@ def _check_given(args: argparse.Namespace) -> None:
     given = [name for name in _OF_PREDICTIONS if getattr(args, name)]
     given += ["format"] if args.format != "auto" else []
     if args.pairs and given:
-        raise UserError(f"--{given[0]}: is of predictions, not of minimal pairs; remove it")
+        raise UserError(f"--{given[0]}: is not for --pairs; remove it")
     if args.score != "unmasked" and not args.pairs:
-        raise UserError("--score: is how a model scores --pairs; remove it")
+        raise UserError("--score: needs --pairs")
     for name in ("json", "html"):
         file = getattr(args, name)
         if isinstance(file, Path):

@@ -14,7 +14,7 @@ from palm_ds.common.errors import UserError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", metavar="MODEL", help="a run folder, or a checkpoint of any format")
-    add("texts", nargs="*", metavar="TEXT", help="a text with one [MASK] or more")
+    add("texts", nargs="*", metavar="TEXT", help="a text with one or more [MASK]")
     add("--top", type=int, default=5, metavar="N", help="predictions to show for each [MASK] (5)")
     add("--task", default="", help="use the task embedding of this task")
     add("--hide", default="", metavar="WORD", help="mask this word in the texts")
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.top < 1:
-        raise UserError(f"--top {args.top}: at least 1 guess")
+        raise UserError(f"--top {args.top}: expected at least 1")
     from palm_ds.inference.fill_mask import as_record, as_text
     from palm_ds.inference.trained_model import TrainedModel
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 def _lines() -> Iterator[tuple[str, str]]:
     """The non-empty lines of stdin, each with its place for messages."""
     if sys.stdin is None:
-        raise UserError("no text: give one; the standard input is closed")
+        raise UserError("no text: give one, as standard input is closed")
     if sys.stdin.isatty():
         print("type a text with [MASK] on each line; end with Ctrl-D", file=sys.stderr, flush=True)
     any_text = False
@@ -53,7 +53,7 @@ def _lines() -> Iterator[tuple[str, str]]:
             any_text = True
             yield f"<stdin>:{number}: ", text
     if not any_text:
-        raise UserError("no text: give one, or lines on the standard input")
+        raise UserError("no text: give one, or lines on standard input")
 
 
 COMMAND = Command(

@@ -30,13 +30,14 @@ _CONTINUES = "stopped; `palm-ds index add` with the same files continues"
 
 def _input_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("input", nargs="+", metavar="INPUT", help="files of rows, or .txt")
-    add("--column", default="", metavar="NAME", help="the column of texts (text, text_a, ...)")
-    add("--id", default="", metavar="NAME", help="that of ids (id, _id, idx; else a hash)")
-    add("--title", default="", metavar="NAME", help="that of titles (title)")
-    metadata = "those that filters are about (all others)"
+    add("input", nargs="+", metavar="INPUT", help="files of rows, or .txt files")
+    add("--column", default="", metavar="NAME", help="column of the texts (text, text_a, ...)")
+    ids = "column of the ids (id, _id or idx; else a hash of the text)"
+    add("--id", default="", metavar="NAME", help=ids)
+    add("--title", default="", metavar="NAME", help="column of the titles (title)")
+    metadata = "columns stored as metadata, which filters can test (all others)"
     add("--metadata", nargs="*", default=None, metavar="NAME", help=metadata)
-    add("--format", default="", help="format of the files, if not by their suffixes")
+    add("--format", default="", help="format of the files (by their suffixes)")
 
 
 def _columns(args: argparse.Namespace) -> TextColumns:
@@ -65,7 +66,9 @@ def _own_embedder(args: argparse.Namespace, index: SearchIndex) -> Embedder:
 
     model = args.model or index.embedding.model
     if not Path(model).exists():
-        raise UserError(f"{model}: the model of {args.index} is not there; name it: --model PATH")
+        raise UserError(
+            f"{model}: the model of {args.index} is no longer there; give its new place: --model"
+        )
     embedder = _open_embedder(args, model, index.embedding.settings)
     check_model(index, embedder, model)
     return embedder
@@ -99,13 +102,18 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
     add("index", type=local_path, metavar="INDEX", help="a new folder")
     add("model", metavar="MODEL", help="a run folder, or a checkpoint of any format")
     _input_arguments(parser)
-    poolings = "mean, cls, max, pooler or splade (as the model says, or mean)"
+    poolings = "mean, cls, max, pooler or splade (the model's own, else mean)"
     add("--pooling", default=None, help=poolings)
-    add("--dimensions", type=int, default=0, metavar="N", help="keep the first N numbers (all)")
-    most = "of sparse vectors (splade) keep the N largest numbers (all)"
+    add("--dimensions", type=int, default=0, metavar="N", help="keep the first N dimensions (all)")
+    most = "keep the N largest entries of a sparse vector (all)"
     add("--max_active_dims", type=int, default=0, metavar="N", help=most)
     add("--max_length", type=int, default=None, metavar="N", help="truncate texts to N tokens")
-    add("--prompt", default=None, metavar="TEXT", help="put before every text (as the model says)")
+    add(
+        "--prompt",
+        default=None,
+        metavar="TEXT",
+        help="text put before every input (the model's own)",
+    )
     add("--task", default="", help="use the task embedding of this task")
     add_inference_arguments(parser)
 
@@ -118,7 +126,7 @@ def _build(args: argparse.Namespace) -> int:
     from palm_ds.inference.search.texts import read_texts
 
     if is_index(args.index):
-        raise UserError(f"{args.index}: is an index already; `palm-ds index add` adds to it")
+        raise UserError(f"{args.index}: is already an index; `palm-ds index add` adds to it")
     check_new_folder(args.index)
     next(read_texts(args.input, _columns(args)), None)  # a mistake costs no model that is opened
     names = ("pooling", "dimensions", "max_active_dims", "max_length", "prompt", "task")
@@ -151,7 +159,7 @@ def _without_empty_index(folder: Path) -> Iterator[None]:
 
 BUILD = Command(
     name="index build",
-    summary="Make an index of texts: their vectors, words, ids, titles and metadata.",
+    summary="Build an index of texts: their vectors, words, ids, titles and metadata.",
     usage="INDEX MODEL INPUT... [options]",
     examples="""
 palm-ds index build indexes/news runs/mine news.jsonl --column body --title headline
@@ -167,7 +175,7 @@ palm-ds index build indexes/mine models/minilm texts.txt --precision bf16
 
 
 def _model_argument(parser: argparse.ArgumentParser) -> None:
-    moved = "where the model of the index is now, if it was moved"
+    moved = "the model that built the index, if it has moved since"
     parser.add_argument("--model", type=Path, metavar="PATH", help=moved)
     add_inference_arguments(parser)
 
@@ -187,12 +195,11 @@ def _add_texts(args: argparse.Namespace) -> int:
 
 ADD = Command(
     name="index add",
-    summary="Add texts to an index; those of ids that it has replace the old ones.",
+    summary="Add texts to an index; a text whose id it has replaces the old one.",
     usage="INDEX INPUT... [options]",
     examples="palm-ds index add indexes/news today.jsonl --column body --title headline",
     notes="""
-A server that searches the index finds them immediately. Texts that are there unchanged are not
-embedded again.""",
+A server that searches the index finds them immediately. Unchanged texts are not embedded again.""",
     interrupted=_CONTINUES,
     add_arguments=_add_arguments,
     run=_add_texts,
@@ -204,12 +211,12 @@ embedded again.""",
 
 def _delete_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("index", type=Path, metavar="INDEX", help=_INDEX)
-    parser.add_argument("ids", nargs="*", metavar="ID", help="ids of texts")
+    parser.add_argument("ids", nargs="*", metavar="ID", help="ids of texts to delete")
     _filter_argument(parser)
 
 
 def _filter_argument(parser: argparse.ArgumentParser) -> None:
-    what = """texts with this metadata, as JSON: '{"lang": "en", "year": {">=": 2020}}'"""
+    what = """only texts with this metadata: '{"lang": "en", "year": {">=": 2020}}'"""
     parser.add_argument("--filter", type=_as_filter, metavar="JSON", help=what)
 
 
@@ -227,7 +234,7 @@ def _delete(args: argparse.Namespace) -> int:
     from palm_ds.inference.search.index import open_index
 
     if bool(args.ids) == (args.filter is not None):
-        raise UserError("name the texts: ids, or --filter")
+        raise UserError("give either ids or --filter, to name the texts")
     with open_index(args.index) as index:
         deleted = index.delete(args.ids, args.filter)
         total = index.total
@@ -276,12 +283,12 @@ def _compact(args: argparse.Namespace) -> int:
 
 COMPACT = Command(
     name="index compact",
-    summary="Free the space of deleted texts.",
+    summary="Free the space of an index's deleted texts.",
     usage="INDEX",
     examples="palm-ds index compact indexes/news",
     notes="""
-Servers go on searching meanwhile; additions and deletions wait. Whenever the command is
-interrupted, the index is either as before or compacted.""",
+Servers continue to search meanwhile; additions and deletions wait. If the command is interrupted,
+the index is either as before or compacted.""",
     add_arguments=_compact_arguments,
     run=_compact,
 )
@@ -293,10 +300,10 @@ interrupted, the index is either as before or compacted.""",
 def _search_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("index", type=Path, metavar="INDEX", help=_INDEX)
-    add("query", metavar="QUERY", help="a text")
-    add("--top", type=int, default=10, metavar="N", help="how many texts (10)")
-    add("--hybrid", action="store_true", help="by words (BM25) as well as by vectors")
-    add("--exact", action="store_true", help="compare every vector, also of a large index")
+    add("query", metavar="QUERY", help="the text to search for")
+    add("--top", type=int, default=10, metavar="N", help="number of texts to find (10)")
+    add("--hybrid", action="store_true", help="search by words (BM25) as well as by vectors")
+    add("--exact", action="store_true", help="compare every vector, even in a large index")
     _filter_argument(parser)
     _model_argument(parser)
 
@@ -334,7 +341,7 @@ def _search(args: argparse.Namespace) -> int:
 
 SEARCH = Command(
     name="index search",
-    summary="Search an index.",
+    summary="Search an index for the texts nearest to a query.",
     usage="INDEX QUERY [options]",
     examples="""
 palm-ds index search indexes/news "towers in France" --top 5
@@ -396,7 +403,7 @@ def _about_graph(covered: int, wanted: bool, available: bool) -> str:
 
 INFO = Command(
     name="index info",
-    summary="Show what an index has.",
+    summary="Show how many texts an index has, and how they are embedded and searched.",
     usage="INDEX",
     examples="palm-ds index info indexes/news",
     add_arguments=_info_arguments,
@@ -406,7 +413,7 @@ INFO = Command(
 _COMMANDS: Sequence[Command] = (BUILD, ADD, DELETE, COMPACT, SEARCH, INFO)
 COMMAND = CommandGroup(
     name="index",
-    summary="Make an index of texts, add to it, delete from it, compact it, and search it.",
+    summary="Build an index of texts, add to it, delete from it, compact it, and search it.",
     commands={command.name.split()[1]: command for command in _COMMANDS},
 )
 

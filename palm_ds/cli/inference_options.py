@@ -40,7 +40,7 @@ def add_inference_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="tokens in a batch (more: faster, more memory)",
+        help="tokens per batch: more is faster, and takes more memory",
     )
     add("--device", default="", help="cpu, cuda, cuda:1 (a GPU if there is one)")
     add("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # from the launcher
@@ -53,7 +53,7 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also print scores by class or type, confusions and calibration",
     )
-    page = "write the scores with these to a page"
+    page = "write the scores and these tables to an HTML page"
     add("--html", type=local_path, metavar="FILE", help=page)
 
 
@@ -131,19 +131,18 @@ def is_piped(args: argparse.Namespace) -> bool:
     output = str(args.output or PIPE)
     if PIPE not in args.input:
         if output == PIPE:
-            raise UserError("--output: give a place; only --input - is answered on this output")
+            raise UserError("--output: missing; only answers to `--input -` go to standard output")
         return False
     if len(args.input) > 1 or output != PIPE:
         others = " ".join(name for name in args.input if name != PIPE)
         more = f"--output {output}" if output != PIPE else others or "another -"
         raise UserError(
-            "--input -: reads the standard input alone and answers on the standard output, "
-            f"without {more}"
+            f"--input -: reads standard input alone and answers on standard output; remove {more}"
         )
     if sys.stdin is None:
-        raise UserError("--input -: the standard input is closed")
+        raise UserError("--input -: standard input is closed")
     if launched_processes() > 1:
-        raise UserError("--input -: one process reads the standard input; start it alone")
+        raise UserError("--input -: is read by one process; start it without a launcher")
     progress_to_stderr()
     return True
 

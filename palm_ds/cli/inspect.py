@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_recipe(parser)
     add = parser.add_argument
-    add("--step", type=int, metavar="N", help="the step, counted from 1 (1)")
-    add("--rows", type=int, default=2, metavar="K", help="rows to show (2)")
-    add("--held_out", action="store_true", help="show the held-out rows, K of each task group")
+    add("--step", type=int, metavar="N", help="training step, counted from 1 (1)")
+    add("--rows", type=int, default=2, metavar="K", help="number of rows to show (2)")
+    add("--held_out", action="store_true", help="show held-out rows instead, K of each task group")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.held_out and args.step is not None:
-        raise UserError("--held_out: the same rows at every step; leave out --step")
+        raise UserError("--held_out: shows the same rows at every step; remove --step")
     check_overrides(args.overrides)
     from palm_ds.cli.shipped import find_recipe
     from palm_ds.inference.inspect_stream import as_record, open_held_out, open_step, sequences
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(view: View) -> None:
-    """In colour on a terminal; elsewhere lines are not wrapped."""
+    """In color on a terminal; elsewhere lines are not wrapped."""
     from rich.console import Console
 
     from palm_ds.inference.inspect_stream import as_text, summary
@@ -61,7 +61,7 @@ def _show(view: View) -> None:
 
 COMMAND = Command(
     name="inspect",
-    summary="Show the packed rows of a training step, with masks and labels; nothing is trained.",
+    summary="Show the packed rows of a training step, with masks and labels, without training.",
     usage="RECIPE [options] [a.b=c ...]",
     examples="""
 palm-ds inspect RECIPE.yaml --step 500 --rows 3

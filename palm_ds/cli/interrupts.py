@@ -1,5 +1,5 @@
 """Signals that end a program, and imports. What a handler raises while a module is imported may be
-lost in somebody's `except`, or abort the program in a C++ initialiser. So the program ends
+lost in somebody's `except`, or abort the program in a C++ initializer. So the program ends
 immediately if a command imports what it needs before its work, and otherwise after the import or
 with a second signal. Finalizers and callbacks of weak references are waited for, too: Python prints
 what they raise and continues. Where it does so elsewhere, in C code that cannot raise, the signal

@@ -29,7 +29,7 @@ SECTIONS: Mapping[str, Sequence[str]] = {
     ),
     "Using a model": ("predict", "evaluate", "fill-mask", "embed", "index", "serve"),
     "Checkpoints": ("convert", "verify", "show", "merge", "resize", "push", "download"),
-    "Shipped files, the shell": ("recipes", "completion"),
+    "Shipped files and shell": ("recipes", "completion"),
 }
 """Every sub-command; `fill-mask` is the module fill_mask."""
 _HEAD = """usage: palm-ds COMMAND [options]
@@ -37,7 +37,8 @@ _HEAD = """usage: palm-ds COMMAND [options]
 Multi-task pretraining and fine-tuning of text encoders on a DeepSpeed engine.
 """
 _TAIL = """
-`palm-ds help COMMAND` has examples. Several processes:
+`palm-ds COMMAND --help` has its options, with defaults in parentheses, and examples. To train on
+several GPUs, start the command's module with a launcher:
   deepspeed --module palm_ds.cli.pretrain RECIPE --deepspeed_config FILE   (or finetune, predict)
   torchrun --nproc_per_node 8 --module palm_ds.cli.pretrain RECIPE --deepspeed_config FILE"""
 

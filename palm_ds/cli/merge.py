@@ -23,26 +23,27 @@ _COMPARISON = ("held_out", "examples")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "sources", nargs="+", type=Path, metavar="SOURCE", help="a run, or two and more checkpoints"
-    )
+    add("sources", nargs="+", type=Path, metavar="SOURCE", help="a run, or two or more checkpoints")
     add("--out", type=local_path, required=True, metavar="DIR", help="a new folder")
     add("--method", default="mean", choices=_METHODS, help="how to merge (mean)")
-    add("--weights", nargs="+", type=float, metavar="W", help="of each source (equal)")
-    add("--last", type=int, default=0, metavar="N", help="of a run: its newest checkpoints (all)")
-    add("--best", type=int, default=0, metavar="N", help="of a run: the best it evaluated and kept")
-    add("--decay", type=float, metavar="D", help="ema: weight of what was merged before (0.9)")
-    add("--base", type=Path, metavar="DIR", help="ties: the checkpoint that all were trained from")
-    add("--density", type=float, metavar="P", help="ties: part of each difference kept (0.2)")
-    add("--scale", type=float, metavar="S", help="ties: factor of the merged difference (1)")
+    add("--weights", nargs="+", type=float, metavar="W", help="weight of each source (equal)")
+    add("--last", type=int, default=0, metavar="N", help="merge a run's N newest checkpoints (all)")
+    best = "merge the N best checkpoints that a run kept (`save.best`)"
+    add("--best", type=int, default=0, metavar="N", help=best)
+    add("--decay", type=float, metavar="D", help="ema: weight of the average so far (0.9)")
+    base = "ties: the checkpoint from which all sources were trained"
+    add("--base", type=Path, metavar="DIR", help=base)
+    density = "ties: share of each source's changes that is kept, the largest (0.2)"
+    add("--density", type=float, metavar="P", help=density)
+    add("--scale", type=float, metavar="S", help="ties: factor of the merged change (1)")
     add("--corpus", metavar="DIR", help="a prepared corpus: compare the masked-token losses on it")
     add(
         "--held_out",
         type=float,
         metavar="P",
-        help="of the corpus, what recipes with this `held_out` hold out (all documents)",
+        help="use only the documents that recipes with this `held_out` hold out (all)",
     )
-    add("--examples", type=int, metavar="N", help="texts of the corpus (1000)")
+    add("--examples", type=int, metavar="N", help="texts of the corpus to use (1000)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -73,7 +74,7 @@ def _corpus(args: argparse.Namespace) -> Corpus | None:
 
     given = [name for name in _COMPARISON if getattr(args, name) is not None]
     if given and not args.corpus:
-        raise UserError(f"--{given[0]}: needs --corpus, on which losses are compared")
+        raise UserError(f"--{given[0]}: needs --corpus")
     if args.examples is not None and args.examples < 1:
         raise UserError(f"--examples: expected a number above 0, got {args.examples}")
     if args.held_out is not None and not 0 <= args.held_out < 1:
@@ -113,7 +114,7 @@ def _table(losses: Sequence[tuple[Path, MaskedLMLoss]]) -> Any:
 
 COMMAND = Command(
     name="merge",
-    summary="Merge checkpoints of one shape: mean, moving average, slerp or TIES.",
+    summary="Merge checkpoints of the same shape: mean, moving average, slerp or TIES.",
     usage="SOURCE... --out DIR [options]",
     examples="""
 palm-ds merge runs/mine --last 3 --out merged                  # the mean of a run's checkpoints

@@ -23,36 +23,54 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", metavar="MODEL", help="what embeds: a run folder, or a checkpoint of any format")
-    add("input", nargs="+", metavar="INPUT", help="files of rows: query (anchor), positive")
-    add("--output", required=True, type=local_path, metavar="FILE", help="a .jsonl file")
-    add("--index", type=Path, metavar="INDEX", help="negatives are texts of this index of MODEL's")
-    texts = "... of these files (neither: the positives of all rows)"
+    embedder = "the embedding model: a run folder, or a checkpoint of any format"
+    add("model", metavar="MODEL", help=embedder)
+    rows = "files of rows with the columns query (or anchor) and positive"
+    add("input", nargs="+", metavar="INPUT", help=rows)
+    add("--output", required=True, type=local_path, metavar="FILE", help="the .jsonl file to write")
+    index = "take negatives from this index of MODEL's (else: the positives of all rows)"
+    add("--index", type=Path, metavar="INDEX", help=index)
+    texts = "take negatives from these files instead"
     add("--passages", nargs="+", default=[], metavar="FILE", help=texts)
-    add("--column", default="", metavar="NAME", help="their column of texts (text, text_a, ...)")
-    add("--columns", nargs="+", default=[], metavar="ROLE=NAME", help="as in a recipe's `read`")
+    column = "column of the texts in --passages (text, text_a, ...)"
+    add("--column", default="", metavar="NAME", help=column)
+    columns = "names of INPUT's columns, as `columns` in a recipe's `read`"
+    add("--columns", nargs="+", default=[], metavar="ROLE=NAME", help=columns)
     _choice_arguments(parser)
-    add("--reranker", default="", metavar="RUN", help="a head of this model scores, not cosines")
-    add("--reranker_task", default="", metavar="NAME", help="which (the best to order texts by)")
-    add("--scores", action="store_true", help="write teacher_scores, for `distillation`")
-    add("--prompt", default=None, metavar="TEXT", help="before passages (as the model says)")
-    add("--query_prompt", default=None, metavar="TEXT", help="before queries (as before passages)")
+    reranker = "score pairs with a head of this model instead of by cosine"
+    add("--reranker", default="", metavar="RUN", help=reranker)
+    head = "task of the reranker whose head scores (the one best suited)"
+    add("--reranker_task", default="", metavar="NAME", help=head)
+    scores = "write teacher_scores too, for a task's `distillation`"
+    add("--scores", action="store_true", help=scores)
+    prompt = "text put before every passage (the model's own)"
+    add("--prompt", default=None, metavar="TEXT", help=prompt)
+    query_prompt = "text put before every query (that of passages)"
+    add("--query_prompt", default=None, metavar="TEXT", help=query_prompt)
     add("--max_length", type=int, default=None, metavar="N", help="truncate texts to N tokens")
     add_inference_arguments(parser)
 
 
 def _choice_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--num_negatives", type=int, default=4, metavar="N", help="of a row, at most (4)")
+    add("--num_negatives", type=int, default=4, metavar="N", help="negatives per row, at most (4)")
     add("--range_min", type=int, default=0, metavar="N", help="skip the N nearest passages (0)")
-    add("--range_max", type=int, default=100, metavar="N", help="choose from the N nearest (100)")
-    below = "the score of a negative is so much below the positive's"
-    add("--absolute_margin", type=float, metavar="X", help=f"{below} (any)")
-    add("--relative_margin", type=float, metavar="X", help="... by this share of it (any)")
-    add("--max_score", type=float, metavar="X", help="... at most (any)")
-    add("--min_score", type=float, metavar="X", help="... at least (any)")
-    add("--sampling_strategy", default="top", metavar="HOW", help="top, or random (top)")
-    add("--seed", type=int, default=1, metavar="N", help="of random (1)")
+    add(
+        "--range_max",
+        type=int,
+        default=100,
+        metavar="N",
+        help="choose among the N nearest passages (100)",
+    )
+    margin = "a negative's score is at least X below the positive's"
+    add("--absolute_margin", type=float, metavar="X", help=margin)
+    relative = "... by at least the share X of the positive's score: 0.05 for 5 %%"
+    add("--relative_margin", type=float, metavar="X", help=relative)
+    add("--max_score", type=float, metavar="X", help="highest score of a negative")
+    add("--min_score", type=float, metavar="X", help="lowest score of a negative")
+    how = "choose those with the highest scores (top), or at random (random)"
+    add("--sampling_strategy", default="top", metavar="HOW", help=how)
+    add("--seed", type=int, default=1, metavar="N", help="seed of --sampling_strategy random (1)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     if args.index and args.passages:
-        raise UserError("--index, --passages: negatives are of one of the two")
+        raise UserError("--index, --passages: give only one of the two")
     if args.column and not args.passages:
         raise UserError("--column: needs --passages, the files that have it")
     if args.reranker_task and not args.reranker:
@@ -132,7 +150,7 @@ def _passages(
 
     if args.index:
         if args.prompt is not None or args.max_length is not None:
-            raise UserError("--prompt, --max_length: the index says how its texts are embedded")
+            raise UserError("--prompt, --max_length: are set by the index; remove them")
         with open_index(args.index) as index:
             embedder = model.embedder(index.embedding.settings)
             check_model(index, embedder, args.model)
@@ -145,7 +163,7 @@ def _passages(
 
 COMMAND = Command(
     name="mine",
-    summary="Mine hard negatives for pairs of a query and its positive.",
+    summary="Mine hard negatives for pairs of a query and a positive.",
     usage="MODEL INPUT... --output FILE [options]",
     examples="""
 palm-ds mine runs/search pairs.jsonl --output mined.jsonl --relative_margin 0.05
@@ -153,10 +171,9 @@ palm-ds mine runs/search pairs.jsonl --output mined.jsonl --index indexes/news -
 palm-ds mine runs/search pairs.jsonl --output mined.jsonl --reranker runs/ranking --scores
 """,
     notes="""
-Negatives are the passages nearest to a query that are none of its positives. Those with a score
-close to the positive's may be answers that nobody has marked: leave them out by a margin. Columns
-other than query and positive are not written. A run that was interrupted continues with the same
-command.""",
+Negatives are the passages nearest to a query that are not among its positives. Those that score
+close to the positive may be unmarked answers: a margin leaves them out. Columns other than query
+and positive are not written. After an interruption, the same command continues.""",
     add_arguments=add_arguments,
     run=run,
     interrupted=CONTINUES,

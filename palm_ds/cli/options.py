@@ -20,11 +20,16 @@ T = TypeVar("T")
 
 
 def add_recipe(
-    parser: argparse.ArgumentParser, what: str = "a YAML file, or a shipped one"
+    parser: argparse.ArgumentParser, what: str = "a YAML file, or the name of a shipped one"
 ) -> None:
     """RECIPE and its overrides."""
     parser.add_argument("recipe", metavar="RECIPE", help=what)
-    parser.add_argument("overrides", nargs="*", metavar="a.b=c", help="override its keys")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="a.b=c",
+        help="override keys of the recipe: optimizer.lr=1e-4",
+    )
 
 
 def add_ds_config(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +38,7 @@ def add_ds_config(parser: argparse.ArgumentParser) -> None:
         "--deepspeed_config",
         required=True,
         metavar="FILE",
-        help="the DeepSpeed file, or a shipped one",
+        help="a DeepSpeed file, or the name of a shipped one",
     )
 
 

@@ -29,30 +29,36 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", metavar="MODEL", help="a run folder of `palm-ds finetune`, or a part of it")
-    add("--input", nargs="+", required=True, metavar="FILE", help="files of rows, or - (a pipe)")
+    add("model", metavar="MODEL", help="a run of `palm-ds finetune`, or one of its folders")
+    rows = "files of rows, or - for standard input"
+    add("--input", nargs="+", required=True, metavar="FILE", help=rows)
     add(
         "--output",
         default=None,
         type=local_path,
         metavar="DIR",
-        help="a new folder; earlier predictions in it are replaced",
+        help="folder for the predictions; earlier ones in it are replaced",
     )
-    add("--tasks", default="", metavar="A,B", help="predict these tasks (all that the rows fit)")
+    add(
+        "--tasks",
+        default="",
+        metavar="A,B",
+        help="predict these tasks (all whose columns are there)",
+    )
     add(
         "--columns",
         nargs="+",
         default=[],
         metavar="ROLE=NAME",
-        help="columns with other names than in training; `ROLE=`: none",
+        help="columns named otherwise than in training; `ROLE=`: no such column",
     )
-    add("--format", default="", help="format of the files, if not as in training")
+    add("--format", default="", help="format of the files, if it differs from that in training")
     add(
         "--generate",
         nargs="+",
         default=[],
         metavar="KEY=VALUE",
-        help="how texts are written, if not as in the recipe: beams=5, length_penalty=0.6 ...",
+        help="generation settings, instead of the recipe's: beams=5 no_repeat_ngram=3",
     )
     add("--tsv", action="store_true", help="also write TASK.tsv (index, prediction)")
     add_report_arguments(parser)

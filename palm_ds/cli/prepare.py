@@ -53,12 +53,12 @@ def _pair_fields(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("out", metavar="OUT", help="the corpus: a new folder, or URL")
+    parser.add_argument("out", metavar="OUT", help="the corpus to write: a new folder, or a URL")
     parser.add_argument(
         "input",
         nargs="*",
         metavar="INPUT",
-        help="files, folders, patterns, URLs; `embedded`: Python's documentation",
+        help="files, folders, patterns or URLs; `embedded` is Python's documentation",
     )
     _add_reading(parser.add_argument_group("reading"))
     text = parser.add_argument_group("text and tokens")
@@ -82,7 +82,7 @@ def _add_reading(group: argparse._ArgumentGroup) -> None:
         nargs="+",
         default=[],
         metavar="L",
-        help="languages: of documents (en), of the texts of pairs (en fr)",
+        help="language of the documents: en; of pairs, those of the two texts: en fr",
     )
     add("--strict", action="store_true", help="stop at the first bad line instead of reporting it")
     dropping = {"dedup": "KIND", "filters": "NAME"}
@@ -92,7 +92,7 @@ def _add_reading(group: argparse._ArgumentGroup) -> None:
         action="append",
         default=[],
         metavar="INPUT",
-        help="with --dedup: drop copies of these too, such as a test set; repeatable",
+        help="with --dedup: drop copies of this input too (a test set); repeatable",
     )
 
 
@@ -109,7 +109,7 @@ def _add_text(group: argparse._ArgumentGroup) -> None:
         dest="annotations",
         default=[],
         metavar="NAME",
-        help="capital, heading or [name=]module:function; repeatable",
+        help="annotation to add: capital, heading or [name=]module:function; repeatable",
     )
 
 
@@ -118,23 +118,37 @@ def _add_tokenizer(group: argparse._ArgumentGroup) -> None:
 
     add = group.add_argument
     add("--tokenizer", metavar="PATH", help="vocab.txt, tokenizer.json, spiece.model or a folder")
-    add("--train", choices=KINDS, metavar="KIND", help=f"train one instead: {', '.join(KINDS)}")
-    add("--vocab_size", type=int, default=30_522, metavar="N", help="tokens to train (30522)")
+    add(
+        "--train",
+        choices=KINDS,
+        metavar="KIND",
+        help=f"train a tokenizer instead: {' or '.join(KINDS)}",
+    )
+    add(
+        "--vocab_size",
+        type=int,
+        default=30_522,
+        metavar="N",
+        help="size of that tokenizer's vocabulary (30522)",
+    )
 
 
 def _add_work(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--workers", type=int, default=1, metavar="N", help="processes on this machine (1)")
-    add("--mpi", action="store_true", help="processes on any machines, under mpirun")
+    add("--mpi", action="store_true", help="use the processes of mpirun, on any machines")
     add(
-        "--shard_mb", type=float, metavar="X", help="MiB of input per shard (1/256 of it, 4 to 384)"
+        "--shard_mb",
+        type=float,
+        metavar="X",
+        help="MiB of input per shard (1/256 of the input, 4 to 384)",
     )
     add(
         "--sample_mb",
         type=float,
         default=64.0,
         metavar="X",
-        help="MiB of text to train a tokenizer and mine phrases on (64)",
+        help="MiB of text on which to train a tokenizer and mine phrases (64)",
     )
 
 

@@ -17,8 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("name", metavar="ORG/NAME", help="the repository on the hub; created if there is none")
     add("--private", action="store_true", help="create it as a private repository")
     add("--revision", default="", metavar="R", help="push to this branch (main)")
-    add("--message", default="", metavar="TEXT", help="of the commit")
-    add("--token_file", type=Path, metavar="FILE", help="a file with the token")
+    add("--message", default="", metavar="TEXT", help="message of the commit")
+    add("--token_file", type=Path, metavar="FILE", help="a file with the hub's token")
     add("--dry_run", action="store_true", help="only list the files")
 
 
@@ -65,7 +65,7 @@ palm-ds push runs/mine my-team/news-encoder --revision stage-2
 palm-ds push exported my-team/topics --token_file ~/.hub_token
 """,
     notes="""
-Only files of a model are pushed, in one commit: weights, tokenizer, pooling, README.md, licence,
+Only files of a model are pushed, in one commit: weights, tokenizer, pooling, README.md, license,
 onnx/. Checkpoints, optimizer state and logs stay here. The token is that of `hf auth login` or
 HF_TOKEN, unless --token_file is given; HF_ENDPOINT names another hub.""",
     add_arguments=add_arguments,

@@ -52,7 +52,7 @@ def _columns_left(args: argparse.Namespace, names: Iterable[str]) -> int:
 
 LIST = Command(
     name="recipes",
-    summary="List the shipped recipes and DeepSpeed files, or copy one.",
+    summary="List, copy or import recipes and DeepSpeed files.",
     usage="[--paths] | copy NAME [DESTINATION] | import CONFIG RECIPE",
     examples="""
 palm-ds recipes
@@ -78,7 +78,7 @@ def _copy_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default=".",
         metavar="DESTINATION",
-        help="a folder/ or a new file (this folder)",
+        help="a folder, or a new file (the current folder)",
     )
 
 
@@ -109,7 +109,7 @@ _TITLES = {"changed": "carried over, but:", "left_out": "not carried over:"}
 def _import_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("config", type=Path, metavar="CONFIG", help="the YAML file of a PaddlePALM r0.3 Controller")
-    add("recipe", type=local_path, metavar="RECIPE", help="the recipe, a new file")
+    add("recipe", type=local_path, metavar="RECIPE", help="the recipe to write, a new file")
     add("--tasks", type=Path, metavar="DIR", help="folder of the task files (that of CONFIG)")
     add("--init_from", default="", metavar="PATH", help="weights (the folder that CONFIG names)")
 
@@ -140,7 +140,7 @@ def _import(args: argparse.Namespace) -> int:
 
 IMPORT = Command(
     name="recipes import",
-    summary="Make a recipe of the YAML files of PaddlePALM r0.3.",
+    summary="Make a recipe from the YAML files of PaddlePALM r0.3.",
     usage="CONFIG RECIPE [--tasks DIR] [--init_from PATH]",
     examples="""
 palm-ds recipes import config.yaml mine.yaml                     # TASK.yaml files beside it

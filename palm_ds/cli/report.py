@@ -9,7 +9,9 @@ from palm_ds.cli.output import summarize
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", nargs="+", metavar="RUN", help="a run folder")
+    parser.add_argument(
+        "run_dir", nargs="+", metavar="RUN", help="run folders; each gets its own report"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

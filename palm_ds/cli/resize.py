@@ -15,10 +15,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("weights", type=Path, metavar="WEIGHTS", help="a checkpoint of any format")
     add("out", type=local_path, metavar="OUT", help="a new folder")
     add("--add_tokens", type=Path, dest="tokens", metavar="FILE", help="new tokens, one per line")
-    add("--reuse_unused", action="store_true", help="put new tokens in [unused1] ... first")
+    add(
+        "--reuse_unused", action="store_true", help="put new tokens in place of [unused1] ... first"
+    )
     add("--multiple", type=int, metavar="N", help="pad the vocabulary to a multiple of N")
     add("--positions", type=int, metavar="N", help="new maximum length in tokens")
-    add("--how", default="tile", metavar="H", help="tile or interpolate positions (tile)")
+    add(
+        "--how",
+        default="tile",
+        metavar="H",
+        help="how to fill new positions: tile or interpolate (tile)",
+    )
     add("--tokenizer", type=Path, metavar="PATH", help="the tokenizer, if it is not in WEIGHTS")
     add("--seed", type=int, default=0, metavar="N", help="seed of randomly initialized rows (0)")
 
@@ -42,8 +49,8 @@ palm-ds resize models/bert out --positions 1024 --how tile
 """,
     notes="""
 A Hugging Face folder is written as one, any other format as a weights/ folder. FILE has one token
-per line and, after a tab, words whose mean embedding initialises it (by default, the pieces into
-which the tokenizer splits it today).""",
+per line and, after a tab, words whose mean embedding initializes it (by default, the pieces into
+which the tokenizer splits it now).""",
     add_arguments=add_arguments,
     run=run,
 )

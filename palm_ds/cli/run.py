@@ -14,16 +14,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--restarts",
         type=int,
         metavar="N",
-        help="give up after that many in a row without a new checkpoint (5)",
+        help="give up after N restarts in a row without a new checkpoint (5)",
     )
-    add("--min_hosts", type=int, metavar="N", help="hosts that must answer (1)")
+    add("--min_hosts", type=int, metavar="N", help="start only if N hosts answer (1)")
     add(
         "--silence",
         type=float,
         metavar="SECONDS",
-        help="a host without a sign of life for this time is lost (30)",
+        help="a host that does not answer for this long counts as lost (30)",
     )
-    add("--ssh", metavar="COMMAND", help="reaches another host (ssh, with time limits)")
+    add("--ssh", metavar="COMMAND", help="command that reaches other hosts (ssh, with timeouts)")
     add("--agent", metavar="NAME", help=argparse.SUPPRESS)  # started by `palm-ds run` on each host
     add("--descriptor", type=int, help=argparse.SUPPRESS)
 

@@ -21,7 +21,7 @@ def add_launcher(parser: argparse.ArgumentParser) -> None:
         "--launcher",
         default="",
         metavar="COMMAND",
-        help='starts each run: "deepspeed --num_gpus 8", "torchrun ..." (python)',
+        help='command that starts each run: "deepspeed --num_gpus 8", "torchrun ..." (python)',
     )
 
 

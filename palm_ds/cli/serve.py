@@ -39,26 +39,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="NAME",
-        help="what requests may call this server, besides addresses and localhost (*: anything)",
+        help="Host headers to accept besides addresses and localhost; *: any",
     )
-    add("--port", type=int, default=8080, help="port; 0: any that is free (8080)")
+    add("--port", type=int, default=8080, help="port to listen on; 0: any free port (8080)")
     add("--devices", default="", metavar="A,B", help="cpu, cuda:0,cuda:1 (a GPU if there is one)")
     add("--precision", default="fp32", help="fp32, bf16 or fp16 (fp32)")
-    add("--threads", type=int, default=0, metavar="N", help="CPU threads of a forward pass")
-    add("--batch_tokens", type=int, default=0, metavar="N", help="tokens of a forward pass")
-    add("--token_file", type=Path, metavar="FILE", help=f"what clients must send (or ${TOKEN})")
-    add("--index", type=Path, metavar="PATH", help="an index, or vectors of `palm-ds embed`")
+    add("--threads", type=int, default=0, metavar="N", help="CPU threads per forward pass")
+    add("--batch_tokens", type=int, default=0, metavar="N", help="tokens per forward pass")
+    token = f"file with the token that clients must send (else ${TOKEN})"
+    add("--token_file", type=Path, metavar="FILE", help=token)
+    index = "search this index, or these vectors of `palm-ds embed`"
+    add("--index", type=Path, metavar="PATH", help=index)
     add(
         "--texts",
         nargs="+",
         default=[],
         metavar="FILE",
-        help="the texts of such vectors (as noted there)",
+        help="the texts of these vectors (the files they were made from)",
     )
-    add("--column", default="", metavar="NAME", help="the column of these texts")
-    add("--pooling", default=None, help="of embeddings: mean, cls, max, pooler, splade")
-    add("--normalize", action=argparse.BooleanOptionalAction, default=None, help="of embeddings")
-    add("--quiet", action="store_true", help="no line for each request")
+    add("--column", default="", metavar="NAME", help="column of the texts in --texts")
+    poolings = "of embeddings: mean, cls, max, pooler or splade (the model's own, else mean)"
+    add("--pooling", default=None, help=poolings)
+    normalize = "scale embeddings to length 1, or not (the model's own setting, else not)"
+    add("--normalize", action=argparse.BooleanOptionalAction, default=None, help=normalize)
+    add("--quiet", action="store_true", help="do not log requests")
     limits = {field.name: "N" for field in fields(ServingLimits)}
     add_fields(parser.add_argument_group("limits"), ServingLimits, metavar=limits)
 
@@ -110,9 +114,9 @@ def _served(args: argparse.Namespace) -> Served:
     from palm_ds.serve.served_model import ModelOptions, names_of
 
     if args.threads < 0:
-        raise UserError(f"--threads {args.threads}: expected at least 1, or 0 to choose")
+        raise UserError(f"--threads {args.threads}: expected at least 1, or 0 for torch's default")
     if (args.texts or args.column) and args.index is None:
-        raise UserError("--texts: they are for a search; give their vectors too (--index)")
+        raise UserError("--texts: needs --index, their vectors")
     options = ModelOptions(
         devices=_devices(args.devices, args.threads),
         precision=args.precision,

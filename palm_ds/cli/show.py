@@ -23,8 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", type=Path, metavar="PATH", help="a run folder, or a checkpoint of any format")
     add("--eps", type=float, metavar="X", help="LayerNorm's eps, if PATH states a wrong one")
-    add("--tensors", action="store_true", help="the numbers of every tensor: norm, extremes")
-    add("--other", type=Path, metavar="PATH", help="with --tensors: their differences from PATH's")
+    add("--tensors", action="store_true", help="show every tensor's norm and extremes")
+    other = "with --tensors: show differences from this checkpoint"
+    add("--other", type=Path, metavar="OTHER", help=other)
     add("--config", type=Path, metavar="FILE", help="the encoder's config, if it is not in PATH")
 
 
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from palm_ds.weights.model_folder import open_model
 
     if args.other and not args.tensors:
-        raise UserError("--other: compares tensors; give --tensors too")
+        raise UserError("--other: needs --tensors")
     contents = open_model(args.path, eps=args.eps, config=args.config)
     if args.tensors:
         _show_tensors(args, contents, open_model(args.other) if args.other else None)

@@ -34,27 +34,30 @@ _MISSING = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("recipe", nargs="?", metavar="RECIPE", help="a YAML file, or a shipped one")
-    add("overrides", nargs="*", metavar="a.b=c", help="override its keys")
+    recipe = "a YAML file, or the name of a shipped one"
+    add("recipe", nargs="?", metavar="RECIPE", help=recipe)
+    overrides = "override keys of the recipe: optimizer.lr=1e-4"
+    add("overrides", nargs="*", metavar="a.b=c", help=overrides)
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--slurm", action="store_true", help="by sbatch")
-    where.add_argument("--kubernetes", action="store_true", help="by kubectl")
-    add("--deepspeed_config", metavar="FILE", help="the DeepSpeed file, or a shipped one")
-    run_dir = "folder for all output, where the job runs"
+    where.add_argument("--slurm", action="store_true", help="submit with sbatch")
+    where.add_argument("--kubernetes", action="store_true", help="submit with kubectl")
+    machine = "a DeepSpeed file, or the name of a shipped one"
+    add("--deepspeed_config", metavar="FILE", help=machine)
+    run_dir = "folder for all output, on the cluster"
     add("--run_dir", type=local_path, metavar="DIR", help=run_dir)
-    add("--nodes", type=int, metavar="N", help="machines (2)")
-    add("--gpus", type=int, metavar="N", help="GPUs of each (8)")
-    add("--name", metavar="NAME", help="of the job (the recipe's)")
-    option = "of sbatch (partition, account, time) or of kubectl (namespace, context)"
+    add("--nodes", type=int, metavar="N", help="number of machines (2)")
+    add("--gpus", type=int, metavar="N", help="GPUs per machine (8)")
+    add("--name", metavar="NAME", help="name of the job (the recipe's)")
+    option = "option of sbatch (partition) or kubectl (namespace, context); repeatable"
     add("--option", action="append", default=[], metavar="KEY=VALUE", help=option)
-    add("--image", default="", metavar="IMAGE", help="kubernetes: made by the Dockerfile")
-    add(
-        "--claim", default="", metavar="NAME", help="kubernetes: the volume at /data (palm-ds-data)"
-    )
+    image = "kubernetes: the container image, built from the Dockerfile"
+    add("--image", default="", metavar="IMAGE", help=image)
+    claim = "kubernetes: the volume claim mounted at /data (palm-ds-data)"
+    add("--claim", default="", metavar="NAME", help=claim)
     add("--print", dest="print_only", action="store_true", help="print the filled-in file and stop")
     add("--detach", action="store_true", help="do not follow the log")
-    add("--follow", metavar="JOB", help="follow the log of a job that was submitted")
-    add("--cancel", metavar="JOB", help="end a job, which saves a checkpoint")
+    add("--follow", metavar="JOB", help="follow the log of a submitted job")
+    add("--cancel", metavar="JOB", help="cancel a submitted job; it saves a checkpoint first")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,7 +87,7 @@ def _check_submitted(args: argparse.Namespace) -> None:
     given += [f"--{x.removesuffix('_only')}" for x in _OF_SUBMISSION if getattr(args, x)]
     given += ["--cancel"] if args.follow and args.cancel else []
     if given:
-        raise UserError(f"--{name}: is for a job that was submitted; remove {given[0]}")
+        raise UserError(f"--{name}: the job is already submitted; remove {given[0]}")
 
 
 def _follow(args: argparse.Namespace, scheduler: ClusterScheduler, key: str) -> int:
@@ -245,8 +248,8 @@ palm-ds submit --slurm --follow 1234                             # --cancel 1234
 """,
     notes="""
 Fills in the shipped launch/slurm/pretrain.sbatch or launch/k8s/pretrain.yaml (--print shows it) and
-hands it to `sbatch` or `kubectl`. Ctrl-C asks whether to cancel the job; without an answer it goes
-on. The exit code is that of the job.""",
+hands it to `sbatch` or `kubectl`. Ctrl-C asks whether to cancel the job; without an answer the job
+continues. The exit code is that of the job.""",
     add_arguments=add_arguments,
     run=run,
 )

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="sweep",
-    summary="Search the best values of a recipe's keys with Optuna; one table and the best recipe.",
+    summary="Search for the best values of a recipe's keys with Optuna.",
     usage="SWEEP --deepspeed_config FILE --out DIR [options] [a.b=c ...]",
     examples="""
 palm-ds sweep SWEEP.yaml --deepspeed_config zero1_bf16.json --out runs/sweep

@@ -18,9 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=local_path,
         metavar="FILE",
-        help="a parquet file (the recipe's teacher.file)",
+        help="the parquet file to write (the recipe's teacher.file)",
     )
-    add("--precision", default="fp32", choices=("fp32", "bf16", "fp16"), help="(fp32)")
+    add("--precision", default="fp32", choices=("fp32", "bf16", "fp16"), help="precision (fp32)")
 
 
 def run(args: argparse.Namespace) -> int:

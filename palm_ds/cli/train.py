@@ -30,31 +30,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_ds_config(parser)
     add = parser.add_argument
     add("--run_dir", type=local_path, metavar="DIR", help="folder for all output (runs/RECIPE)")
-    add("--init_from", metavar="PATH", help="start from these weights: a run or a checkpoint")
+    add("--init_from", metavar="PATH", help="start from the weights of this run or checkpoint")
     add(
         "--extend",
         metavar="RUN",
-        help="continue this run's weights, optimizer and data with a task or a corpus more",
+        help="continue this run's weights, optimizer and data with an added task or corpus",
     )
     add(
         "--check",
         dest="dry_run",
         action="store_true",
-        help="check everything and measure the hosts, without training",
+        help="check everything and benchmark the hosts, without training",
     )
     add(
         "--plan",
         metavar="GPUS",
-        help="check, and predict memory and step time on other machines: '64 x H100, 400 Gb/s'",
+        help="check, and predict memory and step time on other hardware: '64 x H100, 400 Gb/s'",
     )
     add(
         "--profile",
         type=int,
         metavar="N",
-        help="trace N steps, after a few first ones, to the run folder's profile/",
+        help="trace N steps, after a few warm-up steps, to profile/ in the run folder",
     )
-    add("--profile_memory", action="store_true", help="trace allocations too")
-    add("--profile_all_ranks", action="store_true", help="trace each process, not rank 0 alone")
+    add("--profile_memory", action="store_true", help="with --profile: trace allocations too")
+    all_ranks = "with --profile: trace every process, not only rank 0"
+    add("--profile_all_ranks", action="store_true", help=all_ranks)
     add("--print_config", action="store_true", help="print every resolved setting and stop")
     add("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # from the launcher
 

@@ -18,7 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--eps", type=float, metavar="X", help="LayerNorm's eps in A, if A states a wrong one")
     add("--config", type=Path, metavar="FILE", help="the encoder's config, if it is not in A")
     add("--tokenizer", type=Path, metavar="PATH", help="the tokenizer, if it is not in A")
-    add("--tolerance", type=float, metavar="X", help="relative to the largest value (1e-5)")
+    add(
+        "--tolerance",
+        type=float,
+        metavar="X",
+        help="difference allowed, relative to the largest value (1e-5)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -72,7 +77,7 @@ palm-ds verify s3://bucket/wiki
 A and B can have any format that `palm-ds convert` reads. Heads are compared if both sides have one
 of that name, or exactly one of that kind. A alone: a corpus, a run, or its weights or one of its
 checkpoints, whose files are compared with the sizes and hashes that were written with them.
-Exit code 0: yes; 1: no; 2: it cannot be found out.""",
+Exit codes: 0 equal or undamaged; 1 not; 2 could not be checked.""",
     piped=True,
     add_arguments=add_arguments,
     run=run,

@@ -94,7 +94,7 @@ def check_not_current(folder: Path) -> None:
     """Raises UserError if a folder to be replaced is the current one, or holds it: the programs
     that are in it, such as a shell, would stay in the old one."""
     if folder.is_dir() and Path.cwd().is_relative_to(folder.resolve()):
-        raise UserError(f"{folder}: is the current folder, or holds it; name a new folder")
+        raise UserError(f"{folder}: is or contains the current folder; name a new folder")
 
 
 def _sibling(folder: Path, end: str) -> Path:

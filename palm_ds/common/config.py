@@ -194,7 +194,7 @@ def _shown(value: object) -> str:
 # ---- dataclasses ----
 
 CHECKS = ConfigDict(arbitrary_types_allowed=True, coerce_numbers_to_str=True, allow_inf_nan=False)
-"""pydantic's behaviour for all settings."""
+"""pydantic's behavior for all settings."""
 
 
 def parse(cls: type[T], values: object, where: str, *, strict: bool = False) -> T:

@@ -65,7 +65,7 @@ def locked(
             free = True
             if busy:
                 why = error.strerror
-                log.warning("%s: cannot be locked (%s); start no second command", path, why)
+                log.warning("%s: cannot be locked (%s); start no second command on it", path, why)
         if not free:
             if busy:
                 raise UserError(busy)
@@ -101,7 +101,7 @@ def make_folder(folder: Path) -> None:
 def check_not_input(output: Path, inputs: Iterable[str | Path]) -> None:
     """Raises UserError if an output is a file that is read, which would be lost."""
     if output.resolve() in [Path(name).resolve() for name in inputs]:
-        raise UserError(f"{output}: is one of the files that are read; name another file")
+        raise UserError(f"{output}: is also an input; name another file")
 
 
 def home_folder() -> Path:

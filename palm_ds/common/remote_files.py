@@ -95,7 +95,7 @@ def check_local(path: str | os.PathLike[str], where: str = "") -> None:
     """Raises UserError for a URL, also as a Path, which has one slash less; `where` begins it."""
     if re.match(r"[A-Za-z][\w+.-]+:/", os.fspath(path)):
         raise UserError(
-            f"{where}{path}: is a URL; name a place on this machine, and copy it from there"
+            f"{where}{path}: is a URL; give a path on this machine, and copy the result afterwards"
         )
 
 
@@ -137,7 +137,9 @@ class RemoteFolder:
         """The bytes start .. end of a file."""
         data = self._try(name, lambda: self._range(name, start, end))
         if len(data) > end - start:
-            raise UserError(f"{self._where(name)}: the server has no ranges; copy it first")
+            raise UserError(
+                f"{self._where(name)}: the server has no range requests; download the file first"
+            )
         return data
 
     def find(self) -> list[str]:
@@ -212,7 +214,7 @@ class RemoteFile(io.RawIOBase):
         self._folder, self._at = RemoteFolder(url), 0
         size = self._folder.info().get("size")
         if not isinstance(size, int):
-            raise UserError(f"{url}: its server does not tell its size; copy it first")
+            raise UserError(f"{url}: the server does not state the file's size; download it first")
         self._size = size
 
     def readable(self) -> bool:

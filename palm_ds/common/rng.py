@@ -1,7 +1,7 @@
 """Random numbers that are a pure function of a key: no generator is ever shared or advanced.
 
 derive_key("seed 1", name)              a 64-bit key from any parts
-keyed_uniform(key, n, count)            `count` uniform numbers for each n, vectorised over n
+keyed_uniform(key, n, count)            `count` uniform numbers for each n, vectorized over n
 permutation_at(key, size, index)        a permutation of range(size) at index, in O(1) memory
 keyed_generator(key, n)                 a full numpy generator for the n-th example
 """

@@ -229,7 +229,7 @@ def _characters(spans: np.ndarray, words: WordLookup) -> np.ndarray:
 
 def _lowered(text: str) -> str:
     """Lower-cases without changing the length, so that character offsets stay valid, and each
-    character by itself, as the exported tokenizer does: Python's Σ depends on its neighbours."""
+    character by itself, as the exported tokenizer does: Python's Σ depends on its neighbors."""
     low = text.replace("Σ", "σ").lower()
     if len(low) == len(text):
         return low

@@ -1,4 +1,4 @@
-"""Shows documents of a corpus, with sentences, words, phrases and entities in colour."""
+"""Shows documents of a corpus, with sentences, words, phrases and entities in color."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def open_documents(
 
 
 def as_text(name: str, piece: TokenSpan, corpus: Corpus, tokenizer: Tokenizer) -> Text:
-    """A document in colour, after an empty line."""
+    """A document in color, after an empty line."""
     lines = sentence_lines(piece, tokenizer)
     return Text("\n").join([Text(), _title(name, piece, corpus), *lines])
 

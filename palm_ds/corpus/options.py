@@ -31,9 +31,9 @@ class InputOptions(Settings, option="--"):
     text_field: str = "text"
     """Field with the text. Of jsonl, parquet and Arrow rows."""
     id_field: str | None = None
-    """Field with the id (id, else file and place)."""
+    """Field with the id (id, else the file and the position in it)."""
     title_field: str | None = None
-    """Field with a title, which becomes a heading of the text."""
+    """Field with a title, which becomes the text's first heading."""
     pair_fields: tuple[str, ...] = ("text_a", "text_b", "label")
     """Fields of a pair. Two names: no label."""
     turns_field: str | None = None
@@ -41,7 +41,7 @@ class InputOptions(Settings, option="--"):
     languages: tuple[str, ...] = ()
     """Language of the documents, as en or zh-Hant; of pairs, those of the two texts."""
     text_documents: Annotated[str, one_of(DOCUMENTS)] = "blank_line"
-    """In text files: a document per blank_line, line or file."""
+    """Where a text file's documents end: blank_line, line or file."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,7 +61,7 @@ class InputOptions(Settings, option="--"):
         given = " ".join(self.languages)
         if wrong := [name for name in self.languages if not _LANGUAGE_TAG.fullmatch(name)]:
             raise UserError(
-                f"--languages {given}: {wrong[0]!r} is no language tag such as en, zh or zh-Hant"
+                f"--languages {given}: {wrong[0]!r} is not a language tag such as en, zh or zh-Hant"
             )
         wanted = {"documents": 1, "dialogues": 1, "pairs": 2}.get(self.structure, 0)
         if self.languages and len(self.languages) != wanted:
@@ -95,14 +95,15 @@ class TextOptions(Settings, option="--"):
     """Settings for turning text into tokens and annotations."""
 
     language: Annotated[str, one_of(LANGUAGES)] = "mixed"
-    """en, zh or mixed. en: no Chinese words; zh: no English phrases or names."""
+    """Language of the text: en, zh or mixed. en: no Chinese words; zh: no English phrases or
+    names."""
     lower: bool = False
     """Lower-case the text; the annotation `capital` keeps the capitals. Of use before a tokenizer
     that keeps them."""
     simplify: bool = False
     """Convert traditional to simplified Chinese."""
     newline: Annotated[str, one_of(NEWLINES)] = "auto"
-    """A line end is a break, a space, or what the text suggests. auto: a break unless lines are
+    """How to read a line end: as a break, as a space, or auto. auto: a break unless lines are
     wrapped."""
     segmenter: str | None = None
     """Your Chinese segmenter: module:function(text) -> words. None: rjieba."""
@@ -113,9 +114,9 @@ class TextOptions(Settings, option="--"):
     collocations: bool = True
     """Mine phrases from the text."""
     collocation_count: PositiveInt = 8
-    """Minimum count of a pair."""
+    """Minimum count of a pair of words that forms a phrase."""
     collocation_npmi: Annotated[float, Field(ge=-1, le=1)] = 0.35
-    """Minimum normalized PMI of a pair. It is from -1 to 1."""
+    """Minimum normalized PMI of such a pair. It is from -1 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True)

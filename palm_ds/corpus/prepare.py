@@ -25,6 +25,7 @@ from palm_ds.common.atomic import check_new_folder, move_into_place
 from palm_ds.common.config import differences
 from palm_ds.common.errors import UserError
 from palm_ds.common.files import make_folder
+from palm_ds.common.messages import counted
 from palm_ds.common.remote_files import RemoteFolder, is_url
 from palm_ds.common.settings import Settings
 from palm_ds.corpus.annotations import DEFAULT_ANNOTATIONS, INPUT_ANNOTATIONS, find_annotation
@@ -367,7 +368,8 @@ def _nothing(partial: Path, job: PreparationJob) -> UserError:
     dropped = sum(len(load_dropped(partial, number)) for number in range(len(job.units)))
     shutil.rmtree(partial, ignore_errors=True)
     if dropped:
-        return UserError(f"no documents: {dropped} were dropped (--dedup, --filter), none is left")
+        lost = counted(dropped, "document")
+        return UserError(f"no documents: --dedup and --filter dropped {lost}, and none is left")
     total, first = 0, ""
     for number in range(len(job.units)):
         unit = WorkUnitReader(replace(job, strict=False), number, watched=False)
@@ -376,7 +378,8 @@ def _nothing(partial: Path, job: PreparationJob) -> UserError:
         total, first = total + unit.rejections, first or unit.first
     if not total:
         return UserError(f"input {job.inputs[0].path or job.inputs[0].name}: has no documents")
-    return UserError(f"no documents: all {total} lines or rows were rejected, the first at {first}")
+    rejected = f"every line or row was rejected ({total} in all)"
+    return UserError(f"no documents: {rejected}, the first at {first}")
 
 
 def _finished_before(partial: Path, job: PreparationJob) -> Manifest | None:

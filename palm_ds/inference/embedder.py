@@ -82,7 +82,7 @@ class EmbeddingSettings(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tokens and self.pooling is not None:
-            raise UserError("pooling: vectors of tokens are not pooled; leave out one of the two")
+            raise UserError("pooling, tokens: vectors of tokens are not pooled; remove one")
         if self.pooling == "pooler" and self.layers != (-1,):
             raise UserError("layers: the pooler reads the last layer; choose another pooling")
         if not self.layers:
@@ -90,16 +90,14 @@ class EmbeddingSettings(Settings):
         if self.pooling == SPLADE:
             self._check_splade()
         if self.concat and self.dimensions:
-            raise UserError(
-                "dimensions: the first numbers of layers one after another; leave out concat"
-            )
+            raise UserError("dimensions, concat: exclude each other; remove one")
 
     def _check_splade(self) -> None:
         """Raises UserError for a setting of dense vectors."""
         if self.layers != (-1,):
-            raise UserError("layers: the masked-LM head of splade reads the last one; leave it out")
+            raise UserError("layers: splade's masked-LM head reads the last layer; remove it")
         if self.dimensions:
-            raise UserError("dimensions: those of splade are words; give max_active_dims")
+            raise UserError("dimensions: splade's are words; give max_active_dims instead")
 
 
 class _TextBatch(NamedTuple):

@@ -205,7 +205,7 @@ def sequences(view: View, rows: Iterable[int]) -> Iterator[PackedExample]:
 
 
 def as_text(view: View, row: int) -> Text:
-    """A row: each example in its own colour, with its labels below."""
+    """A row: each example in its own color, with its labels below."""
     seen = list(sequences(view, [row]))
     real = sum(len(each.example) for each in seen)
     text = Text(f"row {row + 1}")

@@ -1,4 +1,4 @@
-"""Scores ONNX files on labelled rows, next to the run that they were made from.
+"""Scores ONNX files on labeled rows, next to the run that they were made from.
 
     rows ──predictor──> packed batches ─┬─ palm_ds's encoder and heads ─> predictions ─> scores
                                         └─ unpacked, padded, ONNX Runtime ─> ...        ─> scores
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 def run_of(contents: CheckpointContents, files: Sequence[str] = ()) -> OnnxRun:
-    """The run of an opened checkpoint, for `convert_to_onnx`. With `files` of labelled rows, the
+    """The run of an opened checkpoint, for `convert_to_onnx`. With `files` of labeled rows, the
     written graphs are scored on them. Raises UserError."""
     opened = TrainedModel(contents=contents)
     score = _scorer(opened, files) if files else None

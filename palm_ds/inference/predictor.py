@@ -177,7 +177,7 @@ class Predictor:
             if isinstance(task, TextGenerator)
         }
         if not tasks:
-            raise UserError(f"generate: of {', '.join(self.tasks)}, none writes texts")
+            raise UserError(f"generate: no task writes texts; they are {', '.join(self.tasks)}")
         return replace(self, tasks={**self.tasks, **tasks})
 
     def limits(self, each: EncoderPass) -> GenerationLimits:
@@ -280,7 +280,7 @@ class Predictor:
 
 
 def _example(dataset: TaskGroupDataset, tasks: Sequence[Task], ref: ExampleRef) -> BuiltExample:
-    """Like `TaskGroupDataset.example`, but labelled only by the tasks to predict: others might mask
+    """Like `TaskGroupDataset.example`, but labeled only by the tasks to predict: others might mask
     tokens."""
     rng = keyed_generator(dataset.key, ref.number)
     example = dataset.tasks[0].example(ref.layout, dataset.source, rng)

@@ -44,21 +44,21 @@ _ADAPTER = re.compile(r"(.+)\.lora_(A|B|magnitude_vector)\.default\.weight")
 
 @dataclass(frozen=True, kw_only=True)
 class LoraSettings(Settings):
-    """Settings for LoRA: the matrices that get a low-rank change, and its size."""
+    """LoRA: which matrices get an adapter, and its size."""
 
     rank: PositiveInt = 8
-    """Rank of the changes."""
+    """Rank of the adapters."""
     alpha: PositiveFloat = 16.0
-    """The change is scaled by alpha / rank."""
+    """The output of an adapter is scaled by alpha / rank."""
     dropout: Rate = 0.0
-    """Dropout of the input of the change."""
+    """Dropout on the input of the adapters."""
     targets: tuple[str, ...] | str = ("query", "value")
-    """The matrices of every layer that it changes: some of query, key, value, attention_output,
+    """The matrices of every layer that get one: some of query, key, value, attention_output,
     intermediate and output (transformers' names), or `all`."""
     rank_stabilized: bool = False
     """Scale by alpha / sqrt(rank) instead (rsLoRA, Kalajdzievski 2023)."""
     dora: bool = False
-    """Also train the magnitude of each row of the changed matrices (DoRA, Liu et al. 2024)."""
+    """Also train the magnitude of each row of these matrices (DoRA, Liu et al. 2024)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

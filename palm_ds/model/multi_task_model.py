@@ -224,7 +224,7 @@ class Model(nn.Module):
         """Per task the rows (its labels, hidden) that its head reads, before pooling, or after it
         where the pooler reads each token.
 
-        `unique`: remove repeated positions, which synchronises with the device."""
+        `unique`: remove repeated positions, which synchronizes with the device."""
         averaged = [
             self._averaged(task) and label.real for task, label in zip(tasks, labels, strict=True)
         ]
@@ -263,7 +263,7 @@ class Model(nn.Module):
     def _encode(self, batch: Batch, at: torch.Tensor) -> torch.Tensor:
         """The vectors (n, hidden) at the flat positions `at` (n,), which may repeat. If these are
         few, the last layer is computed for them only. Repeats are not removed, since counting the
-        distinct positions would synchronise with the device."""
+        distinct positions would synchronize with the device."""
         all_layers = self.backbone.config.num_layers in self.recorded_states.hidden
         if len(at) < _MAX_SHARE * batch.input_ids.numel() and not all_layers:
             return self.backbone(batch, at)

@@ -12,7 +12,7 @@ knowledge_masking.
     stages: [{translation_language_model: 9_000, cross_attention_masked_lm: 9_000},
              {cross_attention_masked_lm: 3_000, back_translation_masked_lm: 3_000}]
 
-Baidu has not released its pretraining code. Choices of ours, which could not be checked against
+Baidu has not released its pretraining code. Our choices, which could not be checked against
 the paper: a text is a sentence of the corpus; placeholders stand at the positions that follow it,
 as many as its tokens times `pseudo_rate`; the unmasked tokens see the guess, too. What is masked,
 and the keys of drawn pseudo tokens (`temperature`), belong to the n-th example.

@@ -1,9 +1,9 @@
-"""Was this word capitalised in the original text? (ERNIE 2.0, section 4.2.1)
+"""Was this word capitalized in the original text? (ERNIE 2.0, section 4.2.1)
 
     paris is the capital of france .        the input of an uncased vocabulary
       1   0   0     0    0    1             labels at the first token of each word with letters
 
-For uncased vocabularies. Masked words are labelled too, since their position and context may give
+For uncased vocabularies. Masked words are labeled too, since their position and context may give
 the answer; so the order of the tasks in a task group makes no difference.
 """
 
@@ -44,7 +44,7 @@ class Capitalization(CorpusTask):
 
     def _asked(self, ids: np.ndarray, word: np.ndarray, source: CorpusSource) -> np.ndarray:
         """(tokens,) bool: the first token of a word that starts with a letter. Digits, full stops
-        and Chinese are never capitals; labelling them would only inflate the accuracy."""
+        and Chinese are never capitals; labeling them would only inflate the accuracy."""
         letters, spaces = source.reference.cached("letters", lambda: self._letters(source))
         return _first_tokens(word == 1, spaces[ids]) & letters[ids]
 
@@ -71,7 +71,7 @@ class Capitalization(CorpusTask):
         return ClassHead(backbone.config.hidden_size, classes=2, truncated=True)
 
     def baseline(self, targets: np.ndarray, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
-        """The share of capitalised words."""
+        """The share of capitalized words."""
         return class_prior_baseline(
             targets, source.cached("capitals", lambda: self._counts(source))
         )

@@ -3,26 +3,26 @@
     [CLS] the cat sat [SEP]        attends to itself and to what is before it
     the   cat sat                  predicts the next token; special tokens are not predicted
 
-It runs on every encoder whose attention follows the plan of its batch, windows and rotary positions
-included: with them the encoder is a decoder as Ettin's are (Weller et al. 2025). Other tasks of its
-task group read the same vectors, which know nothing of the text after them.
+It runs on every encoder whose attention follows the plan of its batch, those with sliding windows
+and rotary positions included: the encoder is then a decoder like Ettin's (Weller et al. 2025).
+Other tasks of its task group read the same vectors, which know nothing of the text after them.
 
-Its head is that of masked words, so that tasks of both kinds can `share` one, in one stage or in
-several.
+It has a masked-LM head, which it can `share` with tasks that predict masked words, in one stage or
+in several.
 
-    one after the other (Gisserot-Boukhlef et al. 2025), in either order
+    # one after the other (Gisserot-Boukhlef et al. 2025), in either order
     knowledge_masking: {source: text}
     causal_language_model: {source: text, share: knowledge_masking}
     stages: [{causal_language_model: 10_000}, {knowledge_masking: 30_000}]
 
-    both in a stage, masked words at the place before them (GPT-BERT: Charpentier and Samuel 2024)
+    # both in a stage, masked words at the place before them (GPT-BERT: Charpentier and Samuel 2024)
     knowledge_masking: {source: text, shifted: true, weight: 0.9375}
     causal_language_model: {source: text, share: knowledge_masking, weight: 0.0625}
     stages: [{knowledge_masking: 15_000, causal_language_model: 1_000}]
 
-A stage mixes its tasks by examples, within every step and whatever the processes are. GPT-BERT
-does it by processes, of which it therefore needs a multiple of 16, and takes the mean of their
-losses; here each task's loss is a mean of its own, so that `weight` repeats the shares.
+A stage mixes its tasks by examples, within every step and for any number of processes. GPT-BERT
+mixes them by processes, of which it therefore needs a multiple of 16, and takes the mean of their
+losses; here each task's loss is the mean over its own examples, so that `weight` repeats its share.
 """
 
 from __future__ import annotations

@@ -7,15 +7,15 @@ arXiv 2012.15674).
 
 A masked token must be translated, since the rest of its own text is out of reach, in every layer.
 Unmasked tokens see neither masks nor the other text: through them a mask would see its own text
-again. What attends to what thus falls into two halves that never meet, and a pair is read as two
+again. The attention thus falls into two halves that never meet, and a pair is read as two
 sequences, at the positions that its tokens have in the pair:
 
     a1 a3 a4 [SEP] | [M] of b       order 0 | 1: masks attend to both, the others to the first part
     b1 b2 b4 [SEP] | [M] of a
 
 Baidu has not released its pretraining code. That masks see the masks of their own text is read off
-a figure; that unmasked tokens see the unmasked ones of their own text alone follows. A choice of
-ours: special tokens are unmasked tokens of the text in front of them.
+a figure; that unmasked tokens see the unmasked ones of their own text alone follows. Our
+choice: special tokens are unmasked tokens of the text in front of them.
 """
 
 from __future__ import annotations

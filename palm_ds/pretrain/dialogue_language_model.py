@@ -34,7 +34,8 @@ FAKE, REAL = range(2)
 @dataclass(frozen=True, kw_only=True)
 class DialogueLanguageModel(CorpusTask):
     turns: Annotated[int, Field(ge=2)] = 3
-    """Number of consecutive turns; a shorter dialogue of at least two is used whole."""
+    """Number of consecutive turns in an example; a shorter dialogue of at least two is used
+    whole."""
     roles: PositiveInt = 2
     """Number of distinct roles (the backbone needs as many token types); further speakers of a
     dialogue get the last role."""

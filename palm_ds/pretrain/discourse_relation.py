@@ -49,21 +49,22 @@ UNMARKED = "[no-conn]"
 @dataclass(frozen=True, kw_only=True)
 class DiscourseRelation(sentence_pairs.PairTask):
     markers: str = "en"
-    """The markers, one class per line: `en`, `zh` (palm_ds/pretrain/markers), or your file; for
-    ready-made pairs also `labels`: the corpus's label numbers are the classes."""
+    """The markers: `en`, `zh` (files of palm_ds/pretrain/markers), or a file of your own with one
+    class per line. For ready-made pairs also `labels`: the corpus's label numbers are the
+    classes."""
     classes: int = 0
     """With `markers: labels`, the number of classes of the head."""
     least: PositiveInt = 100
-    """A class is used if the whole corpus has at least this many pairs of it, and the training (or
-    held-out) documents at least half of their share of that. In a large corpus, which is read in
-    windows, a sample must have its share of that, and at least 10."""
+    """Minimum pairs of a class in the whole corpus, of which the training (or held-out) documents
+    must have at least half of their share. In a large corpus, which is read in windows, a sample
+    must have its share, and at least 10. Rarer classes are left out."""
     unmarked: bool = False
-    """Adds a class of adjacent sentences whose second starts with no marker."""
+    """Add a class of adjacent sentences the second of which starts with no marker."""
     shortest: PositiveInt = 5
     """Sentences of fewer tokens (without the marker) are skipped."""
     repeat: PositiveInt = 10
-    """Every class has the same number of pairs per epoch: that of the most common class, but no
-    pair of the rarest occurs more than this many times."""
+    """Every class has as many pairs per epoch as the most common one, so pairs of rarer classes
+    are repeated; but no pair more than this many times."""
 
     num_uniforms: ClassVar[int] = 1
     head_settings: ClassVar[Sequence[str]] = ("markers", "classes", "unmarked")

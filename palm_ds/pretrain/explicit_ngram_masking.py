@@ -14,9 +14,9 @@ all tokens and n-grams (coarse); with `comprehensive` its tokens are predicted t
 queries that attend to the text and themselves, and that nothing attends to (fine). With `relation`
 a generator that is trained at the same time fills in segments, each at one place; the encoder
 predicts the original ones, and for every place of the text whether it is the original one. The
-tables over n-grams and the generator are no part of the weights of a finished run.
+tables over n-grams and the generator are not part of the weights of a finished run.
 
-Baidu has not released its pretraining code. Choices of ours, which could not be checked against
+Baidu has not released its pretraining code. Our choices, which could not be checked against
 the paper: a drawn segment is always shown as [MASK]; losses have equal weights; an n-gram in a text
 has the embedding that it is predicted with; the generator shares the embeddings. The number of
 segments to draw follows from a text's tokens and the mean size of the corpus's segments, so that
@@ -89,21 +89,23 @@ class RelationSettings(GeneratorSizes):
 @dataclass(frozen=True, kw_only=True)
 class ExplicitNgramMasking(CorpusTask):
     lexicon: str = ""
-    """The file of n-grams, which `palm-ds corpus ngrams` writes."""
+    """The file of n-grams, written by `palm-ds corpus ngrams`."""
     rate: InnerShare = 0.15
-    """Share of the segments that is drawn."""
+    """Share of the segments to predict."""
     comprehensive: bool = True
-    """Whether the tokens of drawn segments are predicted too, by queries behind the text. Not with
-    encoders that have windows of attention."""
+    """Whether the tokens of these segments are predicted too, by queries behind the text. Not with
+    encoders that have sliding-window attention."""
     relation: RelationSettings | None = None
-    """Fill in segments by a generator, and tell them from original ones: its sizes, as in `{width:
-    0.5}`; `{}` for a third of the encoder's width. Without it segments are shown as [MASK]."""
+    """Replace segments by those of a generator, and tell them from the original ones: the sizes of
+    the generator, as in `{width: 0.5}`; `{}`: a third of the encoder's width. Default: segments are
+    shown as [MASK]."""
     fine_weight: NonNegativeFloat = 1.0
-    """Weight of the loss of the tokens of segments, times `weight`, which is that of segments."""
+    """Weight of the loss of the segments' tokens, times `weight`, the weight of the loss of
+    segments."""
     generator_weight: NonNegativeFloat = 1.0
     """Weight of the generator's loss, times `weight`."""
     discriminator_weight: NonNegativeFloat = 1.0
-    """Weight of the loss of telling sampled segments from original ones, times `weight`."""
+    """Weight of the loss of telling generated segments from original ones, times `weight`."""
 
     changes_encoder: ClassVar[bool] = True
     labels_last: ClassVar[bool] = True

@@ -1,7 +1,7 @@
 """Is this text relevant to the query? 0 strong, 1 weak, 2 irrelevant (ERNIE 2.0, section 4.2.3).
 
 With a search engine's logs, as in the paper: a corpus of (query, title) pairs (`palm-ds prepare
---format pairs`) labelled strong (shown and clicked), weak (shown, not clicked) or random.
+--format pairs`) labeled strong (shown and clicked), weak (shown, not clicked) or random.
 
 Without logs, *weak supervision from structure*: a heading serves as the query, and the passage
 comes from its own section (0), another section of the document (1) or another document (2). This is
@@ -141,7 +141,7 @@ class IrRelevance(sentence_pairs.PairTask):
         )
 
     def _logged(self, source: CorpusSource) -> tuple[np.ndarray, np.ndarray]:
-        """The labelled pairs (sentence_pairs.labelled_pairs) in the order of
+        """The labeled pairs (sentence_pairs.labelled_pairs) in the order of
         `sentence_pairs.balance`, and the items."""
         return source.cached(f"pairs of {self}", lambda: self._balance(source))
 
@@ -191,7 +191,7 @@ class IrRelevance(sentence_pairs.PairTask):
         corpus = source.corpus
         if "heading" not in corpus.annotations:
             raise UserError(
-                f"{self.where}: {corpus.path} has neither labelled pairs (palm-ds prepare "
+                f"{self.where}: {corpus.path} has neither labeled pairs (palm-ds prepare "
                 f"--format pairs) nor the annotation heading (palm-ds corpus annotate "
                 f"{corpus.path} INPUT... --annotation heading)"
             )

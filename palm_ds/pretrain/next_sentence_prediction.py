@@ -2,7 +2,7 @@
 
 1: it does; 0: it is from another document; half of each. Ready-made pairs (ERNIE 1.0's files,
 `palm-ds prepare --format ernie`; or `--format pairs` with the labels 0 and 1) are used unchanged.
-If all of them are labelled 1, as in ERNIE's files for `generate_neg_sample`, half get the second
+If all of them are labeled 1, as in ERNIE's files for `generate_neg_sample`, half get the second
 text of another pair, another one in every pass.
 """
 

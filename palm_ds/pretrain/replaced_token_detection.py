@@ -4,16 +4,16 @@
     generator   the [MASK] sat on the [MASK]     predicts the masked tokens, and samples them
     encoder     the dog sat on the mat           which of these are not the original ones?
 
-Both are trained together: the generator by masked words, with `generator_weight`; the encoder, the
-discriminator, by binary cross-entropy over every token but the special ones, with
-`discriminator_weight`. A token sampled as it was counts as original. What is masked, and the key
-that each sample follows from, belong to the n-th example, as masks do elsewhere: the samples are
-the same for any number of processes, and of every evaluation.
+Both are trained together: the generator on masked tokens, with `generator_weight`; the encoder, as
+the discriminator, with binary cross-entropy over all tokens but special ones and
+`discriminator_weight`. A sampled token that is the original counts as original. Masks and samples
+follow from the example alone: they are the same for any number of processes, and in every
+evaluation.
 
-The defaults are ELECTRA's, but that it shows 15 % of the masked tokens to its generator as they are
-(`mask_rate: 0.85`). DeBERTa-v3 has `generator: {num_layers: HALF, width: 1}` and
-`embedding_sharing: gradient_disentangled`. It trains the two by optimizers of their own: with Adam
-the same, but for clipping, since no parameter has gradients of both losses.
+The defaults are ELECTRA's, except that ELECTRA shows 15 % of the masked tokens to its generator
+unchanged (`mask_rate: 0.85`). DeBERTa-v3 has `embedding_sharing: gradient_disentangled` and a
+generator with half the layers, `{num_layers: N, width: 1}`. It trains the two with an optimizer
+each, which with Adam differs only in clipping, since no parameter has gradients of both losses.
 """
 
 from __future__ import annotations

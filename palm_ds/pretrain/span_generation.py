@@ -11,7 +11,7 @@ from it until they hold the share `rate` of the passage.
 
 Both flows are trained: word by word, and span by span. The spans are the entities, phrases and
 words of the corpus. The paper takes n-grams of up to three words whose t-statistic is high, from a
-list; the phrases of a corpus are mined from it too, by normalised mutual information. A span ends
+list; the phrases of a corpus are mined from it too, by normalized mutual information. A span ends
 where its fragment does.
 
 The flows, and where the paper and ERNIE's code differ: data/tasks/generation_flows.py. Baidu has
@@ -76,7 +76,7 @@ class SpanGeneration(FlowOptions, CorpusTask):
             if not 1 <= low <= high:
                 raise UserError(f"{where}: no fragment has {low} to {high} tokens")
         if not np.isclose(sum(self.chosen), 1):
-            raise UserError(f"{where}.chosen: {self.chosen} are no probabilities; their sum is 1")
+            raise UserError(f"{where}.chosen: {self.chosen} are not probabilities, whose sum is 1")
 
     def annotations(self) -> tuple[str, ...]:
         return tuple(unit for unit in self.units if unit != "token")

@@ -5,10 +5,10 @@
 
 "Elsewhere" means the tokens of the document that are not in the example, up to `reach` of them on
 either side of each of its texts, so that a document of a million tokens costs no more than one of
-ten thousand. Special tokens are not labelled, nor stop words, which occur everywhere. Masked tokens
-are labelled (by the original token), so the order of the tasks in a task group makes no difference.
+ten thousand. Special tokens are not labeled, nor stop words, which occur everywhere. Masked tokens
+are labeled (by the original token), so the order of the tasks in a task group makes no difference.
 If the document has hardly any other tokens, the answer would always be no; such texts are not
-labelled either."""
+labeled either."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TokenDocumentRelation(CorpusTask):
     reach: int = 4096
     """Tokens of the document that are searched before and after a text."""
     least: int = 128
-    """A text is labelled only if at least this many tokens of its document are searched."""
+    """A text is labeled only if at least this many tokens of its document are searched."""
     frequent: PositiveShare = 0.001
     """Tokens above this share of the corpus are stop words and get no label."""
 

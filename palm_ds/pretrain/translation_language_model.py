@@ -3,10 +3,10 @@ section 3.3; ERNIE-M: Ouyang et al. 2021, arXiv 2012.15674).
 
     [CLS] the [M] sat [SEP] le chat [M] [SEP]      every token attends to every token
 
-A masked word may be read off its translation, so that the two languages are aligned. A pair is one
-text in its row, and masking that of `knowledge_masking`, in each of the two texts: at least one
-token of both is predicted. Positions run on over the pair; XLM begins again at 0 with the second
-text, and adds an embedding of the language, which the released ERNIE-M does not have.
+A masked word may be read off its translation, which aligns the two languages. A pair is one text in
+its row; each of its two texts is masked as in `knowledge_masking`, with at least one prediction.
+Positions run on over the pair; XLM starts again at 0 with the second text, and adds an embedding of
+the language, which the released ERNIE-M does not have.
 """
 
 from __future__ import annotations

@@ -15,17 +15,17 @@ class ServingLimits(Settings, option="--"):
     """Bounds on requests. More of anything is refused with a status of its own."""
 
     max_texts: PositiveInt = 256
-    """Texts (rows, candidates) of a request. More: 413."""
+    """Texts (rows, candidates) in a request. More: 413."""
     max_characters: PositiveInt = 100_000
-    """Characters of a text. More: 413. The model itself reads its first tokens only."""
+    """Characters in a text. More: 413. The model itself reads its first tokens only."""
     max_bytes: PositiveInt = 4 << 20
-    """Bytes of a request. More: 413."""
+    """Bytes in the body of a request. More: 413."""
     max_numbers: PositiveInt = 4 << 20
-    """Numbers of the vectors of an answer. More: 413."""
+    """Numbers in all vectors of a response. More: 413."""
     max_queue: PositiveInt = 1024
-    """Texts of all clients, waiting or in work. More: 429, unless a request is alone."""
+    """Texts of all clients, queued or in work. More: 429, unless a request is alone."""
     timeout: PositiveFloat = 60.0
-    """Seconds for a request, unless its client asks for less. Then: 504."""
+    """Seconds to answer a request, unless its client asks for less. Then: 504."""
     read_timeout: PositiveFloat = 15.0
     """Seconds for a client to send its request. Then: 408."""
     drain_timeout: PositiveFloat = 30.0

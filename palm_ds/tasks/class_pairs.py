@@ -1,11 +1,11 @@
 """Class pairs: the vectors of two texts of one class are similar, those of two classes are not.
 
-    labelled rows ──> pairs: of one class, target 1; of two classes, target 0
+    labeled rows ──> pairs: of one class, target 1; of two classes, target 0
     [CLS] text [SEP] | [CLS] other text [SEP]
 
 The first stage of learning from few examples (SetFit: Tunstall et al. 2022, arXiv 2209.11055): n
 texts make about n * n / 2 pairs. A head then classifies the vectors (`classification` with
-`pooling: mean`). Evaluation gives each row one other text, by turns of its class and of another;
+`pooling: mean`). Evaluation gives each row one other text, alternately of its class and of another;
 the loss is the only score, and nothing is predicted.
 """
 
@@ -86,16 +86,16 @@ class Classes(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ClassPairs(DenseEmbeddingTask):
-    """Trains vectors that differ by class, from few labelled texts."""
+    """Trains vectors that differ by class, from few labeled texts."""
 
     sampling: Literal["random", "oversampling", "undersampling", "unique"] = "random"
-    """The pairs of an epoch. `random`: each row with one drawn text of its class and one of
-    another, so that epochs are SetFit's iterations; `unique`: every pair once; `oversampling`: as
-    many of one class as of two, the fewer ones repeated; `undersampling`: the more ones drawn,
-    others in each epoch."""
+    """The pairs of an epoch. random: each row with a random text of its class and one of another
+    class, so that epochs are SetFit's iterations. unique: every pair once. oversampling: equally
+    many pairs of one class and of two, the rarer kind repeated. undersampling: likewise, with a
+    random part of the more common kind, another one in each epoch."""
     loss: Literal["cosine", "cosent"] = "cosine"
-    """The squared difference of similarity and target, or the order of all pairs of a step (CoSENT,
-    Su 2022)."""
+    """cosine: the squared difference of similarity and target; cosent: the order of all pairs of a
+    step (CoSENT, Su 2022)."""
     temperature: PositiveFloat = 0.05
     """CoSENT divides similarities by it."""
 

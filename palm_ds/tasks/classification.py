@@ -40,11 +40,11 @@ class Classification(WholeTextTask, PositiveClassTask):
     smoothing: Rate = 0.0
     """Label smoothing: share of the target probability spread over all classes."""
     positive: str = ""
-    """Class for which F1 and AUC are reported; by default the second of two classes."""
+    """Positive class, for which F1 and AUC are reported; by default the second of two classes."""
     class_weights: dict[str | int, NonNegativeFloat] | Literal["balanced"] = field(
         default_factory=dict
     )
-    """{class: weight of its loss during training}, by default 1; `balanced`: inverse class
+    """{class: weight of its loss during training}, by default 1 each. balanced: inverse class
     frequencies, so that all classes have the same total weight in the training rows."""
 
     documents: ClassVar[Literal["no", "also", "only"]] = "also"

@@ -1,5 +1,5 @@
 """The vector of an image is closer to those of its texts than to all others of a step, and that of
-its text to it (cross-modal contrastive learning: UNIMO, Li et al. 2021).
+a text to its image's (cross-modal contrastive learning: UNIMO, Li et al. 2021).
 
     [CLS] [SEP] | regions        the image alone: its vector is that of [CLS]
     [CLS] a dog runs [SEP]       its text
@@ -9,10 +9,11 @@ its text to it (cross-modal contrastive learning: UNIMO, Li et al. 2021).
 Over all images and texts of a step, in whatever micro-batch and process they are, an image has the
 loss - log of (the sum over its texts of exp(similarity / temperature) / the sum over all texts),
 and its text the same over images. An image that was found for a text is a further row of both. The
-rewriting and the search are not part of palm_ds. UNIMO encodes a pair and what is rewritten
-together, and only what is retrieved alone; here each is encoded alone, which lets all of a step be
-compared. Predictions: `score`, the similarity of the image and its text, and `scores`, of all texts
-of the row. Metrics search all texts of the evaluated rows for every image, and the other way round.
+rewriting and the search are not part of palm_ds. UNIMO encodes a pair and its rewritten texts
+jointly, and only what is retrieved separately; here everything is encoded separately, so that all
+of a step can be compared. Predictions: `score`, the similarity of the image and its text, and
+`scores`, of all texts of the row. Metrics search all texts of the evaluated rows for every image,
+and the other way round.
 """
 
 from __future__ import annotations

@@ -7,15 +7,15 @@
 With `max_turns` the target is a reply, and its source the turns of a dialogue, after facts
 (palm_ds/tasks/shared/generation_sources.py).
 
-UNIMO writes texts by `decoder: next_token` and `end: mask`, without queries. With `images` the
-image of a row stands behind its source, which it need not have: captions.
+UNIMO writes texts with `decoder: next_token` and `end: mask`, without queries. With `images` the
+image of a row follows its source; without a source the texts are captions.
 
 Every token of the target, and the [SEP] that ends it, is predicted from an [ATTN] query that sees
 the source and the target before it, some of which is noise. The flows, and where the paper and
 ERNIE's code differ: palm_ds/data/tasks/generation_flows.py.
 
-As in ERNIE's code a target that is cut has no [SEP], so that the model does not learn to stop
-there. Several sources are cut as elsewhere, the longest first; ERNIE cuts the last one.
+As in ERNIE's code, a truncated target has no [SEP], so that the model does not learn to stop there.
+Of several sources the longest is truncated first; ERNIE truncates the last one.
 
     predictions {item: {"text", "score"}}       written by palm_ds/model/generation/generate.py
 """
@@ -77,24 +77,25 @@ class Generation(FlowOptions, OptionalImages, TextGenerator):
     max_target: Annotated[int, Field(ge=3)] = 64
     """Maximum tokens of the target, with [CLS] and [SEP]."""
     longest_span: PositiveInt = 3
-    """Tokens of the longest random span of the span-by-span flow, in the paper for pretraining."""
+    """Maximum tokens of the random spans of the span-by-span flow, in the paper for pretraining."""
     max_turns: NonNegativeInt = 0
-    """Turns of a dialogue that are read, the last ones: column `turns`, after the sources, which
-    may be missing. 0: no dialogue. The backbone needs max_turns + 2 token types."""
+    """Number of last turns of a dialogue (column `turns`) to read, after the sources, which may be
+    missing. 0: no dialogue. The backbone needs max_turns + 2 token types."""
     label_column: str = "target"
     """The column of the targets."""
     smoothing: Rate = 0.1
     """Label smoothing: share of the target probability spread over the vocabulary."""
     generate: DecodingSettings = field(default_factory=DecodingSettings)
-    """How predictions are written: `max_tokens`, `beams`, `length_penalty`, `no_repeat_ngram`,
-    `temperature` ... (docs/generation.md); by default greedily."""
+    """How predictions are generated: `max_tokens`, `beams`, `length_penalty`, `no_repeat_ngram`,
+    `temperature` ... (docs/generation.md). Default: greedily."""
     score: Literal["rouge", "rouge_stemmed", "bleu", "dialogue", "answers"] = "rouge"
-    """rouge: ROUGE-L, 1 and 2, BLEU-4; rouge_stemmed: of stems. bleu: the same, BLEU-4 first.
-    dialogue: BLEU-1 and 2, distinct words and pairs. answers: F1 and exact match as in SQuAD."""
+    """Metrics. rouge: ROUGE-L, 1 and 2, then BLEU-4; rouge_stemmed: the same on stems; bleu: the
+    same, with BLEU-4 first; dialogue: BLEU-1 and 2, distinct words and pairs of words; answers: F1
+    and exact match as in SQuAD."""
     evaluate_rows: NonNegativeInt = 256
-    """Texts are written for the first N rows of an evaluation during training; 0: for none."""
+    """Number of rows, the first, for which evaluations in training generate texts; 0: none."""
     evaluate_beams: PositiveInt = 1
-    """Beams of these evaluations; 1: greedy."""
+    """Number of beams in these evaluations; 1: greedy."""
 
     attends_partially: ClassVar[bool] = True
     without_displacement: ClassVar[str] = ", or set decoder: next_token"

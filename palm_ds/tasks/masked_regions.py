@@ -6,10 +6,10 @@ et al. 2021) and the detector's distribution over its classes (ERNIE-ViL, Yu et 
 
 In a task group with `masked_words` words are masked as well. Neither model's pretraining code was
 released. After the papers: 15 % of the regions are predicted; a region that overlaps a masked one
-by more than `overlap` shows nothing either, though it is not predicted. Ours: the whole image then
-shows the mean of the regions that are not masked, which would tell them otherwise; losses are means
-over features, and divergences, which are 0 where a cross-entropy would be the entropy of the
-detector.
+by more than `overlap` shows nothing either, though it is not predicted. Our choices: the whole
+image then shows the mean of the unmasked regions, since the mean of all would give the masked ones
+away; losses are means over features, and divergences rather than cross-entropies, so that they are
+0 for a perfect prediction.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class MaskedRegions(ImageTextTask):
     rate: InnerShare = 0.15
     """Share of an image's regions to predict; at least one."""
     mask_rate: Share = 0.9
-    """Share of the predicted regions whose features are zeros; the others are shown."""
+    """Share of the predicted regions whose features are set to zero; the others are shown."""
     overlap: Share = 0.4
-    """Regions that have more than this in common with a masked one (intersection over union) are
-    zeros, too; 1: none."""
+    """Regions whose intersection over union with a masked one exceeds this are set to zero too; 1:
+    none."""
     predict: Several[Literal["features", "classes"]] = (FEATURES, CLASSES)
     """What is predicted: the features (squared error), the detector's classes (divergence)."""
     classes: NonNegativeInt = 0
-    """Classes of the detector; 0: as many as the training rows have."""
+    """Number of the detector's classes; 0: as in the training rows."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Masked language modelling on the texts of a table: PaddlePALM's MaskLM, to continue pretraining
+"""Masked language modeling on the texts of a table: PaddlePALM's MaskLM, to continue pretraining
 on the texts of a task or alongside it.
 
 Alone it reads the texts of each row; in a task group (`sentiment + masked_words`) it masks words in
@@ -36,9 +36,9 @@ class MaskedWords(TextTask):
     """Predicts masked words."""
 
     rate: InnerShare = 0.15
-    """Share of the tokens to predict, without special tokens; at least one word."""
+    """Share of the tokens to predict, special tokens excluded; at least one word."""
     whole_words: bool = True
-    """Mask whole words; otherwise single tokens."""
+    """Mask whole words instead of single tokens."""
     mask_rate: Share = 0.8
     """Share of the predicted tokens replaced by [MASK]."""
     random_rate: Share = 0.1

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import counted
 from palm_ds.common.settings import PositiveShare, Rate
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example, build_input, join, layouts
@@ -43,7 +44,8 @@ class Matching(PositiveClassTask):
     """Predicts whether, or how well, two texts match."""
 
     strategy: Literal["pointwise", "pairwise"] = "pointwise"
-    """Train on labelled pairs, or on a better and a worse text_b for the same text_a."""
+    """pointwise: train on labeled pairs; pairwise: on a better (text_b) and a worse text
+    (text_b_neg) for the same text_a."""
     margin: PositiveShare = 0.5
     """Pairwise: required difference between the probabilities of the better and the worse text."""
     dropout: Rate = 0.1
@@ -58,8 +60,8 @@ class Matching(PositiveClassTask):
         most = 3 if self.pairwise else 2
         if self.texts and not 2 <= len(self.texts) <= most:
             raise UserError(
-                f"{self.where}.texts: {len(self.texts)} columns; {self.strategy} matching reads "
-                f"{', '.join(_COLUMNS[:most])}, or columns in their place"
+                f"{self.where}.texts: {counted(len(self.texts), 'column')}; {self.strategy} "
+                f"matching reads {', '.join(_COLUMNS[:most])}, or columns in their place"
             )
         if self.labels and self.pairwise:
             raise UserError(f"{self.where}.labels: pairwise matching has no labels; remove this")

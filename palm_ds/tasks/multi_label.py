@@ -4,11 +4,11 @@ A label is a list (`["sport", "politics"]`) or a text with a separator (`sport,p
 class has its own sigmoid and is predicted if the probability reaches `threshold`. Predictions:
 `labels`, the names of the predicted classes; `logits` and `probs` of all classes, in order.
 
-A label may also say how much each class is worth, `{"two": 1, "three": 0.3}`: visual question
-answering by its usual 3,129 answers, each worth a third of the people who gave it, at most 1. The
-sigmoids then learn these numbers, and a prediction has the `best` class, too. With `images` the
-head may have a hidden layer and add up the losses of the classes, as ERNIE-ViL's for such
-questions: 2,048 wide, with a dropout of 0.5 behind it.
+A label may also say how much each class is worth, `{"two": 1, "three": 0.3}`, as in visual question
+answering, where an answer is worth a third for each person who gave it, at most 1. The sigmoids
+then learn these numbers, and a prediction also has the `best` class. With `images` the head may
+have a hidden layer and add up the losses of the classes, as ERNIE-ViL's for such questions: 2,048
+wide, followed by a dropout of 0.5.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class MultiLabel(WholeTextTask, ClassesTask):
     hidden_layer: NonNegativeInt = 0
     """With `images`: the width of a hidden layer of the head, with ReLU; 0: none."""
     reduction: Literal["mean", "sum"] = "mean"
-    """The loss of a text is the mean, or the sum, of those of the classes."""
+    """Whether the loss of a text is the mean or the sum of the losses of the classes."""
     soft: bool = False
-    """Labels are {class: worth, from 0 to 1}; by default if a training row has such a label."""
+    """Labels are {class: worth, from 0 to 1}. Also if a training row has such a label."""
 
     prediction_key: ClassVar[str] = "labels"
     about: ClassVar[str] = "Puts a text (or a pair) into classes."

@@ -12,8 +12,8 @@ that do not, which are drawn from the other rows. Rows that do not belong togeth
 predictions have no `logits`, and `score` is that of the pair.
 
 An encoder with memories reads a long candidate in windows, each with the question behind it: [CLS]
-window of the candidate [SEP] question [SEP]. All windows have the grade of their candidate, which
-is as relevant as they are on average.
+window of the candidate [SEP] question [SEP]. All windows have the grade of their candidate, whose
+score is the log odds of their mean probability.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Ranking(CircleLoss):
     relevant_from: PositiveFloat = 1.0
     """Minimum grade of a relevant candidate."""
     group: str = ""
-    """Column that identifies the group of a row; by default qid, else text_a. With `images` by
-    default the image, whose candidates are texts; text_a for the images of a text."""
+    """Column that identifies the group of a row. Default: qid, else text_a; with `images` the
+    image, which ranks texts for each image (text_a ranks images for each text)."""
     k: PositiveInt = 10
-    """Number of top candidates that nDCG evaluates."""
+    """Cutoff of nDCG: the number of top candidates that count."""
     dropout: Rate = 0.1
     """Dropout on the input of the head during training."""
 

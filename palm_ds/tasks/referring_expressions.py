@@ -42,7 +42,7 @@ class ReferringExpressions(ImageInput):
     label_column: str = "box"
     """The column of the boxes."""
     overlap: PositiveShare = 0.5
-    """Least intersection over union of a right region and the box."""
+    """Minimum intersection over union with the box at which a region is right."""
     dropout: Rate = 0.1
     """Dropout on the input of the head during training."""
 

@@ -36,15 +36,16 @@ class Regression(WholeTextTask):
     """Predicts a number."""
 
     low: float | None = None
-    """Minimum; lower predictions are clipped to it."""
+    """Minimum to which lower predictions are clipped. Default: none."""
     high: float | None = None
-    """Maximum; higher predictions are clipped to it."""
+    """Maximum to which higher predictions are clipped. Default: none."""
     scale: bool = True
-    """Learn standardised targets: minus their mean, divided by their standard deviation."""
+    """Learn standardized targets: minus their mean, divided by their standard deviation."""
     mean: FiniteFloat = 0.0
-    """With `scale`: mean of the targets, computed from the training rows."""
+    """With `scale` and `deviation`: mean of the targets."""
     deviation: NonNegativeFloat = 0.0
-    """With `scale`: standard deviation of the targets; 0: compute both from the training rows."""
+    """With `scale`: standard deviation of the targets; 0: compute it and the mean from the training
+    rows."""
     dropout: Rate = 0.1
     """Dropout on the input of the head during training."""
 
@@ -162,5 +163,5 @@ class Regression(WholeTextTask):
 
     @property
     def _standardises(self) -> bool:
-        """Whether the head learns standardised numbers; their mean and deviation must be known."""
+        """Whether the head learns standardized numbers; their mean and deviation must be known."""
         return self.scale and self.deviation > 0

@@ -6,14 +6,14 @@ al. 2021, section 3.2).
     a [M] dog [M] a cat           attributes and relations are masked with their objects left in
     a brown [M] chases a cat      objects are masked elsewhere
 
-Scene graphs are given (column `scene_graph`): places in text_a, by character, which a parser or a
-person named:
+Scene graphs come from the column `scene_graph`, made by a parser or by hand: positions in text_a,
+in characters:
 
     {"objects": [[8, 11], [21, 24]], "attributes": [[2, 7, 0]], "relations": [[12, 18, 0, 1]]}
 
 An attribute ends with the number of its object, a relation with those of both. ERNIE-ViL's own
-parser and pretraining code were not released; that an attribute or a relation keeps its objects is
-the paper's, that objects are then chosen among the others is ours.
+parser and pretraining code were not released. As in the paper, the objects of a masked attribute or
+relation are not masked; that masked objects are chosen among the others is our choice.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import PositiveFloat
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import counted
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.interfaces import PAIR, StoredPrediction
@@ -31,8 +32,8 @@ class Similarity(DenseEmbeddingTask):
     """Trains vectors whose similarity follows scored pairs."""
 
     loss: Literal["cosent", "cosine"] = "cosent"
-    """The order of all pairs of a step (CoSENT, Su 2022), or the squared difference of similarity
-    and label, which is scaled to be from 0 to 1."""
+    """cosent: the order of all pairs of a step (CoSENT, Su 2022); cosine: the squared difference of
+    similarity and label, with labels scaled to be from 0 to 1."""
     temperature: PositiveFloat = 0.05
     """CoSENT divides similarities by it."""
     low: float | None = None
@@ -52,7 +53,7 @@ class Similarity(DenseEmbeddingTask):
     def columns_of(self, source: TableSource) -> tuple[str, ...]:
         columns = tuple(self.texts) or ("text_a", "text_b")
         if len(columns) != 2:
-            raise UserError(f"{self.where}.texts: {len(columns)}; name two columns")
+            raise UserError(f"{self.where}.texts: {counted(len(columns), 'column')}; name two")
         for column in columns:
             source.need(column, self.where)
         return columns

@@ -35,15 +35,15 @@ class SparseRetrieval(RetrievalTask):
     """Dot products are divided by it."""
     query_regularizer_weight: NonNegativeFloat = 5.0e-5
     """Weight of the FLOPS loss of the step's queries: the sum of squares of their mean vector
-    (Paria et al. 2020). The higher, the fewer words a query has."""
+    (Paria et al. 2020). The higher, the sparser the vectors of queries."""
     document_regularizer_weight: NonNegativeFloat = 3.0e-5
-    """That of all positives and negatives."""
+    """The same for all positives and negatives."""
     initial_bias: float = 0.0
-    """Added to the bias of the masked-LM head once, at the start of the run. The softmax that
-    trained it does not depend on a constant, but which logits are above 0 does: a negative number
-    where most words are, as in a head that was trained for few steps."""
+    """Added once, at the start of the run, to the bias of the masked-LM head. Its softmax does not
+    depend on a constant, but the number of logits above 0 does. Give a negative number if most are
+    above 0, as in a head that was trained for few steps."""
     regularizer_warmup: Share = 0.33
-    """Share of the run's steps over which both weights rise, with the square of the steps done."""
+    """Share of the run's steps over which both weights rise, quadratically."""
 
     def head(self, backbone: Encoder) -> SpladeHead:
         ranking = ContrastiveHead(

@@ -1,11 +1,11 @@
 """Sequence tagging of words: named entities, slots, chunks, parts of speech.
 
 [CLS] tokens of the words [SEP]; the label of a word is at its first token. Words come from
-`tokens`, or from a text that is split into words or characters and labelled with character spans. A
+`tokens`, or from a text that is split into words or characters and labeled with character spans. A
 long sentence is read in several windows; each word is predicted where it has the most context. So
 every word gets a tag, and all are trained on.
 
-PaddlePALM's and ERNIE's sequence labelling; with `crf: true` the tags of a sentence are scored
+PaddlePALM's and ERNIE's sequence labeling; with `crf: true` the tags of a sentence are scored
 jointly (palm_ds/model/heads/crf.py). PaddlePALM trains the transitions with a learning rate of
 1e-3; here use `head_lr`.
 """

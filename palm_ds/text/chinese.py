@@ -1,5 +1,5 @@
 """Chinese: lists of words for phrase mining, simplified characters (OpenCC, t2s), and names: which
-words of a text name people, places, organisations or works.
+words of a text name people, places, organizations or works.
 
 jieba's dictionary calls many words names that are none: 东西 (thing) a place, 道德 (morals)
 somebody. Its tag is therefore one feature of several in a linear model of the word:
@@ -7,7 +7,7 @@ somebody. Its tag is therefore one feature of several in a linear model of the w
     is_name("杭州", "ns", known=True)   # True: the sum of the weights of its features is positive
     is_name("东西", "ns", known=True)   # False
 
-`tools/chinese_names` has the labelled words that the weights were learned from, and learns them.
+`tools/chinese_names` has the labeled words that the weights were learned from, and learns them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def simplify_in_place(text: str) -> str:
 
 
 TAGS = frozenset({"nr", "ns", "nt", "nz", "nrfg", "nrt"})
-"""jieba's parts of speech for names of persons, places, organisations, and others."""
+"""jieba's parts of speech for names of persons, places, organizations, and others."""
 WEIGHTS = Path(__file__).with_name("chinese_name_weights.txt")
 _MAX_WORD_LENGTH = 6  # longer words are of one kind
 

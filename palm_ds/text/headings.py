@@ -60,7 +60,7 @@ def _blocks(text: str, start: int) -> Iterator[tuple[int, int]]:
 
 
 def _may_be(block: str) -> bool:
-    """Whether the block looks like a heading, ignoring its neighbours."""
+    """Whether the block looks like a heading, ignoring its neighbors."""
     if len(block) > MOST_CHARACTERS or "\n" in block or block[0].islower():
         return False
     if not _BEGINS.match(block) or not _LAST.search(block) or _ENDED.search(block):

@@ -1,11 +1,11 @@
 """Reads the tokenizer settings of a Hugging Face folder, apart from the vocabulary.
 
-    tokenizer_config.json     the class, its normalisation, special tokens, added tokens, limits
+    tokenizer_config.json     the class, its normalization, special tokens, added tokens, limits
     special_tokens_map.json   } parts of these settings, as written
     added_tokens.json         } by older versions of transformers
     config.json               the model, which implies a tokenizer class if none is named
 
-transformers' BertTokenizer and MPNetTokenizer take the normalisation from these files even if
+transformers' BertTokenizer and MPNetTokenizer take the normalization from these files even if
 tokenizer.json has its own, those of ALBERT and DeBERTa their rules (`CLASS_RULES`), and
 RobertaTokenizer `add_prefix_space`; other classes take everything from tokenizer.json.
 """
@@ -52,7 +52,7 @@ _CLASS_OF_MODEL = {
 }
 _ROBERTA = ("Roberta", "RobertaBPE")  # the latter is PaddleNLP's
 _MPNET = "mpnet"
-"""The family of MPNet's class: BERT's normalisation, and RoBERTa's separators."""
+"""The family of MPNet's class: BERT's normalization, and RoBERTa's separators."""
 _FAMILIES = {
     **dict.fromkeys(_BERT, "bert"),
     **dict.fromkeys(_ROBERTA, "roberta"),

@@ -429,7 +429,7 @@ def _end_dry_run(parts: _Parts, plan_for: Sequence[Cluster]) -> None:
     check_model(model, optimizer, ds_config, lr_scales=scales, freezable=freezable)
     check_swap_room(ds_config, model, parts.processes)
     if "." in (best := parts.recipe.evaluate.best):
-        log.info("evaluate.best: whether %s exists is known from step 1", best)
+        log.info("evaluate.best: whether %s exists is checked only when training starts", best)
     teachers = parts.plan.sizes(ds_config.precision)
     size = replace(size_of(model), teachers=teachers)
     work = work_of(model, batches, rows)

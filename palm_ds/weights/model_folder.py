@@ -37,7 +37,7 @@ class ModelFolder:
     """The weights that a path stands for."""
 
     path: Path
-    """A folder or file that a format recognises."""
+    """A folder or file that a format recognizes."""
     checkpoint: checkpoint.VerifiedCheckpoint | None = None
     """The verified checkpoint, if it was chosen among those of a run."""
     notes: tuple[str, ...] = ()

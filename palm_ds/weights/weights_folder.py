@@ -397,7 +397,7 @@ def _check_heads(
             raise UserError(
                 f"{contents.path}: its head {head!r} has {_classes(there, info.classes)}, the task "
                 f"of that name here has {_classes(here, len(bias))}; set `new_head: true` on the "
-                "task to initialise its head newly, give it another name, or give it the same "
+                "task to initialize its head newly, give it another name, or give it the same "
                 "classes (`extend` instead of init_from keeps a task and adds others)"
             )
         if there and here and list(there) != [*here]:

@@ -266,7 +266,7 @@ def test_further_evaluation_sets_are_reported_separately(tables):
     with pytest.raises(UserError, match=r"none.tsv: no such file"):
         trainer(tables, recipe=wrong).train()
     no_validation = palm.tasks.Classification.on(train=tables / "train.tsv")
-    with pytest.raises(UserError, match="evaluation_sets: tables in addition to `validation`"):
+    with pytest.raises(UserError, match="evaluation_sets: needs a table as `validation`"):
         palm.Trainer(no_validation, backbone=backbone(tables), recipe=changes).recipe  # noqa: B018
 
 
@@ -483,7 +483,7 @@ def test_tasks_that_share_a_text_may_name_the_same_rows(tables: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"mix_ratio": 0.5}, "mix_ratio: 0.5 of 'second', which has its steps together with 'fi"),
+        ({"mix_ratio": 0.5}, "mix_ratio: 0.5 for 'second', which trains in the steps of 'fi"),
         ({"train": "dev.tsv"}, "second: labels the rows of first, so that its own train would no"),
         ({"dev": "train.tsv"}, "its own dev would not be used; give it to first, or train the two"),
         ({"columns": {"label": "text_a"}}, "its own columns or read would not be used; give it"),

@@ -23,11 +23,11 @@ def test_lines_of_the_input(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("text", [b"", b"\n \n"])
 def test_no_text_is_an_error(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="no text: give one, or lines on the standard input"):
+    with pytest.raises(UserError, match="no text: give one, or lines on standard input"):
         lines_of(text, monkeypatch)
 
 
 def test_a_closed_input_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(UserError, match="no text: give one; the standard input is closed"):
+    with pytest.raises(UserError, match="no text: give one, as standard input is closed"):
         list(_lines())

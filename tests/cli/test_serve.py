@@ -60,7 +60,7 @@ def test_mistakes_in_one_line(
     assert "No such file" in error_of(capsys, model, "--token_file", str(token))
     token.write_text("two words")
     assert "expected one word" in error_of(capsys, model, "--token_file", str(token))
-    assert "give their vectors too" in error_of(capsys, model, "--texts", "a.txt", "--port", "0")
+    assert "--texts: needs --index" in error_of(capsys, model, "--texts", "a.txt", "--port", "0")
 
 
 @pytest.fixture

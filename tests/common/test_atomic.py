@@ -208,7 +208,7 @@ def test_targets_that_can_be_folders(name: str, tmp_path: Path) -> None:
 def test_the_current_folder_is_no_target(name: str, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(UserError, match="is the current folder, or holds it"):
+    with pytest.raises(UserError, match="is or contains the current folder"):
         check_new_folder(Path(name))
     check_new_folder(Path("new"))
 

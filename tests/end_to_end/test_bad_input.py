@@ -228,10 +228,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], list[str]], str]] = {
     "lower lines": (lines(b"", "--lower"), "contain ids, not text; remove --lower"),
     "lines with a lexicon": (lines(b"", "--lexicon_phrase", "x"), "contain ids, not text"),
     "no lines": (lines(b""), "a.gz: has no documents"),
-    "other lines": (lines(b"[CLS] a b"), "line 1: 1 fields, expected 5: token_ids;sentence_ty"),
+    "other lines": (lines(b"[CLS] a b"), "line 1: expected 5 fields, token_ids;sentence_ty"),
     "no gzip lines": (lines(b"1 2", packed=False), "damaged gzip file"),
     "truncated lines": (lines(b"1 2\n" * 99, packed=12), "damaged gzip file after line"),
-    "lines, strict": (lines(b"1;2", "--strict"), "a.gz: line 1: 2 fields, expected 5"),
+    "lines, strict": (lines(b"1;2", "--strict"), "a.gz: line 1: expected 5 fields"),
     "mark of others": (
         words(*OUT, *TRAIN, "--annotation", "role"),
         "--annotation role: comes with --format dia",

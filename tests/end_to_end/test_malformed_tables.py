@@ -88,15 +88,15 @@ CASES: list[Case] = [
     ("blank label", "t.tsv", HEAD + b"1\ta\n  \ta\n", {}, ":3: label is empty"),
     ("empty qid", "t.tsv", b"qid\ttext_a\n\ta\n", {}, ":2: qid is empty"),
     ("empty id", "t.tsv", b"id\ttext_a\n\ta\n", {}, ":2: id is empty"),
-    ("tags missing", "t.tsv", HEAD + b"O\x02B\ta\x02b\nO\ta\x02b\n", {}, ":3: 2 tokens and 1 tags"),
+    ("tags missing", "t.tsv", HEAD + b"O\x02B\ta\x02b\nO\ta\x02b\n", {}, ":3: 2 tokens and 1 tag"),
     (
         "a stray \\x02",
         "t.tsv",
         HEAD + b"1\ta b\n1\tc\x02d\n",
         {},
-        r":3: 2 tokens and 1 tags \(cells",
+        r":3: 2 tokens and 1 tag \(cells",
     ),
-    ("tags by name", "t.tsv", HEAD + b"O\x02O\ta\n", TAGS, ":2: 1 tokens and 2 tags"),
+    ("tags by name", "t.tsv", HEAD + b"O\x02O\ta\n", TAGS, ":2: 1 token and 2 tags"),
     ("an empty tag", "t.tsv", HEAD + b"O\x02\ta\x02b\n", TAGS, ":2: tag 2 is empty"),
     (
         "one choice",
@@ -172,7 +172,7 @@ CASES: list[Case] = [
         {},
         ":1: tags is dict, not a list",
     ),
-    ("fewer tags", "t.jsonl", line(tokens=["a", "b"], tags=[1]), {}, ":1: 2 tokens and 1 tags$"),
+    ("fewer tags", "t.jsonl", line(tokens=["a", "b"], tags=[1]), {}, ":1: 2 tokens and 1 tag$"),
     ("choices a number", "t.jsonl", line(choices=1), {}, ":1: choices is int, not a list"),
     ("inside", "t.jsonl", GOOD, {"columns": {"text_b": "label.x"}}, ":1: no field `label.x`"),
     (
@@ -469,7 +469,7 @@ WHOLE: list[Case] = [
         "t.tsv",
         b"a\t1\n",
         {"header": False, "columns": {"label": "x"}},
-        ": columns.label: `x`: no names here; give a number, 0 to 1",
+        ": columns.label: `x`: no column has a name; give a number, 0 to 1",
     ),
     (
         "number for name",

@@ -166,7 +166,10 @@ def test_switches_of_a_search(indexed: Service, browser) -> None:
         assert all(browser.find_element("name", x).is_selected() for x in ("hybrid", "rerank"))
         result = pressed(browser, "search", query="very", filter='{"even": "no"}')
         assert shown(result, ".note") == ["no text found"]
-        for wrong, line in (("{even", "filter: not JSON"), ('{"a": {"=>": 1}}', "is no operator")):
+        for wrong, line in (
+            ("{even", "filter: not JSON"),
+            ('{"a": {"=>": 1}}', "is not an operator"),
+        ):
             field = browser.find_element("name", "filter")
             field.clear()
             field.send_keys(wrong, Keys.ENTER)

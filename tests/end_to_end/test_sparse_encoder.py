@@ -120,7 +120,7 @@ def test_refused(saved: Path, tmp_path: Path, capsys: Any) -> None:
         (["v.npz", "--pooling", "mean"], "its suffix is none of .npy, .parquet"),
         (["v.npy", "--pooling", "mean", "--max_active_dims", "3"], "only of sparse vectors"),
         (["v.npz", "--pooling", "splade", "--dimensions", "3"], "give max_active_dims"),
-        (["v.npz", "--pooling", "splade", "--layers", "1"], "the masked-LM head of splade reads"),
+        (["v.npz", "--pooling", "splade", "--layers", "1"], "splade's masked-LM head reads"),
     ):
         with pytest.raises(SystemExit):
             main([*start, str(tmp_path / more[0]), *more[1:]])

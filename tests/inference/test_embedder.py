@@ -306,7 +306,7 @@ def test_vectors_of_a_module_that_cannot_be_kept_are_refused(sentence_folder, ki
         ({"pooling": "mean", "tokens": True}, "tokens are not pooled"),
         ({"pooling": "pooler", "layers": (1,)}, "the pooler reads the last layer"),
         ({"layers": ()}, "layers: empty"),
-        ({"layers": (1, 2), "concat": True, "dimensions": 3}, "dimensions: the first numbers of"),
+        ({"layers": (1, 2), "concat": True, "dimensions": 3}, "dimensions, concat: exclude"),
         ({"layers": (4,)}, "layers: 4: .* has 3"),
         ({"layers": (-5,)}, "layers: -5: .* has 3"),
         ({"max_length": 2}, "max_length: 2: .* from 3 to 150"),

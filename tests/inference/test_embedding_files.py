@@ -194,7 +194,7 @@ def test_the_input_is_not_replaced(run, folder: Path) -> None:
     pq.write_table(pa.table({"text": TEXTS}), file)
     before = file.read_bytes()
     job = EmbeddingJob(inputs=[str(file)], output=folder / "." / "input.parquet")
-    with pytest.raises(UserError, match="input.parquet: is one of the files that are read"):
+    with pytest.raises(UserError, match="input.parquet: is also an input"):
         embed_files(TrainedModel.open(run).embedder(EmbeddingSettings()), job, model="model")
     assert file.read_bytes() == before
 

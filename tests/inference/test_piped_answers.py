@@ -102,5 +102,5 @@ def test_what_a_pipe_cannot_have(words, message: str) -> None:
 
 
 def test_files_need_a_place_for_their_output() -> None:
-    with pytest.raises(UserError, match="--output: give a place"):
+    with pytest.raises(UserError, match="--output: missing"):
         PREDICT.call(["nowhere", "--input", "a.tsv"])

@@ -23,7 +23,7 @@ def test_predictions_are_not_written_into_a_file(output: str, tmp_path: Path) ->
 def test_the_current_folder_is_not_replaced(output: str, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(UserError, match="is the current folder, or holds it"):
+    with pytest.raises(UserError, match="is or contains the current folder"):
         check_output(Path(output))
     check_output(Path("../other"))
 

@@ -46,7 +46,7 @@ def test_json_is_one_object_per_line(run_folder: Path, enter) -> None:
         (("nowhere", CAPITAL), b"", "error: nowhere: no such file or folder"),
         (("RUN", "no mask here"), b"", "error: there is no [MASK] in 'no mask here'; write"),
         (("RUN", CAPITAL, "--task", "x"), b"", "error: --task x: no such task"),
-        (("RUN", CAPITAL, "--top", "0"), b"", "error: --top 0: at least 1 guess"),
+        (("RUN", CAPITAL, "--top", "0"), b"", "error: --top 0: expected at least 1"),
         (("RUN",), b"a [MASK]\n\xff [MASK]\n", "error: <stdin>:2: not UTF-8 text"),
     ],
 )

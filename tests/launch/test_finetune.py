@@ -131,7 +131,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
         "c",
     ),
     "texts of two tables in one": ("stages", [{"a + b": 3}], "read different sources"),
-    "a batch of nothing": ("batch", 32, "batch: '32' is not like"),
+    "a batch of nothing": ("batch", 32, "or `32 examples`, got '32'"),
     "the best of a task that is none": ("evaluate.best", "c.f1", "neither `mean` nor"),
     "a freeze of nothing": (
         "optimizer",

@@ -53,7 +53,7 @@ def test_json_is_one_object_per_sequence(recipe: Path, enter) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--held_out", "--step", "2"), "--held_out: the same rows at every step"),
+        (("--held_out", "--step", "2"), "--held_out: shows the same rows at every step"),
         (("--step", "9"), "--step 9: the plan has steps 1 to 8"),
         (("--rows", "-1"), "--rows -1: expected the number of rows"),
         (("lenght=3",), 'lenght: unknown key; did you mean "length"'),

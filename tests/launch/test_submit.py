@@ -349,17 +349,17 @@ def test_a_recipe_that_the_job_checks_may_have_no_source(place: Path, capsys, so
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (SLURM[:-2], "--run_dir: missing"),
-        (("--slurm",), "RECIPE: missing"),
-        (KUBERNETES[:-2], "--image: missing"),
+        (SLURM[:-2], "--run_dir is missing"),
+        (("--slurm",), "RECIPE is missing"),
+        (KUBERNETES[:-2], "--image is missing"),
         ((*SLURM, "--image", "x"), "--image: Slurm runs no containers"),
         ((*SLURM, "--option", "gpu"), "--option 'gpu': expected KEY=VALUE"),
         ((*SLURM, "optimiser.lr=1"), 'optimiser: unknown key; did you mean "optimizer"'),
         ((*SLURM, "--nodes", "0"), "--nodes: expected a number above 0, got 0"),
         ((*KUBERNETES, "--gpus", "0"), "--gpus: expected 1 or more, got 0"),
         ((*SLURM, "--name", "1"), "name '1': must begin with a letter"),
-        ((*SLURM, "--follow", "7"), "--follow: is for a job that was submitted; remove My mood"),
-        (("--slurm", "--follow", "7", "--detach"), "--follow: is for a job that was submitted; re"),
+        ((*SLURM, "--follow", "7"), "--follow: the job is already submitted; remove My mood"),
+        (("--slurm", "--follow", "7", "--detach"), "--follow: the job is already submitted; re"),
         (("--slurm", "--follow", "7", "--cancel", "7"), "submitted; remove --cancel"),
         (("--slurm", "--cancel", "7", "--print"), "submitted; remove --print"),
         (
@@ -383,7 +383,7 @@ def test_what_a_scheduler_says_is_told(place: Path) -> None:
     with pytest.raises(UserError, match="^sbatch: Batch job refused$"):
         Slurm(template="").submit("")
     (place / "scontrol").write_text("#!/bin/bash\necho nothing\n")
-    with pytest.raises(UserError, match="scontrol: says nothing of a job 5"):
+    with pytest.raises(UserError, match="scontrol: knows no job 5"):
         Slurm(template="").follow("5", print)
 
 

@@ -294,7 +294,7 @@ def test_mistakes_are_one_clear_line(corpus, tmp_path):
     assert "groups have two such, but 2 are needed" in refused(first, group=True)
     bare = write_small_corpus(tmp_path / "bare", documents=5)
     said = refused(whole(bare))
-    assert "neither labelled pairs" in said and "--annotation heading" in said
+    assert "neither labeled pairs" in said and "--annotation heading" in said
 
 
 @pytest.mark.parametrize(

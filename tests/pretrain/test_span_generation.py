@@ -164,7 +164,7 @@ def test_masks_of_another_task_are_in_the_source(source: CorpusSource) -> None:
         ({"rate": 1.0}, "tasks.write.rate: expected a number below 1, got 1.0"),
         ({"shortest": [1]}, "give shortest, longest and chosen for each distribution"),
         ({"shortest": [5, 4]}, "no fragment has 5 to 4 tokens"),
-        ({"chosen": [0.5, 0.6]}, "are no probabilities"),
+        ({"chosen": [0.5, 0.6]}, "are not probabilities"),
         ({"noise": "token"}, r"has no \[NOISE\]"),
     ],
 )

@@ -56,7 +56,7 @@ def test_teis_sparse_vectors(server: Local, embedder: Embedder) -> None:
     (one,) = ask(server, "/embed_sparse", {"inputs": TEXTS[0]})
     assert [each["index"] for each in one] == [each["index"] for each in found[0]]
     status, message = server.refusal("/embed_sparse", {"inputs": "a " * 100}, headers=HEADERS)
-    assert status == 413 and "1 with more tokens than the model reads" in message
+    assert status == 413 and "1 text with more tokens than the model reads" in message
     dense = ask(server, "/embed", {"texts": TEXTS})["embeddings"]
     np.testing.assert_allclose(dense, embedder.embed(TEXTS), atol=1e-5)
 

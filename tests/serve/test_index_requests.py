@@ -137,7 +137,13 @@ def test_the_client_adds_searches_and_deletes(server: Local) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "line"),
     [
-        ("POST", "/search", {"query": "x", "filter": {"a": {"=>": 1}}}, 422, "'=>' is no operator"),
+        (
+            "POST",
+            "/search",
+            {"query": "x", "filter": {"a": {"=>": 1}}},
+            422,
+            "'=>' is not an operator",
+        ),
         ("POST", "/search", {"query": "x", "filter": 3}, 422, "filter: "),
         ("POST", "/index", {"texts": [{"text": " "}]}, 422, "texts[0]: the text is empty"),
         ("POST", "/index", {"texts": []}, 422, "texts: empty"),

@@ -366,7 +366,7 @@ def test_every_masked_word_head_gets_the_imported_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("own", [True, False], ids=["weights", "hf"])
 def test_the_only_masked_word_head_goes_to_tasks_of_any_name(own: bool, tmp_path: Path) -> None:
-    """Starting from a run with another task name must not initialise the head again."""
+    """Starting from a run with another task name must not initialize the head again."""
     source = model()
     if own:
         save_weights(source, tmp_path / "from", WeightsInfo(backbone=CONFIG))

@@ -40,7 +40,7 @@ def ernie_record(line: str, place: SourceLocation, mask_word: int) -> Record:
     checked against the vocabulary here; `DocumentAnalyzer` does that."""
     fields = line.split(";")
     if len(fields) != len(FIELDS):
-        raise BadRecordError(f"{len(fields)} fields, expected 5: {';'.join(FIELDS)}")
+        raise BadRecordError(f"expected 5 fields, {';'.join(FIELDS)}; got {len(fields)}")
     ids, types, positions, words = (
         _numbers(field, name) for field, name in zip(fields[:4], FIELDS, strict=False)
     )

@@ -1,4 +1,4 @@
-"""Tables: rows of labelled data from any kind of file, with the column roles that tasks use.
+"""Tables: rows of labeled data from any kind of file, with the column roles that tasks use.
 
 table = open_table("train.tsv", TableSettings(columns={"text_a": "review"}))
 table[0]        # {"text_a": "a fine film", "label": "1"}

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
+from palm_ds.common.messages import counted
 from palm_ds.common.rows.lines import BadRecordError, check_text, type_name
 from palm_ds.data.reader.options import TableSettings
 from palm_ds.data.reader.regions import parse_image
@@ -240,7 +241,8 @@ def _check_tags(
     tokens, tags = values.get("tokens"), values.get("tags")
     if tokens is not None and tags is not None and len(tokens) != len(tags):
         why = f" (cells are split at {settings.tag_delimiter!r})" if split else ""
-        raise BadRecordError(f"{len(tokens)} tokens and {len(tags)} tags{why}")
+        sizes = f"{counted(len(tokens), 'token')} and {counted(len(tags), 'tag')}"
+        raise BadRecordError(f"{sizes}{why}")
     if tokens is not None and not any(token.strip() for token in tokens):
         note("empty tokens")
 

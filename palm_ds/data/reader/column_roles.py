@@ -115,7 +115,9 @@ def _one(key: str | int, names: Sequence[str | int], where: str, format: str) ->
     if key in names or key.split(".")[0] in names or format in OPEN:
         return key
     if names and isinstance(names[0], int):
-        raise UserError(f"{where}: `{key}`: no names here; give a number, 0 to {len(names) - 1}")
+        raise UserError(
+            f"{where}: `{key}`: no column has a name; give a number, 0 to {len(names) - 1}"
+        )
     if unimo := next(filter(None, map(unimo_line, map(str, names))), ""):
         raise UserError(f"{where}: no column `{key}`; it has {unimo}")
     raise UserError(f"{where}: no column `{key}`; it has {has}")

@@ -61,35 +61,36 @@ class TableSettings(Settings):
     """Settings for reading files as rows."""
 
     format: Annotated[str, one_of(FORMATS)] = "auto"
-    """`auto` uses the file's suffix; or tsv, csv, jsonl, json, text (a text on each line), conll,
+    """`auto` (by the file's suffix), tsv, csv, jsonl, json, text (a text on each line), conll,
     smart, parquet or arrow."""
     columns: Mapping[str, str | int | list[str | int]] = field(default_factory=dict)
-    """{role: column}: the column's name (`a.b`: b inside a), its number from 0, or empty for none;
-    a list of columns for choices, negatives and their scores, an image, or for texts to be
-    joined."""
+    """{role: column}, where the names of columns differ from those of roles (docs/finetuning.md): a
+    name (`a.b`: b inside a), a number from 0, or empty for no column; or a list of columns for
+    choices, negatives and their scores, an image, or texts to be joined."""
     images: Several[str] = ()
-    """Files of image regions, or patterns of files, in which the values of `image` are names
-    (docs/images.md)."""
+    """Files of image regions, or patterns of such files, that contain the images which the column
+    `image` names (docs/images.md)."""
     header: bool = True
-    """The first line of tsv and csv has the column names."""
+    """Whether the first line of a tsv or csv file has the column names."""
     delimiter: str = ""
-    """Separator of cells; empty: a tab, for csv a comma, for conll a tab or white space."""
+    """Separator of cells. Empty: a tab; in csv a comma, in conll a tab or white space."""
     tag_delimiter: str = TAG_DELIMITER
     """Separator of tokens, tags, choices or turns within a cell."""
     strip_spaces: bool = False
     """Remove all spaces from texts, for Chinese."""
     simplify: bool = False
-    """Turns traditional Chinese characters of texts, tokens, choices and answers into simplified
-    ones, one for one: places in the text stay right."""
+    """Convert traditional Chinese characters of texts, tokens, choices and answers to simplified
+    ones, one for one, so that positions in the text stay right."""
     drop: Mapping[str, list[str | int | float | bool | None]] = field(default_factory=dict)
-    """{role: values} of rows to skip; they are counted."""
+    """{role: [value, ...]}: skip rows with these values, and report how many."""
     bad_rows: Annotated[str, one_of(("stop", "skip"))] = "stop"
     """`stop` at a bad row, or `skip` bad rows and report how many."""
     lost_answers: Annotated[str, one_of(("stop", "keep", "drop"))] = "stop"
-    """Answers that are not in their context: stop, keep (for scoring) or drop them."""
+    """Answers that are not in their context: `stop` at one, `keep` them (for scoring), or `drop`
+    them."""
     missing_labels: Annotated[str, one_of(("stop", "keep"))] = "stop"
-    """Rows whose label (a class, a number, tags, spans) is empty or null: stop, or keep them, for a
-    teacher to label (docs/distillation.md)."""
+    """Rows whose label (a class, a number, tags, spans) is empty or null: `stop` at one, or `keep`
+    them, for a teacher to label (docs/distillation.md)."""
     split: str = ""
     """The split of a Hugging Face DatasetDict folder."""
 

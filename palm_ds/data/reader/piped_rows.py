@@ -136,7 +136,7 @@ def _named(row: Row, format: str) -> Row:
 
 def alike(rows: ReadRows) -> Iterator[ReadRows]:
     """The rows in runs of the same columns, so that what becomes of a row does not depend on its
-    neighbours."""
+    neighbors."""
 
     def columns(row: Row) -> frozenset[Any]:
         return frozenset(row.values)

@@ -120,7 +120,7 @@ def _size(value: Any, name: str) -> float:
     except (TypeError, ValueError):
         number = 0.0
     if not 0 < number < np.inf:
-        raise BadRecordError(f"image: {name}: {str(value)[:40]!r} is no number of pixels")
+        raise BadRecordError(f"image: {name}: {str(value)[:40]!r} is not a number of pixels")
     return number
 
 
@@ -273,7 +273,7 @@ def _head(line: bytes, place: str) -> tuple[str, int]:
     name, _, _, number, *_ = line.split(b"\t", 4)
     if not number.strip().isdigit() or not int(number):
         raise UserError(
-            f"{place}: {number[:40].decode('utf-8', 'replace')!r} is no number of boxes"
+            f"{place}: {number[:40].decode('utf-8', 'replace')!r} is not a number of boxes"
         )
     return name.decode("utf-8", "replace").strip(), int(number)
 

@@ -1,4 +1,4 @@
-"""Blocks of neighbouring documents: what large corpora are shuffled by.
+"""Blocks of neighboring documents: what large corpora are shuffled by.
 
     corpus   shard 0 | shard 1 | ...
     segment  up to 1,024 blocks of one shard, read in an epoch at about the same time

@@ -27,6 +27,7 @@ import numpy as np
 
 from palm_ds.common.errors import UserError
 from palm_ds.common.lru_cache import RecentlyUsed
+from palm_ds.common.messages import counted
 from palm_ds.common.plugins import import_callable
 from palm_ds.data.reader import Table, TableSettings
 from palm_ds.data.reader.formats import Row
@@ -97,8 +98,8 @@ class EndlessRows:
         place = f"{self.where}[{first}]"
         if set(table.columns) != set(known):
             raise UserError(
-                f"{place}: the rows from here on have the columns {', '.join(table.columns)}, "
-                f"those before {', '.join(known)}"
+                f"{place}: from here on rows have the columns {', '.join(table.columns)}; before "
+                f"they had {', '.join(known)}"
             )
         return self._checked(table, place)
 
@@ -111,7 +112,7 @@ class EndlessRows:
         """The rows of a window, as mappings."""
         rows = listed(self._taken(number * self.window), self.where, self.tuple_roles)
         if not isinstance(rows, tuple):
-            raise UserError(f"{self.where}: gives names of files; give their rows")
+            raise UserError(f"{self.where}: {self.reader} yields file names; it must yield rows")
         return rows
 
     def _taken(self, first: int) -> list[Any]:
@@ -125,8 +126,8 @@ class EndlessRows:
         self._next = first + len(rows)
         if len(rows) < self.window:
             raise UserError(
-                f"{self.where}: {self.reader} ended after {self._next:,} rows; a reader has no "
-                "end (begin again in it); rows that have one are a `table`"
+                f"{self.where}: {self.reader} ended after {counted(self._next, 'row')}; it must "
+                "not end, but start over; for rows that end use a `table`"
             )
         return rows
 
@@ -134,7 +135,7 @@ class EndlessRows:
         options = {_START: first} if self._takes_start else {}
         made: object = self._function(**options)
         if not isinstance(made, Iterable) or isinstance(made, str | bytes):
-            raise UserError(f"{self.where}: {self.reader} returned no rows, but {made!r:.60}")
+            raise UserError(f"{self.where}: {self.reader}: expected rows, got {made!r:.60}")
         self._rows, self._process = iter(made), os.getpid()
         self._next = first if self._takes_start else 0
 
@@ -144,8 +145,8 @@ class EndlessRows:
             return
         if many > _KEPT * self.window:
             log.info(
-                f"{self.where}: {many:,} rows are read again and skipped; with a parameter "
-                f"`{_START}`, the number of its first row, the reader would begin there"
+                f"{self.where}: {many:,} rows are read again and skipped; a reader with a "
+                f"parameter `{_START}`, the number of its first row, would begin there"
             )
         next(islice(self._rows, many - 1, many), None)
         self._next = first
@@ -157,7 +158,7 @@ class EndlessRows:
         try:
             inspect.signature(function).bind()
         except TypeError as error:
-            raise UserError(f"{self.where}: {self.reader}: {error}; it is called alone") from None
+            raise UserError(f"{self.where}: {self.reader}: {error}; it gets no arguments") from None
         return function
 
     @cached_property

@@ -24,13 +24,14 @@ class FoldSettings(Settings):
     """Cross-validation: the rows of a table are split into folds, and one of them is held out."""
 
     count: Annotated[int, Field(ge=2)]
-    """Number of folds. The recipe's `seed` decides which rows are in which; each has its share of
-    every class, if a task on the table predicts classes."""
+    """Number of folds. The recipe's `seed` decides which rows are in which fold; if a task on the
+    table predicts classes, each fold has its share of every class."""
     held_out: PositiveInt
-    """The fold to evaluate on, from 1; the others are trained on."""
+    """The fold to evaluate on, counted from 1; the others are trained on."""
     group: str = ""
-    """Column role whose equal values stay in one fold, such as `context` or `qid`; by default none,
-    for ranking the group of its candidates, for retrieval the query."""
+    """Role of the column by which rows are grouped: rows with equal values, such as `context` or
+    `qid`, stay in one fold. Default: for ranking the group of its candidates, for retrieval the
+    query, else none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -99,7 +99,7 @@ def listed(rows: Rows, name: str = "rows", tuple_roles: Sequence[str] = TUPLE_RO
     if _is_of(given, "pandas", "DataFrame"):
         return tuple(_records(given))
     if isinstance(given, Mapping):
-        raise UserError(f"{name}: one mapping is no list of rows; give [{{...}}, ...]")
+        raise UserError(f"{name}: expected a list of rows, got one mapping; give [{{...}}, ...]")
     if not isinstance(given, Iterable) or isinstance(given, bytes):
         raise UserError(f"{name}: expected a file or a list of rows, got {given!r:.60}")
     return _rows(tuple(given), name, tuple_roles)

@@ -1,4 +1,4 @@
-"""Rows of a table as a source: texts by row and column, tokenised once.
+"""Rows of a table as a source: texts by row and column, tokenized once.
 
     table ──rows──> TableSource.encoded("text_a") ──> the tokens of a row's text, and the character
                                                       span of each
@@ -162,7 +162,7 @@ class TableSource(CachesResults):
         )
 
     def encoded(self, column: str) -> TokenizedColumn:
-        """A column of texts, tokenised on first use; a column of lists is encoded word by word."""
+        """A column of texts, tokenized on first use; a column of lists is encoded word by word."""
         return self.cached(f"encoded {column}", lambda: self._encode(column))
 
     def words(self, column: str, unit: str = "words") -> TokenizedWords:

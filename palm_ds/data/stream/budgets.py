@@ -192,7 +192,7 @@ def _mean(shares: Mapping[str, Fraction], sizes: DatasetSizes | None) -> Dataset
 def read_sampler(
     value: Any, task_groups: Sequence[str], normalize: Callable[[str], str]
 ) -> Sampler:
-    """A recipe's `sampler`; `normalize` normalises the name of a task group."""
+    """A recipe's `sampler`; `normalize` normalizes the name of a task group."""
     where = "stages.sampler"
     if value == "uniform":
         return WeightSampler(dict.fromkeys(task_groups, 1.0))

@@ -196,9 +196,9 @@ def parse_stages(values: object, tasks: Sequence[str]) -> CurriculumSpec:
     mix: batch | step | turns             a step has all task groups, or one: in a seeded order, or
                                           in turns, as written; also per stage
     always: task [+ task ...]             tasks added to every task group that lacks them
-    settings: [{lr: 1.0e-4, ...}, ...]    what each stage has instead of `optimizer.lr`, `schedule`
-                                          and the like (STAGE_SETTINGS); an explicit stage has them
-                                          beside its task groups
+    settings: [{lr: 1.0e-4, ...}, ...]    settings of each stage that replace the recipe's: the
+                                          keys of `stages.N`; an explicit stage has them beside
+                                          its task groups
     """
     if isinstance(values, list):
         values = {"explicit": values}
@@ -229,7 +229,7 @@ def parse_stages(values: object, tasks: Sequence[str]) -> CurriculumSpec:
 
 
 def _normalizer(tasks: Sequence[str], always: object) -> Callable[[str], str]:
-    """A function from a task group as written to its name: checked, normalised, with the tasks of
+    """A function from a task group as written to its name: checked, normalized, with the tasks of
     `always`."""
     added = tasks_of(str(always)) if always is not None else ()
     for name in added:

@@ -133,7 +133,7 @@ class TaskGroupDataset(Generic[SourceT]):
         return {}
 
     def example(self, n: int, layout: np.void, rate: float | None = None) -> Example:
-        """The n-th example, built by the first task of the task group and labelled by all, with a
+        """The n-th example, built by the first task of the task group and labeled by all, with a
         mask rate of a step's own if it has one."""
         first, source = self.tasks[0], self.order.source_of(n)
         example = first.example(layout, source, self._generator(first, "example", n))

@@ -1,6 +1,6 @@
 """Documents cut into windows, which an encoder with memories reads one after another.
 
-    document    [CLS] a b c d e f g [SEP]        one text, built and labelled as a whole
+    document    [CLS] a b c d e f g [SEP]        one text, built and labeled as a whole
     window 0    a b c d [SEP] [CLS]              each a row: its last token is [CLS]
     window 1    c d e f [SEP] [CLS]
     window 2    e f g [SEP] padding [CLS]        what is left; padding stands before the last token
@@ -10,7 +10,7 @@
     window 0                [CLS] a b c d [SEP] q [SEP]
     window 1                [CLS] c d e f [SEP] q [SEP] padding
 
-Since a document is labelled before it is cut, a token that is masked is masked in every window and
+Since a document is labeled before it is cut, a token that is masked is masked in every window and
 reading: no memory has seen it.
 """
 
@@ -47,20 +47,22 @@ _KEPT = 256
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentSettings(Settings):
-    """The way in which an encoder with memories reads documents."""
+    """How an encoder with memories reads documents, window by window."""
 
     stride: NonNegativeInt = 0
-    """Tokens from the beginning of a window to that of the next, as many as a window has at most;
-    0: as many as the encoder's memory, as in ERNIE's reader, so that most tokens are in several
+    """Tokens from the start of a window to the start of the next, at most the length of a window.
+    0: the length of the encoder's memory, as in ERNIE's reader, so that most tokens are in several
     windows."""
     readings: Annotated[int, Field(ge=1, le=2)] = 2
-    """How often a document is read; the second time each window remembers what the whole document
-    was (ERNIE-Doc's retrospective feed)."""
+    """How often a document is read. In the second reading each window remembers the whole document
+    (ERNIE-Doc's retrospective feed)."""
     counted: Literal["last", "all"] = "last"
-    """Which readings have labels of tokens, and of texts where every window has one."""
+    """Which readings have labels: the last, or all. A label that a document has only once is always
+    at the last window of the last reading."""
     remembers: Literal["document", "slot", "nothing"] = "document"
-    """Of what a window knows: of the earlier windows of its document; of all that was in its slot
-    before, other documents too, as in ERNIE's scripts; or nothing, to compare with."""
+    """What the memory of a window holds. document: the earlier windows of its document; slot: all
+    earlier windows in its slot of the batch, those of other documents too, as in ERNIE's scripts;
+    nothing: for comparison."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@
     document   [CLS] q [SEP] a b c d e [SEP]      of a task     [CLS] a b c [SEP] q [SEP],
                                                   that repeats  [CLS] c d e [SEP] q [SEP]
 
-A document is built and labelled as a whole, and then cut (data/stream/windows.py). Of two texts, a
+A document is built and labeled as a whole, and then cut (data/stream/windows.py). Of two texts, a
 task may repeat the first in every window, as a question stands beside each window of its context.
 """
 
@@ -56,4 +56,4 @@ class ReadsDocuments(Generic[SourceT]):
         return None
 
     def adapt_window(self, window: Example, place: WindowPlace, source: SourceT) -> None:
-        """Changes a window of a document that it labelled, after it was cut."""
+        """Changes a window of a document that it labeled, after it was cut."""

@@ -49,24 +49,24 @@ class FlowOptions(Settings):
     """The settings that all tasks with such examples have."""
 
     decoder: Literal["infilling", "next_token"] = "infilling"
-    """infilling: each target token is predicted by a query (ERNIE-GEN). next_token: by the token
-    before it, and none is replaced by noise (UniLM, UNIMO)."""
+    """infilling: each target token is predicted by a query (ERNIE-GEN). next_token: each is
+    predicted by the token before it, without noise (UniLM, UNIMO)."""
     end: Literal["sep", "mask"] = "sep"
     """The token that ends a target: [SEP], or [MASK] (UNIMO)."""
     noise_rate: Share = 0.5
-    """Share of the target tokens in the context that are replaced during training."""
+    """Share of the target tokens in the context that are replaced by noise during training."""
     noise: Literal["random", "token"] = "random"
-    """random: by a random token. token: by [NOISE], which the vocabulary must have."""
+    """The noise. random: a random token; token: [NOISE], which the vocabulary must have."""
     word_weight: Share = 1.0
     """Weight of the word-by-word flow in the loss, from 0 to 1; the span-by-span flow has the rest
     (the paper's lambda). A flow without weight has no queries."""
     query: Literal["auto", "attn", "mask"] = "auto"
     """The token of the queries: [ATTN], or [MASK] where the vocabulary has none."""
     target_segment: NonNegativeInt = 3
-    """Segment of the target and its queries; the last of the encoder if that has fewer."""
+    """Segment of the target and its queries; the encoder's last if it has fewer."""
     positions: Literal["continuous", "restart"] = "continuous"
-    """Position embeddings: one sequence over source and target, or from 0 again at the target and
-    from 1 at each further source."""
+    """Positions. continuous: one sequence over source and target; restart: again from 0 at the
+    target, and from 1 at each further source."""
     smoothing: Rate = 0.0
     """Label smoothing: share of the target probability spread over the vocabulary."""
 

@@ -44,7 +44,7 @@ class ScoreFileInfo:
     top_k: int = 0
     """Tokens per masked token"""
     scales: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """{task of numbers: their mean and deviation}, by which its scores are standardised"""
+    """{task of numbers: their mean and deviation}, by which its scores are standardized"""
 
 
 def ids_column(task: str) -> str:
@@ -66,7 +66,7 @@ def read_info(path: Path) -> ScoreFileInfo:
     with reading(path):
         stored = (pq.read_schema(path).metadata or {}).get(_KEY)
     if stored is None:
-        raise UserError(f"{path}: is no file of scores; `palm-ds teach` writes one")
+        raise UserError(f"{path}: is not a file of scores; `palm-ds teach` writes one")
     values: Mapping[str, Any] = json.loads(stored)
     return parse(ScoreFileInfo, values, str(path))
 

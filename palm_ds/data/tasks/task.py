@@ -2,7 +2,7 @@
 
     source ──items──> table of items ──layout──> which tokens, how long ──example──> Example
                                                        |                                |
-           (from the index alone, vectorised)           labels <──label (each of the group)
+           (from the index alone, vectorized)           labels <──label (each of the group)
 
 A task is one file in palm_ds/pretrain or palm_ds/tasks, named in recipes by its file name, or a
 user-defined class named `module.Class`. There is no registry. Tasks derive from CorpusTask or
@@ -69,30 +69,30 @@ class Task(Settings, Exports, ReadsDocuments[SourceT], ABC, Generic[SourceT]):
     name: str = ""
     """Its key in the recipe's `tasks`, the name of its head and its scores."""
     source: str = ""
-    """The entry of the recipe's `sources` that the task reads."""
+    """The entry of `sources` that the task reads."""
     weight: NonNegativeFloat = 1.0
     """Weight of the task's loss in the total loss."""
     share: str = ""
-    """Use the head, its settings and the task embedding of this other task, for example the same
-    masked words chosen by another strategy in another stage, or one head for two domains."""
+    """Another task whose head (with its settings) and task embedding to use: to choose masked words
+    by another strategy in another stage, for example, or to train one head on two domains."""
     task_id: Annotated[int, Field(ge=-1)] = -1
-    """Row of the task embedding for its texts. -1: corpus tasks get one each, in the recipe's
-    order; table tasks get the row of `init_from`'s `export_task`, or 0."""
+    """Row of the task embedding for the task's texts. -1: a row of its own for each corpus task, in
+    the recipe's order; for table tasks the row of `init_from`'s `export_task`, or 0."""
     head_lr: NonNegativeFloat = 0.0
-    """Peak learning rate of its head; 0: the optimizer's `lr`."""
+    """Peak learning rate of the task's head; 0: `optimizer.lr`."""
     freeze: Several[str] = ()
     """Patterns of parameters that this task's steps do not update (`backbone.layers.0.*`); its
     stages need `mix: step` or `turns`."""
     trains: Several[str] = ()
     """Patterns of the only parameters that these steps update (`heads.judge.*`); empty: all."""
     optimizer: TaskOptimizerSettings = TaskOptimizerSettings()
-    """The optimizer's settings in these steps: `{lr: 4.0e-4, betas: [0.5, 0.999]}`."""
+    """Settings of the optimizer in this task's steps: `{lr: 4.0e-4, betas: [0.5, 0.999]}`."""
     new_head: bool = False
-    """Initialise its head newly even if `init_from` has one with its name."""
+    """Initialize a new head even if `init_from` has one of this name."""
     batch: Annotated[int, Field(ge=0, le=MOST_EXAMPLES)] = 0
-    """Examples per step, where the recipe's `batch` counts examples; 0: the recipe's number."""
+    """Examples per step, if the recipe's `batch` is in examples; 0: the recipe's number."""
     auxiliary: bool = False
-    """Only supports the other tasks: its scores do not select the final weights."""
+    """Supports others only: not in `evaluate.best: mean`, nor predicted unless it is named."""
 
     reads: ClassVar[Literal["corpus", "table"]]
     """The kind of its source."""

@@ -90,9 +90,9 @@ def teach(
 ) -> TeachSummary:
     """Write the scores of a recipe's teachers to a file. Raises UserError."""
     if recipe.teacher is None or recipe.teacher.file and not recipe.teacher.all_models:
-        raise UserError("teacher: names no model to write scores of; give it a `path`")
+        raise UserError("teacher: names no model whose scores to write; give it a `path`")
     if processes.world > 1:
-        raise UserError("palm-ds teach: is one process; start it without a launcher")
+        raise UserError("palm-ds teach: runs in one process; start it without a launcher")
     recipe = replace(recipe, teacher=replace(recipe.teacher, file=""))
     work = _open_work(recipe, RunSpec(recipe=recipe, ds_config=ds_config, folder=output), processes)
     info = _info(work)

@@ -69,7 +69,7 @@ def _joined(clauses: Sequence[Clause], word: str) -> Clause:
 def _compared(key: str, sign: object, value: object) -> Clause:
     if sign not in OPERATORS:
         raise UserError(
-            f"filter: {key}: {sign!r:.40} is no operator{suggest(str(sign), OPERATORS)}"
+            f"filter: {key}: {sign!r:.40} is not an operator{suggest(str(sign), OPERATORS)}"
         )
     if sign in ("==", "!="):
         sql, parameters = _one_of(key, [value])
@@ -137,4 +137,4 @@ def _check(key: str, value: object) -> None:
     if isinstance(value, int) and not -_MAX_INTEGER <= value < _MAX_INTEGER:
         raise UserError(f"filter: {key}: an integer of more than 64 bits")
     if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"filter: {key}: {value} is no number of JSON")
+        raise UserError(f"filter: {key}: {value} is not a number in JSON")

@@ -3,8 +3,8 @@
     triton       our own kernel, with the masks of `dropout: counter`
     varlen       torch's FlashAttention 2: half precision, compute capability 8.0 and above
     varlen_fa3, varlen_fa4   FlashAttention 3 and 4, where they are installed
-    tiles        CPU: neighbouring sequences joined up to 128 tokens, one tile at a time; where no
-                 gradients are needed, equally long neighbours together; if there are few of them
+    tiles        CPU: neighboring sequences joined up to 128 tokens, one tile at a time; where no
+                 gradients are needed, equally long neighbors together; if there are few of them
                  and a row is at most 128 tokens long, replaced by sdpa
     sdpa         torch's scaled_dot_product_attention with a mask
     plain        the definition: softmax(Q K^T / sqrt(head size), within the sequence) V

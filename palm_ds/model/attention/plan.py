@@ -13,7 +13,7 @@ from palm_ds.model.ops.dropout import DropoutKeys
 
 @dataclass(frozen=True)
 class Tile:
-    """Neighbouring sequences that attention computes together, or a part of a long one."""
+    """Neighboring sequences that attention computes together, or a part of a long one."""
 
     tokens: int
     bias: torch.Tensor | None

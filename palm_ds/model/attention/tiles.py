@@ -1,4 +1,4 @@
-"""Attention on CPUs: neighbouring sequences joined up to 128 tokens, one tile at a time, or a few
+"""Attention on CPUs: neighboring sequences joined up to 128 tokens, one tile at a time, or a few
 of one size. In layers with a window a longer sequence is several tiles, so that it costs what its
 windows cost.
 
@@ -33,7 +33,7 @@ def plan_tiles(batch: Batch, *, compiled: bool) -> AttentionPlan:
 
 
 def plan_equal_lengths(batch: Batch, *, compiled: bool) -> AttentionPlan | None:
-    """The plan without gradients and dropout for neighbouring texts that are often equally long;
+    """The plan without gradients and dropout for neighboring texts that are often equally long;
     None if they are not, or hide tokens."""
     if batch.visibility is not None:
         return None
@@ -47,7 +47,7 @@ def plan_equal_lengths(batch: Batch, *, compiled: bool) -> AttentionPlan | None:
 
 
 def _tiles(lengths: list[int], visibility: torch.Tensor | None) -> tuple[Tile, ...]:
-    """Join neighbouring sequences as long as they have at most TILE tokens together. `visibility`
+    """Join neighboring sequences as long as they have at most TILE tokens together. `visibility`
     (2, tokens)."""
     groups: list[list[int]] = []
     for length in lengths:
@@ -85,7 +85,7 @@ def _layer_tiles(plan: AttentionPlan, window: int | None, count: int = 1) -> tup
 
 
 def _together(tiles: Iterable[Tile], count: int) -> Iterator[Tile]:
-    """Up to `count` neighbours of one size as one tile of several texts."""
+    """Up to `count` neighbors of one size as one tile of several texts."""
     for (tokens, *around), run in groupby(tiles, key=lambda x: (x.tokens, x.before, x.after)):
         equal = list(run)
         step = 1 if any(around) or tokens > TILE else count

@@ -3,7 +3,7 @@
     forward    a block of queries: over the keys of its sequences, softmax and output block by block
     backward   a block of queries: its gradient; then a block of keys: its gradient and the value's
 
-A block is neighbouring tokens, whatever sequences they belong to; the keys from the start of its
+A block is neighboring tokens, whatever sequences they belong to; the keys from the start of its
 first sequence to the end of its last are gone through, so short sequences share the work. Nothing
 is added up by several programs: the numbers do not depend on their order.
 

@@ -37,26 +37,26 @@ class EncoderConfig(Settings):
     """Encoder hyperparameters."""
 
     vocab_size: PositiveInt | None = None
-    """Rows of the token embedding; None means as many as the tokenizer has tokens."""
+    """Rows of the token embedding. Default: the number of the tokenizer's tokens."""
     hidden_size: PositiveInt = 768
-    """Hidden size."""
+    """Size of the hidden states."""
     num_layers: PositiveInt = 12
     """Number of encoder layers."""
     num_heads: PositiveInt = 12
     """Attention heads per layer; must divide the hidden size."""
     intermediate_size: PositiveInt | None = None
-    """Inner size of the feed-forward network; None means 4 times the hidden size."""
+    """Inner size of the feed-forward network. Default: 4 times the hidden size."""
     max_positions: PositiveInt = 512
-    """Rows of the position embedding; without one, tokens of the longest text."""
+    """Rows of the position embedding; in encoders without one, tokens of the longest text."""
     token_types: PositiveInt = 4
-    """Rows of the token type (segment) embedding: the number of texts in an example."""
+    """Rows of the token type (segment) embedding: the maximum number of texts in an example."""
     task_types: NonNegativeInt = 16
-    """Rows of the task embedding (ERNIE 2.0); 0 means no task embedding."""
+    """Rows of the task embedding (ERNIE 2.0); 0: no task embedding."""
     activation: Annotated[str, one_of(ACTIVATIONS)] = "gelu"
     """Activation of the feed-forward network and the masked-LM head: gelu, relu, silu or gelu_new
-    (gelu by tanh), or another name that transformers has for one of these, such as swish."""
+    (the tanh approximation), or another name of transformers for one of these, such as swish."""
     head_activation: Annotated[str, one_of(ACTIVATIONS, "")] = ""
-    """Activation of the masked-LM head, if another than `activation` (RoBERTa: always gelu)."""
+    """Activation of the masked-LM head, if it differs from `activation` (RoBERTa: always gelu)."""
     layer_norm_eps: PositiveFloat = 1e-12
     """Epsilon of LayerNorm. ERNIE was trained with 1e-5."""
     dropout: Rate = 0.1
@@ -64,10 +64,11 @@ class EncoderConfig(Settings):
     attention_dropout: Rate = 0.1
     """Dropout rate of the attention weights."""
     init_range: PositiveFloat = 0.02
-    """Standard deviation of the initial weights, truncated at two standard deviations."""
+    """Standard deviation of the normal distribution of initial weights, truncated at two standard
+    deviations."""
     tie_word_embeddings: bool = True
-    """Whether masked-LM heads use the token embeddings as output embeddings; `false`: each has a
-    matrix of its own (as in some checkpoints)."""
+    """Whether masked-LM heads use the token embeddings as output embeddings; `false`: each head has
+    its own, as in some checkpoints."""
     position_offset: NonNegativeInt = 0
     """First row of the position embedding that is used (RoBERTa: 2)."""
     pad: NonNegativeInt = 0
@@ -78,7 +79,7 @@ class EncoderConfig(Settings):
     `gte`, `jina_embeddings_v3`, `ernie_gram`, `ernie_doc`, `unimo`, `ernie_vil`, `bag_of_words`,
     `cnn`, `bilstm`, or a custom one as `module.Class` (docs/model.md)."""
     options: dict[str, Any] = field(default_factory=dict)
-    """The values of an architecture that others do not have."""
+    """Hyperparameters of this `kind` alone (docs/model.md)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -148,7 +148,7 @@ def _layer_maps(
             for who, number, count in sides:
                 if not 1 <= number <= count:
                     raise UserError(
-                        f"teacher.{name}.layers: {number} is no layer of the {who}, which has "
+                        f"teacher.{name}.layers: {number} is not a layer of the {who}, which has "
                         f"{count}"
                     )
     return maps

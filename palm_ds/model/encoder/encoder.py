@@ -6,7 +6,7 @@
 
 The transformer (transformer.py) and the encoders over words (word_encoder.py) are its abstract
 subclasses. Nobody else asks of which class an encoder is: what LoRA changes, what Muon
-orthogonalises, what a step costs and which other programs have such an encoder are methods here.
+orthogonalizes, what a step costs and which other programs have such an encoder are methods here.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Encoder(ReadsImages, ABC):
     `recompute` keeps only each layer's input for the backward pass and computes the rest again:
     less memory, a third more computation, identical numbers.
 
-    A constructor sets `word`, `layers` and `pooler`, and initialises them. Every parameter must be
+    A constructor sets `word`, `layers` and `pooler`, and initializes them. Every parameter must be
     used in every forward pass.
     """
 
@@ -149,7 +149,7 @@ class Encoder(ReadsImages, ABC):
         return None
 
     def set_rope_base(self, base: float, *, local: bool = False) -> None:
-        """Use another base there, until the next call."""
+        """Use another base in those layers from now on."""
         raise NotImplementedError(f"{type(self).__name__} has no rotary positions")
 
     @abstractmethod
@@ -184,8 +184,8 @@ class Encoder(ReadsImages, ABC):
         return self.pooler(self.text_rows(vectors, real))
 
     def text_rows(self, vectors: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-        """What the pooler reads (texts, hidden) of the vectors (texts, length, hidden) of one text
-        each, whose tokens are `real` (texts, length)."""
+        """The input of the pooler (texts, hidden), of the vectors (texts, length, hidden) of one
+        text each, whose tokens are `real` (texts, length)."""
         if not self.averages_texts:
             return first_tokens(vectors, real)
         kept = torch.where(real.unsqueeze(-1), vectors, 0.0)
@@ -284,7 +284,7 @@ class Encoder(ReadsImages, ABC):
 
     @classmethod
     def own_layers(cls, config: EncoderConfig) -> int:
-        """How many layers have weights of their own, which is the length of `layers`."""
+        """The number of layers with weights of their own: the length of `layers`."""
         return config.num_layers
 
     @property
@@ -372,7 +372,7 @@ def with_rope_bases(config: EncoderConfig, bases: Sequence[float | None]) -> Enc
 
 
 def has_windows(config: EncoderConfig) -> bool:
-    """Whether tokens of some layers attend to their neighbours alone."""
+    """Whether tokens of some layers attend to their neighbors alone."""
     return any(window is not None for window in encoder_class(config).flops(config).pairs)
 
 
@@ -418,7 +418,7 @@ def gather_positions(at: torch.Tensor | None, *tensors: torch.Tensor) -> tuple[t
 
 
 def init_weights(module: nn.Module, std: float, *, truncated: bool = True) -> None:
-    """Initialise every linear map and embedding in `module`, in module order.
+    """Initialize every linear map and embedding in `module`, in module order.
 
     Truncating a normal distribution at two standard deviations leaves 0.88 of its deviation. New
     heads of fine-tuning are not truncated, as in transformers: a smaller head learns more slowly,

@@ -1,9 +1,9 @@
-"""Places of the sequences in packed rows, for layers that mix neighbours or whole sequences.
+"""Places of the sequences in packed rows, for layers that mix neighbors or whole sequences.
 
     row        [CLS] a b [SEP] | [CLS] c [SEP] | padding
     first        1   0 0   0       1   0   0     ...
     pooled       what each token's own sequence adds up to
-    shifted      each token's neighbour, `fill` beyond the border of its sequence
+    shifted      each token's neighbor, `fill` beyond the border of its sequence
 
 No vector ever depends on another sequence of its row. Padding counts as one more sequence.
 """

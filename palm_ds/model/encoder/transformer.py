@@ -109,7 +109,7 @@ class TransformerSpec:
 
     @property
     def adds_to_scores(self) -> bool:
-        """Whether distances do."""
+        """Whether relative positions add to the scores of attention."""
         return self.reads("relative_bias") or self.disentangled is not None
 
     @property

@@ -10,7 +10,7 @@ start, row 1 is end, the others step from one tag to another.
 Sentences of any length are concatenated as rows; `groups` numbers the sentence of each row,
 ascending from 0. They are padded to (time, sentence) once; loops go over time, never over
 sentences. All sums are in fp32. The length of the longest sentence must be known on the host, which
-on a GPU synchronises once per call.
+on a GPU synchronizes once per call.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ SoftKind: TypeAlias = Literal["", "classes", "labels", "groups", "number", "toke
 
 
 class HeadOutput(NamedTuple):
-    """The summed loss of the labelled rows (an fp32 scalar) and how many were predicted correctly
+    """The summed loss of the labeled rows (an fp32 scalar) and how many were predicted correctly
     (NaN where a prediction is neither right nor wrong)."""
 
     loss_sum: torch.Tensor
@@ -70,7 +70,7 @@ class Head(nn.Module):
     """Whether it classifies the rows it reads; some encoders have a pooler for such heads of tokens
     too (`Encoder.pools_tokens`)."""
     averaged = False
-    """Whether it reads the mean over the tokens of the sequence that a labelled position is in,
+    """Whether it reads the mean over the tokens of the sequence that a labeled position is in,
     without the pooler."""
     global_batch = False
     """Whether its loss compares the texts of a whole step, whatever micro-batch and process they
@@ -82,7 +82,7 @@ class Head(nn.Module):
     sparse = False
     """Whether most numbers of its vectors are 0."""
     reads_first = False
-    """Whether it gets two rows for each label: first those of all labelled tokens, then those of
+    """Whether it gets two rows for each label: first those of all labeled tokens, then those of
     the first tokens of their texts."""
     reads_regions = False
     """Whether its labels are at regions of images."""

@@ -149,7 +149,7 @@ class PairHead(PooledHead):
         self, rows: torch.Tensor, targets: torch.Tensor, groups: torch.Tensor
     ) -> HeadOutput:
         """`targets` and `groups` (n,) int64. Tensors over groups have n entries as well: reading
-        the number of groups would synchronise with the device."""
+        the number of groups would synchronize with the device."""
         probabilities = torch.sigmoid(self.scores(rows)[:, 0].float())
         zeros = torch.zeros_like(probabilities)
         lead = zeros.index_add(0, groups, probabilities * (2 * targets - 1))

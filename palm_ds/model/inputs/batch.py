@@ -115,7 +115,7 @@ class Batch:
     they were; None: none."""
     groups: dict[str, torch.Tensor] = field(default_factory=dict)
     """For tasks whose labels of an example count as one: (n,) int64, ascending from 0, the number
-    of the example that each labelled position belongs to."""
+    of the example that each labeled position belongs to."""
     first_row: int = 0
     """The number of its first row within the step, over all processes."""
     dropout_key: int | None = None
@@ -238,7 +238,7 @@ class Batch:
     def first_regions_of(self, positions: torch.Tensor) -> torch.Tensor:
         """(n,) the flat positions of the first regions of the sequences, each with an image, that
         flat positions (n,) are in."""
-        assert self.regions is not None, "checked where examples are labelled"
+        assert self.regions is not None, "checked where examples are labeled"
         firsts = self.regions.firsts.long()
         return firsts[torch.searchsorted(firsts, self.first_of(positions))]
 

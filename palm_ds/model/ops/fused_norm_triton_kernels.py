@@ -37,7 +37,7 @@ def forward_kernel(
     INVERSE_KEEP: tl.constexpr,
     AFTER: tl.constexpr,
 ):
-    """`total` gets x + y, `mean` and `rstd` what normalised it, for the backward pass."""
+    """`total` gets x + y, `mean` and `rstd` what normalized it, for the backward pass."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < N

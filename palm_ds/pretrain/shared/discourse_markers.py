@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import counted
 from palm_ds.common.rng import derive_key, keyed_bits
 from palm_ds.corpus.store import Corpus
 from palm_ds.text.display import token_texts
@@ -38,7 +39,7 @@ class Marker:
 
 
 def plain_name(name: str) -> str:
-    """The normalised form of a marker in a list or label: `As_a_result,` is `as a result`."""
+    """The normalized form of a marker in a list or label: `As_a_result,` is `as a result`."""
     return " ".join(name.replace("_", " ").rstrip(",， ").lower().split())
 
 
@@ -71,7 +72,7 @@ def read_markers(name: str, where: str) -> list[list[Marker]]:
             classes[-1].append(Marker(plain, variant.strip()[-1] in ",，"))
     if len(classes) < 2:
         raise UserError(
-            f"{where}: {name}: {len(classes)} markers; expected at least 2, one per line"
+            f"{where}: {name}: {counted(len(classes), 'marker')}; expected at least 2, one per line"
         )
     return classes
 

@@ -55,7 +55,7 @@ class PairTask(CorpusTask):
 
 
 def is_ready_made(source: CorpusSource) -> bool:
-    """Whether the corpus consists of labelled pairs rather than running text."""
+    """Whether the corpus consists of labeled pairs rather than running text."""
     return "label" in source.corpus.annotations
 
 
@@ -130,7 +130,7 @@ def fit(
     first: np.ndarray, second: np.ndarray, most: int | np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Token counts of two texts after truncation to `most` tokens together: the longer text is cut
-    first, or the second if both are equally long (BERT's truncation, vectorised).
+    first, or the second if both are equally long (BERT's truncation, vectorized).
 
     >>> fit(np.array([3, 9]), np.array([9, 9]), 11)
     (array([3, 6]), array([8, 5]))

@@ -28,8 +28,8 @@ class SpanSettings(Settings):
     """The distribution of the lengths of spans, in units."""
 
     lengths: Literal["geometric", "uniform"] = "geometric"
-    """geometric: each further unit with probability 1 - `p`, up to `longest` units. uniform: every
-    length alike."""
+    """geometric: each further unit with probability 1 - `p`, up to `longest` units. uniform: all
+    lengths are equally likely."""
     p: InnerShare = 0.2
     """Parameter of the geometric distribution."""
     shortest: PositiveInt = 1

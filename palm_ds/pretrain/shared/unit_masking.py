@@ -22,7 +22,7 @@ class UnitMasking(CorpusTask):
 
     rate_varies: ClassVar[bool] = True
     rate: InnerShare = 0.15
-    """Share of an example's tokens to predict, special tokens excluded. A stage's own `rate`
+    """Share of an example's tokens to predict, special tokens excluded. A stage with its own `rate`
     replaces it."""
     units: tuple[Unit, ...] = ("word", "phrase", "entity")
     """Units to mask as a whole: a token belongs to the largest unit listed here that covers it, or
@@ -33,15 +33,16 @@ class UnitMasking(CorpusTask):
     (SpanBERT, with `units: [word]`) or `{lengths: uniform, longest: 3}` (GPT-BERT, with `units:
     [token]`)."""
     chosen: Literal["exact", "each"] = "exact"
-    """exact: units (or spans) in random order until `rate` is reached, at least one. each: every
-    one independently, so that a short text may have no prediction (ERNIE 1.0's code)."""
+    """How units (or spans) are chosen. exact: in random order until `rate` is reached, at least
+    one. each: independently of each other, so that a short text may have no prediction (ERNIE 1.0's
+    code)."""
     whole: float | str = 1.0
     """Share of the texts that are masked by `units`; in the others every token is a unit. Or the
     annotation of the corpus with each text's share in percent (`mask_word`, from ERNIE 1.0's
     files)."""
     corrupt: Literal["token", "unit", "span"] = "token"
-    """Whether 80/10/10 is drawn per token (BERT, ERNIE), once per unit or once per span
-    (SpanBERT)."""
+    """Whether it is drawn per token (BERT, ERNIE), once per unit or once per span (SpanBERT) what
+    is shown: [MASK], a random token or the token itself."""
     mask_rate: Share = 0.8
     """Share of the predicted tokens shown as [MASK]; 1: all of them."""
     random_rate: Share = 0.1

@@ -267,7 +267,7 @@ class LocalShards:
         if self.stage < 3:
             parameter.data.copy_(read(0, parameter.numel()).view(parameter.shape))
             return
-        assert parameter.ds_tensor.is_floating_point(), "quantised weights cannot be set"
+        assert parameter.ds_tensor.is_floating_point(), "quantized weights cannot be set"
         start, end = _partition_range(parameter.ds_numel, self.rank, self.world)
         parameter.ds_tensor.data.view(-1)[: end - start].copy_(read(start, end))
 

@@ -41,7 +41,7 @@ class Card:
     bandwidth: float
     """GB/s of its memory."""
     link: float = 0.0
-    """GB/s to its neighbours in a host, in one direction (NVLink, Infinity Fabric, else PCIe)."""
+    """GB/s to its neighbors in a host, in one direction (NVLink, Infinity Fabric, else PCIe)."""
 
     def peak(self, precision: str, *, tf32: bool = True) -> float | None:
         """FLOP/s in fp32, bf16 or fp16 (fp32: with TF32 if allowed and there); None if it has no

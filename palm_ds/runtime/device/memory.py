@@ -85,7 +85,7 @@ def peak_flops(device: torch.device, precision: str) -> float:
 
 
 def take_memory_use(device: torch.device) -> MemoryUse | None:
-    """The most memory used since the last call; None for a CPU. Does not synchronise."""
+    """The most memory used since the last call; None for a CPU. Does not synchronize."""
     if device.type != "cuda":
         return None
     used = MemoryUse(

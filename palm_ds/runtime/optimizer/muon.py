@@ -1,11 +1,11 @@
-"""Muon: the momentum of each hidden matrix, orthogonalised (Jordan et al. 2024), and AdamW for the
+"""Muon: the momentum of each hidden matrix, orthogonalized (Jordan et al. 2024), and AdamW for the
 rest.
 
     optimizer: {kind: muon, lr: 1.0e-3, options: {momentum: 0.95}}
 
 Hidden matrices are those of the encoder's layers; embeddings, biases, LayerNorm and heads take
 AdamW's update. Query, key and value are one matrix in the model but three here. Under ZeRO 1 and 2
-a process orthogonalises the matrices that are whole on it; those that are cut between processes are
+a process orthogonalizes the matrices that are whole on it; those that are cut between processes are
 put together in one all-reduce per group.
 """
 

@@ -53,34 +53,35 @@ class OptimizerConfig(Settings):
 
     kind: str = "adamw"
     """`adamw`; `lamb`, for very large batches; `stable_adamw`, which scales large updates down;
-    `muon`, for the matrices of the layers (ZeRO 0, 1 and 2); or `module.Class`, a custom
-    torch.optim.Optimizer (docs/engine.md)."""
+    `muon`, for the matrices of the layers, with AdamW for the rest (ZeRO 0, 1 and 2); or
+    `module.Class`, a custom torch.optim.Optimizer (docs/engine.md)."""
     lr: PositiveFloat = 1e-4
     """Peak learning rate; the schedule scales it."""
     betas: tuple[Rate, Rate] = (0.9, 0.999)
     """Built-in kinds: decay rates of the running means of gradients and of their squares."""
     eps: PositiveFloat = 1e-6
-    """Built-in kinds: added to the root of the mean square."""
+    """Built-in kinds: added to the square root of the mean squared gradient."""
     options: dict[str, Any] = field(default_factory=dict)
-    """`module.Class`: more keyword arguments of its constructor, besides `lr` and `weight_decay`.
+    """`module.Class`: keyword arguments of its constructor, besides `lr` and `weight_decay`.
     `muon`: `momentum` (0.95), `nesterov` (true), `ns_steps` (5), and `adjust_lr`, how the learning
     rate depends on a matrix's shape: `match_rms_adamw`, which takes AdamW's rates, or `original`
     (docs/engine.md)."""
     weight_decay: NonNegativeFloat = 0.01
-    """Decoupled weight decay of the backbone's matrices; biases, LayerNorm and heads have none."""
+    """Decoupled weight decay of the encoder's matrices and embeddings; biases, LayerNorm and heads
+    have none."""
     clip: NonNegativeFloat = 1.0
     """Maximum global gradient norm; 0 disables clipping."""
     layer_decay: PositiveShare = 1.0
     """Ratio of each layer's learning rate to that of the layer above it; 1: the same rate for
     all."""
     freeze: tuple[str, ...] = ()
-    """Parameters that are never updated: patterns over their names, as "backbone.layers.0.*"."""
+    """Parameters that are never updated, as patterns of their names: `["backbone.layers.0.*"]`."""
     ema: Rate = 0.0
-    """Decay of the running averages of the weights, which replace them in evaluation and export; 0:
-    no averages."""
+    """Decay of an exponential moving average of the weights, such as 0.999, which is evaluated and
+    exported in their place; 0: no average."""
     fgm: NonNegativeFloat = 0.0
-    """Norm of an adversarial perturbation of each text's token embeddings, on which the model
-    trains as well, such as 0.1; 0: none."""
+    """Adversarial training (FGM): train also on each text with its token embeddings perturbed, by a
+    vector of this norm, such as 0.1; 0: do not."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -184,7 +185,7 @@ def optimizer_class(
     run under this ZeRO stage."""
     if config.kind == "muon" and zero_stage == 3:
         raise UserError(
-            "optimizer.kind: muon orthogonalises whole matrices, but ZeRO 3 cuts every matrix; use "
+            "optimizer.kind: muon orthogonalizes whole matrices, but ZeRO 3 cuts every matrix; use "
             "zero_optimization.stage 0, 1 or 2, or adamw"
         )
     if config.kind in _CLASSES:

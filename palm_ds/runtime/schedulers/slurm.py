@@ -69,7 +69,7 @@ class Slurm(ClusterScheduler):
         log = re.search(r"\bStdOut=(.*)$", said, re.M)  # at the end of a line; may have spaces
         found = dict(re.findall(r"(\w+)=(\S*)", said))
         if "JobState" not in found or log is None:
-            raise UserError(f"scontrol: says nothing of a job {key}")
+            raise UserError(f"scontrol: knows no job {key}")
         return {**found, "StdOut": log[1]}
 
 

@@ -97,7 +97,7 @@ class ForwardTimer:
         self._events.append((first, last))
 
     def take(self) -> float:
-        """The seconds since the last call. Synchronises with the device."""
+        """The seconds since the last call. Synchronizes with the device."""
         seconds, self._seconds = self._seconds, 0.0
         for first, last in self._events or ():
             last.synchronize()

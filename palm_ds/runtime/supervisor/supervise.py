@@ -61,7 +61,7 @@ def supervise(words: Sequence[str], settings: Supervision) -> int:
     command = understand(words)
     hosts = max(len(command.slots), 1)
     if settings.min_hosts > hosts:
-        raise UserError(f"--min_hosts {settings.min_hosts}: this run has {counted(hosts, 'host')}")
+        raise UserError(f"--min_hosts {settings.min_hosts}: the run has {counted(hosts, 'host')}")
     ssh = _ssh(settings) if len(command.slots) > 1 else ()
     if command.only_checks:
         settings = replace(settings, min_hosts=hosts, restarts=0)
@@ -172,7 +172,7 @@ def _ssh(settings: Supervision) -> list[str]:
     except ValueError as error:
         raise UserError(f"--ssh {settings.ssh}: {error}") from None
     if not words or shutil.which(words[0]) is None:
-        raise UserError(f"--ssh {settings.ssh}: no such program; it reaches the other hosts")
+        raise UserError(f"--ssh {settings.ssh}: no such program to reach other hosts")
     return words
 
 

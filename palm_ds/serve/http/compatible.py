@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from fastapi import Request, Response
 
+from palm_ds.common.messages import counted
 from palm_ds.serve.http import schemas
 from palm_ds.serve.http.answers import (
     Json,
@@ -180,6 +181,6 @@ def _check_whole(cut: int, truncate: bool) -> None:
     if cut and not truncate:
         raise RequestError(
             413,
-            f"inputs: {cut} with more tokens than the model reads; send shorter ones, or "
-            '"truncate": true',
+            f"inputs: {counted(cut, 'text')} with more tokens than the model reads; shorten, or "
+            'send "truncate": true',
         )

@@ -58,7 +58,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> NoReturn:
-    _refuse(f"{name} is no number")
+    _refuse(f"{name} is not a number")
 
 
 def _refuse(why: str) -> NoReturn:

@@ -112,14 +112,14 @@ async def search(body: schemas.SearchBody, request: Request) -> Response:
 
 async def add(body: schemas.AddBody, request: Request) -> Response:
     """Add texts to the index, or replace those of the same ids. Needs the server's token."""
-    _check_token(request, "adds to its index")
+    _check_token(request, "adds to an index")
     texts = [IndexedText(**each.model_dump()) for each in body.texts]
     return Json(await index_requests.add(service_of(request), texts, deadline_of(request)))
 
 
 async def delete(body: schemas.DeleteBody, request: Request) -> Response:
     """Delete texts of the index by their ids, or by a filter. Needs the server's token."""
-    _check_token(request, "deletes texts of its index")
+    _check_token(request, "deletes texts")
     return Json(
         await index_requests.delete(
             service_of(request), body.ids, body.filter, deadline_of(request)

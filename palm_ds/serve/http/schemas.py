@@ -24,12 +24,12 @@ Row = dict[str, Any]
 Filter = Annotated[
     Row,
     Field(
-        description='What texts must have as metadata, such as `{"lang": "en", "year": '
+        description='Only texts with this metadata, such as `{"lang": "en", "year": '
         '{">=": 2020}, "tag": ["a", "b"]}`.',
         examples=[{"lang": "en"}],
     ),
 ]
-ModelName = Annotated[str, Field(description="A model by name; by default the first that can.")]
+ModelName = Annotated[str, Field(description="Name of a model; by default the first that can.")]
 
 
 class Body(BaseModel):
@@ -43,11 +43,12 @@ class EncodedTexts(Body):
 
     input_ids: list[Ids] = Field(
         [],
-        description="Instead of texts: the ids of each, with special tokens, as of `/tokenize`.",
+        description="Token ids of each text, instead of texts; with special tokens, as from "
+        "`/tokenize`.",
         examples=[[]],
     )
     token_type_ids: list[Ids] = Field(
-        [], description="The token types of these ids; by default 0.", examples=[[]]
+        [], description="Token types of these ids; by default 0.", examples=[[]]
     )
 
 
@@ -65,29 +66,35 @@ class PredictBody(EncodedTexts):
 class EmbedBody(EncodedTexts):
     texts: list[Text | Pair] = Field(
         [],
-        description="Texts, or pairs of texts, which are one input with both.",
+        description="Texts, or pairs of texts; a pair is embedded as one input.",
         examples=[["a text", "another text"]],
         json_schema_extra=_SOME,
     )
     model: ModelName = ""
     pooling: Literal["mean", "cls", "max", "pooler"] | None = Field(
-        None, description="By default as the server's."
+        None, description="How token vectors are pooled; by default as the server was started."
     )
-    normalize: Flag | None = Field(None, description="Scale vectors to length 1.")
-    dimensions: int | None = Field(None, ge=1, description="The first numbers only (Matryoshka).")
-    prompt: str | None = Field(None, max_length=2000, description="Put before every text.")
+    normalize: Flag | None = Field(
+        None, description="Scale vectors to length 1; by default as the server was started."
+    )
+    dimensions: int | None = Field(
+        None, ge=1, description="Keep only the first dimensions (Matryoshka); by default all."
+    )
+    prompt: str | None = Field(
+        None, max_length=2000, description="Put before every text; by default the model's own."
+    )
     layers: list[Layer] | None = Field(
         None,
         min_length=1,
         max_length=256,
-        description="Layers whose vectors are averaged: 1 is the first, -1 the last, 0 the "
-        "embeddings. By default the last.",
+        description="Layers to average: 1 is the first, -1 the last, 0 the embeddings. By default "
+        "the last.",
         examples=[[-1]],
     )
-    concat: Flag = Field(False, description="The layers' vectors one after another instead.")
-    tokens: Flag = Field(False, description="A vector for each token instead of one for the text.")
+    concat: Flag = Field(False, description="Concatenate these layers instead.")
+    tokens: Flag = Field(False, description="Return a vector per token instead of one per text.")
     encoding_format: Literal["float", "base64"] = Field(
-        "float", description="base64: the vectors of each text as float32, little-endian."
+        "float", description="base64: each text's vectors as little-endian float32."
     )
 
 
@@ -95,7 +102,7 @@ class FillMaskBody(Body):
     texts: list[Masked] = Field(
         json_schema_extra=_SOME, examples=[["The capital of [MASK] is Paris."]]
     )
-    top: int = Field(5, ge=1, le=100, description="Guesses for each [MASK].")
+    top: int = Field(5, ge=1, le=100, description="Number of predictions for each [MASK].")
     model: ModelName = ""
 
 
@@ -104,10 +111,14 @@ class RerankBody(Body):
     documents: list[Text] = Field(
         json_schema_extra=_SOME, examples=[["It is 330 m high.", "It was built in 1889."]]
     )
-    top_n: int | None = Field(None, ge=1, description="Only the best; by default all.")
-    task: str = Field("", description="A ranking, matching or regression task.")
+    top_n: int | None = Field(
+        None, ge=1, description="Number of documents to return, the best; by default all."
+    )
+    task: str = Field(
+        "", description="A ranking, matching or regression task; by default the best suited."
+    )
     use: Literal["head", "vectors"] = Field(
-        "head", description="Score pairs with a head, or compare embeddings."
+        "head", description="head: score pairs with a head; vectors: compare embeddings."
     )
     model: ModelName = ""
 
@@ -119,12 +130,12 @@ class TokenizeBody(Body):
 
 class SearchBody(Body):
     query: Text = Field(examples=["towers in France"])
-    top: int = Field(10, ge=1, le=1000)
+    top: int = Field(10, ge=1, le=1000, description="Number of texts to return.")
     filter: Filter | None = None
-    hybrid: Flag = Field(False, description="By words (BM25) as well as by vectors.")
+    hybrid: Flag = Field(False, description="Search by words (BM25) as well as by vectors.")
     rerank: Flag = Field(
         False,
-        description="The first head that scores pairs orders the best 100 (or `top`) again.",
+        description="Rerank the best 100 (or `top`) with the first head that scores pairs.",
     )
 
 
@@ -132,7 +143,7 @@ class NewText(Body):
     """A text for the index."""
 
     text: Text
-    id: str = Field("", description="It replaces the text of this id; empty: a hash.")
+    id: str = Field("", description="Replaces the text with this id; empty: a hash of the text.")
     title: str = ""
     metadata: Row = {}
 
@@ -164,7 +175,7 @@ class OpenAIBody(BaseModel):
 
 
 class RerankedText(BaseModel):
-    """A document of Jina's and Cohere's; other keys of it are ignored."""
+    """A document in a request of Jina's and Cohere's rerankers; its other keys are ignored."""
 
     text: Text
 
@@ -175,7 +186,9 @@ class JinaRerankBody(BaseModel):
     query: Text
     documents: list[Text | RerankedText] = Field(json_schema_extra=_SOME)
     model: str = ""
-    top_n: int | None = Field(None, ge=1, description="Only the best; by default all.")
+    top_n: int | None = Field(
+        None, ge=1, description="Number of documents to return, the best; by default all."
+    )
     return_documents: Flag = False
 
 
@@ -242,20 +255,20 @@ class Predictions(BaseModel):
 class Embeddings(BaseModel):
     model: str
     embeddings: list[list[float]] | list[list[list[float]]] | list[str] = Field(
-        description="Of each text a vector, those of its tokens, or either of them in base64."
+        description="For each text its vector, or those of its tokens; in base64 if requested."
     )
-    size: int = Field(description="Numbers of a vector.")
-    tokens: list[int] = Field(description="Tokens of each text, as computed.")
+    size: int = Field(description="Dimensions of a vector.")
+    tokens: list[int] = Field(description="Number of tokens of each text, after truncation.")
     truncated: int
 
 
 class FilledTexts(BaseModel):
     model: str
-    results: list[Row] = Field(description="As of `palm-ds fill-mask --json`.")
+    results: list[Row] = Field(description="As printed by `palm-ds fill-mask --json`.")
 
 
 class Ranked(BaseModel):
-    index: int = Field(description="Its place among the documents of the request.")
+    index: int = Field(description="The document's place in the request, from 0.")
     relevance_score: float
 
 
@@ -287,7 +300,7 @@ class TeiLabel(BaseModel):
 
 
 class TeiSparseValue(BaseModel):
-    index: int = Field(description="A token's id.")
+    index: int = Field(description="Token id.")
     value: float
 
 
@@ -304,14 +317,14 @@ class Tokens(BaseModel):
 
 
 class Hit(BaseModel):
-    index: int = Field(description="Its row.")
+    index: int = Field(description="The text's row in the index.")
     id: str
     title: str
     text: str
     metadata: Row
     score: float = Field(
-        description="The cosine of the text's vector and the query's, the dot product of sparse "
-        "ones; of a hybrid search the fused score; reranked, the head's."
+        description="Cosine of the vectors of text and query, or dot product if they are sparse; "
+        "in a hybrid search the fused score; after reranking the head's score."
     )
 
 
@@ -321,21 +334,21 @@ class Hits(BaseModel):
 
 
 class AddedTexts(BaseModel):
-    added: int = Field(description="Those that were not there already, unchanged.")
-    replaced: int = Field(description="Texts of the same ids, which are gone.")
-    ids: list[str] = Field(description="Of all texts of the request, in its order.")
-    texts: int = Field(description="Texts of the index now.")
+    added: int = Field(description="Texts that are new or changed; unchanged ones do not count.")
+    replaced: int = Field(description="Old texts with the same ids, which were removed.")
+    ids: list[str] = Field(description="Ids of all texts of the request, in its order.")
+    texts: int = Field(description="Number of texts in the index now.")
 
 
 class DeletedTexts(BaseModel):
     deleted: int
-    texts: int = Field(description="Texts of the index now.")
+    texts: int = Field(description="Number of texts in the index now.")
 
 
 class OpenAIEmbedding(BaseModel):
     object: Literal["embedding"]
     index: int
-    embedding: list[float] | str = Field(description="In base64: float32, little-endian.")
+    embedding: list[float] | str = Field(description="base64: little-endian float32.")
 
 
 class OpenAIUsage(BaseModel):
@@ -372,14 +385,14 @@ class Reloaded(BaseModel):
 
 class PageField(BaseModel):
     name: str
-    role: str = Field(description="Its key in a row of the request.")
+    role: str = Field(description="The field's key in a row of the request.")
     label: str
     lines: int
-    value: str = Field(description="What the page shows in it at first.")
+    value: str = Field(description="What the page shows in the field at first.")
     short: bool
     optional: bool
-    listed: bool = Field(description="Its lines are a list of texts.")
-    parsed: bool = Field(description="It is JSON: what is sent is the value.")
+    listed: bool = Field(description="Whether its lines are a list of texts.")
+    parsed: bool = Field(description="Whether it holds JSON, which is sent parsed.")
 
 
 class PageForm(BaseModel):
@@ -411,8 +424,8 @@ class ServedModelInfo(BaseModel):
 
 
 class SearchInfo(BaseModel):
-    texts: int = Field(description="Texts of the index; 0 without one.")
-    hybrid: bool = Field(description="Whether it has words, too.")
+    texts: int = Field(description="Number of texts in the index; 0 without an index.")
+    hybrid: bool = Field(description="Whether the index has words too, for hybrid searches.")
     rerank: bool = Field(description="Whether a model has a head that scores pairs.")
 
 

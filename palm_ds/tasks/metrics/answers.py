@@ -37,19 +37,19 @@ def normalised(text: str) -> str:
 
 
 def exact(prediction: str, answer: str) -> float:
-    """1 if both texts are equal after normalisation, else 0."""
+    """1 if both texts are equal after normalization, else 0."""
     return float(normalised(prediction) == normalised(answer))
 
 
 def overlap(prediction: str, answer: str) -> float:
-    """F1 of the normalised words of two texts, in 0..1; 0 if they share none (SQuAD 1.1)."""
+    """F1 of the normalized words of two texts, in 0..1; 0 if they share none (SQuAD 1.1)."""
     words, expected = normalised(prediction).split(), normalised(answer).split()
     shared = sum((Counter(words) & Counter(expected)).values())
     return 2 * shared / (len(words) + len(expected)) if shared else 0.0
 
 
 def overlap_or_none(prediction: str, answer: str) -> float:
-    """`overlap`, but 1 if both are empty after normalisation: correctly no answer (SQuAD 2.0)."""
+    """`overlap`, but 1 if both are empty after normalization: correctly no answer (SQuAD 2.0)."""
     if not normalised(prediction) and not normalised(answer):
         return 1.0
     return overlap(prediction, answer)

@@ -185,7 +185,7 @@ def _sentences(
 ) -> Iterable[tuple[Sequence[str], Sequence[str]]]:
     if len(predictions) != len(labels):
         raise UserError(
-            f"{len(predictions)} predicted tag sequences, but {len(labels)} labelled ones"
+            f"{len(predictions)} predicted tag sequences, but {len(labels)} labeled ones"
         )
     for i, (tags, labelled) in enumerate(zip(predictions, labels, strict=True)):
         if len(tags) != len(labelled):

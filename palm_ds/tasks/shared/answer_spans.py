@@ -1,4 +1,4 @@
-"""Answer spans: maps labelled answers to tokens of their contexts, and combines the best answers of
+"""Answer spans: maps labeled answers to tokens of their contexts, and combines the best answers of
 all windows of a context.
 
     {"text": "1066", "start": 58}  ──covering tokens──>  12, 13      ("in 1066": 1066 is two tokens)
@@ -20,7 +20,7 @@ from palm_ds.tasks.shared.sliding_windows import different
 
 @dataclass(frozen=True)
 class Answers:
-    """Labelled answers as tokens of their contexts, in the order of the rows."""
+    """Labeled answers as tokens of their contexts, in the order of the rows."""
 
     starts: np.ndarray  # (rows + 1,) index of the first answer of each row
     tokens: np.ndarray  # (answers, 2) first and last token

@@ -33,16 +33,18 @@ class CircleLoss(OptionalImages):
     """
 
     loss: Literal["classes", "circle"] = "classes"
-    """Learn of each pair whether it is relevant, or, of images and texts, the circle loss."""
+    """classes: classify each pair as relevant or not. circle: the circle loss, of images and
+    texts."""
     negative_images: NonNegativeInt = 20
-    """Circle loss: other images beside each text."""
+    """Circle loss: number of other images for each text."""
     negative_texts: NonNegativeInt = 0
-    """Circle loss: other texts beside each image. The loss of a pair is the mean of two, each over
-    one half of the images and texts."""
+    """Circle loss: number of other texts for each image. The loss of a pair is the mean of two
+    losses, over one half each of these images and texts; their number must be even."""
     margin: InnerShare = 0.3
-    """Circle loss: a pair should have more than 1 less this, the others less than this."""
+    """Circle loss: the similarity of a pair should be above 1 - margin, that of others below
+    margin."""
     scale: Annotated[float, Field(gt=0, le=300)] = 32.0
-    """Circle loss: what it multiplies similarities by."""
+    """Circle loss: factor of the similarities."""
 
     num_uniforms: ClassVar[int] = 1
     head_settings: ClassVar[Sequence[str]] = ("loss",)

@@ -34,8 +34,8 @@ class EmbeddingTask(TextTask):
     """A task whose head compares vectors of texts."""
 
     max_length: int = 0
-    """Maximum tokens of one text, including [CLS] and [SEP]; 0: the length of a row. All texts of a
-    table row share a row of the batch, so `length` should be as long as they are together."""
+    """Maximum tokens of one text, including [CLS] and [SEP]; 0: the recipe's `length`. All texts of
+    a table row share a row of the batch, so `length` should be as long as they are together."""
 
     eval_only: ClassVar[Sequence[str]] = ("vectors",)
 
@@ -57,7 +57,7 @@ class EmbeddingTask(TextTask):
         """The texts of a row, in the order of its vectors."""
 
     def encoded(self, source: TableSource) -> RowTexts:
-        """The texts of all rows, tokenised on first use."""
+        """The texts of all rows, tokenized on first use."""
         return source.cached(f"texts of {self.name}", lambda: self._encode(source))
 
     def _encode(self, source: TableSource) -> RowTexts:
@@ -102,10 +102,10 @@ class DenseEmbeddingTask(EmbeddingTask):
     similarity: Literal["cosine", "dot"] = "cosine"
     """How two vectors are compared."""
     matryoshka: Several[PositiveInt] = ()
-    """Train the first numbers of vectors too, as in [64, 128]: they can then be truncated to 64
-    or 128 (Kusupati et al. 2022)."""
+    """Train the leading dimensions of vectors too: after [64, 128], vectors can be truncated to 64
+    or 128 dimensions (Kusupati et al. 2022)."""
     matryoshka_weights: Several[float] = ()
-    """Weights of their losses, one each; that of whole vectors is 1. Default: 1 each."""
+    """Weight of the loss of each of these sizes (default: 1 each); that of whole vectors is 1."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

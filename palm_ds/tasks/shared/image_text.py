@@ -71,9 +71,9 @@ class ImageInput(TextTask):
     max_tags: NonNegativeInt = 50
     """Maximum tokens of object tags, if the table has them; 0: read none."""
     whole_image: bool = True
-    """Put a region of the whole image first, whose features are the mean of the others'."""
+    """Put a region for the whole image first, with the mean of the other regions' features."""
     region_size: NonNegativeInt = 0
-    """Features of a region; 0: as many as the training rows have."""
+    """Number of features of a region; 0: as in the training rows."""
 
     about_image: ClassVar[str] = ""
     """What it does where it reads images, for the page; by default what it does."""
@@ -291,9 +291,9 @@ class WholeTextTask(OptionalImages):
     """A task on whole texts, one vector each."""
 
     pooling: HeadPooling | None = None
-    """What the head reads of a text: what the encoder's `pooler` makes of it, or the `mean` over
-    its tokens. Default: `pooler`; for `classification` without `lora` the mean, if `init_from` was
-    trained to give such vectors, as sentence-transformers' encoders mostly are."""
+    """The input of the head: the output of the encoder's `pooler`, or the `mean` over the tokens.
+    Default: `pooler`; for `classification` without `lora`, `mean` if `init_from` was trained with
+    mean pooling, as most encoders of sentence-transformers are."""
 
     head_settings: ClassVar[Sequence[str]] = ("pooling",)
     prefers_means: ClassVar[bool] = False

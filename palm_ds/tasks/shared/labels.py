@@ -177,7 +177,7 @@ def numbers(task: TextTask, source: TableSource, *, strict: bool = False) -> np.
         if strict and abs(values[item]) > _LARGEST:
             raise UserError(
                 f"{source.where(item)}: {task.label_column}: {value} is beyond {_LARGEST:g}, whose "
-                "square is no fp32 number"
+                "square is not an fp32 number"
             )
     return values
 

@@ -41,9 +41,9 @@ class ReadingTask(TextTask):
     n_best: PositiveInt = 20
     """Number of distinct answers to list, with their probabilities relative to each other."""
     unanswerable: bool | None = None
-    """Whether questions may have no answer. If true, windows without the answer are trained as
-    such, and no answer is predicted if it scores better; if false, such windows are not trained on.
-    By default true if a training row is marked `impossible`."""
+    """Whether questions may have no answer. If true, windows without the answer are trained to
+    predict none, and none is predicted if that scores better; if false, such windows are left out
+    of training. Default: true if a training row is marked `impossible`."""
     null_threshold: float = 0.0
     """With `unanswerable`: predict no answer if it outscores the best answer by more than this."""
     dropout: Rate = 0.0

@@ -33,17 +33,19 @@ class RetrievalTask(EmbeddingTask):
     """A task whose vectors find texts by queries."""
 
     negatives: Literal["auto", "need", "ignore"] = "auto"
-    """The column `negatives`, texts that are not what the query asks for: use it if there is one;
-    need it; or ignore it."""
+    """The column `negatives`, texts that do not answer the query. auto: use it if there is one;
+    need: it must be there; ignore: do not use it."""
     margin: float = 0.0
-    """By how much a positive should be more similar than a negative (Yang et al. 2019)."""
+    """Additive margin: by how much a positive should be more similar than a negative (Yang et al.
+    2019)."""
     distillation: Literal["", "kl", "margin_mse"] = ""
-    """Learn the column `teacher_scores`, a teacher's score of the positive and of each negative:
-    their softmax (Kullback-Leibler divergence), or their differences (Hofstätter et al. 2020)."""
+    """Learn the column `teacher_scores`, a teacher's scores of the positive and of each negative.
+    kl: their softmax (Kullback-Leibler divergence); margin_mse: their differences (Hofstätter et
+    al. 2020). Empty: do not."""
     distillation_share: Share = 1.0
     """Share of the distillation in the loss; the rest is InfoNCE."""
     k: PositiveInt = 10
-    """Number of top texts that nDCG and recall evaluate."""
+    """Cutoff of nDCG and recall: the number of top texts that count."""
 
     prediction_key: ClassVar[str] = "score"
     about_pair: ClassVar[str] = "Scores a text for a query."

@@ -17,6 +17,7 @@ import numpy as np
 
 from palm_ds.common.config import Several
 from palm_ds.common.errors import UserError, suggest
+from palm_ds.common.messages import counted
 from palm_ds.common.settings import one_of
 from palm_ds.data.sources.table import UNITS, TableSource, TokenizedWords, chinese_share
 from palm_ds.data.tasks.task import Task
@@ -251,7 +252,8 @@ class TagsTask(TextTask):
             return tags_of(self._chunks(source, item)[0], size, scheme)
         row = self._row(source, item)
         if len(row) != size:
-            raise UserError(f"{source.where(item)}: {len(row)} {column}, but {size} words")
+            words = counted(size, "word")
+            raise UserError(f"{source.where(item)}: {column}: {len(row)}, but the text has {words}")
         if self.written == tag_schemes.NONE:
             return row
         self._check_tags(source, item, self.written)

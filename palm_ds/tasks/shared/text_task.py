@@ -382,11 +382,11 @@ class PositiveClassTask(ClassesTask):
     """A task of which one class is scored by its probability, besides what is predicted."""
 
     recall_at_precision: Share = 0.0
-    """Also report the highest recall of the positive class that some threshold of its probability
-    reaches with this precision, as `recall_at_precision`; 0: do not."""
+    """Also report, as `recall_at_precision`, the highest recall of the positive class at which its
+    precision reaches this; 0: do not."""
     precision_at_threshold: Share = 0.0
-    """Also report the precision of the positive class where its probability exceeds this, as
-    `precision_at_threshold`; 0: do not."""
+    """Also report, as `precision_at_threshold`, the precision of the positive class over the rows
+    where its probability exceeds this; 0: do not."""
 
     @property
     def scored_at(self) -> str:

@@ -230,7 +230,7 @@ class HeldOutSet:
     pairs: PairSet | None = None
     """Minimal pairs to score besides."""
     probe: Probe | None = None
-    """Labelled texts whose vectors are probed besides."""
+    """Labeled texts whose vectors are probed besides."""
 
     @property
     def is_empty(self) -> bool:

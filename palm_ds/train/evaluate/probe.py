@@ -3,7 +3,7 @@ trains (Alain and Bengio 2017).
 
     rows ──encoder──> pooled vectors ──some of them──> classifier ──the others──> accuracy
 
-The encoder is only read. The classifier is multinomial logistic regression on standardised vectors,
+The encoder is only read. The classifier is multinomial logistic regression on standardized vectors,
 fitted each time from zeros: no random numbers, no state.
 """
 
@@ -62,7 +62,7 @@ class ProbeScore(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Labelled texts as inputs of an encoder."""
+    """Labeled texts as inputs of an encoder."""
 
     task: str
     """The task whose row of the task embedding the texts have, which the score is named after."""
@@ -135,7 +135,7 @@ def fit_linear(
     vectors: np.ndarray, targets: np.ndarray, classes: int
 ) -> Callable[[np.ndarray], np.ndarray]:
     """Logistic regression of targets (n,) on vectors (n, hidden), fp64: a function from vectors to
-    scores (any, classes). The vectors are standardised; the penalty is half the squared weights,
+    scores (any, classes). The vectors are standardized; the penalty is half the squared weights,
     against the summed loss (scikit-learn's C = 1)."""
     center, spread = vectors.mean(0), vectors.std(0)
     spread = np.where(spread > 0, spread, 1.0)

@@ -228,8 +228,8 @@ class Recovery:
         self.event(
             "nonfinite",
             f"Stopped: {self.reason} Run the command again with a lower optimizer.lr or "
-            "optimizer.clip, or with `nonfinite: skip` or `rollback` (and `loss_spike.action`): in "
-            "this folder these may change. `palm-ds inspect` shows the data of a step",
+            "optimizer.clip, or with `nonfinite: skip` or `rollback` (and `loss_spike.action`); a "
+            "run may resume with other values of these. `palm-ds inspect` shows the data of a step",
             step=step + 1,
         )
 

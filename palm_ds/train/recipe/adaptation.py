@@ -48,11 +48,11 @@ class AdaptOptions(Settings, option="--"):
     """Settings of an adaptation; the rest follows from the texts and the encoder."""
 
     general_share: InnerShare = 0.2
-    """Share of the general text in the tokens."""
+    """Share of the tokens that are general text."""
     steps: PositiveInt | None = None
     """Steps to train (10 passes over the text, in 100 to 10,000 steps)."""
     lr: InnerShare = 5e-5
-    """Peak of the learning rate."""
+    """Peak learning rate."""
 
 
 def adaptation_recipe(

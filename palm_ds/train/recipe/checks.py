@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 
 from palm_ds.common.errors import UserError, suggest
 from palm_ds.common.keywords import default_of
+from palm_ds.common.messages import counted
 from palm_ds.data.stream.curriculum_spec import CurriculumSpec
 from palm_ds.data.stream.stages import tasks_of
 from palm_ds.data.tasks.task import CorpusTask, Task
@@ -176,7 +177,7 @@ class TaskChecks:
                 raise UserError(f"{where}: no {name!r} in `sources`{suggest(name, self.sources)}")
             known = self.sources[name].weights
             if self.sources[name].reads == "table" or len(known) < 2:
-                raise UserError(f"{where}.{name}: sources.{name} is no `mix` of corpora")
+                raise UserError(f"{where}.{name}: sources.{name} is not a `mix` of corpora")
             for corpus in weights:
                 if corpus not in known:
                     raise UserError(f"{where}.{name}: no corpus {corpus!r}{suggest(corpus, known)}")
@@ -304,7 +305,7 @@ def check_data_set_names(names: Collection[str]) -> None:
     """Each can be a data set of the hub."""
     for name in names:
         if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", name):
-            raise UserError(f"datasets: {name!r} is no data set of the hub, such as owner/name")
+            raise UserError(f"datasets: expected data sets of the hub as owner/name, got {name!r}")
 
 
 def check_lora(settings: LoraSettings, init_from: str, extend: str, encoder: EncoderConfig) -> None:
@@ -329,7 +330,10 @@ def assign_task_ids(tasks: Mapping[str, Task], slots: int) -> dict[str, int]:
             given = task.task_id if task.task_id >= 0 or task.reads == "corpus" else 0
             ids[name] = (given if given >= 0 else len(ids)) if slots else 0
     if slots and max(ids.values(), default=0) >= slots:
-        raise UserError(f"tasks: {len(ids)} tasks, but backbone.task_types is {slots}")
+        raise UserError(
+            f"tasks: {counted(len(ids), 'task')} with a task embedding, but backbone.task_types is "
+            f"{slots}; raise it, or give tasks the same `task_id`"
+        )
     for name, task in tasks.items():
         if task.share and task.share not in ids:
             raise UserError(f"tasks.{name}.share: {_owner_instead(name, tasks)}")

@@ -32,25 +32,26 @@ class LRSchedule(Settings):
     """The learning rate of each step, as a multiplier of the optimizer's `lr`."""
 
     kind: str = "linear"
-    """Decay after the warm-up. noam: with the inverse square root of the step; linear and cosine:
-    to `end`; wsd: constant, then in the form of `shape` to `end` over the last `decay` steps;
-    constant: none; or `module.Class`, a schedule of your own (docs/api.md)."""
+    """Decay after the warm-up. linear, cosine: to `end` at the last step; wsd: constant, then to
+    `end` over the last `decay` steps, in the form of `shape`; noam: with the inverse square root
+    of the step; constant: none; or `module.Class`, a schedule of your own (docs/api.md)."""
     options: dict[str, Any] = field(default_factory=dict)
     """`module.Class`: keyword arguments of its constructor."""
     warmup: Annotated[float | str, BeforeValidator(_as_number)] = 0.0
-    """Steps of linear increase from `start`, or `N tokens`. Below 1: a fraction of all steps (with
-    `restart: stage`, of the stage's steps)."""
+    """Length of the linear increase from `start`: steps, `N tokens`, or below 1 a fraction of all
+    steps (with `restart: stage`, of the stage's steps)."""
     start: Share = 0.0
-    """The multiplier from which the warm-up rises."""
+    """The multiplier at which the warm-up starts."""
     decay: Annotated[int | float | str, BeforeValidator(_as_number)] = 0
-    """wsd: steps of the decay at the end, or `N tokens`, or below 1 a fraction like `warmup`."""
+    """wsd: length of the decay at the end: steps, `N tokens`, or a fraction, as in `warmup`."""
     shape: Literal["linear", "1-sqrt", "cosine"] = "linear"
-    """wsd: the form of the decay. 1-sqrt falls with the square root of the steps that are done
-    (ModernBERT)."""
+    """wsd: the form of the decay. 1-sqrt: 1 minus the square root of the share of its steps that is
+    done (ModernBERT)."""
     end: Share = 0.0
     """linear, cosine and wsd: the multiplier at the end."""
     restart: Literal["never", "stage"] = "never"
-    """`stage`: every stage has its own warm-up and decay (ERNIE 2.0, section 5.1)."""
+    """never: one warm-up and decay over the run; stage: one in every stage (ERNIE 2.0, section
+    5.1)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,11 +71,11 @@ class LRSchedule(Settings):
                 f"schedule.decay: {self.kind} takes no decay steps; remove it, or use `kind: wsd`"
             )
         if self.shape != "linear" and self.kind != "wsd":
-            raise UserError(f"schedule.shape: {self.kind} has its own; only `kind: wsd` has one")
+            raise UserError(f"schedule.shape: {self.kind} has a fixed one; remove this")
         if self.end and self.kind not in ("linear", "cosine", "wsd"):
             raise UserError(f"schedule.end: {self.kind} has no end; remove it, or use another kind")
         if self.start and not self.warmup:
-            raise UserError("schedule.start: there is no `warmup` that rises from it")
+            raise UserError("schedule.start: needs `warmup`, which starts there")
         if self.kind == "wsd" and not self.decay:
             raise UserError("schedule.decay: wsd needs the number of decay steps")
         _ = self._custom  # checks itself

@@ -69,82 +69,83 @@ CHANGEABLE = ("optimizer.lr", "optimizer.clip", "nonfinite", "loss_spike", "fail
 @dataclass(frozen=True, kw_only=True)
 class Recipe(Settings):
     """Everything that decides what is learned. How it is computed (ZeRO, precision, micro-batches)
-    is in a DeepSpeed file; no setting is in both."""
+    is set in a DeepSpeed file; no setting is in both."""
 
     seed: int = 1
     """Determines initial weights, data order, masks and dropout."""
     backbone: dict[str, Any] = field(default_factory=dict)
-    """The encoder: `preset: NAME` and any hyperparameters (the keys of `backbone`, below). Empty:
-    that of `init_from`, which `task_types`, `token_types` and dropout alone change."""
+    """The encoder: `preset: NAME`, any hyperparameters (the keys of `backbone`, below), or both.
+    Empty, or with only `task_types`, `token_types` or dropout: that of `init_from`."""
     length: Annotated[int, Field(ge=8)] = 512
     """Tokens of a packed row, or of a window of a document."""
     documents: DocumentSettings | None = None
     """How an encoder with memories (`kind: ernie_doc`) reads documents, window by window; such an
-    encoder reads nothing else. Empty: the defaults, below."""
+    encoder reads nothing else. Default: the defaults of `documents`, below."""
     batch: str
     """Size of a step over all processes: `393216 tokens` or `768 rows`; or `32 examples` of each
     task group, packed into as few rows as possible."""
     optimizer: OptimizerConfig = OptimizerConfig()
     """How weights are updated."""
     lora: LoraSettings | None = None
-    """Train low-rank changes of the encoder's matrices, which stay as `init_from` has them, and the
-    heads: `{rank: 8, alpha: 16, targets: [query, value]}`. Needs peft. Empty: train all weights."""
+    """Train only LoRA adapters and the heads, with the encoder's weights frozen: `{rank: 8,
+    alpha: 16, targets: [query, value]}`. Needs `init_from`, and the package peft. Default: train
+    all weights."""
     schedule: LRSchedule = LRSchedule()
     """How the learning rate changes over the run."""
     sources: dict[str, SourceSettings]
-    """{name: {corpus: FOLDER} or {table: FILE}}: the texts, by the names that tasks refer to."""
+    """{name: {corpus: FOLDER} or {table: FILE}}: the texts, under names that `tasks` refer to."""
     held_out: Rate = 0.01
-    """Fraction of every corpus's documents, and every table's rows, that is held out from training
-    for evaluation."""
+    """Share of the documents of each corpus, and of the rows of each table, that is held out of
+    training for evaluation."""
     tasks: dict[str, dict[str, Any]]
-    """{name: {kind, source, ...}}: the tasks. `kind` is a file of palm_ds/pretrain or palm_ds/tasks
-    (default: the task's name) or `module.Class`; the other keys are the settings of that kind."""
+    """{name: {kind, source, ...}}: the tasks. `kind` is one of those under `tasks.NAME`, below
+    (default: the task's name), or `module.Class`; the other keys are the settings of that kind."""
     stages: Any
     """Steps of each task group in each stage: {continual | joint | alternate | sequential: [group,
     ...], steps: B} or a list of {group: steps}; more under `stages`, below."""
     nonfinite: Literal["stop", "skip", "rollback"] = "stop"
-    """What to do about a non-finite loss or gradient (it never reaches the weights): stop the run,
-    skip the step, or return to the last checkpoint from before the losses rose and leave out the
-    steps since then."""
+    """What to do about a non-finite loss or gradient, which never reaches the weights: `stop` the
+    run, `skip` the step, or `rollback` to the last checkpoint from before the losses rose and leave
+    out the data of the steps since then."""
     loss_spike: SpikeSettings = SpikeSettings()
-    """What to do when a loss jumps."""
+    """What to do when the loss of a task jumps."""
     failure_limit: NonNegativeInt = 5
     """The run stops after more than this many non-finite steps (`nonfinite: skip`) or rollbacks in
     a row."""
     teacher: TeacherSettings | None = None
-    """Distillation: what larger models make of the same texts is learned too, as in `{path: RUN}`
-    (docs/distillation.md)."""
+    """Distillation: train on the outputs of larger models for the same texts too, as in `{path:
+    RUN}` (docs/distillation.md)."""
     init_from: str = ""
-    """A folder of weights to start from (weights only; the schedule starts at step 0)."""
+    """A run or checkpoint whose weights to start from. Only the weights: the schedule starts at
+    step 0."""
     init_layers: list[int] | None = None
-    """Of the layers of `init_from`, those that this encoder's layers start from, in order: `[0, 5,
-    11]`; `num_layers` is then their number. `[]`: the embeddings alone."""
+    """The layers of `init_from` with which to initialize this encoder's layers, in order: `[0, 5,
+    11]`; `num_layers` is then their number. `[]`: the embeddings alone. Default: all layers."""
     extend: str = ""
-    """A run folder to start from: weights, optimizer state and position in the data of its newest
-    checkpoint. For a recipe that adds a task or a corpus (`--extend`)."""
+    """A run to continue from its newest checkpoint, with its weights, optimizer state and position
+    in the data, by a recipe that adds a task or a corpus (`--extend`)."""
     export_task: str = ""
-    """The task whose task embedding is used for texts that name none: the one in `hf/`, and the
-    default of fine-tuning. Default: the task that trains vectors of texts, or else the first
-    masked-word task."""
+    """The task whose task embedding is used where no task is named: in `hf/`, and by default in
+    fine-tuning. Default: the task that trains text embeddings, else the first masked-LM task."""
     export_family: Literal["bert", "ernie"] = "bert"
-    """What `hf/` is if the encoder has task embeddings: bert, with the row of `export_task` (or of
-    the exported head's task) added to the token type embeddings, which every program opens; or
-    ernie, with all rows. Without task embeddings it is a Bert or Roberta model."""
+    """The model type of `hf/` if the encoder has task embeddings. bert: the row of `export_task`
+    (or of the exported head's task) is added to the token type embeddings, which every program can
+    open. ernie: all rows are kept. Without task embeddings `hf/` is a Bert or Roberta model."""
     export_heads: bool = False
-    """Also write `hf_heads/TASK/`, a Hugging Face folder for each task over a table whose head
-    transformers has: `hf/` of a run with several heads holds the encoder alone."""
+    """Also write `hf_heads/TASK/`, a Hugging Face folder for each task over a table whose head has
+    a class in transformers. In a run with several heads, `hf/` holds the encoder alone."""
     export_onnx: tuple[Literal["fp32", "fp16", "int8"], ...] | None = None
-    """Files of `hf/onnx/`: model.onnx (fp32) always, and the others that are named; needs
-    palm_ds[onnx]. Default: fp32 where that is installed, for weights below 2 GB. `[]`: none."""
+    """Files of `hf/onnx/`: always model.onnx (fp32), and those named here. Needs palm_ds[onnx].
+    Default: fp32, if that is installed and the weights are below 2 GB. `[]`: none."""
     datasets: tuple[str, ...] = ()
-    """`owner/name` of data sets on the hub, for the model card of `hf/`, which lists those of
-    hf:// sources and of rows loaded by `datasets` too."""
+    """Data sets on the hub, as `owner/name`, to name in the model card of `hf/`. It lists those of
+    hf:// sources and of rows loaded by the package `datasets` anyway."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """Evaluation on held-out data."""
     save: SaveSettings = SaveSettings()
-    """Checkpoints."""
+    """When to save checkpoints, and which to keep."""
     log: LogSettings = LogSettings()
-    """What is shown and recorded."""
+    """Log lines."""
     track: TrackSettings = TrackSettings()
     """Experiment trackers: `{wandb: {project: mine}}`, `{mlflow: {experiment: mine}}`,
     `{trackio: {project: mine}}`."""
@@ -154,7 +155,7 @@ class Recipe(Settings):
         if not self.tasks:
             raise UserError("tasks: empty; name at least one")
         if self.init_layers is not None and not self.init_from:
-            raise UserError("init_layers: needs `init_from`, the weights they are of")
+            raise UserError("init_layers: needs `init_from`, whose layers they are")
         if self.extend and self.init_from:
             raise UserError("extend, init_from: a run starts from one of the two; leave one out")
         _ = self.batch_size, self.curriculum_spec.task_groups  # these check themselves
@@ -318,7 +319,7 @@ def _check_amounts(recipe: Recipe) -> None:
     steps whose examples are unknown."""
     for key, section in (("evaluate", recipe.evaluate), ("save", recipe.save)):
         if section.passes and not recipe.examples:
-            raise UserError(f"{key}.passes: passes are of examples; give `batch: N examples`")
+            raise UserError(f"{key}.passes: needs a `batch` in examples, such as `32 examples`")
     if recipe.examples and recipe.curriculum_spec.counts_tokens:
         raise UserError(
             "stages: counted in tokens, but `batch` is in examples; use steps, sequences or epochs"

@@ -40,31 +40,31 @@ class SourceSettings(Settings):
     mix: dict[str, PositiveFloat] = field(default_factory=dict)
     """{folder or URL: weight}: several corpora, sampled by weight in tokens."""
     sampling_exponent: NonNegativeFloat = 0.0
-    """With `mix`: multiplies each weight by the tokens of its corpus to this power. 1: in
-    proportion to size; 0.7 to 0.3: small corpora, such as rare languages, more often (XLM's
-    alpha)."""
+    """With `mix`: multiplies each weight by the number of tokens of its corpus to this power. 0:
+    the weights as given; 1: in proportion to size; 0.3 to 0.7: small corpora, such as rare
+    languages, more often than that (XLM's alpha)."""
     ernie: str = ""
-    """A list of ERNIE 1.0's pretraining files. They are converted to a corpus next to the list,
+    """A file that lists ERNIE 1.0's pretraining files. They are converted to a corpus next to it,
     FILE.corpus, on first use."""
     table: str | list[str] = ""
     """A file of rows, several files, a pattern such as `data/*.tsv`, or a folder saved by
     `datasets` (docs/finetuning.md)."""
     reader: str = ""
-    """A function or class of your own, `module.name`, that gives rows without an end
+    """A function or class of your own, `module.name`, that yields rows without end
     (docs/finetuning.md)."""
     pass_examples: NonNegativeInt = 0
-    """With `reader`: rows of a pass, which is what an epoch is of other sources."""
+    """With `reader`, required: rows that count as one epoch."""
     read: TableSettings = TableSettings()
-    """With `table` or `reader`: how to read it."""
+    """With `table` or `reader`: how to read the rows."""
     tokenizer: str = ""
-    """With `ernie`: the vocab.txt of its token ids. With `table` or `reader`: the vocabulary that
-    tokenizes its texts (default: that of `init_from`)."""
+    """With `ernie`, required: the vocab.txt of its token ids. With `table` or `reader`: the
+    tokenizer for its texts (default: that of `init_from`)."""
     validation: str | list[str] = ""
     """Another corpus (with `ernie`: another list; with `table` or `reader`: another table) to
-    evaluate on. Nothing of the source itself is held out then, nor of a reader."""
+    evaluate on. Nothing of the source itself is then held out, nor ever of a reader."""
     folds: FoldSettings | None = None
-    """With `table`: hold out one of several folds of its rows instead of a `held_out` share
-    (`palm-ds suite` runs all of them)."""
+    """With `table`: cross-validation, which holds out one of several folds of its rows instead of a
+    `held_out` share (`palm-ds suite` trains on all of them in turn)."""
     evaluation_sets: dict[str, EvaluationSet] = field(default_factory=dict)
     """With `table`: {name: {table: FILE}}: more tables to evaluate on, such as `test`. Each is
     reported separately, as `task (name)`; only `validation` decides which weights are best."""
@@ -81,15 +81,17 @@ class SourceSettings(Settings):
         if self.reads == "corpus" and bool(self.ernie) != bool(self.tokenizer):
             raise UserError("`ernie: FILELIST` and `tokenizer: vocab.txt` go together")
         if self.reads == "corpus" and self.read != TableSettings():
-            raise UserError("read: of a table; the text of a corpus was read by `palm-ds prepare`")
+            raise UserError(
+                "read: is for a `table` or `reader`; `palm-ds prepare` read the corpus; remove it"
+            )
         if self.sampling_exponent and not self.mix:
             raise UserError("sampling_exponent: needs `mix`, several corpora")
-        if self.folds and (self.validation or not self.table):
-            raise UserError("folds: of a `table`, in place of its `validation`; give one of them")
+        if self.folds and not self.table:
+            raise UserError("folds: needs `table`, whose rows it splits")
+        if self.folds and self.validation:
+            raise UserError("folds, validation: both name the rows to evaluate on; remove one")
         if self.evaluation_sets and not (self.reads == "table" and self.validation):
-            raise UserError(
-                "evaluation_sets: tables in addition to `validation`; give `table` and `validation`"
-            )
+            raise UserError("evaluation_sets: needs a table as `validation`, to which it adds more")
 
     def _check_reader(self) -> None:
         """A pass is known, and rows are as many as are read."""
@@ -131,7 +133,7 @@ def sampling_weights(
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeSettings(Settings):
-    """A linear classifier fitted to the vectors of labelled texts at every evaluation."""
+    """A linear classifier fitted to the vectors of labeled texts at every evaluation."""
 
     table: str | list[str]
     """Texts and their classes, as a source's `table`."""
@@ -140,7 +142,7 @@ class ProbeSettings(Settings):
     read: TableSettings = TableSettings()
     """How to read both."""
     rows: Annotated[int, Field(ge=2)] = 2000
-    """At most that many rows to fit on, and to test on; a sample that is always the same."""
+    """Maximum rows to fit on, and to test on; the sample is always the same."""
     pooling: Annotated[str, one_of(POOLINGS)] = "mean"
     """The vector of a text: mean, cls or max over those of its tokens."""
 
@@ -152,34 +154,35 @@ class EvaluateSettings(Settings):
     every: NonNegativeInt = 0
     """Steps between evaluations; 0: only at the end of each stage."""
     examples: NonNegativeInt | None = None
-    """Held-out examples of each task group over a corpus (default: 1,000), and at most that many
-    rows of each table (default: all), a sample of them that is always the same."""
+    """Maximum held-out examples of each task group over a corpus (default: 1,000), and rows of each
+    table (default: all). The sample is always the same."""
     mask_rate: InnerShare | None = None
     """Share of the tokens of held-out texts that masking tasks predict. Default: a task's own
-    `rate`, whatever a stage's is: losses are comparable over a run either way, and with 0.15 over
-    runs of different rates too."""
+    `rate`, even in stages with another. Losses are then comparable within a run; with a fixed
+    value, such as 0.15, also between runs with different rates."""
     best: str = ""
     """Metric that selects the final weights: `task.metric`, or `mean` over the first metric of each
-    non-auxiliary task. Empty: use the last step. Of `loss`, `mse`, `rmse`, `mae`, `perplexity` and
-    names that end with `_error` or `_loss`, as scikit-learn's do, the lowest is the best, but not
-    of those that begin with `neg_`, `negative_` or `minus_`."""
+    task that is not auxiliary. Empty: the weights of the last step. The highest value is best,
+    but the lowest of `loss`, `mse`, `rmse`, `mae`, `perplexity` and names that end with `_error` or
+    `_loss`, unless they begin with `neg_`, `negative_` or `minus_` (as in scikit-learn)."""
     passes: bool = False
-    """Also after each pass: an epoch of the first task group. Needs a `batch` in examples."""
+    """Also evaluate after each pass: an epoch of the first task group. Needs a `batch` in
+    examples."""
     patience: NonNegativeInt = 0
     """With `best`: stop after this many evaluations without improvement; 0: never."""
 
     metrics: dict[str, list[str]] = field(default_factory=dict)
     """{task: [module.function, ...]}: metrics of your own, reported after the task's. A function
-    gets the predictions and the labels of the rows, two lists, and returns a number or {metric:
+    gets two lists, the predictions and the labels of the rows, and returns a number or {metric:
     number}."""
     pairs: str | list[str] = ""
     """Files or patterns of minimal pairs (docs/tasks.md), each a paradigm: every evaluation also
     reports how often the masked-LM head prefers the good sentence, as `task (minimal pairs)`."""
     pair_score: Literal["unmasked", "masked"] = "unmasked"
-    """With `pairs`: the mean loss of a sentence as it is, or the sum over its tokens, each masked
-    in turn, which takes as many passes as there are tokens."""
+    """With `pairs`: the score of a sentence. unmasked: its mean loss as it is. masked: the sum of
+    the losses of its tokens, each masked in turn, which takes a forward pass per token."""
     probe: ProbeSettings | None = None
-    """A small labelled table: every evaluation also reports how well a linear classifier of the
+    """A small labeled table: every evaluation also reports how well a linear classifier on the
     encoder's vectors predicts the classes, as `task (probe)` (docs/tasks.md)."""
 
     def __post_init__(self) -> None:
@@ -200,26 +203,26 @@ class SaveSettings(Settings):
     every: NonNegativeInt = 1000
     """Steps between checkpoints; 0: only at the end."""
     passes: bool = False
-    """Also after each pass, likewise."""
+    """Also save after each pass, as in `evaluate.passes`."""
     keep: PositiveInt = 3
-    """Number of most recent checkpoints to keep. Those less than 10 steps older than the newest do
-    not count. While a loss spike lasts, nothing from before it is deleted."""
+    """Number of most recent checkpoints to keep, not counting those less than 10 steps older than
+    the newest. While a loss spike lasts, no checkpoint from before it is deleted."""
     keep_every: NonNegativeInt = 10000
-    """Keep the first checkpoint of each such number of steps for good; 0: none."""
+    """Keep one checkpoint per this many steps, the first, for good; 0: none."""
     best: NonNegativeInt = 0
     """Also keep this number of the best evaluated checkpoints, by `evaluate.best` or else the mean
-    held-out loss: for `palm-ds merge --best`. Needs an `evaluate.every` that divides `every`."""
+    held-out loss, for `palm-ds merge --best`. Needs an `evaluate.every` that divides `every`."""
     background: bool = True
-    """Write checkpoints while training continues, from a copy in host memory. Where there is too
-    little memory for it, training waits, as with false."""
+    """Write checkpoints while training continues, from a copy in host memory. If there is too
+    little memory for the copy, training waits, as with false."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogSettings(Settings):
-    """Settings for showing and recording training."""
+    """Log lines."""
 
     every: PositiveInt = 10
-    """Steps between log lines, which average the steps in between."""
+    """Steps between log lines. Each shows averages over these steps."""
 
 
 @dataclass(frozen=True)
@@ -235,7 +238,7 @@ class BatchSize:
         match = re.fullmatch(r"([\d_]+)\s*(tokens|rows|examples)", str(text).strip())
         if not match:
             raise UserError(
-                f"batch: {text!r} is not like `393216 tokens`, `768 rows` or `32 examples`"
+                f"batch: expected `393216 tokens`, `768 rows` or `32 examples`, got {text!r}"
             )
         number, unit = int(match[1].replace("_", "")), match[2]
         if unit == "tokens" and number % length:
@@ -248,7 +251,7 @@ class BatchSize:
         if number < 1:
             raise UserError(f"batch: {text!r} is smaller than one row of {length} tokens")
         if number > MOST_EXAMPLES:
-            raise UserError(f"batch: {number:,} {unit} in a step; at most {MOST_EXAMPLES:,}")
+            raise UserError(f"batch: at most {MOST_EXAMPLES:,} {unit}, got {number:,}")
         return cls(number, "examples" if unit == "examples" else "rows")
 
 
@@ -257,11 +260,12 @@ class SpikeSettings(Settings):
     """Settings for jumps of a task's loss."""
 
     action: Literal["warn", "stop", "rollback"] = "warn"
-    """Log it, stop the run, or return to the last checkpoint from before it and leave out the steps
-    since then. Whatever it is, weights that are ruined at the end, or when a spike has lasted for
-    `window` steps, end the run with exit code 3 (or a rollback)."""
+    """`warn` in the log, `stop` the run, or `rollback` to the last checkpoint from before the spike
+    and leave out the data of the steps since then. With any of them, weights that are ruined at
+    the end, or after a spike of `window` steps, end the run with exit code 3 (or are rolled
+    back)."""
     zscore: NonNegativeFloat = 20.0
-    """Robust z-score (distance from the median, in median absolute deviations as standard
-    deviations) above which a loss is a spike; 0: none is."""
+    """Robust z-score above which a loss is a spike: its distance from the median, divided by the
+    standard deviation as estimated from the median absolute deviation. 0: no loss is."""
     window: Annotated[int, Field(ge=2)] = 100
-    """Steps of the same stage that a loss is compared with."""
+    """Previous steps of the same stage with which a loss is compared."""

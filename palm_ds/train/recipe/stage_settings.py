@@ -19,6 +19,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 from palm_ds.common.config import parse
 from palm_ds.common.errors import UserError
+from palm_ds.common.messages import counted
 from palm_ds.common.settings import Settings
 from palm_ds.data.stream.stages import StepInfo, StepSize
 from palm_ds.train.recipe.lr_schedule import LRSchedule
@@ -30,23 +31,28 @@ _OF_ROWS = ("length", "batch", "mixture", "sampling_exponent")
 
 @dataclass(frozen=True, kw_only=True)
 class BatchGrowth:
-    """A batch that grows by `start` at a time, as in ModernBERT: each size has the same number of
-    steps."""
+    """A batch that grows by `start` rows at a time, as in ModernBERT; each size has the same number
+    of steps."""
 
     start: str
     """The first size: `16 rows`, or `2048 tokens`."""
     end: str
-    """The last one, a multiple of `start`."""
+    """The last size, a multiple of `start`."""
     over: str
-    """The tokens after which the batch has its last size: `1_000_000 tokens`."""
+    """The tokens after which the batch has reached its last size: `1_000_000 tokens`."""
 
     def step_size(self, length: int) -> StepSize:
         """With rows of this length. Raises UserError."""
         start, end = (_rows(text, length) for text in (self.start, self.end))
         if end <= start or end % start:
-            raise UserError(f"batch.end: {end} rows are no multiple of `start`, {start} rows")
+            raise UserError(
+                f"batch.end: expected a larger multiple of `start`, {counted(start, 'row')}, got "
+                f"{counted(end, 'row')}"
+            )
         if not re.fullmatch(r"[1-9][\d_]* tokens", self.over):
-            raise UserError(f"batch.over: {self.over!r} is not like `1_000_000 tokens`")
+            raise UserError(
+                f"batch.over: expected tokens, such as `1_000_000 tokens`, got {self.over!r}"
+            )
         sizes = range(start, end, start)
         tokens = int(self.over.split()[0].replace("_", ""))
         rows_each = max(round(tokens / (length * sum(sizes))), 1)
@@ -62,43 +68,43 @@ def _rows(text: str, length: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class StageSettings(Settings):
-    """What a stage has of its own."""
+    """Settings of one stage that replace the recipe's."""
 
     length: Annotated[int, Field(ge=8)] | None = None
-    """Tokens of a row. Held-out rows have the recipe's length."""
+    """Tokens per row. Held-out rows have the recipe's length."""
     batch: str | BatchGrowth | None = None
-    """`64 rows` or `16384 tokens`; or {start, end, over}: a batch that grows."""
+    """Size of a step: `64 rows`, `16384 tokens`; or a batch that grows from `start` to `end` over
+    the first tokens of the stage: `{start: 16 rows, end: 64 rows, over: 1_000_000 tokens}`."""
     mixture: dict[str, dict[str, NonNegativeFloat]] | None = None
-    """{source: {corpus: weight}}, instead of the weights of its `mix`; a corpus that is left out is
-    not read."""
+    """{source: {corpus: weight}}, instead of the weights of the source's `mix`; a corpus that is
+    left out is not read."""
     sampling_exponent: NonNegativeFloat | None = None
     """Instead of the `sampling_exponent` of sources with a `mix`."""
     rope_base: Annotated[float, Field(gt=1)] | None = None
-    """Base of the rotary positions in layers that attend to whole texts. The last stage has that of
-    `backbone`."""
+    """RoPE base of layers with global attention. That of the last stage must be the backbone's."""
     local_rope_base: Annotated[float, Field(gt=1)] | None = None
-    """The same of layers with a window (mmBERT changes both)."""
+    """RoPE base of layers with sliding-window attention (mmBERT changes both)."""
     lr: PositiveFloat | None = None
     """Instead of `optimizer.lr`; other rates that follow it (`head_lr`, `layer_decay`) keep their
     ratio to it."""
     schedule: LRSchedule | None = None
-    """Of this stage alone, from its first to its last step."""
+    """A learning-rate schedule of this stage alone, from its first to its last step."""
     weight_decay: NonNegativeFloat | None = None
     """Instead of `optimizer.weight_decay`."""
     rate: float | list[float] | None = None
     """Share of the tokens that masking tasks predict: a number, or [from, to] for a linear change
     over the stage."""
     freeze: tuple[str, ...] = ()
-    """Parameters that this stage does not update, as patterns: [backbone.word.*]."""
+    """Parameters that this stage does not update, as patterns: `["backbone.word.*"]`."""
     trains: tuple[str, ...] = ()
     """The only parameters that this stage updates, as patterns. Empty: all."""
     evaluate_every: NonNegativeInt | None = None
-    """Instead of `evaluate.every`: after the steps that it divides, counted over the run."""
+    """Instead of `evaluate.every`: evaluate after each step of the run that is a multiple of it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.schedule and self.schedule.restart == "stage":
-            raise UserError("schedule.restart: a stage's own schedule always does; remove it")
+            raise UserError("schedule.restart: a stage's own schedule starts with it; remove this")
         rates = self.rates or (0.5,)
         if len(rates) > 2 or not all(0 < rate < 1 for rate in rates):
             raise UserError(
@@ -122,7 +128,7 @@ class StageSettings(Settings):
             for name in _OF_ROWS:
                 if getattr(self, name) is not None:
                     raise UserError(
-                        f"{name}: the recipe's `batch` is in examples; give it in tokens"
+                        f"{name}: needs the recipe's `batch` in rows or tokens, not in examples"
                     )
             return None
         length = self.length or length

@@ -1,4 +1,4 @@
-"""The curves of a report as <svg> elements, with text as text and colours from the page's style."""
+"""The curves of a report as <svg> elements, with text as text and colors from the page's style."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STAGES = 20
 """If there are more stages, they are not marked in the curves."""
 _TRAIN, _HELD_OUT, _BASELINE, _INK = "#2f6fb3", "#d9691e", "#8a8f98", "#30343b"
 _LINES = (_HELD_OUT, "#19774a", "#7b4fa3", "#b3261e", _BASELINE)
-"""Colours of several metrics in one panel, the primary metric first."""
+"""Colors of several metrics in one panel, the primary metric first."""
 _GRID, _STAGE = "#eceef1", "#d5d8dd"
 _STYLED = {
     _INK: "ink",

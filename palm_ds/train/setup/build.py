@@ -318,7 +318,7 @@ def _fixed_shapes(recipe: Recipe) -> bool:
 
 
 def _init_pooler(backbone: Encoder, seed: int) -> None:
-    """Initialise the pooler for fine-tuning, for checkpoints without one: like transformers, and
+    """Initialize the pooler for fine-tuning, for checkpoints without one: like transformers, and
     like new heads (`init_weights`). A custom encoder's own pooler keeps its weights."""
     if type(backbone.pooler) is Pooler:
         torch.manual_seed(derive_key(seed, "pooler") >> 1)

@@ -119,7 +119,7 @@ def variants(ablation: Ablation) -> list[Variant]:
     budgets = {task_group: curriculum.total_of(task_group) for task_group in curriculum.task_groups}
     always = ablation.always
     if always and all(always in tasks_of(task_group) for task_group in budgets):
-        raise UserError(f"--always: {always!r} is in every task group of the recipe already")
+        raise UserError(f"--always: {always!r} is already in every task group of the recipe")
     schedules = []
     for name in [*ablation.schedules, *(f"{n}+" for n in ablation.schedules if always)]:
         shape = name.removesuffix("+")

@@ -351,7 +351,7 @@ def _first(task: str, scores: Mapping[str, Mapping[str, Any]], space: SearchSpac
     name, value = next(iter(_metrics(scores[task]).items()))
     if less_is_better(name) and not space.sweep.direction:
         raise UserError(
-            f"metric: {space.sweep.metric}: less is better of {name}, the first metric of {task}; "
+            f"metric: {space.sweep.metric}: lower is better for {name}, the first of {task}; "
             f"name {task}.{name}, or add `direction: minimize`"
         )
     return value

@@ -42,7 +42,7 @@ class Sweep(Settings):
     recipe: str
     """A recipe, or a shipped one."""
     metric: str = ""
-    """What is optimised: `task.metric`, a task (its first metric), or `mean` over the first metric
+    """What is optimized: `task.metric`, a task (its first metric), or `mean` over the first metric
     of each non-auxiliary task. Empty: the recipe's `evaluate.best`."""
     direction: Literal["", "maximize", "minimize"] = ""
     """Empty: minimize for a loss, an error or a perplexity, else maximize."""
@@ -53,7 +53,7 @@ class Sweep(Settings):
     seed: int = 1
     """Determines the parameters of the trials."""
     sampler: Literal["tpe", "random"] = "tpe"
-    """tpe: Bayesian optimisation (tree-structured Parzen estimator), after ten random trials."""
+    """tpe: Bayesian optimization (tree-structured Parzen estimator), after ten random trials."""
     pruner: Literal["median", "none"] = "median"
     """median: end a trial that is worse than the median of the earlier ones at the same
     evaluation, from the sixth trial on."""

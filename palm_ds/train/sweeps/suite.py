@@ -130,7 +130,7 @@ class Suite:
         if bool(self.recipes) == bool(self.template):
             raise UserError("give `recipes`, or `template` and `data`")
         if self.template and not self.data:
-            raise UserError("data: missing; `template` is for the data sets in a folder")
+            raise UserError("data: missing; `template` needs a folder of data sets")
         if not self.seed_list or len(set(self.seed_list)) < len(self.seed_list):
             raise UserError(f"seeds: expected at least one, each once, got {self.seeds!r}")
         of_sets = (text for own in self.sets.values() for text in own.overrides)
@@ -151,7 +151,7 @@ class Suite:
             given += [f"sets.{name}.{key}" for key in _OF_TEMPLATE if getattr(own, key)]
         if given:
             raise UserError(
-                f"{given[0]}: fills in a `template`; `recipes` say it themselves, or `overrides`"
+                f"{given[0]}: is for a `template`; set it in the `recipes`, or in `overrides`"
             )
 
     @property

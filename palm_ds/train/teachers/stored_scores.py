@@ -189,7 +189,7 @@ def _check(path: Path, info: ScoreFileInfo, recipe: Recipe, tasks: list[str]) ->
         if task not in info.labels:
             raise UserError(f"{path}: has no scores for the task {task!r}; it has {known}")
     if not tasks:
-        raise UserError(f"{path}: has scores for {known}, which are no tasks of this recipe")
+        raise UserError(f"{path}: has scores for {known}, which are not tasks of this recipe")
     for task in tasks:
         outputs = recipe.built_tasks[task].head_outputs()
         ours = list(outputs.labels)

@@ -64,7 +64,7 @@ def add_token_rows(
     used: int,
     seed: int = 0,
 ) -> ResizedState:
-    """Add new tokens. `rows`: {row: rows to initialise it from, as their mean; empty: at random}.
+    """Add new tokens. `rows`: {row: rows to initialize it from, as their mean; empty: at random}.
 
     `used`: size of the old vocabulary; a new row below it replaces a placeholder such as [unused1].
     The masked-LM bias is the mean over the same rows, or over all used rows for a random row. Rows
@@ -182,7 +182,7 @@ def resize_positions(
     """Resize to texts of `longest` tokens, special tokens included.
 
     Shorter: the last rows are removed. Longer, `tile`: the rows are repeated from the first, so
-    texts of the old length give the same outputs and each new position has familiar neighbours
+    texts of the old length give the same outputs and each new position has familiar neighbors
     (Longformer, section 5). Longer, `interpolate`: the old rows are stretched over the new length
     (Chen et al. 2023), with new position i at i * old / new among the old ones; every position is
     familiar, but outputs change and the model needs further training. Rows before `position_offset`

@@ -27,6 +27,7 @@ from pydantic import FiniteFloat, NonNegativeFloat
 from palm_ds.common.atomic import check_new_folder, write_new_folder
 from palm_ds.common.errors import UserError
 from palm_ds.common.files import sha256_of_file
+from palm_ds.common.messages import counted
 from palm_ds.common.settings import PositiveShare, Rate, Settings
 from palm_ds.common.version import __version__
 from palm_ds.runtime.checkpoint import checkpoint
@@ -72,22 +73,27 @@ class MergeOptions(Settings):
             raise UserError(
                 "base: ties needs the checkpoint that all sources were trained from"
                 if self.method == "ties"
-                else f"base: only ties has one, not {self.method}"
+                else f"base: is for ties, not {self.method}; remove it"
             )
         if self.weights and self.method == "ema":
-            raise UserError("weights: ema has a decay instead; give `decay`")
+            raise UserError("weights: are not for ema, which has `decay`; remove them")
         for name, method in _OF_METHOD.items():
             if getattr(self, name) != getattr(type(self), name) and self.method != method:
-                raise UserError(f"{name}: only {method} has one, not {self.method}")
+                raise UserError(f"{name}: is for {method}, not {self.method}; remove it")
 
     def check(self, sources: int) -> None:
         """Raises UserError if they do not fit the number of sources."""
         if sources < 2:
-            raise UserError(f"nothing to merge: {sources} checkpoint; give at least two")
+            raise UserError(
+                f"nothing to merge: {counted(sources, 'checkpoint')}; give at least two"
+            )
         if self.method == "slerp" and sources != 2:
             raise UserError(f"slerp interpolates between two checkpoints, got {sources}")
         if self.weights and len(self.weights) != sources:
-            raise UserError(f"weights: {len(self.weights)} for {sources} checkpoints")
+            raise UserError(
+                f"weights: {counted(len(self.weights), 'number')} for {sources} checkpoints; give "
+                "one each"
+            )
 
     def shares(self, sources: int) -> list[float]:
         """The weights of the sources, which add up to 1."""

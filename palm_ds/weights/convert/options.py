@@ -21,8 +21,8 @@ class CheckedConversion:
     """Options of every conversion."""
 
     task: str = ""
-    """Task, or row of the task embedding, to read texts with, by default the checkpoint's own. In
-    ONNX, that of each head."""
+    """Task, or row of the task embedding, with which texts are read; by default the checkpoint's
+    own. In ONNX, that of each head."""
     texts: Sequence[str] = TEXTS
     """Texts to compare the outputs on."""
     revision: str = ""
@@ -43,14 +43,14 @@ class ConversionOptions(CheckedConversion):
     head: str = ""
     """The classification head to write, as the only head."""
     head_class: str = ""
-    """Class of transformers for that head: ForTokenClassification, ...; Model: the encoder
+    """Class of transformers for that head, such as ForTokenClassification; Model: the encoder
     alone."""
     words: str = ""
-    """Masked-LM head to write, by default the first."""
+    """Masked-LM head to write; by default the first."""
     dtype: str = "float32"
     """float32, float16 or bfloat16. Also spelled fp32, fp16 and bf16."""
     shard_size: str = "5GB"
-    """Largest file of weights. Larger models are sharded."""
+    """Maximum size of a weights file. Larger models are sharded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +60,6 @@ class OnnxOptions(CheckedConversion):
     heads: tuple[str, ...] = ()
     """The heads to include; empty: all, masked-LM heads only if there is no other."""
     precisions: tuple[str, ...] = ()
-    """Files next to that in fp32: fp16, int8."""
+    """Files to write besides the one in fp32: fp16, int8."""
     opset: int = 18  # what ONNX Runtime 1.14 (2023) and later run
-    """Version of its operators."""
+    """Version of ONNX's operators."""

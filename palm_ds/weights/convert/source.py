@@ -1,4 +1,4 @@
-"""The source of a conversion: a path, or a repository of the Hugging Face hub; and its licence and
+"""The source of a conversion: a path, or a repository of the Hugging Face hub; and its license and
 README, which are kept with the converted model.
 
 LICENSE, NOTICE, ...   under their names
@@ -51,7 +51,7 @@ class SourceDocuments:
     texts: Mapping[str, str] = field(default_factory=dict)
     """{file name in the target: text}"""
     licence: str = ""
-    """The licence's identifier, if the README states one."""
+    """The license's identifier, if the README states one."""
 
     def write(self, folder: Path) -> None:
         for name, text in self.texts.items():
@@ -80,7 +80,7 @@ def _text(path: Path, folder: Path) -> str:
 
 
 def _inside(path: Path, folder: Path) -> bool:
-    """Whether a file belongs to the folder; in the Hub's cache it is a link to `blobs`."""
+    """Whether a file belongs to the folder; in the hub's cache it is a link to `blobs`."""
     real, root = path.resolve(), folder.resolve()
     return real.is_relative_to(root) or real.parent == root.parent.parent / "blobs"
 

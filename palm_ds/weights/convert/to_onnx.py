@@ -68,7 +68,7 @@ class OnnxRun:
     allowed: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """{head with a CRF: (tags + 2, tags) bool, the transitions of its decoding}; others: all."""
     score: Callable[[Path, OnnxDescription, Sequence[str]], Scores] | None = None
-    """Scores the files of a folder, of these precisions, on labelled rows, before they are
+    """Scores the files of a folder, of these precisions, on labeled rows, before they are
     published."""
 
 
@@ -83,7 +83,7 @@ class OnnxFile:
     agreement: Mapping[str, float] = field(default_factory=dict)
     """{head: share of the texts or tokens with the same prediction}"""
     form: str = ""
-    """How an int8 file is quantised."""
+    """How an int8 file is quantized."""
 
     def record(self) -> dict[str, Any]:
         """Plain values for JSON."""

@@ -83,7 +83,7 @@ def unpack(archive: Path, folder: Path, *, limits: Limits = LIMITS, flatten: boo
 
 
 def _extract(archive: Path, members: _Members) -> None:
-    """Recognise the kind of archive by its first bytes."""
+    """Recognize the kind of archive by its first bytes."""
     try:
         with archive.open("rb") as file:
             start = file.read(2)

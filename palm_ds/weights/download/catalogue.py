@@ -40,7 +40,7 @@ class Archive:
 
 @dataclass(frozen=True)
 class HubModel:
-    """The same weights in a repository of the Hub."""
+    """The same weights in a repository of the hub."""
 
     repository: str
     not_yet: str = ""

@@ -4,8 +4,8 @@
     download("pretrain", "ERNIE-v1-zh-base")     ./pretrain/ERNIE-v1-zh-base/, which is returned
     download("ERNIE-v1-zh-base", path="models")  models/pretrain/ERNIE-v1-zh-base/
     download("ernie-gen-base-en")                ./pretrain/ernie-gen-base-en/
-    download("org/name")                         ./pretrain/org/name/, from the Hub
-    download("bert-base-uncased")                likewise: the Hub's oldest models have no `org`
+    download("org/name")                         ./pretrain/org/name/, from the hub
+    download("bert-base-uncased")                likewise: the hub's oldest models have no `org`
     download("task_data_zh")                     ./data/chnsenticorp/, ./data/cmrc2018/, ...
 
 Archives come over HTTP (http.py) into a cache, or from a mirror, and are unpacked as untrusted
@@ -127,7 +127,7 @@ def download(
         folder = path / "pretrain" / item
         return _made(folder, lambda folder: _from_hub(item, folder, revision), places, again)
     if revision is not None:
-        raise UserError(f"revision: only for `org/name` on the Hub, not for {item}")
+        raise UserError(f"revision: only for `org/name` on the hub, not for {item}")
     if item.lower() in ("data", *DATA):
         name = scope.lower() if item.lower() == "data" else item.lower()
         for each in DATA if name == "all" else [name]:
@@ -329,11 +329,11 @@ def _bar(name: str) -> Iterator[Progress]:
         yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
-# ---- the Hub ----
+# ---- the hub ----
 
 
 def _from_hub(name: str, folder: Path, revision: str | None) -> None:
-    """Copy a snapshot of the Hub. huggingface_hub has its own cache, resumes downloads, and knows
+    """Copy a snapshot of the hub. huggingface_hub has its own cache, resumes downloads, and knows
     HF_HUB_OFFLINE, tokens and mirrors."""
     for weights in _HUB_WEIGHTS:
         snapshot = _model_snapshot(name, revision, weights)
@@ -412,17 +412,17 @@ def _snapshot(
     try:
         return Path(huggingface_hub.snapshot_download(name, revision=revision, **here))
     except errors.GatedRepoError:
-        why = "it is gated: request access on the Hub, then log in with `hf auth login`"
+        why = "it is gated: request access on the hub, then log in with `hf auth login`"
     except errors.RepositoryNotFoundError:
-        why = "the Hub has no such repository, or it is private"
+        why = "the hub has no such repository, or it is private"
     except errors.RevisionNotFoundError:
         why = f"it has no revision {revision!r}"
     except errors.LocalEntryNotFoundError as error:
         offline = huggingface_hub.is_offline_mode()
-        why = "HF_HUB_OFFLINE is set" if offline else "the Hub cannot be reached"
+        why = "HF_HUB_OFFLINE is set" if offline else "the hub cannot be reached"
         if isinstance(error.__cause__, errors.HfHubHTTPError):
-            why = f"the Hub cannot answer ({str(error.__cause__).splitlines()[0]})"
-        why += ", and the Hub's cache does not have all of it"
+            why = f"the hub cannot answer ({str(error.__cause__).splitlines()[0]})"
+        why += ", and the hub's cache does not have all of it"
     except Exception as error:  # from several libraries; each means that the download failed
         why = (str(error).splitlines() or [type(error).__name__])[0]
     raise UserError(f"{name}: {why}") from None

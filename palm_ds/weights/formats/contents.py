@@ -26,7 +26,7 @@ from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 
 OPTIMIZER = "optimizer state"
 """Why moments, step counts and learning rates are skipped."""
-NO_POOLER = "no pooler: tasks on whole texts would start with a newly initialised one"
+NO_POOLER = "no pooler: tasks on whole texts would start with a newly initialized one"
 """A note on a checkpoint to start a training from."""
 
 

@@ -28,7 +28,7 @@ def open_checkpoint(path: str | Path, **options: Any) -> CheckpointContents:
     """Open a checkpoint of any format, itself: `weights.model_folder.open_model` also opens runs.
 
     `options` depend on the format (`eps`, `config`, `tokenizer`, ...); None means not given.
-    Raises UserError if no format recognises the path, or an option is not one of its format's.
+    Raises UserError if no format recognizes the path, or an option is not one of its format's.
     """
     path = Path(path)
     form = format_of(path)
@@ -36,7 +36,7 @@ def open_checkpoint(path: str | Path, **options: Any) -> CheckpointContents:
 
 
 def format_of(path: Path) -> Format:
-    """The format of a checkpoint. Raises UserError if no format recognises it."""
+    """The format of a checkpoint. Raises UserError if no format recognizes it."""
     try:
         if not path.exists() and not path.parent.is_dir():
             raise UserError(f"{path}: no such file or folder{suggest_path(path)}")

@@ -31,7 +31,7 @@ _ENDS = {
 
 def check_not_other(path: Path) -> None:
     """Raises UserError for a PEFT adapter, and for a folder with only another library's weights.
-    Call it if no format recognises the path."""
+    Call it if no format recognizes the path."""
     if path.is_file():
         check_right_file(path)
         _check_ends(path, [path.name])

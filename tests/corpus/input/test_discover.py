@@ -178,7 +178,7 @@ def test_languages_of_pairs(tmp_path: Path, vocabulary: str) -> None:
     for given, message in (
         ({"languages": ("en",), **options}, "--languages en: --format pairs has 2"),
         ({"languages": ("en", "fr")}, "--languages en fr: --format auto has 1"),
-        ({"languages": ("English",)}, "'English' is no language tag such as en"),
+        ({"languages": ("English",)}, "'English' is not a language tag such as en"),
         ({"languages": ("en",), "format": "ernie"}, "--format ernie has none"),
     ):
         with pytest.raises(UserError, match=message):

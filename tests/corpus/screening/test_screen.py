@@ -156,7 +156,7 @@ def test_copies_of_a_test_set_are_dropped(tmp_path: Path) -> None:
 
 def test_a_corpus_of_which_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one zebra\n\ntwo zebras\n")
-    with pytest.raises(UserError, match="no documents: 2 were dropped"):
+    with pytest.raises(UserError, match="no documents: --dedup and --filter dropped 2 documents"):
         prepare(tmp_path / "c", [str(tmp_path / "a.txt")], options())
 
 

@@ -79,7 +79,7 @@ def test_a_column_of_that_name_is_no_image_unless_said_so() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"width": 0}, "width: '0' is no number of pixels"),
+        ({"width": 0}, "width: '0' is not a number of pixels"),
         ({"boxes": [[1, 2, 3]]}, "boxes: 3 numbers; each box has 4"),
         ({"boxes": [[5, 5, 1, 9]], "features": [[1]]}, "box 1 ends before it begins"),
         ({"features": [[1.0, 2.0]] * 2}, "features: 4 numbers for 3 boxes"),
@@ -133,7 +133,7 @@ def test_mistakes_in_files_name_their_line(tmp_path: Path) -> None:
         ("a\tb\n", "f.tsv:1: 2 cells"),
         (UNIMO, "f.tsv:1: a line of UNIMO's, .* write a table of the texts"),
         (line("a") * 2, "f.tsv:2: another image is called 'a'"),
-        (line("a").replace("\t3\t", "\tx\t"), "f.tsv:1: 'x' is no number of boxes"),
+        (line("a").replace("\t3\t", "\tx\t"), "f.tsv:1: 'x' is not a number of boxes"),
         (line("ab"), "no 'a'"),
     ):
         file.write_text(text)

@@ -158,7 +158,7 @@ WRONG: dict[str, Any] = {
         ("c", 1),
     ],
     r"rows\[0\]: expected .* got None": [None],
-    r"rows: one mapping is no list of rows; give \[\{...\}, ...\]": {"text_a": "b"},
+    r"rows: expected a list of rows, got one mapping; give \[\{...\}, ...\]": {"text_a": "b"},
     r"rows: expected a file or a list of rows, got 5": 5,
     r"rows: expected a file or a list of rows, got b'a'": b"a",
     r"rows: has the splits train; give one of them: data\[NAME\]": datasets.DatasetDict(

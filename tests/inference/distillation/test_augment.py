@@ -134,7 +134,7 @@ def test_the_output_is_another_file_of_json_lines(tmp_path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(ROWS[0]) + "\n")
     table, settings = open_table(str(file)), AugmentSettings()
-    itself = "rows.jsonl: is one of the files that are read"
+    itself = "rows.jsonl: is also an input"
     for output, message in ((file, itself), (tmp_path / "x.tsv", "a .jsonl file")):
         with pytest.raises(UserError, match=message):
             augment(table, output, settings)

@@ -232,7 +232,7 @@ def test_a_table_is_not_replaced_by_its_scores(folder) -> None:
     recipe = student(folder, ("mood",))
     file = Path(str(recipe.sources["texts"].table))
     before = file.read_bytes()
-    with pytest.raises(UserError, match="is one of the files that are read; name another"):
+    with pytest.raises(UserError, match="is also an input; name another"):
         write(recipe, file)
     assert file.read_bytes() == before
 
@@ -241,7 +241,7 @@ def test_several_processes_or_tokenizers_are_refused(folder, tmp_path) -> None:
     recipe, file = student(folder, ("mood",)), tmp_path / "scores.parquet"
     ds_config = DSConfig(path="", sections={}, stage=0, precision="fp32")
     several: Any = SimpleNamespace(world=2)
-    with pytest.raises(UserError, match="is one process; start it without a launcher"):
+    with pytest.raises(UserError, match="runs in one process; start it without a launcher"):
         teach(recipe, file, ds_config=ds_config, processes=several)
     tokenizer = wordpiece([*SPECIALS, *reversed(WORDS)], lower=True)
     other = save_model(tmp_path / "other", stages=("mood",), tokenizer=tokenizer)
@@ -265,7 +265,7 @@ def test_scores_of_something_else_are_refused(folder, tmp_path) -> None:
     values = student(folder, ("words",), file=str(steps)).resolved() | {"seed": 9}
     with pytest.raises(UserError, match="written for other steps"):
         losses(make_recipe(values), tmp_path / "run")
-    with pytest.raises(UserError, match="has scores for mood, which are no tasks"):
+    with pytest.raises(UserError, match="has scores for mood, which are not tasks"):
         losses(student(folder, ("words",), file=str(rows)), tmp_path / "run")
     with pytest.raises(UserError, match="is not a parquet file"):
         losses(student(folder, ("mood",), file=str(table)), tmp_path / "run")

@@ -111,16 +111,17 @@ def test_mistakes_in_one_line(
     assert not index.exists()
     assert "not an index; `palm-ds index build` makes one" in error_of("add", index, file)
     assert main(["index", "build", str(index), str(words_run), file]) == 0
-    assert "is an index already; `palm-ds index add`" in error_of("build", index, words_run, file)
-    assert "name the texts: ids, or --filter" in error_of("delete", index)
+    assert "is already an index; `palm-ds index add`" in error_of("build", index, words_run, file)
+    assert "give either ids or --filter" in error_of("delete", index)
     assert "--filter: expected JSON such as" in error_of("delete", index, "--filter", "[1]")
-    assert "'=>' is no operator" in error_of("delete", index, "--filter", '{"a": {"=>": 1}}')
+    assert "'=>' is not an operator" in error_of("delete", index, "--filter", '{"a": {"=>": 1}}')
     assert "--top 0: expected at least 1" in error_of("search", index, "x", "--top", "0")
     moved = json.loads((index / "index.json").read_text()) | {"model": "runs/moved"}
     (index / "index.json").write_text(json.dumps(moved))
-    assert "runs/moved: the model of .* is not there; name it: --model" in error_of(
-        "search", index, "x"
-    ).replace(str(index), ".*")
+    assert (
+        "runs/moved: the model of .* is no longer there; give its new place: --model"
+        in error_of("search", index, "x").replace(str(index), ".*")
+    )
 
 
 def test_a_mistake_in_a_later_row_leaves_no_empty_index(

@@ -278,11 +278,11 @@ def test_mistakes_in_one_line(
         pairs, *out, "--range_min", 1, "--range_max", 2
     )
     assert "--sampling_strategy" in error_of(pairs, *out, "--sampling_strategy", "best")
-    assert "--index, --passages: negatives are of one" in error_of(
+    assert "--index, --passages: give only one" in error_of(
         pairs, *out, "--index", "i", "--passages", pairs
     )
     assert "--reranker_task: needs --reranker" in error_of(pairs, *out, "--reranker_task", "x")
-    assert "is one of the files that are read; name another" in error_of(pairs, "--output", pairs)
+    assert "is also an input; name another" in error_of(pairs, "--output", pairs)
     assert "name a .jsonl file" in error_of(pairs, "--output", tmp_path / "o.tsv")
     reranker = ("--reranker", tasks_run, "--reranker_task")
     assert "no task 'mood' that scores pairs" in error_of(pairs, *out, *reranker, "mood")

@@ -104,8 +104,8 @@ def test_a_student_of_other_sizes_learns_from_every_part() -> None:
 @pytest.mark.parametrize(
     ("sections", "sizes", "message"),
     [
-        ({"hidden_states": {"layers": {3: 1}}}, {}, "3 is no layer of the student, which has 2"),
-        ({"attention": {"layers": {1: 9}}}, {}, "9 is no layer of the teacher, which has 2"),
+        ({"hidden_states": {"layers": {3: 1}}}, {}, "3 is not a layer of the student, which has 2"),
+        ({"attention": {"layers": {1: 9}}}, {}, "9 is not a layer of the teacher, which has 2"),
         ({"attention": {}}, {"num_heads": 4}, "use teacher.relations, which has heads of its own"),
         ({"relations": {"heads": 3}}, {}, "3 does not divide the student's width, 16"),
     ],

@@ -12,8 +12,8 @@ from palm_ds.serve.http.json_body import parsed
 REFUSED = [
     (b'{"texts": [', "Expecting value at character 12"),
     (b'{"texts": ["a"], "texts": ["b"]}', "key 'texts' is given twice"),
-    (b'{"texts": [NaN]}', "NaN is no number"),
-    (b'{"texts": [-Infinity]}', "-Infinity is no number"),
+    (b'{"texts": [NaN]}', "NaN is not a number"),
+    (b'{"texts": [-Infinity]}', "-Infinity is not a number"),
     (b"[" * 200_000, "nested too deeply"),
     (b'{"a":' * 200_000, "nested too deeply"),
     (b'{"top": ' + b"9" * 5000 + b"}", "a number has too many digits"),

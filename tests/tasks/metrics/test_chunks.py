@@ -272,7 +272,7 @@ def test_nothing_to_score() -> None:
 
 
 def test_mismatches_are_named() -> None:
-    with pytest.raises(UserError, match="2 predicted tag sequences, but 1 labelled"):
+    with pytest.raises(UserError, match="2 predicted tag sequences, but 1 labeled"):
         it.chunk_scores([["O"], ["O"]], [["O"]])
     with pytest.raises(UserError, match="sentence 1: 2 predicted tags, but 1 labels"):
         it.chunk_scores([["O"], ["O", "O"]], [["O"], ["O"]])

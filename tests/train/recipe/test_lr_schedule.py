@@ -29,7 +29,7 @@ def test_schedules():
     assert factors(LRSchedule(kind="constant"), curriculum) == [1.0] * 8
     risen = factors(LRSchedule(kind="constant", warmup=4, start=0.2), curriculum)
     assert risen == [0.4, 0.6, 0.8, 1.0, *[1.0] * 4]
-    with pytest.raises(UserError, match=r"schedule.start: there is no `warmup`"):
+    with pytest.raises(UserError, match=r"schedule.start: needs `warmup`"):
         LRSchedule(kind="constant", start=0.2)
 
 

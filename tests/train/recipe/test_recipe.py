@@ -236,7 +236,7 @@ WRONG = {
     "missing tasks": (without("tasks"), "tasks: missing"),
     "missing stages": (without("stages"), "stages: missing"),
     "no tasks": (changed("tasks", to={}), "tasks: empty"),
-    "batch without unit": (changed("batch", to="4096"), "is not like `393216 tokens`"),
+    "batch without unit": (changed("batch", to="4096"), "batch: expected `393216 tokens`"),
     "batch a number": (changed("batch", to=64), "batch"),
     "batch no whole rows": (changed("batch", to="1000 tokens"), "use 1024 tokens"),
     "batch of nothing": (changed("batch", to="0 rows"), "smaller than one row of 128 tokens"),
@@ -322,7 +322,7 @@ WRONG = {
     ),
     "table settings of a corpus": (
         changed("sources", "text", to={"corpus": "a", "read": {"simplify": True}}),
-        "sources.text: read: of a table; the text of a corpus was read by `palm-ds prepare`",
+        "sources.text: read: is for a `table` or `reader`",
     ),
     "a new head that is another task's": (
         changed(
@@ -479,7 +479,7 @@ WRONG = {
     ),
     "a data set that none can be": (
         changed("datasets", to=["my texts"]),
-        "datasets: 'my texts' is no data set of the hub, such as owner/name",
+        "datasets: expected data sets of the hub as owner/name, got 'my texts'",
     ),
     "a mask rate without masks": (
         changed("stages", to=[{"order": 3}])

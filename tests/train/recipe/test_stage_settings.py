@@ -311,7 +311,7 @@ def phase(**values: Any) -> list[dict[str, Any]]:
         ({"stages": phase(schedule={"kind": "sine"})}, r"stages.1: schedule.kind"),
         (
             {"stages": phase(schedule={"warmup": 2, "restart": "stage"})},
-            r"stages.1: schedule.restart: a stage's own schedule always does",
+            r"stages.1: schedule.restart: a stage's own schedule starts with it",
         ),
         (
             {"stages": [{APART: 10, "rate": 0.3}]},
@@ -327,17 +327,21 @@ def phase(**values: Any) -> list[dict[str, Any]]:
         ({"stages": phase(batch="8 examples")}, r"stages.1: batch: '8 examples': a stage's own"),
         (
             {"stages": phase(batch={"start": "3 rows", "end": "8 rows", "over": "99 tokens"})},
-            r"stages.1: batch.end: 8 rows are no multiple of `start`, 3 rows",
+            r"stages.1: batch.end: expected a larger multiple of `start`, 3 rows, got 8 rows",
+        ),
+        (
+            {"stages": phase(batch={"start": "4 rows", "end": "4 rows", "over": "99 tokens"})},
+            r"stages.1: batch.end: expected a larger multiple of `start`, 4 rows, got 4 rows",
         ),
         (
             {"stages": phase(batch={"start": "4 rows", "end": "8 rows", "over": "99 steps"})},
-            r"stages.1: batch.over: '99 steps' is not like `1_000_000 tokens`",
+            r"stages.1: batch.over: expected tokens, such as `1_000_000 tokens`, got '99 steps'",
         ),
         ({"stages": phase(batch={"start": "4 rows"})}, r"stages.1: batch"),
         ({"stages": phase(length=32)}, r"schedule: in tokens, but a stage has a length or batch"),
         (
             {"stages": phase(length=32), "batch": "8 examples", "schedule": {}},
-            r"stages.1: length: the recipe's `batch` is in examples; give it in tokens",
+            r"stages.1: length: needs the recipe's `batch` in rows or tokens",
         ),
         (
             {
@@ -346,7 +350,7 @@ def phase(**values: Any) -> list[dict[str, Any]]:
                 "batch": "8 examples",
                 "schedule": {},
             },
-            r"stages.1: mixture: the recipe's `batch` is in examples; give it in tokens",
+            r"stages.1: mixture: needs the recipe's `batch` in rows or tokens",
         ),
         (
             {"stages": [{MASKS: 4, APART: "900 tokens", "length": 32}], "schedule": {}},
@@ -357,7 +361,7 @@ def phase(**values: Any) -> list[dict[str, Any]]:
             r"stages.0: sentence_distance: 30 tokens are less than one of its steps, 256 tokens",
         ),
         ({"stages": phase(mixture={"txt": {}})}, r"stages.1.mixture: no 'txt' in `sources`"),
-        ({"stages": phase(mixture={"text": {"a": 1}})}, r"sources.text is no `mix` of corpora"),
+        ({"stages": phase(mixture={"text": {"a": 1}})}, r"sources.text is not a `mix` of corpora"),
         (
             {
                 "sources": {"text": {"mix": {"here": 1, "there": 1}}},
@@ -412,7 +416,7 @@ def phase(**values: Any) -> list[dict[str, Any]]:
         ({"schedule": {"warmup": "many tokens"}}, r"schedule.warmup: 'many tokens' is neither"),
         (
             {"schedule": {"kind": "linear", "shape": "cosine"}},
-            r"schedule.shape: linear has its own",
+            r"schedule.shape: linear has a fixed one",
         ),
         (
             {"schedule": {"warmup": "9 tokens"}, "batch": "8 examples", "stages": [{MASKS: 9}]},

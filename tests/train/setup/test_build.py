@@ -441,7 +441,7 @@ def test_minimal_pairs_that_cannot_be_scored(
     assert str(error.value).startswith(message.format(file=file))
 
 
-def test_fine_tuning_initialises_a_missing_pooler_as_transformers(
+def test_fine_tuning_initializes_a_missing_pooler_as_transformers(
     corpora: Path, tmp_path: Path
 ) -> None:
     """From a plain normal distribution; in pretraining from a truncated one."""

@@ -143,7 +143,7 @@ def test_tables_to_evaluate_on_are_something_to_compare_on(tmp_path):
 
 def test_a_task_in_every_group_already_is_refused(tmp_path):
     stages = {"joint": [MASKS, f"{ORDER} + {MASKS}"], "steps": 3}
-    with pytest.raises(UserError, match="is in every task group of the recipe already"):
+    with pytest.raises(UserError, match="is already in every task group of the recipe"):
         variants(ablation(tmp_path, stages, always=MASKS))
 
 

@@ -205,7 +205,7 @@ def test_a_first_metric_of_which_less_is_better_is_not_maximised(
 ) -> None:
     scores = {"topic": {"loss": 1.0, "accuracy": None, "metrics": {"hamming_loss": 0.25}}}
     path = write(tmp_path, space=SPACE, metric=metric)
-    with pytest.raises(UserError, match=f"^metric: {metric}: less is better of hamming_loss"):
+    with pytest.raises(UserError, match=f"^metric: {metric}: lower is better for hamming_loss"):
         value_of(scores, search_space(read_sweep(path), "sweep.yaml"))
     path = write(tmp_path, space=SPACE, metric=metric, direction="minimize")
     assert value_of(scores, search_space(read_sweep(path), "sweep.yaml")) == 0.25

@@ -231,9 +231,9 @@ def test_a_wrong_source_is_named_by_the_recipes_own_check(tmp_path, how, sources
         ({"recipe": "x"}, "recipe: unknown key"),
         ({"overrides": ["seed=7"]}, "override 'seed=7': each run has one of `seeds`; list it"),
         ({"sets": {"mine": {"overrides": ["seed=7"]}}}, "override 'seed=7': each run has one of"),
-        ({**RECIPES, "epochs": 1}, "epochs: fills in a `template`; `recipes` say it themselves"),
-        ({**RECIPES, "steps": 9}, "steps: fills in a `template`"),
-        ({**RECIPES, "sets": {"x": {"best": "f1"}}}, "sets.x.best: fills in a `template`"),
+        ({**RECIPES, "epochs": 1}, "epochs: is for a `template`; set it in the `recipes`"),
+        ({**RECIPES, "steps": 9}, "steps: is for a `template`"),
+        ({**RECIPES, "sets": {"x": {"best": "f1"}}}, "sets.x.best: is for a `template`"),
     ],
 )
 def test_mistakes_in_the_suite_are_errors_before_anything_runs(tmp_path, values, message):

@@ -102,4 +102,4 @@ def test_nan_is_the_largest_difference() -> None:
 def test_other_alone_is_refused(two: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         COMMAND.main([str(two[0]), "--other", str(two[1])])
-    assert "give --tensors too" in capsys.readouterr().err
+    assert "--other: needs --tensors" in capsys.readouterr().err

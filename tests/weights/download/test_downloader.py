@@ -1,4 +1,4 @@
-"""From PaddlePALM's names to folders: names, mirrors, cache, hostile archives, the Hub offline."""
+"""From PaddlePALM's names to folders: names, mirrors, cache, hostile archives, the hub offline."""
 
 from __future__ import annotations
 
@@ -431,7 +431,7 @@ def test_the_modules_of_sentence_transformers_come_along(hub_cache: Path, tmp_pa
 
 
 def test_offline_and_not_in_the_hubs_cache(hub_cache: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="org/other: HF_HUB_OFFLINE is set, and the Hub's cache"):
+    with pytest.raises(UserError, match="org/other: HF_HUB_OFFLINE is set, and the hub's cache"):
         download("org/other", path=tmp_path / "models")
     with pytest.raises(UserError, match="org/name: HF_HUB_OFFLINE is set"):
         download("org/name", path=tmp_path / "models", revision="v2")
@@ -469,25 +469,25 @@ def test_from_a_hub_on_loopback(server: Server, tmp_path: Path) -> None:
     assert contents(folder) == {name: files[name] for name in wanted}
     code, out, err = over_the_network(server, tmp_path, "org/other")
     assert (code, out) == (2, "") and err.count("\n") == 1
-    assert err.startswith("error: org/other: the Hub has no such repository, or it is private")
+    assert err.startswith("error: org/other: the hub has no such repository, or it is private")
 
 
 def test_a_hub_with_errors(server: Server, tmp_path: Path) -> None:
     server.does(*[loopback.status(500)] * 9)
     code, out, err = over_the_network(server, tmp_path, "org/name")
     assert (code, out) == (2, "") and err.count("\n") == 1
-    assert err.startswith("error: org/name: the Hub cannot answer (") and "500" in err
+    assert err.startswith("error: org/name: the hub cannot answer (") and "500" in err
 
 
 def test_an_unreachable_hub(server: Server, tmp_path: Path) -> None:
     server.server_close()
     code, out, err = over_the_network(server, tmp_path, "org/name")
     assert (code, out) == (2, "") and err.count("\n") == 1
-    assert err.startswith("error: org/name: the Hub cannot be reached, and the Hub's cache")
+    assert err.startswith("error: org/name: the hub cannot be reached, and the hub's cache")
 
 
 def test_only_the_hub_has_revisions(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="only for .org/name. on the Hub, not for BERT-zh-base"):
+    with pytest.raises(UserError, match="only for .org/name. on the hub, not for BERT-zh-base"):
         download("BERT-zh-base", path=tmp_path, revision="v2")
 
 

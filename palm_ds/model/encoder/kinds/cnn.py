@@ -2,7 +2,7 @@
 `demo/distill`) and, with several windows, in Kim 2014 (arXiv 1408.5882).
 
     each layer:  for each window of w words a convolution, activation; all concatenated
-                 maximum over `pool` neighbours
+                 maximum over `pool` neighbors
 
 Beyond the borders of a text are zeros, wherever in a row it is.
 """
@@ -33,7 +33,7 @@ class CNNOptions(WordOptions):
     windows: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (3,)
     """The words that each convolution sees."""
     pool: PositiveInt = 3
-    """Neighbours of the maximum; 1 means none."""
+    """Neighbors of the maximum; 1 means none."""
 
 
 class CNN(WordEncoder):
@@ -72,13 +72,13 @@ class CNN(WordEncoder):
 
     @classmethod
     def kept_values(cls, config: EncoderConfig, size: int) -> int:
-        """The words of every window, the activation's input and output, the neighbours."""
+        """The words of every window, the activation's input and output, the neighbors."""
         options = cls.options_of(config)
         return sum(options.windows) * size + (2 + options.pool) * config.hidden_size
 
 
 class ConvolutionLayer(nn.Module):
-    """A convolution for each window, and the maximum over neighbours."""
+    """A convolution for each window, and the maximum over neighbors."""
 
     def __init__(
         self, size: int, hidden_size: int, *, windows: Sequence[int], pool: int, activation: str

@@ -1,5 +1,5 @@
 """NeoBERT (Le Breton et al. 2025, arXiv 2502.19587): norms before each half, rotary positions that
-turn neighbouring dimensions, gated feed-forward networks, no biases in its layers.
+turn neighboring dimensions, gated feed-forward networks, no biases in its layers.
 
     word (+ task) embeddings -> dropout -> layers -> norm
 

@@ -44,9 +44,9 @@ class Provenance:
     notes: tuple[str, ...] = ()
     program: str = "palm_ds"
     licence: str = ""
-    """The source's licence, as stated in its README."""
+    """The source's license, as stated in its README."""
     documents: tuple[str, ...] = ()
-    """The source's licence and README, saved next to the card."""
+    """The source's license and README, saved next to the card."""
     base_model: str = ""
     """The model on the hub that training started from."""
     datasets: tuple[str, ...] = ()

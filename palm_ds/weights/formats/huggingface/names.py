@@ -153,7 +153,7 @@ def _joined(parts: Sequence[TensorEntry], where: str) -> TensorEntry:
 
 
 def _values(entry: TensorEntry, where: str) -> torch.Tensor:
-    """The values; refuses quantised weights, whose scales are in other tensors."""
+    """The values; refuses quantized weights, whose scales are in other tensors."""
     values = entry.read()
     if values.dtype not in TORCH_DTYPES.values():
         raise UserError(

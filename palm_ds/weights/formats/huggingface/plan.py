@@ -306,7 +306,7 @@ def _labels(head: HeadInfo) -> dict[str, Any]:
 def _as_predicted(
     kept: Mapping[str, TensorEntry], heads: Mapping[str, HeadInfo], chosen: ResolvedExport
 ) -> dict[str, TensorEntry]:
-    """The parameters of heads whose scores other programs interpret differently: standardised
+    """The parameters of heads whose scores other programs interpret differently: standardized
     numbers, palm_ds's next-sentence task, and a relevance, which is one score in a reranker."""
     changed = {}
     for name in chosen.heads:

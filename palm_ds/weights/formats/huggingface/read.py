@@ -169,9 +169,9 @@ def read_config(folder: Path) -> tuple[dict[str, Any], EncoderConfig]:
     if quantized := about.get("quantization_config"):
         method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
         raise UserError(
-            f"{path}: quantization_config: quantised weights ({printable(shorten(method))}) cannot "
+            f"{path}: quantization_config: quantized weights ({printable(shorten(method))}) cannot "
             "be converted; load the model in transformers, call its dequantize() and "
-            "save_pretrained(), or use the model it was quantised from"
+            "save_pretrained(), or use the model it was quantized from"
         )
     check_labels(about, str(path))
     _check_class(about, str(path))

@@ -152,7 +152,7 @@ class _Transformers:
 
 def _load(transformers: ModuleType, kind: str, contents: CheckpointContents) -> Any:
     """Load a folder in transformers. From config.json it gets only the encoder's values, which were
-    checked: other keys can make it load code from the Hub, or any number of class names."""
+    checked: other keys can make it load code from the hub, or any number of class names."""
     about = read_json(contents.path / CONFIG)
     family = family_of_class(kind)
     keys = architecture_of(family).run_keys

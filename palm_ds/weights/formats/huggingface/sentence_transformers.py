@@ -101,7 +101,7 @@ def modules_in(path: Path) -> list[dict[str, str]]:
     except (OSError, ValueError, RecursionError):
         raise ValueError(f"{MODULES} is not JSON") from None
     if not isinstance(content, list) or not content:
-        raise ValueError(f"{MODULES} is no list of modules")
+        raise ValueError(f"{MODULES} is not a list of modules")
     modules = sorted(map(_module, content), key=lambda each: each["idx"])
     if kind_of(modules[0]) not in _ENCODERS:
         raise ValueError(f"its first module is {printable(kind_of(modules[0]))}, not a Transformer")
@@ -176,7 +176,7 @@ def _dense(place: str, settings: Mapping[str, Any], width: int) -> dict[str, tup
     known = getattr(torch.nn, name, None) if package.startswith("torch.nn") else None
     if not (isinstance(known, type) and issubclass(known, torch.nn.Module)):
         shown = printable(shorten(activation))
-        raise ValueError(f"{place}: activation_function {shown} is no module of torch.nn")
+        raise ValueError(f"{place}: activation_function {shown} is not a module of torch.nn")
     shapes: dict[str, tuple[int, ...]] = {"linear.weight": (size, width)}
     if settings.get("bias", True):
         shapes["linear.bias"] = (size,)

@@ -178,7 +178,7 @@ def write_fp16(source: Path, path: Path, description: OnnxDescription) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Int8Form:
-    """A way of quantising weights. Both are exact on processors without VNNI, where products of
+    """A way of quantizing weights. Both are exact on processors without VNNI, where products of
     8-bit by 8-bit signed numbers saturate."""
 
     name: str
@@ -193,7 +193,7 @@ INT8_FORMS = (
 
 
 def write_int8(source: Path, path: Path, form: Int8Form) -> None:
-    """Weights in int8; what they are multiplied by is quantised as it comes (dynamic)."""
+    """Weights in int8; what they are multiplied by is quantized as it comes (dynamic)."""
     no_telemetry()
     from onnxruntime.quantization import QuantType, quantize_dynamic
 

@@ -212,7 +212,7 @@ def _sort(
 def _naming_scheme(
     names: Collection[str], source: PaddleFiles, prefix: str | None
 ) -> tuple[NamingScheme, str]:
-    """The naming scheme and the encoder's prefix, recognised by the token embeddings."""
+    """The naming scheme and the encoder's prefix, recognized by the token embeddings."""
     for scheme in NAMING_SCHEMES:
         tables = [name for name in names if name.endswith(scheme.word)]
         if prefix is not None:

@@ -298,7 +298,7 @@ def masked_crc(data: bytes | bytearray) -> int:
 def crc32c(data: bytes | bytearray) -> int:
     """Castagnoli's checksum.
 
-    The data is cut into stretches whose checksums numpy computes in parallel. Two neighbours are
+    The data is cut into stretches whose checksums numpy computes in parallel. Two neighbors are
     combined by advancing the first over as many zeros as the second is long.
     """
     length = len(data) // _LANES

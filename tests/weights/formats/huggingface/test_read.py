@@ -668,7 +668,7 @@ def header(folder: Path, said: object, data: bytes = b"") -> None:
 
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"
 BROKEN = {
-    "quantised": (
+    "quantized": (
         lambda f: change_config(f, quantization_config={"quant_method": "bitsandbytes"}),
         ["quantization_config", "bitsandbytes", "dequantize()"],
     ),

@@ -238,7 +238,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         )
         for path in ("", "..", "/tmp", "a\x1b[2J")
     },
-    "no list": (lambda f: dump(f / "modules.json", {}), "no list of modules"),
+    "no list": (lambda f: dump(f / "modules.json", {}), "not a list of modules"),
     "no path": (lambda f: dump(f / "modules.json", [{"idx": 0}]), "without type"),
     "no number": (lambda f: dump(f / "modules.json", [3]), "without idx"),
     "no JSON": (lambda f: (f / "modules.json").write_text("["), "not JSON"),
@@ -271,11 +271,11 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a Dense with the activation of another package": (
         lambda f: dump(f / "2_Dense/config.json", {**SIZES, "activation_function": "os.system"}),
-        '2_Dense: activation_function "os.system" is no module of torch.nn',
+        '2_Dense: activation_function "os.system" is not a module of torch.nn',
     ),
     "a Dense with a function of torch": (
         lambda f: dump(f / "2_Dense/config.json", {**SIZES, "activation_function": "torch.load"}),
-        '2_Dense: activation_function "torch.load" is no module of torch.nn',
+        '2_Dense: activation_function "torch.load" is not a module of torch.nn',
     ),
     "a Dense without the bias of its weights": (
         lambda f: dump(f / "2_Dense/config.json", {**SIZES, "bias": False}),
