@@ -49,9 +49,9 @@ palm-ds run --restarts 0 -- palm-ds finetune mine.yaml --deepspeed_config cpu.js
 """,
     notes="""
 Starts again after a crash, a killed process, a hang and a lost host (with the hosts that answer);
-not after a mistake (2), a loss that is not finite (3) or the end (0). SIGTERM and Ctrl-C save and
-exit with code 75. The exit code is that of the training processes, whatever the launcher makes of
-it.""",
+not after a mistake (2), a loss that is not finite (3) or the end (0). SIGTERM, SIGUSR1 and Ctrl-C
+save and exit with code 75. The exit code is that of the training processes, whatever the launcher
+makes of it.""",
     add_arguments=add_arguments,
     run=run,
     wraps=True,
