@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, get_args
 
@@ -63,6 +64,14 @@ class CurriculumSpec:
         return self.sampler is None and {a.unit for row in self.budgets for a in row.values()} <= {
             "steps"
         }
+
+    @cached_property
+    def leaders(self) -> dict[str, str]:
+        """{task: the first task of its group}, whose row of the task embedding the texts of the
+        group have: itself if it leads any group, else of the last group that has it."""
+        groups = [tasks_of(task_group) for task_group in self.task_groups]
+        leaders = {task: group[0] for group in groups for task in group}
+        return leaders | {group[0]: group[0] for group in groups}
 
     @property
     def needs_corpus(self) -> bool:

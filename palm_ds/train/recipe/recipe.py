@@ -291,8 +291,9 @@ class Recipe(Settings):
 
     @cached_property
     def task_ids(self) -> dict[str, int]:
-        """The row of the task embedding that each task uses."""
-        return assign_task_ids(self.built_tasks, self.backbone_config.task_types)
+        """The row of the task embedding that each task uses: one that its texts train."""
+        ids = assign_task_ids(self.built_tasks, self.backbone_config.task_types)
+        return {task: ids[self.curriculum_spec.leaders.get(task, task)] for task in ids}
 
     def resolved(self) -> dict[str, Any]:
         """The recipe as a plain mapping with all defaults filled in."""

@@ -42,6 +42,7 @@ class ModelSignature:
 
     backbone: EncoderConfig
     task_ids: Mapping[str, int]
+    """Of tasks with the same row, the last one keeps the row that it had."""
     tokenizer: str
     """Fingerprint of the tokenizer."""
     token_heads: tuple[str, ...] = ()

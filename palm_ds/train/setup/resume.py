@@ -151,9 +151,11 @@ def _load_generators(recipe: Recipe, model: Model) -> None:
 
 def signature_of(run: RunSpec, model: Model, data: Data) -> ModelSignature:
     """Signature of the run's weights, for the runs that extend it."""
+    ids, leaders = run.recipe.task_ids, run.recipe.curriculum_spec.leaders
+    leading_last = sorted(ids, key=lambda task: leaders.get(task) == task)
     return ModelSignature(
         backbone=model.backbone.config,
-        task_ids=run.recipe.task_ids,
+        task_ids={task: ids[task] for task in leading_last},
         tokenizer=data.tokenizer.fingerprint,
         token_heads=weights_folder.token_heads_of(model),
         heads=outputs_of(run.recipe, model),

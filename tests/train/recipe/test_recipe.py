@@ -184,6 +184,16 @@ def test_tasks_that_share_a_head_share_its_id(tmp_path):
     assert recipe.task_ids["phrases"] == recipe.task_ids["knowledge_masking"] == 0
 
 
+def test_a_task_behind_another_uses_the_row_that_its_texts_have(tmp_path):
+    """That of its own was never trained, and yet hf/, fill-mask and embeddings used it."""
+    values = changed("tasks", "retromae", to={"source": "text"})
+    behind, later = "knowledge_masking + retromae", "sentence_reordering + retromae"
+    for groups, row in (([behind], 0), ([behind, later], 2), (["retromae", behind], 1)):
+        values["stages"] = {"sequential": [*groups, "sentence_reordering"], "steps": 3}
+        ids = read_recipe(write(tmp_path, values)).task_ids
+        assert ids == {"knowledge_masking": 0, "retromae": row, "sentence_reordering": 2}
+
+
 def test_corpus_dependent_stages_are_checked_without_and_planned_with_corpora(tmp_path):
     task_groups = GOOD["stages"]["continual"]
     stages = {"joint": task_groups, "steps": 30, "sampler": "proportional"}

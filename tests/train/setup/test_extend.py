@@ -108,6 +108,18 @@ def test_task_embedding_rows_follow_their_tasks(old: Path) -> None:
     assert found.grown["backbone.task.weight"].rows == (1, -1, 0, -1, -1)
 
 
+def test_of_tasks_with_one_row_the_last_keeps_its_own(old: Path) -> None:
+    model = make_model({"a": 2, "b": 3})
+    for order, row in ((("a", "b"), 1), (("b", "a"), 0)):
+        ids = dict.fromkeys(order, 0)
+        found = warm_start(
+            *(old, model, replace(signature(model), task_ids=ids), ("a",)),
+            **{"group": Alone(), "warn": pytest.fail},
+        )
+        grown = found.grown.get("backbone.task.weight")
+        assert (grown.rows if grown else (0, 1, 2)) == (row, 1, 2)
+
+
 def test_a_removed_task_is_named(old: Path) -> None:
     found = taken(old, make_model({"b": 3, "c": 4}))
     assert found.dropped == ("heads.a.out.weight", "heads.a.out.bias")
