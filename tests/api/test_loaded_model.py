@@ -109,7 +109,7 @@ def test_a_file_of_another_format(model: palm.LoadedModel, tmp_path: Path) -> No
     columns = {"text_a": "text"}
     found = model.predict(tmp_path / "new.data", columns=columns, format="text")
     assert found == model.predict(TEXTS)
-    with pytest.raises(UserError, match=r"^format: 'text' is of files, .* in memory; remove it$"):
+    with pytest.raises(UserError, match=r"^format: 'text' is for files, .* in memory; remove it$"):
         model.predict(TEXTS, format="text")
 
 

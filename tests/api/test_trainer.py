@@ -347,7 +347,11 @@ def test_averaged_weights_are_those_of_predictions_and_saves_between_steps(table
     made.train()
     told, evaluated, predicted = seen
     assert evaluated["classification"].items() <= told["classification"].items()
-    assert predicted == made.predict(tables / "dev.tsv")
+    later = made.predict(tables / "dev.tsv")["classification"]
+    for one, other in zip(predicted["classification"], later, strict=True):
+        assert one["logits"] == pytest.approx(
+            other["logits"], abs=1e-5
+        )  # rounding of other batches
     assert same(load_file(tmp_path / "last/weights.safetensors"), weights_of(made))
 
 
@@ -609,7 +613,9 @@ def test_mistakes_are_one_line(tables, tmp_path):
             palm.MultiHeadTrainer(two, backbone=start).recipe
         ),
         "mix_ratio: no task 'x'": lambda: palm.MultiHeadTrainer([task], mix_ratio={"x": 1}),
-        "mix_ratio: 2 numbers for 1 tasks": lambda: palm.MultiHeadTrainer([task], mix_ratio=[1, 2]),
+        "mix_ratio: 2 numbers for 1 task; give one each": lambda: palm.MultiHeadTrainer(
+            [task], mix_ratio=[1, 2]
+        ),
         "reference: no task 'x'": lambda: palm.MultiHeadTrainer([task], reference="x"),
         "no rows to train on": lambda: (
             palm.Trainer(palm.tasks.Classification.on(), backbone=start).recipe

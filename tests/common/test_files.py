@@ -111,7 +111,8 @@ def test_without_locks_of_the_file_system_nobody_waits(
     with locked(file, busy="busy"):
         (message,) = caplog.messages
     assert (
-        message == f"{file}: cannot be locked (Function not implemented); start no second command"
+        message
+        == f"{file}: cannot be locked (Function not implemented); start no second command on it"
     )
     with pytest.raises(UserError, match="^where: .*: this file system has no locks .*local disk"):
         check_locks(file, "where")

@@ -65,8 +65,8 @@ COMMANDS: dict[str, Sequence[str]] = {
     "finetune": ("table.yaml", *TRAINING, "--run_dir", "{out}"),
     "run": ("--restarts", "1", "--", "true"),
     "submit": ("--slurm", "pretrain.yaml", *TRAINING, "--run_dir", "{out}", "--print"),
-    "suite": ("suite.yaml", *TRAINING, "--out", "{out}", "--table"),
-    "sweep": ("sweep.yaml", *TRAINING, "--out", "{out}", "--table"),
+    "suite": ("suite.yaml", *TRAINING, "--out", "no_runs", "--table"),
+    "sweep": ("sweep.yaml", *TRAINING, "--out", "no_runs", "--table"),
     "ablate": ("pretrain.yaml", *TRAINING, "--out", "ablation", "--schedules", "joint"),
     "inspect": ("pretrain.yaml", "--rows", "1"),
     "report": ("run",),
@@ -127,6 +127,7 @@ WITH_RESULTS = each(x for x in COMMANDS if x not in ("run", "serve", "completion
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the input of every command."""
     folder = tmp_path_factory.mktemp("place")
+    (folder / "no_runs").mkdir()
     write_small_corpus(folder / "corpus")
     save_model(folder / "model")
     write_rows(folder / "rows.jsonl", texts(12))

@@ -89,8 +89,8 @@ def test_a_row_that_cannot_be_read_is_named_after_the_others_are_answered(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--output", "out"), "without --output out"),
-        (("--input", "-", "more.tsv"), "without more.tsv"),
+        (("--output", "out"), "remove --output out"),
+        (("--input", "-", "more.tsv"), "remove more.tsv"),
         (("--tsv",), "--tsv: predictions of a pipe are lines of JSON"),
         (("--report",), "--report and --html: predictions of a pipe are not scored"),
         (("--html", "scores.html"), "--report and --html: predictions of a pipe are not scored"),

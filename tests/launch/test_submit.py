@@ -349,9 +349,9 @@ def test_a_recipe_that_the_job_checks_may_have_no_source(place: Path, capsys, so
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (SLURM[:-2], "--run_dir is missing"),
-        (("--slurm",), "RECIPE is missing"),
-        (KUBERNETES[:-2], "--image is missing"),
+        (SLURM[:-2], "--run_dir: missing; name"),
+        (("--slurm",), "RECIPE: missing; name"),
+        (KUBERNETES[:-2], "--image: missing; name"),
         ((*SLURM, "--image", "x"), "--image: Slurm runs no containers"),
         ((*SLURM, "--option", "gpu"), "--option 'gpu': expected KEY=VALUE"),
         ((*SLURM, "optimiser.lr=1"), 'optimiser: unknown key; did you mean "optimizer"'),

@@ -120,7 +120,7 @@ def test_refused(tmp_path: Path) -> None:
     check([ROWS[0], ROWS[0]], "tasks.alike: all labels are 4.5; there is nothing to learn")
     check([{"text_a": "x", "label": 1}], "has no column 'text_b'", low=0, high=1)
     check(ROWS, "one row per step: CoSENT compares rows")
-    check(ROWS, "name two columns", texts=["text_a"])
+    check(ROWS, "1 column; name two", texts=["text_a"])
     for values, message in (
         ({"temperature": 0}, "temperature: expected a number above 0, got 0"),
         ({"low": 2, "high": 1}, "low 2.0 is not below high 1.0"),

@@ -397,7 +397,7 @@ BAD_SETTINGS: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"labels": ["a", "b", "c"]}, "matching has exactly two classes; .*`kind: classification`"),
         ({"labels": ["a", "b"], "strategy": "pairwise"}, "pairwise matching has no labels"),
         ({"texts": ["q", "p", "n"]}, "tasks.match.texts: 3 columns; pointwise matching"),
-        ({"texts": ["q"], "strategy": "pairwise"}, "tasks.match.texts: 1 columns; pairwise"),
+        ({"texts": ["q"], "strategy": "pairwise"}, "tasks.match.texts: 1 column; pairwise"),
     ],
     "ranking": [
         ({"k": 0}, "tasks.answers.k: expected a number above 0, got 0"),

@@ -194,7 +194,7 @@ def test_a_marker_with_unknown_tokens_is_not_searched_for():
     ("text", "message"),
     [
         ("", "0 markers"),
-        ("# nothing\nbut\n", "1 markers"),
+        ("# nothing\nbut\n", "1 marker; expected at least 2"),
         ("but\nso\n\nBut,\n", "line 4: 'but' is already on line 1"),
         ("but\nso | \n", "line 2: a marker is empty"),
         ("but\nso\n,\n", "line 3: a marker is empty"),

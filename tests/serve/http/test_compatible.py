@@ -103,8 +103,13 @@ def test_without_a_head_vectors_rank(words: Local) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
-        ("/embed", {"inputs": ["good " * 99]}, 413, 'inputs: 1 with more tokens .* "truncate"'),
-        ("/predict", {"inputs": "good " * 99}, 413, "inputs: 1 with more tokens"),
+        (
+            "/embed",
+            {"inputs": ["good " * 99]},
+            413,
+            'inputs: 1 text with more tokens .* "truncate"',
+        ),
+        ("/predict", {"inputs": "good " * 99}, 413, "inputs: 1 text with more tokens"),
         ("/embed", {"inputs": []}, 422, "inputs: empty"),
         ("/embed", {"inputs": 3}, 422, "inputs: expected a text or a list of texts"),
         ("/embed", {"texts": 3}, 422, "texts: "),
