@@ -182,7 +182,7 @@ class TextTask(TableTask):
         return example
 
 
-def check_are_names(labels: object, where: str, example: str) -> None:
+def check_are_names(labels: Sequence[str], where: str, example: str) -> None:
     """Raises UserError unless `labels` is a list of strings."""
     listed = isinstance(labels, Sequence) and not isinstance(labels, str)
     if not (listed and all(isinstance(name, str) for name in labels)):
