@@ -76,9 +76,8 @@ class Task(Settings, Exports, ReadsDocuments[SourceT], ABC, Generic[SourceT]):
     """Another task whose head (with its settings) and task embedding to use: to choose masked words
     by another strategy in another stage, for example, or to train one head on two domains."""
     task_id: Annotated[int, Field(ge=-1)] = -1
-    """Row of the task embedding for the texts of task groups that begin with this task. -1: a row
-    of its own for each corpus task, in the recipe's order; for table tasks the row of `init_from`'s
-    `export_task`, or 0."""
+    """Row of the task embedding for texts of task groups that begin with this task. -1: one
+    for each corpus task, in order; for table tasks that of `init_from`'s `export_task`, or 0."""
     head_lr: NonNegativeFloat = 0.0
     """Peak learning rate of the task's head; 0: `optimizer.lr`."""
     freeze: Several[str] = ()
