@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from palm_ds.inference.trained_model import TrainedModel
-from palm_ds.train.setup.build import DTYPES
+from palm_ds.runtime.device.torch_settings import DTYPES
 
 
 def main() -> None:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from benchmarks.gpu_parts.context import Context, Row, seconds_of
-from benchmarks.gpu_parts.models import DTYPES
 from palm_ds.model.attention import triton as attention_triton
 from palm_ds.model.attention.attention import attend, plan_attention
 from palm_ds.model.config.config import EncoderConfig
@@ -23,6 +22,7 @@ from palm_ds.model.inputs.batch import Batch, PackedText
 from palm_ds.model.kernels import IMPLEMENTATIONS
 from palm_ds.model.ops.dropout import dropout_keys
 from palm_ds.model.ops.implementation import Environment, Implementation
+from palm_ds.runtime.device.torch_settings import DTYPES
 
 TOKENS = 65_536
 REPEATS = 5

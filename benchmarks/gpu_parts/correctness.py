@@ -15,10 +15,11 @@ from dataclasses import replace
 import torch
 
 from benchmarks.gpu_parts.context import Context, Row
-from benchmarks.gpu_parts.models import DTYPES, EngineLoop, Setup
+from benchmarks.gpu_parts.models import EngineLoop, Setup
 from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import IMPLEMENTATIONS, Kernels
 from palm_ds.model.ops.implementation import Implementation
+from palm_ds.runtime.device.torch_settings import DTYPES
 
 PLAIN = tuple((name, choices[-1].name) for name, choices in IMPLEMENTATIONS.items())
 FACTOR, FLOOR = 2.0, 1e-5

@@ -19,6 +19,7 @@ from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import Kernels, choose_kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.ops.implementation import Environment
+from palm_ds.runtime.device.torch_settings import DTYPES
 from palm_ds.runtime.optimizer.param_groups import param_groups
 
 SHAPES = {
@@ -34,7 +35,6 @@ SHAPES = {
 """{name: (hidden size, layers, heads)}"""
 MODERN_WORDS = 50_368
 WORDS, MASKED, LEARNING_RATE, CLIP = 30_522, 0.15, 1e-4, 1.0
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CLS, SEP, FIRST = 2, 3, 5
 
 

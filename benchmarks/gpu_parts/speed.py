@@ -40,7 +40,7 @@ def ceilings(context: Context) -> None:
 
 
 def _product(side: int, precision: str, context: Context) -> Row:
-    from benchmarks.gpu_parts.models import DTYPES
+    from palm_ds.runtime.device.torch_settings import DTYPES
 
     a, b = (
         torch.randn(side, side, device=context.device, dtype=DTYPES[precision]) for _ in range(2)

@@ -45,9 +45,10 @@ from palm_ds.model.multi_task_model import Model
 from palm_ds.model.pooling import SPLADE
 from palm_ds.model.prepare_to_predict import prepare_to_predict
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
+from palm_ds.runtime.device.torch_settings import DTYPES, describe_slow_precision
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.train.recipe.recipe import Recipe, make_recipe
-from palm_ds.train.setup.build import DTYPES, build_model
+from palm_ds.train.setup.build import build_model
 from palm_ds.weights import weights_folder
 from palm_ds.weights.formats import native
 from palm_ds.weights.formats.contents import (
@@ -93,13 +94,16 @@ class TrainedModel(Settings):
         for note in contents.all_notes:
             if note != NO_POOLER:  # nothing is trained here
                 log.warning("%s", note)
-        return cls(
+        model = cls(
             contents=contents,
             device=torch.device(device),
             precision=precision,
             batch_tokens=batch_tokens,
             given_tokenizer=tokenizer,
         )
+        if slow := describe_slow_precision(precision, model.device):
+            log.warning("%s", slow)
+        return model
 
     @property
     def path(self) -> Path:

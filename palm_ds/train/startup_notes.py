@@ -9,7 +9,7 @@ from palm_ds.corpus.store import Corpus
 from palm_ds.data.sources.corpus import CorpusSource
 from palm_ds.data.sources.table import TableSource
 from palm_ds.data.tasks.task import TableTask
-from palm_ds.runtime.device.torch_settings import describe_tf32
+from palm_ds.runtime.device.torch_settings import describe_slow_precision, describe_tf32
 from palm_ds.runtime.processes.processes import Processes, crowded_hosts
 from palm_ds.runtime.zero.swap_folder import describe_swapping
 from palm_ds.train.recipe.checks import idle_tasks
@@ -28,7 +28,11 @@ def startup_notes(
     """Hosts with fewer cores than processes, settings carried out otherwise than written, the size
     of the corpora, tasks that do not train, and held-out sets too small to judge by, or trained on.
     Collective."""
-    recipe, tf32 = run.recipe, describe_tf32(run.ds_config, processes.device)
+    recipe = run.recipe
+    arithmetic = [
+        describe_tf32(run.ds_config, processes.device),
+        describe_slow_precision(run.ds_config.precision, processes.device),
+    ]
     return [
         *crowded_hosts(processes),
         *run.ds_config.notes,
@@ -37,7 +41,7 @@ def startup_notes(
         *recipe.schedule_in_steps.warnings(recipe.curriculum, recipe.stage_plan.schedules),
         *idle_tasks(recipe.built_tasks, recipe.curriculum.task_groups, plan.soft_tasks),
         *plan.lines(),
-        *([tf32] if tf32 else []),
+        *filter(None, arithmetic),
         *small_held_out_warnings(recipe, data),
         *trained_on_warnings(recipe, data),
         *evaluation_notes(recipe, data),

@@ -6,6 +6,8 @@ Sums stay fp32, and so do weights and everything else. GPUs have it since 2020 (
 
     use_tf32(ds_config.tf32, device)      # before anything is compiled
 
+bf16 and fp16 are far slower than fp32 on CPUs without instructions for them; a line says so.
+
 What torch.compile and Triton compiled is kept for the next start: torch's own folder is in /tmp,
 which job schedulers empty. Here it is below the user's cache folder, one for each host: processes
 of a host share it (torch writes under temporary names and renames), and hosts that share a home
@@ -24,6 +26,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -56,6 +59,38 @@ def describe_tf32(ds_config: DSConfig, device: torch.device) -> str:
     if ds_config.tf32:
         return "fp32 with TF32: inputs of matrix products are rounded to 10 bits of mantissa"
     return "fp32 without TF32: palm_ds.tf32 makes matrix products several times faster"
+
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_TOO_SLOW = 2.0
+"""Times the seconds of fp32."""
+
+
+def describe_slow_precision(precision: str, device: torch.device) -> str:
+    """A line for the log if this CPU multiplies matrices far slower in this precision than in fp32;
+    else empty. Without instructions for it torch takes up to a hundred times as long, and a run
+    seems to hang. It is measured, since each architecture has another name for these instructions.
+    """
+    if device.type != "cpu" or precision == "fp32":
+        return ""
+    factor = _matmul_seconds(DTYPES[precision]) / _matmul_seconds(torch.float32)
+    if factor < _TOO_SLOW:
+        return ""
+    return (
+        f"{precision}: this CPU multiplies matrices {factor:.0f} times slower in it than in fp32 "
+        "(it lacks the instructions); use fp32"
+    )
+
+
+def _matmul_seconds(dtype: torch.dtype) -> float:
+    """The fastest of a few products of small matrices, each 15 ms where they are slow."""
+    rows, weights = torch.ones(128, 256, dtype=dtype), torch.ones(256, 256, dtype=dtype)
+    times = []
+    for _ in range(4):
+        start = time.perf_counter()
+        rows @ weights
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 TORCH, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"

@@ -37,6 +37,7 @@ from palm_ds.model.kernels import choose_kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.pooling import TextPooling
 from palm_ds.runtime.deepspeed.ds_config import DSConfig
+from palm_ds.runtime.device.torch_settings import DTYPES
 from palm_ds.text.tokenizer import Tokenizer
 from palm_ds.text.tokens import SpecialTokens
 from palm_ds.train.evaluate.documents import held_out_documents
@@ -49,7 +50,6 @@ from palm_ds.train.setup.sources import Data, datasets_of
 log = logging.getLogger(__name__)
 
 AnyStream: TypeAlias = PackedStream | ExampleStream | DocumentStream
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def build_stream(

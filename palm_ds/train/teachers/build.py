@@ -21,9 +21,10 @@ from palm_ds.model.inputs.batch import Batch
 from palm_ds.model.kernels import choose_kernels
 from palm_ds.model.multi_task_model import Model
 from palm_ds.model.prepare_to_predict import prepare_to_predict
+from palm_ds.runtime.device.torch_settings import DTYPES
 from palm_ds.runtime.processes.processes import Processes
 from palm_ds.runtime.zero.sharded_modules import ShardedModules
-from palm_ds.train.setup.build import DTYPES, full_config
+from palm_ds.train.setup.build import full_config
 from palm_ds.train.setup.run_folder import RunSpec
 from palm_ds.train.setup.sources import Data
 from palm_ds.train.teachers.distillation_plan import DistillationPlan, TeacherFolder

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from palm_ds.runtime.deepspeed.ds_config import DSConfig, make_ds_config
+from palm_ds.runtime.device import torch_settings
 from palm_ds.runtime.device.torch_settings import (
     TORCH,
     TRITON,
     collecting_between,
+    describe_slow_precision,
     describe_tf32,
     use_compile_cache,
     use_tf32,
@@ -59,6 +61,22 @@ def test_the_log_says_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu("V100", (7, 0))
     assert describe_tf32(ds_config(True), GPU) == "palm_ds.tf32: no effect, V100 has no TF32"
     assert describe_tf32(ds_config(False), GPU) == ""
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.5, ""), (1.9, ""), (60.0, "60 times slower")])
+def test_the_log_says_that_a_cpu_has_no_bf16(
+    seconds: float, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = {torch.bfloat16: seconds, torch.float32: 1.0}
+    monkeypatch.setattr(torch_settings, "_matmul_seconds", taken.__getitem__)
+    line = describe_slow_precision("bf16", CPU)
+    assert said in line if said else not line
+    assert not describe_slow_precision("fp32", CPU)
+    assert not describe_slow_precision("bf16", GPU)
+
+
+def test_the_time_of_a_product_is_measured() -> None:
+    assert 0 < torch_settings._matmul_seconds(torch.float32) < 1
 
 
 @pytest.fixture(autouse=True)
