@@ -326,12 +326,11 @@ def _make(
         if options.mpi:  # local workers report progress themselves, more often
             report_progress(text_bytes, unit_bytes(job.units[number]))
     rejected = gather_rejected(partial, job)
-    parts, states = zip(
-        *(load_part(partial, number) for number in range(len(job.units))), strict=True
-    )
+    loaded = [load_part(partial, number) for number in range(len(job.units))]
+    parts = [part for part, _ in loaded]
     if not any(part.shard.documents for part in parts):
         raise _nothing(partial, job)
-    if any(state.get("unspaced") for state in states):
+    if any(state.get("unspaced") for _, state in loaded):
         log.info(_UNSPACED)
     annotations = [find_annotation(name)[0] for name in job.annotations]
     return finish_corpus(

@@ -154,12 +154,12 @@ def places(marked: str) -> set[int]:
 
 @pytest.mark.parametrize("language", ["de", "es", "fr", "it", "nl", "pt", "ru"])
 def test_sentences_of_passages(language: str) -> None:
-    """With the rules of English, precision was 0.63 to 0.82 and recall 0.84 to 1."""
+    """With English abbreviations, precision is 0.65 to 0.88 and recall 0.93 to 1."""
     found = right = wanted = 0
     for _, marked in (each for each in passages() if each[0] == language):
         ours, theirs = places(split(marked.replace("|", ""), language)), places(marked)
         found, right, wanted = found + len(ours), right + len(ours & theirs), wanted + len(theirs)
-    assert wanted >= 30
+    assert wanted >= 40
     assert right / found > 0.95 and right / wanted > 0.95
 
 
