@@ -23,6 +23,7 @@ from palm_ds.corpus.options import TextOptions
 from palm_ds.text.chinese import find_simplifier, is_name
 from palm_ds.text.phrases import Collocations, Lexicon, capital_runs, read_lexicon
 from palm_ds.text.sentence_splitter import is_wrapped, paragraph_starts, sentence_starts
+from palm_ds.text.unspaced import more_word_starts, whole_runs
 from palm_ds.text.word_cache import WordCache, WordLookup, WordResources
 from palm_ds.text.word_features import CAPITAL
 from palm_ds.text.words import Segmenter, split_words
@@ -62,7 +63,13 @@ class DocumentAnalyzer:
         lexicons = [lexicon.numbers for lexicon in self._lexicons()]
         pairs = self.collocations.numbers if self.collocations else {}
         return WordCache(
-            WordResources(encode=encode, is_name=self.is_name, pairs=pairs, lexicons=lexicons)
+            WordResources(
+                encode=encode,
+                is_name=self.is_name,
+                pairs=pairs,
+                lexicons=lexicons,
+                language=self.options.language,
+            )
         )
 
     def _lexicons(self) -> list[Lexicon]:
@@ -98,13 +105,18 @@ class DocumentAnalyzer:
         else:
             ids, at = self._encode_parts(parts)
             word_of = np.searchsorted(words.starts, at, side="right") - 1
+        more = more_word_starts(text, at, word_of, self.options.language)
+        word_starts = np.union1d(words.starts, more)
+        around = np.searchsorted(words.starts, word_starts, side="right") - 1
+        if len(more):
+            word_of = np.searchsorted(word_starts, at, side="right") - 1
         return Document(
             id=record.id,
             text=text,
             tokenizer=self.tokenizer,
             ids=ids,
             token_starts=at,
-            word_starts=words.starts,
+            word_starts=word_starts,
             sentence_starts=_sentences(
                 words.starts[starts], part_starts, ends, record.unsplit_parts
             ),
@@ -113,7 +125,7 @@ class DocumentAnalyzer:
             has_title=record.has_title,
             part_values=self._part_values(record),
             word_of=word_of,
-            capitals=(words.flags & CAPITAL) != 0,
+            capitals=(words.flags[around] & CAPITAL) != 0,
             phrases=self._phrases(text, words, starts),
             entities=self._entities(text, words, starts),
         )
@@ -187,8 +199,11 @@ class DocumentAnalyzer:
             out.append(self._from_lexicon(self.entity_lexicon, text, words, starts))
         names = np.flatnonzero(self.cache.names(words))
         out.append(_characters(np.stack([names, names + 1], axis=1), words))
-        if self.options.language != "zh":
-            out.append(_characters(capital_runs(words.flags, starts), words))
+        if self.options.capitals_name:
+            runs = capital_runs(words.flags, starts)
+            if self.options.language == "de":  # any noun has a capital
+                runs = runs[np.diff(runs)[:, 0] > 1]
+            out.append(_characters(runs, words))
         return out
 
     def _from_lexicon(
@@ -242,14 +257,14 @@ def _lexicon(files: Iterable[str], *, exact: bool) -> Lexicon | None:
 
 
 def find_segmenter(options: TextOptions, own: WordSegmenter | None) -> Segmenter | None:
-    """The Chinese word segmenter: the user's function, `own` of the tokenizer, or rjieba; None for
-    English."""
+    """The segmenter of Chinese characters: the user's function, `own` of the tokenizer, or rjieba
+    for Chinese; None takes each as a word."""
     if options.segmenter:
         return _of_the_user(find_function(options.segmenter, "segmenter"), options.segmenter)
     if own is not None:
         return own.cut
-    if options.language == "en":
-        return None
+    if not options.chinese:
+        return whole_runs if options.language == "ja" else None
     import rjieba
 
     return rjieba.cut
@@ -268,7 +283,7 @@ def chinese_tagger() -> Callable[[str], str]:
 
 def find_names(options: TextOptions) -> Callable[[str], bool]:
     """A function that says whether a Chinese word is a name."""
-    if options.language == "en":
+    if not options.chinese:
         return lambda word: False
     import rjieba
 

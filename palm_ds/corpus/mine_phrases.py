@@ -1,8 +1,8 @@
 """Mines phrases from the corpus: pairs of words that occur together more often than by chance.
 
-Pairs of adjacent words are counted over a sample (the beginning of every work unit), separately for
-English and Chinese, and kept if they are frequent and their normalized pointwise mutual information
-(Bouma 2009),
+Pairs of adjacent words are counted over a sample (the beginning of every work unit), separately
+for Chinese and for words in letters, and kept if they are frequent and their normalized pointwise
+mutual information (Bouma 2009),
 
     npmi(a, b) = log(p(ab) / (p(a) p(b))) / -log p(ab),   from -1 to 1,
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -27,10 +27,10 @@ from palm_ds.corpus.options import TextOptions
 from palm_ds.corpus.work_dir import COLLOCATIONS, PreparationJob, load_dropped, load_job
 from palm_ds.corpus.worker import WorkUnitReader
 from palm_ds.text import chinese as chinese
-from palm_ds.text import english_lists as english
 from palm_ds.text.chinese import find_simplifier
 from palm_ds.text.tokenizer import segmenter_in
 from palm_ds.text.word_features import BLANK, HAN, LETTER, SPACE, is_han, word_flags
+from palm_ds.text.word_lists import word_lists
 from palm_ds.text.words import GrowableArray, WordIndex, split_words
 
 Number: TypeAlias = Callable[[str, int], "str | int"]
@@ -73,7 +73,7 @@ def count_pairs(task: tuple[str, int]) -> list[CooccurrenceCounts]:
     table = WordIndex()
     for text in sample_texts(Path(task[0]), job, task[1]):
         numbers = table.numbers(split_words(simplify(text), segment))
-        flags = [word_flags(word) for word in table.new]
+        flags = [word_flags(word, options.language) for word in table.new]
         for counter in counters:
             counter.learn(table.new, flags)
             counter.count(numbers)
@@ -126,22 +126,28 @@ def _count(values: list[np.ndarray]) -> Iterator[tuple[int, int]]:
 
 
 def _counters(options: TextOptions) -> list[_Counter]:
-    """One counter per language. English pairs may span white space but not an empty line; Chinese
-    pairs may not span white space."""
-    english = [] if options.language == "zh" else [_Counter(_english, BLANK)]
-    tag = None if options.language == "en" else chinese_tagger()
-    return english + ([_Counter(_chinese(tag), SPACE)] if tag else [])
+    """One counter per language. Pairs of words in letters may span white space but not an empty
+    line; Chinese pairs may not span white space."""
+    function_words = word_lists(options.language).function_words
+    letters = [_Counter(_lettered(function_words), BLANK)] if options.capitals_name else []
+    tag = chinese_tagger() if options.chinese else None
+    return letters + ([_Counter(_chinese(tag), SPACE)] if tag else [])
 
 
 def _languages(options: TextOptions) -> int:
-    return 2 if options.language == "mixed" else 1
+    return int(options.capitals_name) + int(options.chinese)
 
 
-def _english(word: str, flags: int) -> str | int:
-    if not flags & LETTER:
-        return 0
-    core = word.lstrip().lower()
-    return -1 if core in english.FUNCTION_WORDS or len(core) < 2 else core
+def _lettered(function_words: Collection[str]) -> Number:
+    """Words in letters but for those that combine with everything."""
+
+    def number(word: str, flags: int) -> str | int:
+        if not flags & LETTER:
+            return 0
+        core = word.lstrip().lower()
+        return -1 if core in function_words or len(core) < 2 else core
+
+    return number
 
 
 def _chinese(tag: Callable[[str], str]) -> Number:

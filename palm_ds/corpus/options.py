@@ -16,7 +16,7 @@ from palm_ds.common.settings import Settings, one_of
 STRUCTURES = ("pairs", "dialogues", "ernie")  # formats of records rather than of files
 FORMATS = ("auto", "jsonl", "text", "parquet", "arrow", *STRUCTURES)
 DOCUMENTS = ("blank_line", "file", "line")
-LANGUAGES = ("en", "zh", "mixed")
+LANGUAGES = ("en", "zh", "mixed", "de", "es", "fr", "it", "ja", "nl", "pt", "ru", "other")
 NEWLINES = ("auto", "space", "break")
 _LANGUAGE_TAG = re.compile(r"[a-z]{2,3}(-[A-Za-z0-9]{1,8})*")  # BCP 47
 _NEAR = 0.8  # least similarity of near copies
@@ -95,8 +95,8 @@ class TextOptions(Settings, option="--"):
     """Settings for turning text into tokens and annotations."""
 
     language: Annotated[str, one_of(LANGUAGES)] = "mixed"
-    """Language of the text: en, zh or mixed. en: no Chinese words; zh: no English phrases or
-    names."""
+    """Language of the text: en, zh, mixed (both), de, es, fr, it, ja, nl, pt, ru or other. It
+    chooses the rules for sentences, words, phrases and names."""
     lower: bool = False
     """Lower-case the text; the annotation `capital` keeps the capitals. Of use before a tokenizer
     that keeps them."""
@@ -106,7 +106,7 @@ class TextOptions(Settings, option="--"):
     """How to read a line end: as a break, as a space, or auto. auto: a break unless lines are
     wrapped."""
     segmenter: str | None = None
-    """Your Chinese segmenter: module:function(text) -> words. None: rjieba."""
+    """Your segmenter of Chinese characters: module:function(text) -> words. None: rjieba."""
     lexicon_phrase: tuple[str, ...] = ()
     """A list of phrases, one per line."""
     lexicon_entity: tuple[str, ...] = ()
@@ -117,6 +117,16 @@ class TextOptions(Settings, option="--"):
     """Minimum count of a pair of words that forms a phrase."""
     collocation_npmi: Annotated[float, Field(ge=-1, le=1)] = 0.35
     """Minimum normalized PMI of such a pair. It is from -1 to 1."""
+
+    @property
+    def chinese(self) -> bool:
+        """Whether Chinese characters are Chinese words."""
+        return self.language in ("zh", "mixed")
+
+    @property
+    def capitals_name(self) -> bool:
+        """Whether the text has words in letters, of which capitals mark names."""
+        return self.language not in ("zh", "ja")
 
 
 @dataclass(frozen=True, kw_only=True)

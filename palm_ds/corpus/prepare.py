@@ -67,6 +67,11 @@ _MB = 1 << 20
 _SHARDS, _SMALLEST, _LARGEST = 256, 4 * _MB, 384 * _MB
 """The input becomes 256 shards, none smaller than 4 and none larger than 384 MiB of input (some 90
 million tokens of English, 130 million of Chinese)."""
+_UNSPACED = (
+    "note: there is text in a script without spaces between words (Thai, Lao, Khmer or Burmese), "
+    "of which each token counts as a word; SentencePiece learns tokens that come close to words, "
+    "and WordPiece takes more than 100 letters without a space for an unknown word"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,9 +326,12 @@ def _make(
         if options.mpi:  # local workers report progress themselves, more often
             report_progress(text_bytes, unit_bytes(job.units[number]))
     rejected = gather_rejected(partial, job)
-    parts = [load_part(partial, number)[0] for number in range(len(job.units))]
+    loaded = [load_part(partial, number) for number in range(len(job.units))]
+    parts = [part for part, _ in loaded]
     if not any(part.shard.documents for part in parts):
         raise _nothing(partial, job)
+    if any(state.get("unspaced") for _, state in loaded):
+        log.info(_UNSPACED)
     annotations = [find_annotation(name)[0] for name in job.annotations]
     return finish_corpus(
         partial,

@@ -31,6 +31,10 @@ _PANIC = re.compile(
     rb"(?:(?<=\n)\n|\A\n)?thread '.*' (\(\d+\) )?panicked at .*\n.*\n"
     rb"(note: .*\n|stack backtrace:\n( +.*\n)*(note: .*\n)?)?"
 )
+_LETTER_IN_WORDS = re.compile(
+    r"\w\(\?:(?:\(\?<?=[\w\[\]\U000f0000-\U000ffffd]*\)|\|)*\)"  # those of exported_tokenizer.py
+)
+"""A regular expression that matches one letter, beside others that it names."""
 _OF_STDERR = threading.Lock()
 _SPARE_IDS = 100_000  # beyond four times as many as there are tokens
 
@@ -93,6 +97,8 @@ def _growth(part: Mapping[str, Any]) -> float:
     plain = pattern.get("String") if isinstance(pattern, Mapping) else None
     if isinstance(plain, str) and plain:
         return max(1.0, len(content) / len(plain))
+    if isinstance(pattern, Mapping) and _LETTER_IN_WORDS.fullmatch(str(pattern.get("Regex"))):
+        return max(1.0, len(content))
     return 1.0 + len(content)  # a pattern may match the empty text before each character
 
 
@@ -140,7 +146,11 @@ def may_run_away(backend: Tokenizer) -> bool:
     regular = [
         pattern["Regex"] for pattern in patterns if isinstance(pattern, dict) and "Regex" in pattern
     ]
-    return any(len(re.findall(r"[*+?}]", pattern)) > 1 for pattern in regular)
+    return any(
+        len(re.findall(r"[*+?}]", pattern)) > 1
+        for pattern in regular
+        if not _LETTER_IN_WORDS.fullmatch(pattern)
+    )
 
 
 @contextmanager

@@ -12,13 +12,13 @@ from __future__ import annotations
 import io
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
+from tokenizers import Regex, normalizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import normalizers
 
 from palm_ds.common.settings import Settings
 from palm_ds.text.chinese import find_simplifier
@@ -109,25 +109,38 @@ def _simplifying_steps() -> list[normalizers.Normalizer]:
         for old in map(chr, range(first, last)):
             if len(new := simplify(old)) == 1 and new != old:
                 table[ord(old)] = ord(new)
-    marks: dict[str, str] = {}
-    steps: list[normalizers.Normalizer] = []
+    marks: dict[tuple[str, str], str] = {}
+    words: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for word in _words():
-        marked = "".join(
-            old if chr(table.get(ord(old), ord(old))) == new else _mark(new, marks)
-            for old, new in zip(word, simplify(word), strict=True)
-        )
-        steps.append(normalizers.Replace(word, marked))
-    table |= {ord(mark): ord(new) for new, mark in marks.items()}
+        for at, (old, new) in enumerate(zip(word, simplify(word), strict=True)):
+            if chr(table.get(ord(old), ord(old))) != new:
+                marks.setdefault((old, new), chr(_MARKS + len(marks)))
+                words.setdefault((old, new), []).append((word[: at + 1], word[at + 1 :]))
+    steps = [_marking_step(old, mark, words[old, new], marks) for (old, new), mark in marks.items()]
+    table |= {ord(mark): ord(new) for (_, new), mark in marks.items()}
     return [*steps, normalizers.Precompiled(_compiled(table))]
+
+
+def _marking_step(
+    old: str, mark: str, words: Sequence[tuple[str, str]], marks: Mapping[tuple[str, str], str]
+) -> normalizers.Normalizer:
+    """Replaces a character by its mark in these words, given up to it and after it. It replaces no
+    other: the library loses the places in the text of several characters replaced together."""
+
+    def marked_or_not(text: str) -> str:
+        same = [c + "".join(mark for (old, _), mark in marks.items() if old == c) for c in text]
+        return "".join(f"[{each}]" for each in same)
+
+    either = (
+        f"(?<={marked_or_not(before[:-1])}{old})(?={marked_or_not(after)})"
+        for before, after in words
+    )
+    return normalizers.Replace(Regex(f"{old}(?:{'|'.join(either)})"), mark)
 
 
 def _words() -> list[str]:
     text = resources.files("palm_ds.text").joinpath("simplified_words.txt").read_text("utf-8")
     return [line for line in text.splitlines() if line and not line.startswith("#")]
-
-
-def _mark(new: str, marks: dict[str, str]) -> str:
-    return marks.setdefault(new, chr(_MARKS + len(marks)))
 
 
 def _compiled(table: dict[int, int]) -> bytes:

@@ -20,6 +20,7 @@ from palm_ds.text.word_features import (
     BEFORE_NUMBER,
     CAPITAL,
     CLOSER,
+    COLON,
     CONNECTOR,
     END,
     HAN,
@@ -196,7 +197,8 @@ def capital_runs(flags: np.ndarray, starts: np.ndarray) -> np.ndarray:
     capital = ((flags & CAPITAL) != 0) & ((flags & (PRONOUN_I | HAN | BEFORE_NUMBER)) == 0)
     before = np.append(0, flags[:-1])
     opening = starts | ((before & (OPENER | END | CLOSER)) != 0)
-    capital &= ~(opening & ((flags & STARTER) != 0))
+    may_open = opening | ((before & COLON) != 0)  # "They said: The end"
+    capital &= ~(may_open & ((flags & STARTER) != 0))
     capital &= ~_in_headings(flags, starts)
     inside = _joined(flags, capital, starts)
     run = capital | inside

@@ -27,6 +27,7 @@ class WordResources:
     is_name: Callable[[str], bool]  # for Chinese words
     pairs: Mapping[str, int]  # lower-case word -> its number in the collocations
     lexicons: Sequence[Mapping[str, int]]  # for each lexicon: unit -> number
+    language: str
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,9 @@ class WordCache:
     def _learn_surfaces(self, surfaces: Sequence[str]) -> None:
         resources = self.resources
         chinese = [is_han(surface[:1]) for surface in surfaces]
-        self._surface_flags.extend([surface_flags(surface) for surface in surfaces])
+        self._surface_flags.extend(
+            [surface_flags(surface, resources.language) for surface in surfaces]
+        )
         self._names.extend(
             [
                 han and resources.is_name(surface)

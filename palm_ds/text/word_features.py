@@ -2,18 +2,20 @@
 
     flags = word_flags("\\n\\nMr")      # BLANK | CAPITAL | TITLE ...
 
-Sentence splitting and entity detection work on arrays of these.
+Sentence splitting and entity detection work on arrays of these. The language decides on
+abbreviations (`word_lists.py`) and, for Japanese, on kana.
 """
 
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import regex  # unlike `re`, it knows which marks end a sentence
 
 from palm_ds.text import english_lists as english
 from palm_ds.text.tokenizer import CHINESE
+from palm_ds.text.word_lists import ENGLISH, word_lists
 
 # White space before the word
 SPACE = 1 << 0
@@ -21,8 +23,8 @@ NEWLINE = 1 << 1  # at least one line end
 BLANK = 1 << 2  # an empty line
 # Punctuation
 PERIOD = 1 << 3  # .
-STRONG = 1 << 4  # ! ? and the sentence ends of scripts but Chinese: ؟ ।
-CHINESE_END = 1 << 5  # 。！？ and runs of them
+STRONG = 1 << 4  # ! ? ‼
+CHINESE_END = 1 << 5  # 。！？ and the sentence ends of other scripts, ؟ ।: no space needs to follow
 ELLIPSIS = 1 << 6  # ... … ……
 CLOSER = 1 << 7  # a closing bracket or quote, or a straight quote
 OPENER = 1 << 8  # an opening bracket or quote, or a straight quote
@@ -42,19 +44,36 @@ CONNECTOR = 1 << 20  # of, van
 ALL_CAPITALS = 1 << 21
 PRONOUN_I = 1 << 22  # I, I'm
 LETTER = 1 << 23  # begins with an alphabetic letter
+QUOTE = 1 << 24  # « » “ ‘: opens or closes, depending on the spaces beside it
+LONE = 1 << 25  # a letter that is a word, or an initial if a full stop follows: A, И
+ROMAN = 1 << 26  # a Roman numeral
+ENDING = 1 << 27  # the д of и т. д.
+QUOTATIVE = 1 << 28  # Japanese と after a quotation
+COLON = 1 << 29
 END = PERIOD | STRONG | CHINESE_END | ELLIPSIS
 
 _CLOSERS = frozenset("\"'”’)]}»›」』】）》〉］｣")
-_OPENERS = frozenset("\"'“‘([{«‹「『【（《〈［｢")
+_OPENERS = frozenset("\"'“‘„‚([{«‹「『【（《〈［｢¿¡")
+_QUOTES = frozenset("«»‹›“‘")
 _INNER = frozenset(",;:，；：、)]}-–—/%*")
 _BULLETS = frozenset("*-•·–—")
-_SIGNS = ((_CLOSERS, CLOSER), (_OPENERS, OPENER), (_INNER, INNER), (_BULLETS, BULLET))
+_SIGNS = (
+    (_CLOSERS, CLOSER),
+    (_OPENERS, OPENER),
+    (_QUOTES, QUOTE),
+    (_INNER, INNER),
+    (_BULLETS, BULLET),
+    (":：", COLON),
+)
+_KANA = re.compile("[\u3041-\u30ff\u31f0-\u31ff\uff66-\uff9f]")
+_QUOTATIVE = re.compile("と(?!ても|ころ|にかく|もあれ|りあえず|はいえ)|って")
+_ROMAN = re.compile("[IVX]|[IVXLC]{2,}")
 
 
-def word_flags(word: str) -> int:
+def word_flags(word: str, language: str = "mixed") -> int:
     """The flags of a word including the white space before it."""
     surface = word.lstrip()
-    return leading_space_flags(word[: len(word) - len(surface)]) | surface_flags(surface)
+    return leading_space_flags(word[: len(word) - len(surface)]) | surface_flags(surface, language)
 
 
 def leading_space_flags(space: str) -> int:
@@ -65,12 +84,18 @@ def leading_space_flags(space: str) -> int:
     return SPACE | (NEWLINE if lines else 0) | (BLANK if lines > 1 else 0)
 
 
-def surface_flags(surface: str) -> int:
+def surface_flags(surface: str, language: str) -> int:
     """The flags of a word without the white space before it."""
     if not surface:
         return 0
     first = surface[0]
-    return _letter_flags(surface) if first.isalnum() else _punctuation_flags(surface, first)
+    if language == "ja" and (first == "．" or _KANA.search(surface)):
+        return HAN | _japanese_flags(surface)
+    if not first.isalnum():
+        dash = first in "–—" and language not in ENGLISH  # before what somebody says
+        return _punctuation_flags(surface, first) | OPENER * dash
+    flags = _letter_flags(surface, language)
+    return flags if language in ENGLISH else flags | _short_flags(surface, flags, language)
 
 
 def _punctuation_flags(surface: str, first: str) -> int:
@@ -82,7 +107,7 @@ def _punctuation_flags(surface: str, first: str) -> int:
     elif first in "。！？｡":
         flags |= CHINESE_END
     elif _ends_sentence().match(first):
-        flags |= STRONG
+        flags |= CHINESE_END if "\u0530" < first < "\u2000" or first > "\u3000" else STRONG
     if "\u3000" < first < "\u3040" or "\uff00" < first < "\uff65":
         flags |= HAN
     for characters, flag in _SIGNS:
@@ -91,50 +116,80 @@ def _punctuation_flags(surface: str, first: str) -> int:
     return flags
 
 
-def _letter_flags(surface: str) -> int:
+def _japanese_flags(surface: str) -> int:
+    if surface == "．":
+        return PERIOD
+    if surface[-1].isdigit():  # は３ of は３．１４
+        return DIGIT | ABBREVIATION
+    return QUOTATIVE if _QUOTATIVE.match(surface) else 0
+
+
+def _short_flags(surface: str, flags: int, language: str) -> int:
+    """More flags of letters, numerals and, in German, ordinals, where these are not English."""
+    more = ROMAN if _ROMAN.fullmatch(surface) else 0
+    alone = len(surface) == 1 and surface < "\u1100"  # not a Korean syllable
+    if alone and not flags & (CAPITAL | DIGIT | TITLE | BEFORE_NUMBER | ENDING):
+        more |= ABBREVIATION  # z. B.; and in scripts without capitals
+    if alone and flags & CAPITAL and flags & STARTER:
+        more |= LONE
+    numeral = flags & DIGIT and (language == "ja" or len(surface) < 3) or more & ROMAN
+    if numeral and language in ("de", "ja"):
+        more |= ABBREVIATION  # am 3. Oktober, Wilhelm II.; ３．１４
+    return more
+
+
+def _letter_flags(surface: str, language: str) -> int:
     first = surface[0]
     if is_han(first):
         return HAN
     if first.isdigit():
         return DIGIT
     lower = surface.lower()
-    flags = LETTER | _list_flags(lower)
+    flags = LETTER | _list_flags(lower, language)
     if first.isupper():
         flags |= CAPITAL
         if len(surface) == 1:
             flags |= INITIAL
         if surface.isupper():
             flags |= ALL_CAPITALS
-        if lower == "i" or lower.startswith(("i'", "i’")):
+        if language in ENGLISH and (lower == "i" or lower.startswith(("i'", "i’"))):
             flags |= PRONOUN_I
     elif first.islower():
         flags |= LOWER
     return flags
 
 
-@lru_cache(maxsize=1)
-def _lists() -> dict[str, int]:
+@cache
+def _lists(language: str) -> dict[str, int]:
     lists: dict[str, int] = {}
+    known = word_lists(language)
     for words, flag in (
-        (english.TITLES, TITLE),
-        (english.BEFORE_NUMBERS, BEFORE_NUMBER),
-        (english.ABBREVIATIONS, ABBREVIATION),
-        (english.STARTERS, STARTER),
-        (english.CONNECTORS, CONNECTOR),
+        (known.titles, TITLE),
+        (known.before_numbers, BEFORE_NUMBER),
+        (known.abbreviations, ABBREVIATION),
+        (known.endings, ENDING),
+        (known.starters, STARTER),
+        (known.connectors, CONNECTOR),
     ):
         for word in words:
             lists[word] = lists.get(word, 0) | flag
     return lists
 
 
-def _list_flags(lower: str) -> int:
-    return _lists().get(lower, 0)
+def _list_flags(lower: str, language: str) -> int:
+    lists = _lists(language)
+    if (found := lists.get(lower)) is not None or language in ENGLISH:
+        return found or 0
+    article, mark, rest = lower.replace("’", "'").partition("'")
+    elided = lists.get(rest, 0) & (TITLE | BEFORE_NUMBER | ABBREVIATION)  # L'avv. Conti
+    return lists.get(article + mark, 0) | elided if mark else 0
 
 
 @lru_cache(maxsize=1)
 def _ends_sentence() -> regex.Pattern[str]:
-    """Unicode's Sentence_Terminal, but for full stops in other widths, which numbers have, too."""
-    return regex.compile(r"(?V1)[\p{Sentence_Terminal}--[．﹒․]]")
+    """Unicode's Sentence_Terminal, but for full stops in other widths, which numbers have, too, and
+    the Burmese comma."""
+    return regex.compile(r"(?V1)[\p{Sentence_Terminal}--[．﹒․၊]]")
 
 
 @lru_cache(maxsize=1)

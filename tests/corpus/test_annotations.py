@@ -13,7 +13,7 @@ from palm_ds.common.errors import UserError
 from palm_ds.corpus.analyzer import DocumentAnalyzer
 from palm_ds.corpus.annotations import BUILT_IN, Document, apply_annotation, find_annotation
 from palm_ds.corpus.options import TextOptions
-from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
+from palm_ds.text.tokenizer import SPECIALS, Tokenizer, load_tokenizer, wordpiece
 from palm_ds.text.train_tokenizer import train_tokenizer
 from tests.helpers.ernie_tiny import write_release
 
@@ -260,3 +260,29 @@ def test_real_documents_have_the_ids_of_the_whole_text(
         assert document.ids.tolist() == ids.tolist()
         assert document.token_starts.tolist() == at.tolist()
         assert 2 <= (annotation("sentence", document) > 0).sum() < len(document) / 4
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "words"),
+    [
+        ("other", "ไปตลาด ซื้อปลา", ["ไ", "ป", "ต", "ลา", "ด", "ซื้", "อ", "ปลา"]),
+        ("ja", "東京タワーが見えます", ["東京", "タワー", "が", "見", "え", "ます"]),
+        ("mixed", "東京ไป", ["東京", "ไ", "ป"]),
+    ],
+)
+def test_words_where_there_are_no_spaces(language: str, text: str, words: list[str]) -> None:
+    """Tokens, but for runs of kanji and katakana; vowel signs and tones stay with their letter."""
+    letters = dict.fromkeys("ไปตลดซอื้東京見タワーがえ")
+    some = [*letters, *(f"##{letter}" for letter in letters), "##ลา", "##ปลา", "##ます"]
+    options = TextOptions(language=language)
+    tokenizer = wordpiece([*SPECIALS, *some], lower=False)
+    document = DocumentAnalyzer(tokenizer, options).document("x", text)
+    assert pieces(document, BUILT_IN["word"](document)) == words
+    assert len(document.capitals) == len(document.word_starts) >= len(words)
+
+
+def test_german_nouns_alone_are_no_entities() -> None:
+    text = "Die Deutsche Bank kaufte ein Haus in Bonn."
+    tokenizer = train_tokenizer([text] * 2, kind="wordpiece", vocab_size=200)
+    document = DocumentAnalyzer(tokenizer, TextOptions(language="de")).document("x", text)
+    assert spans(document, BUILT_IN["entity"](document)) == ["Deutsche Bank"]

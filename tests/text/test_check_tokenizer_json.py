@@ -42,6 +42,10 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "a line break": (vocabulary(**{"a\nb": 12}), "token 12 has a line break in it"),
     "ten kilobytes of growth": (normalizer(*[REPLACE] * 100), "a text 1,000 times as long"),
     "growth by a pattern": (normalizer(MATCH, MATCH), "a text 1,000 times as long"),
+    "growth by a letter in words": (
+        normalizer(*[{**REPLACE, "pattern": {"Regex": "a(?:(?<=a)(?=b)|)"}}] * 9),
+        "a text 1,000 times as long",
+    ),
     "a decoder that grows": (
         lambda state: state.update(decoder={"type": "Sequence", "decoders": [REPLACE] * 9}),
         "decoder: could make a text",

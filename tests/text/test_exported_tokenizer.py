@@ -34,7 +34,11 @@ def test_traditional_text_by_words(tmp_path: Path) -> None:
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert "".join(theirs.tokenize(text)) == "乾隆皇帝在台湾有干净的头发，凭借历史a"
     again = load_tokenizer(tmp_path)
-    assert again.encode_words([text]) == [theirs(text, add_special_tokens=False)["input_ids"]]
+    encoded = theirs(text, add_special_tokens=False, return_offsets_mapping=True)
+    assert again.encode_words([text]) == [encoded["input_ids"]]
+    places = [(at, at + 1) for at, letter in enumerate(text) if letter != " "]
+    assert encoded["offset_mapping"] == places  # those of 乾 and 憑, which depend on words, too
+    assert [tuple(span) for span in again.encode_spans([text])[0][1].tolist()] == places
 
 
 def test_added_tokens_are_matched_in_prepared_text(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ def names(text: str) -> list[str]:
         ("It was J. R. Smith at King's College.", ["J. R. Smith", "King's College"]),
         ("The President of the United States spoke.", ["President of the United States"]),
         ("He said, “Come to Rome.”", ["Rome"]),
+        ("She wrote: The house fell. “The sea,” he said.", []),
+        ("Two cities: Paris and Rome.", ["Paris", "Rome"]),
         ("and I said I'm here.", []),
         ("THE LONG HEADING HERE. We saw NASA.", ["NASA"]),
         ("Mr. Brown met Mrs. Gray.", ["Mr. Brown", "Mrs. Gray"]),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -58,7 +61,32 @@ OTHERS = [
     "Սա նախադասություն է։| Սա էլ։",
     "¿Quién es?| ¡Nadie!| Bien.",
     "これは文です。|次の文です。",
+    "है।|यह दूसरा है।",  # no space
+    "هذا كتاب.| «نعم.»| ثم ذهب؟|لا",
+    "ሰላም።|ደህና ነህ፧|አዎ",
+    "သွားတယ်။|လာတယ်၊ စားတယ်။",
+    "Բարեւ։|Ինչպե՞ս ես։",
+    "ខ្ញុំទៅ។|គាត់ទៅ",
+    "« Viens. »| Il partit.",
+    "«\u202fViens\u202f!\u202f»| Il partit\u202f; elle\u202f: non.",
+    "Er ging.| »Halt.«| Sie blieb.",
+    "„Halt.“| Sie blieb.| „Warum?“| Er schwieg.",
+    "Quoi\u00a0?| Rien\u00a0!| Bon.",
 ]
+JAPANESE = [
+    "これは文である．|次に，値は３．１４である．|終わり",
+    "半角です｡|次です｡",
+    "「行く！」と言った。|「本当？」|彼は黙った。",
+    "そうだ。|\u3000次の文！|\u3000終わり",
+    "「はい。」|とても静かだ。",
+    "彼はA.|次",
+]
+OTHER = [
+    "הוא גר כאן.| הדר ד. כהן.| היא לא.",
+    "قال د. محمد نعم.| ثم ذهب.",
+    "Mieszka na ulicy Długiej.| Tam jest p. Nowak.",
+]
+SENTENCES = Path(__file__).with_name("sentences.txt")
 CHINESE = [
     "我来了。|你走了！|他呢？|不知道",
     "他说：“你好。”|她笑了。",
@@ -80,10 +108,10 @@ CHINESE = [
 ]
 
 
-def split(text: str) -> str:
+def split(text: str, language: str = "mixed") -> str:
     """The text with | before every sentence but the first."""
     words = split_words(text)
-    flags = np.array([word_flags(word) for word in words], np.int64)
+    flags = np.array([word_flags(word, language) for word in words], np.int64)
     starts = sentence_starts(flags, wrapped=is_wrapped(text))
     out = ""
     for i, (word, start) in enumerate(zip(words, starts.tolist(), strict=True)):
@@ -101,6 +129,38 @@ def expected(case: str) -> str:
 @pytest.mark.parametrize("case", ENGLISH + OTHERS + CHINESE)
 def test_sentences(case: str) -> None:
     assert split(case.replace("|", "")) == expected(case)
+
+
+@pytest.mark.parametrize(
+    ("language", "case"), [*(("ja", x) for x in JAPANESE), *(("other", x) for x in OTHER)]
+)
+def test_sentences_of_languages(language: str, case: str) -> None:
+    assert split(case.replace("|", ""), language) == case
+
+
+def passages() -> Iterator[tuple[str, str]]:
+    """The language and the text of each line of sentences.txt."""
+    language = ""
+    for line in SENTENCES.read_text("utf-8").splitlines():
+        if line.startswith("["):
+            language = line.strip("[]")
+        elif not line.startswith("#"):
+            yield language, line
+
+
+def places(marked: str) -> set[int]:
+    return set(np.cumsum([len(part) for part in marked.split("|")])[:-1].tolist())
+
+
+@pytest.mark.parametrize("language", ["de", "es", "fr", "it", "nl", "pt", "ru"])
+def test_sentences_of_passages(language: str) -> None:
+    """With English abbreviations, precision is 0.65 to 0.88 and recall 0.93 to 1."""
+    found = right = wanted = 0
+    for _, marked in (each for each in passages() if each[0] == language):
+        ours, theirs = places(split(marked.replace("|", ""), language)), places(marked)
+        found, right, wanted = found + len(ours), right + len(ours & theirs), wanted + len(theirs)
+    assert wanted >= 40
+    assert right / found > 0.95 and right / wanted > 0.95
 
 
 WRAPPED = """This text is wrapped at a width that is quite usual, and so the
