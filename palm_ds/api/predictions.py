@@ -88,7 +88,8 @@ def scores_of(
     if not predictions:
         return {}
     own = _own_metrics(predictor, name)
-    return task.metrics(predictions, source) | own_scores(own, task, predictions, source)
+    scores = task.metrics(predictions, source)
+    return scores | own_scores(own, task, predictions, source, taken=scores)
 
 
 def _own_metrics(predictor: Predictor, name: str) -> Sequence[Metric]:

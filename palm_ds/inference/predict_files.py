@@ -320,7 +320,7 @@ def _scores(
                 continue
             try:
                 own = predictor.recipe.own_metrics.get(task.name, ())
-                metrics = {**metrics, **own_scores(own, task, made, source)}
+                metrics = {**metrics, **own_scores(own, task, made, source, taken=metrics)}
             except UserError as error:
                 notes.append(f"{task.name}: not scored by metrics of your own: {error}")
             if metrics:

@@ -448,7 +448,8 @@ def _scored(
 ) -> dict[str, Any]:
     """Metrics and report tables from the predictions of all processes."""
     source = sources[dataset]
+    scores = task.metrics(predictions, source)
     return {
-        "metrics": task.metrics(predictions, source) | own_scores(own, task, predictions, source),
-        "tables": task.tables(predictions, sources[dataset]),
+        "metrics": scores | own_scores(own, task, predictions, source, taken=scores),
+        "tables": task.tables(predictions, source),
     }

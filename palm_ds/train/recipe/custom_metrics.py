@@ -10,7 +10,7 @@ recipe names them `module.function` (`evaluate.metrics`).
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
 from typing import Any, SupportsFloat, TypeAlias
 
@@ -49,8 +49,11 @@ def own_scores(
     task: Task,
     predictions: Mapping[int, dict[str, Any]],
     source: TableSource,
+    *,
+    taken: Collection[str],
 ) -> dict[str, float]:
-    """{metric: value} over the rows that have a prediction and a label; empty if there are none."""
+    """{metric: value} over the rows that have a prediction and a label; empty if there are none.
+    Raises UserError for a name that is `taken` by a metric of the task itself."""
     if not metrics:
         return {}
     assert isinstance(task, TextTask)  # checked on import
@@ -60,10 +63,10 @@ def own_scores(
     for metric in dict.fromkeys(metrics) if rows else ():
         made, right = [predictions[row] for row in rows], [labels[row] for row in rows]
         found = _named(metric, _value(metric, made, right, task.prediction_key))
-        if both := sorted(set(scores) & set(found)):
+        if both := sorted({*taken, "loss", *scores} & set(found)):
+            owner = "another function of this task" if both[0] in scores else "the task itself"
             raise UserError(
-                f"metrics: {_name(metric)}: another function of this task has {both[0]!r}; "
-                "give one of them another name"
+                f"metrics: {_name(metric)}: {owner} has {both[0]!r}; give this one another name"
             )
         scores |= found
     return scores

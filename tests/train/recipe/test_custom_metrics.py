@@ -62,7 +62,7 @@ def test_labels_are_those_of_the_rows(kind: str) -> None:
         return float(len(predictions))
 
     predictions = {1: {"label": "y"}, 0: {"label": "x"}}
-    assert own_scores([seen], task, predictions, source_of(rows)) == {"seen": 2.0}
+    assert own_scores([seen], task, predictions, source_of(rows), taken=()) == {"seen": 2.0}
     assert found == wanted[::-1]  # in the order of the predictions
 
 
@@ -73,13 +73,13 @@ def classification() -> Task:
 def test_rows_without_label_or_prediction_do_not_count() -> None:
     source = source_of([{"label": "x"}, {"label": "y"}, {"label": "y"}])
     made: dict[int, dict[str, Any]] = {0: {"label": "x"}, 1: {}}
-    assert own_scores([pair_count, several], classification(), made, source) == {
+    assert own_scores([pair_count, several], classification(), made, source, taken=()) == {
         "pair_count": 1.0,
         "half": 0.5,
         "rows": 1.0,
     }
-    assert own_scores([pair_count], classification(), {}, source) == {}
-    assert own_scores([pair_count], classification(), made, source_of([{}, {}])) == {}
+    assert own_scores([pair_count], classification(), {}, source, taken=()) == {}
+    assert own_scores([pair_count], classification(), made, source_of([{}, {}]), taken=()) == {}
 
 
 def test_mistakes_are_one_line() -> None:
@@ -98,7 +98,8 @@ def test_mistakes_are_one_line() -> None:
         with pytest.raises(UserError, match=f"^{message}"):
             import_metrics({names[0]: [names[1]]}, tasks)
     with pytest.raises(UserError, match=r"^metrics: wrong: wrong: expected a number, got 'good'$"):
-        own_scores([wrong], tasks["mood"], {0: {"label": "x"}}, source_of([{"label": "x"}]))
+        source = source_of([{"label": "x"}])
+        own_scores([wrong], tasks["mood"], {0: {"label": "x"}}, source, taken=())
 
 
 def test_two_functions_with_one_name_are_refused() -> None:
@@ -109,9 +110,30 @@ def test_two_functions_with_one_name_are_refused() -> None:
     with pytest.raises(
         UserError, match=r"^metrics: rows: another function of this task has 'rows'"
     ):
-        own_scores([several, rows], classification(), {0: {"label": "x"}}, source)
-    twice = own_scores([rows, rows], classification(), {0: {"label": "x"}}, source)
+        own_scores([several, rows], classification(), {0: {"label": "x"}}, source, taken=())
+    twice = own_scores([rows, rows], classification(), {0: {"label": "x"}}, source, taken=())
     assert twice == {"rows": 0.0}
+
+
+@pytest.mark.parametrize("name", ["accuracy", "loss"])
+def test_the_name_of_a_metric_of_the_task_is_refused(name: str) -> None:
+    """It replaced the task's own in every report, which did not say so."""
+
+    def metric(predictions: list[dict[str, Any]], labels: list[Any]) -> dict[str, float]:
+        return {name: 0.0}
+
+    predictions = {0: {"label": "x"}}
+    with pytest.raises(
+        UserError,
+        match=f"^metrics: metric: the task itself has '{name}'; give this one another name$",
+    ):
+        own_scores(
+            [metric],
+            classification(),
+            predictions,
+            source_of([{"label": "x"}]),
+            taken=["accuracy", "f1"],
+        )
 
 
 def test_a_recipe_names_them_and_learns_the_same(tmp_path: Path) -> None:
