@@ -500,6 +500,10 @@ WRONG = {
         changed("optimizer", "betas", to=[0.9, 0.9, 0.9]),
         "optimizer.betas: expected 2 values, got [0.9, 0.9, 0.9]",
     ),
+    "folds of no table": (
+        changed("sources", "text", "folds", to={"count": 3, "held_out": 1}),
+        "sources.text: folds: needs `table`, whose rows it splits",
+    ),
     "no sources": (changed("sources", to={}), "no 'text' in `sources`; known: none"),
     "a row before the first": (
         changed("tasks", "knowledge_masking", "task_id", to=-7),
