@@ -126,7 +126,7 @@ def _network_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if "Unable to find" not in str(error):
+        if not any(f"Unable to find {x} for" in str(error) for x in ("address", "interface")):
             raise
         chosen = os.environ.get("GLOO_SOCKET_IFNAME")
         what = (
