@@ -109,11 +109,11 @@ class _StrictLoader(yaml.SafeLoader):
     """A YAML loader that rejects duplicate keys, and reads 010 as 10 and 1:30 as text, as YAML 1.2
     does: to YAML 1.1 they are 8 and 90."""
 
-    def construct_yaml_int(self, node: yaml.ScalarNode) -> int | str:
+    def construct_number(self, node: yaml.ScalarNode) -> int | str:
         digits = node.value.replace("_", "")
         if digits.lstrip("+-").isdecimal():
             return int(digits)
-        return node.value if ":" in digits else super().construct_yaml_int(node)
+        return node.value if ":" in digits else self.construct_yaml_int(node)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
@@ -143,7 +143,7 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_yaml_int)
+_StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_number)
 
 
 # ---- overrides ----
