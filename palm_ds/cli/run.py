@@ -16,7 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="give up after N restarts in a row without a new checkpoint (5)",
     )
-    add("--min_hosts", type=int, metavar="N", help="start only if N hosts answer (1)")
+    add(
+        "--min_hosts",
+        type=int,
+        metavar="N",
+        help="start only if N hosts answer (1); fewer are a failure",
+    )
     add(
         "--silence",
         type=float,

@@ -106,7 +106,14 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """A YAML loader that rejects duplicate keys."""
+    """A YAML loader that rejects duplicate keys, and reads 010 as 10 and 1:30 as text, as YAML 1.2
+    does: to YAML 1.1 they are 8 and 90."""
+
+    def construct_number(self, node: yaml.ScalarNode) -> int | str:
+        digits = node.value.replace("_", "")
+        if digits.lstrip("+-").isdecimal():
+            return int(digits)
+        return node.value if ":" in digits else self.construct_yaml_int(node)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
@@ -134,6 +141,9 @@ class _StrictLoader(yaml.SafeLoader):
                 )
             seen.add(key if isinstance(key, str) else None)
         return super().construct_mapping(node, deep)
+
+
+_StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_number)
 
 
 # ---- overrides ----

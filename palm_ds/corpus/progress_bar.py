@@ -37,19 +37,20 @@ def _bar(console: Console, total: int, done: int) -> Iterator[ProgressCallback]:
         TextColumn("preparing"),
         BarColumn(),
         TextColumn("{task.percentage:3.0f} %"),
-        TextColumn("{task.fields[speed]:.1f} MB/s"),
+        TextColumn("{task.fields[speed]}"),
         TimeRemainingColumn(),
     )
     began = time.monotonic()
     with Progress(*columns, console=console) as bars:
-        task = bars.add_task("", total=total, completed=done, speed=0.0)
+        task = bars.add_task("", total=total, completed=done, speed="")
 
         def watch(text_bytes: int, input_bytes: int) -> None:
             nonlocal began
             if not text_bytes:  # still training the tokenizer or mining phrases
                 began = time.monotonic()
             speed = text_bytes / _MB / max(time.monotonic() - began, 1e-3)
-            bars.update(task, completed=done + input_bytes, speed=speed)
+            shown = f"{speed:.1f} MB/s" if text_bytes else ""
+            bars.update(task, completed=done + input_bytes, speed=shown)
 
         yield watch
 

@@ -137,7 +137,25 @@ class Filler:
         self, ids: np.ndarray, at: np.ndarray, truths: np.ndarray, *, top: int
     ) -> list[Hidden]:
         """Guesses at some positions of a text, with the true tokens' probabilities."""
-        return best_guesses(self.probabilities(ids, at), at, truths, top=top)
+        return self.best_guesses(self.probabilities(ids, at), at, truths, top=top)
+
+    def best_guesses(
+        self, probabilities: torch.Tensor, at: np.ndarray, truths: np.ndarray, *, top: int
+    ) -> list[Hidden]:
+        """The most probable tokens at each of the positions `at`, given probabilities
+        (len(at), vocab_size); never a special token, which no text can have there."""
+        words = torch.from_numpy(self.tokenizer.vocabulary.regular).to(probabilities.device)
+        best = probabilities[:, words].topk(min(top, len(words)))
+        ids = words[best.indices]
+        return [
+            Hidden(
+                position=int(place),
+                guesses=list(zip(ids[k].tolist(), best.values[k].tolist(), strict=True)),
+                truth=int(truth),
+                truth_probability=float(probabilities[k, truth]) if truth >= 0 else 0.0,
+            )
+            for k, (place, truth) in enumerate(zip(at, truths, strict=True))
+        ]
 
     def _parts(self, text: str) -> list[_Part]:
         """The text between its masks, and the masks."""
@@ -198,23 +216,6 @@ class _Part:
     ids: list[int]
     truths: list[int]
     starts: list[int] = field(default_factory=list)
-
-
-def best_guesses(
-    probabilities: torch.Tensor, at: np.ndarray, truths: np.ndarray, *, top: int
-) -> list[Hidden]:
-    """The most probable tokens at each of the positions `at`, given probabilities
-    (len(at), vocab_size)."""
-    best = probabilities.topk(min(top, probabilities.shape[1]))
-    return [
-        Hidden(
-            position=int(place),
-            guesses=list(zip(best.indices[k].tolist(), best.values[k].tolist(), strict=True)),
-            truth=int(truth),
-            truth_probability=float(probabilities[k, truth]) if truth >= 0 else 0.0,
-        )
-        for k, (place, truth) in enumerate(zip(at, truths, strict=True))
-    ]
 
 
 def _whole_word(word: str, *, any_case: bool) -> re.Pattern[str]:

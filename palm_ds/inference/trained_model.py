@@ -52,7 +52,6 @@ from palm_ds.train.setup.build import build_model
 from palm_ds.weights import weights_folder
 from palm_ds.weights.formats import native
 from palm_ds.weights.formats.contents import (
-    NO_POOLER,
     CheckpointContents,
     fitting_tokenizer,
     read_tokenizer,
@@ -91,9 +90,8 @@ class TrainedModel(Settings):
         """Open a run folder (its weights/, else best/, else its newest good checkpoint, with a
         warning that says which), or a checkpoint of any format. Raises UserError."""
         contents = open_model(path)
-        for note in contents.all_notes:
-            if note != NO_POOLER:  # nothing is trained here
-                log.warning("%s", note)
+        for note in contents.notes_on_use:
+            log.warning("%s", note)
         model = cls(
             contents=contents,
             device=torch.device(device),

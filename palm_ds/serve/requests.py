@@ -25,7 +25,7 @@ from palm_ds.data.tasks.example import Example
 from palm_ds.data.tasks.task import TableTask
 from palm_ds.data.tasks.text_generation import TextGenerator, generate_texts
 from palm_ds.inference.embedder import EmbeddingSettings, Text
-from palm_ds.inference.fill_mask import Filled, Filler, MaskedText, as_record, best_guesses
+from palm_ds.inference.fill_mask import Filled, Filler, MaskedText, as_record
 from palm_ds.inference.predict_files import without_labels
 from palm_ds.inference.predictor import EncoderPass
 from palm_ds.inference.search.vectors import unit
@@ -294,7 +294,7 @@ def fill_work(model: ServedModel, texts: Sequence[str], top: int) -> Work:
 
     def record(text: str, each: MaskedText, scores: Scores) -> dict[str, Any]:
         probabilities = torch.from_numpy(scores[filler.task]).softmax(-1)
-        guesses = best_guesses(probabilities, each.at, each.truths, top=top)
+        guesses = filler.best_guesses(probabilities, each.at, each.truths, top=top)
         return as_record(filler, text, Filled(each.ids, guesses))
 
     def finish(scores: Sequence[Scores]) -> list[dict[str, Any]]:

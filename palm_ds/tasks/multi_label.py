@@ -46,7 +46,8 @@ class MultiLabel(WholeTextTask, ClassesTask):
     """Predicts any number of classes."""
 
     threshold: InnerShare = 0.5
-    """Minimum probability at which a class is predicted."""
+    """Minimum probability at which a class is predicted. Of a task that shares a head, predictions
+    and their metrics follow its own; `accuracy` beside the loss follows that of the head's task."""
     separator: str = ","
     """Separator between the classes in a text cell."""
     nothing: str = "none"

@@ -62,6 +62,8 @@ _FAMILIES = {
 _LOWER = ("bert", _MPNET)
 """Those that lower-case texts by default."""
 _LIKE_ROBERTA = (*_ROBERTA, "XLMRoberta", "Camembert")
+_PREFIXING = ("Albert", "XLMRoberta", "Camembert")
+"""Those that mark no word at all with `add_prefix_space: false`, whatever tokenizer.json says."""
 _WITHOUT_TOKEN_TYPES = ("DistilBert", "MPNet", *_LIKE_ROBERTA)
 ROBERTA_ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
 """{role: token} of RoBERTa's classes."""
@@ -144,6 +146,11 @@ def read_settings(folder: Path) -> TokenizerSettings:
     named = values.get("tokenizer_class") or _class_of_model(folder)
     name = str(named or "").removesuffix("Fast").removesuffix("Tokenizer")
     known = f"{name}Tokenizer" in _CLASS_OF_MODEL.values() or named in _ANY or not named
+    if name in _PREFIXING and values.get("add_prefix_space") is False:
+        raise UserError(
+            f"{folder / _FILE}: add_prefix_space: false is not known here for {name}Tokenizer; "
+            "remove it if the model was trained with a space before each text, as is usual"
+        )
     values, tokens, ids = _tokens(folder, values)
     family = _FAMILIES.get(name, "")
     usual = "roberta" if name in _LIKE_ROBERTA else family

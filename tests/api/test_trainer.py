@@ -371,7 +371,7 @@ def test_an_interrupted_training_saves_and_another_one_resumes_it(tables, tmp_pa
     second.train(events.append)
     assert events[0] == palm.event.BeginTraining(step=6)
     assert same(weights_of(second), trained.weights)
-    with pytest.raises(UserError, match="holds a run of a different recipe: .*lr"):
+    with pytest.raises(UserError, match="holds a finished run of a different recipe: .*lr.*init_"):
         trainer(tables, epochs=3, lr=1e-4, folder=tmp_path / "run").train()
 
 

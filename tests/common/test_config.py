@@ -156,6 +156,14 @@ def test_overrides() -> None:
             parse_override(f"seed={value}")
 
 
+def test_numbers_are_those_of_yaml_1_2(tmp_path: Path) -> None:
+    """010 was octal, and so 8, as 08 was; 1:30 was 90."""
+    file = tmp_path / "a.yaml"
+    file.write_text("a: [010, -007, 1_000, 0x10, 0b11]\nb: 1:30\n")
+    assert read_yaml(file) == {"a": [10, -7, 1000, 16, 3], "b": "1:30"}
+    assert parse_override("seed=010") == ("seed", 10)
+
+
 def test_an_override_leaves_an_alias_alone(tmp_path: Path) -> None:
     """YAML makes one object of `&name` and `*name`; the rows of b were those of a, too."""
     file = tmp_path / "a.yaml"

@@ -103,13 +103,23 @@ def test_probabilities_equal_hugging_faces(tmp_path: Path, config: EncoderConfig
     with torch.no_grad():
         wanted = theirs(**inputs).logits[0, 4].softmax(-1)
     for name in ("", "weights", "hf"):
-        filled = TrainedModel.open(tmp_path / name).filler().fill(CAPITAL, top=100)
+        filler = TrainedModel.open(tmp_path / name).filler()
+        filled = filler.fill(CAPITAL, top=100)
         assert filled.ids.tolist() == inputs["input_ids"][0].tolist()
         (hidden,) = filled.hidden
+        assert filler.probabilities(filled.ids, np.array([4])).allclose(wanted, atol=1e-6)
         got = dict(hidden.guesses)
-        assert hidden.position == 4 and len(got) == TOKENIZER.size
-        assert torch.tensor([got[i] for i in range(len(got))]).allclose(wanted, atol=1e-6)
+        assert hidden.position == 4 and len(got) == TOKENIZER.size - len(SPECIALS)
+        assert torch.tensor(list(got.values())).allclose(wanted[list(got)], atol=1e-6)
         assert [p for _, p in hidden.guesses] == sorted(got.values(), reverse=True)
+
+
+def test_special_tokens_are_never_proposed(run_folder: Path) -> None:
+    """An untrained model proposed [PAD] and [MASK] as any other token."""
+    filler = TrainedModel.open(run_folder).filler()
+    (hidden,) = filler.fill(CAPITAL, top=TOKENIZER.size).hidden
+    proposed = TOKENIZER.tokens([word for word, _ in hidden.guesses])
+    assert len(proposed) > 5 and not {*SPECIALS} & {*proposed}
 
 
 def test_a_task_has_its_own_embedding_and_head(run_folder: Path) -> None:
@@ -144,7 +154,8 @@ def test_masks_are_predicted_independently(run_folder: Path) -> None:
     assert [hidden.position for hidden in both.hidden] == [2, 4]
     alone = [filler.probabilities(both.ids, np.array([at])) for at in (2, 4)]
     for hidden, wanted in zip(both.hidden, alone, strict=True):
-        assert [p for _, p in hidden.guesses] == pytest.approx(wanted.topk(4).values[0].tolist())
+        words = wanted[0, TOKENIZER.vocabulary.regular]
+        assert [p for _, p in hidden.guesses] == pytest.approx(words.topk(4).values.tolist())
 
 
 def test_chinese_text_has_one_token_per_character(run_folder: Path) -> None:

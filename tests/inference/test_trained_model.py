@@ -389,7 +389,9 @@ def test_only_a_training_is_told_that_its_start_has_no_pooler(
     caplog.set_level(logging.WARNING, "palm_ds")
     assert TrainedModel.open(folder).embedder().embed(["so good"]).shape == (1, 16)
     assert "pooler" not in caplog.text
-    assert any("no pooler" in note for note in open_model(folder).all_notes)
+    contents = open_model(folder)
+    assert any("no pooler" in note for note in contents.all_notes)
+    assert not any("no pooler" in note for note in contents.notes_on_use)
 
 
 def test_predictions_have_the_rotary_base_of_the_stage_of_the_weights(tmp_path: Path) -> None:

@@ -122,6 +122,8 @@ def test_python_without_torch(converted: Path) -> None:
     assert len(found[0]["names"]) == 6, "a tag for each word"
     (pair,) = output_of(out, "--pair", "cat", "the cat sat on a mat")
     assert pair["answer"] and pair["answer"] in "the cat sat on a mat"
+    (nothing,) = output_of(out, "--pair", "cat", "")
+    assert nothing["answer"] == ""  # a traceback: max() of no spans
 
 
 def test_a_graph_without_vectors(converted: Path, tmp_path: Path) -> None:

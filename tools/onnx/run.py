@@ -115,9 +115,12 @@ def _tokens(values: np.ndarray, encoding: Encoding, about: dict[str, Any]) -> An
 
 
 def _answer(text: str, encoding: Encoding, start: np.ndarray, end: np.ndarray) -> str:
-    """The part of the second text with the highest start + end score, of at most 30 tokens."""
+    """The part of the second text with the highest start + end score, of at most 30 tokens; empty
+    if the input has none of the text."""
     inside = [n for n, sequence in enumerate(encoding.sequence_ids) if sequence == 1]
     spans = [(a, b) for a in inside for b in inside if a <= b < a + 30]
+    if not spans:
+        return ""
     first, last = max(spans, key=lambda span: start[span[0]] + end[span[1]])
     return text[encoding.offsets[first][0] : encoding.offsets[last][1]]
 
@@ -129,6 +132,8 @@ def main() -> None:
     parser.add_argument("--file", default="model.onnx")
     parser.add_argument("--pair", action="store_true", help="the texts are one pair")
     args = parser.parse_args()
+    if args.pair and len(args.texts) != 2:
+        parser.error(f"--pair: expected two texts, got {len(args.texts)}")
     model = OnnxFolder(args.folder, args.file)
     texts = [tuple(args.texts)] if args.pair else args.texts
     heads = {n: x for n, x in model.about["heads"].items() if args.pair or len(x["outputs"]) == 1}

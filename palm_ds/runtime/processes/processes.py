@@ -12,8 +12,8 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
@@ -120,6 +120,26 @@ class Processes:
         rank_status.report(self.rank, saved=step)
 
 
+@contextmanager
+def _network_errors() -> Iterator[None]:
+    """Raises UserError if gloo, which even a process alone starts, has no interface to use."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(f"Unable to find {x} for" in str(error) for x in ("address", "interface")):
+            raise
+        chosen = os.environ.get("GLOO_SOCKET_IFNAME")
+        what = (
+            f"GLOO_SOCKET_IFNAME={chosen}: no such network interface; correct or unset it"
+            if chosen
+            else f"{host_name()}: no network interface has the address of this name, nor "
+            "127.0.0.1; turn on the loopback interface (`ip link set lo up`), or name another in "
+            "GLOO_SOCKET_IFNAME"
+        )
+        raise UserError(what) from None
+
+
+@_network_errors()
 def start(ds_config: DSConfig) -> Processes:
     """Join the processes of the run. Later calls have no effect but return the same group."""
     import_deepspeed()

@@ -5,6 +5,7 @@ All raise UserError. They need neither data nor processes.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -329,6 +330,8 @@ def assign_task_ids(tasks: Mapping[str, Task], slots: int) -> dict[str, int]:
         if not task.share:
             given = task.task_id if task.task_id >= 0 or task.reads == "corpus" else 0
             ids[name] = (given if given >= 0 else len(ids)) if slots else 0
+    if slots:
+        _move_from_chosen_rows(ids, [tasks[name] for name in ids if tasks[name].reads == "corpus"])
     if slots and max(ids.values(), default=0) >= slots:
         raise UserError(
             f"tasks: {counted(len(ids), 'task')} with a task embedding, but backbone.task_types is "
@@ -339,6 +342,15 @@ def assign_task_ids(tasks: Mapping[str, Task], slots: int) -> dict[str, int]:
             raise UserError(f"tasks.{name}.share: {_owner_instead(name, tasks)}")
     shared = {name: ids[task.share] for name, task in tasks.items() if task.share}
     return ids | shared
+
+
+def _move_from_chosen_rows(ids: dict[str, int], corpus_tasks: Sequence[Task]) -> None:
+    """A numbered task whose row another task has as its `task_id` gets the first that is free."""
+    chosen = {task.task_id for task in corpus_tasks}
+    for task in corpus_tasks:
+        if task.task_id < 0 and ids[task.name] in chosen:
+            taken = {*ids.values()}
+            ids[task.name] = next(row for row in itertools.count() if row not in taken)
 
 
 def _owner_instead(name: str, tasks: Mapping[str, Task]) -> str:

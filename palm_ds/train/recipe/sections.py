@@ -172,9 +172,9 @@ class EvaluateSettings(Settings):
     """With `best`: stop after this many evaluations without improvement; 0: never."""
 
     metrics: dict[str, list[str]] = field(default_factory=dict)
-    """{task: [module.function, ...]}: metrics of your own, reported after the task's. A function
-    gets two lists, the predictions and the labels of the rows, and returns a number or {metric:
-    number}."""
+    """{task: [module.function, ...]}: metrics of your own, reported after the task's; one with the
+    name of a task's metric replaces it. A function gets two lists, the predictions and the labels
+    of the rows, and returns a number or {metric: number}."""
     pairs: str | list[str] = ""
     """Files or patterns of minimal pairs (docs/tasks.md), each a paradigm: every evaluation also
     reports how often the masked-LM head prefers the good sentence, as `task (minimal pairs)`."""

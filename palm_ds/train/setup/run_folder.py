@@ -88,9 +88,12 @@ def check_folder(run: RunSpec, data: Data) -> list[str]:
     changed = [line for line in changes if not _concerns(line, allowed)]
     if changed:
         more = f" (and {len(changed) - 4} more)" if len(changed) > 4 else ""
+        finished = "" if unfinished else " finished"
+        onward = f" (`init_from: {run.folder}` starts from its weights)" if finished else ""
         raise UserError(
-            f"{run.folder}: holds a run of a different recipe: {'; '.join(changed[:4])}{more}. "
-            "Choose another folder, or restore the recipe and its data"
+            f"{run.folder}: holds a{finished} run of a different recipe: "
+            f"{'; '.join(changed[:4])}{more}. Choose another folder{onward}, or restore the recipe "
+            "and its data"
         )
     return changes
 

@@ -106,7 +106,7 @@ class DistillationPlan:
             for folder in self.folders
         ]
         lines += [
-            f"teacher: {note}" for folder in self.folders for note in folder.contents.all_notes
+            f"teacher: {note}" for folder in self.folders for note in folder.contents.notes_on_use
         ]
         if self.stored:
             lines.append(f"teacher: {self.stored.line}; teaches {', '.join(self.soft_tasks)}")

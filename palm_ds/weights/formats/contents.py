@@ -26,10 +26,13 @@ from palm_ds.text.tokenizer import Tokenizer, load_tokenizer
 
 OPTIMIZER = "optimizer state"
 """Why moments, step counts and learning rates are skipped."""
-NO_POOLER = "no pooler: tasks on whole texts would start with a newly initialized one"
-"""A note on a checkpoint to start a training from."""
 
 
+class TrainingNote(str):
+    """A remark that matters only to a training that starts from the checkpoint."""
+
+
+NO_POOLER = TrainingNote("no pooler: tasks on whole texts would start with a newly initialized one")
 _MAX_NAME_LENGTH = 1000
 BUFFER, COPY, USUAL = "a buffer", "a copy of ", "says what is usual"
 """Lossless reasons: constants that every model recreates, the second name of a tied tensor, and
@@ -134,6 +137,11 @@ class CheckpointContents:
     @property
     def all_notes(self) -> tuple[str, ...]:
         return (*self.folder_notes, *self.notes)
+
+    @property
+    def notes_on_use(self) -> tuple[str, ...]:
+        """Those that matter where nothing is trained from it."""
+        return tuple(note for note in self.all_notes if not isinstance(note, TrainingNote))
 
     @property
     def task_id(self) -> int:

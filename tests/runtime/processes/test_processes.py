@@ -41,6 +41,19 @@ def test_one_process_alone_is_quiet() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_a_network_interface_that_is_not_there_is_one_line() -> None:
+    code = (
+        "import os; os.environ['GLOO_SOCKET_IFNAME'] = 'nosuch'\n"
+        "from palm_ds.runtime.deepspeed.ds_config import make_ds_config\n"
+        "from palm_ds.runtime.processes.processes import start\n"
+        "start(make_ds_config({}))"
+    )
+    last = run(code).stderr.strip().splitlines()[-1]
+    assert last.endswith(
+        "UserError: GLOO_SOCKET_IFNAME=nosuch: no such network interface; correct or unset it"
+    )
+
+
 def test_a_process_ends_with_its_own_code_before_destructors_abort_it() -> None:
     code = (
         "import atexit, ctypes, sys, threading, time\n"

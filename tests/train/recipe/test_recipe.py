@@ -184,6 +184,24 @@ def test_tasks_that_share_a_head_share_its_id(tmp_path):
     assert recipe.task_ids["phrases"] == recipe.task_ids["knowledge_masking"] == 0
 
 
+@pytest.mark.parametrize(
+    ("chosen", "rows"),
+    [
+        ({}, [0, 1, 2]),
+        ({"sentence_reordering": 2}, [0, 2, 1]),
+        ({"knowledge_masking": 1}, [1, 0, 2]),
+        ({"sentence_distance": 0}, [2, 1, 0]),
+        ({"knowledge_masking": 2, "sentence_distance": 2}, [2, 1, 2]),
+    ],
+)
+def test_no_task_gets_a_row_that_another_has_chosen(chosen, rows):
+    """Two tasks shared a row of the task embedding that only one of them had named."""
+    values = changed("tasks", "sentence_distance", to={"source": "text"})
+    for name, row in chosen.items():
+        values["tasks"][name]["task_id"] = row
+    assert [*make_recipe(values).task_ids.values()] == rows
+
+
 def test_a_task_behind_another_uses_the_row_that_its_texts_have(tmp_path):
     """That of its own was never trained, and yet hf/, fill-mask and embeddings used it."""
     values = changed("tasks", "retromae", to={"source": "text"})
@@ -481,6 +499,10 @@ WRONG = {
     "three betas": (
         changed("optimizer", "betas", to=[0.9, 0.9, 0.9]),
         "optimizer.betas: expected 2 values, got [0.9, 0.9, 0.9]",
+    ),
+    "folds of no table": (
+        changed("sources", "text", "folds", to={"count": 3, "held_out": 1}),
+        "sources.text: folds: needs `table`, whose rows it splits",
     ),
     "no sources": (changed("sources", to={}), "no 'text' in `sources`; known: none"),
     "a row before the first": (

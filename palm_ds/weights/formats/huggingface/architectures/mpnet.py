@@ -44,8 +44,9 @@ _MASKED_LM = {
 }
 _BUCKETS, _USUAL_BUCKETS = "relative_attention_num_buckets", 32
 """The key, and the number that transformers computes with, whatever the key says."""
-_OFFSET = 2
-"""The row of the first position; MPNet's code takes 1 for the id of padding everywhere."""
+_OFFSET, _PAD = 2, 1
+"""The row of the first position, and the id that MPNet's code takes for padding everywhere: others
+would have positions as tokens, and a word with this id none."""
 _OWN_DENSE, _NO_POOLER = "own dense", "no pooler"
 _CLASS_DEFAULTS = {"vocab_size": 30_527, "max_position_embeddings": 512, "layer_norm_eps": 1e-12}
 
@@ -94,7 +95,7 @@ class MPNetArchitecture(Architecture):
         return _OWN_DENSE if "classifier.out_proj.weight" in names else ""
 
     def read_config(self, about: Mapping[str, Any], where: str) -> EncoderConfig:
-        check_only(about, {_BUCKETS: (_USUAL_BUCKETS,)}, where)
+        check_only(about, {_BUCKETS: (_USUAL_BUCKETS,), "pad_token_id": (_PAD, None)}, where)
         values = {**_CLASS_DEFAULTS, **about}
         return read_usual(
             values,
@@ -112,7 +113,9 @@ class MPNetArchitecture(Architecture):
     def family_of(self, config: EncoderConfig) -> str:
         """Also with a task embedding: a row of it is folded into the positions."""
         usual = MPNet.options_of(config).relative_buckets == _USUAL_BUCKETS
-        return self.kind if usual and (config.position_offset, config.pad) == (_OFFSET, 1) else ""
+        return (
+            self.kind if usual and (config.position_offset, config.pad) == (_OFFSET, _PAD) else ""
+        )
 
     def no_family(self, config: EncoderConfig) -> str:
         if (buckets := MPNet.options_of(config).relative_buckets) != _USUAL_BUCKETS:
@@ -121,8 +124,8 @@ class MPNetArchitecture(Architecture):
                 f"encoder has {buckets}"
             )
         return (
-            f"Hugging Face's MPNet counts positions from {_OFFSET} and has padding 1, but this "
-            f"encoder has {config.position_offset} and {config.pad}"
+            f"Hugging Face's MPNet counts positions from {_OFFSET} and has padding {_PAD}, but "
+            f"this encoder has {config.position_offset} and {config.pad}"
         )
 
     def reshape(
