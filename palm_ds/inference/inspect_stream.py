@@ -73,7 +73,7 @@ class View:
         return [self._own(number) if number < 0 else token for number, token in pairs]
 
     def _own(self, number: int) -> str:
-        """What an id below 0 stands for, which a task has beside the vocabulary."""
+        """The text of an id below 0, which a task has in addition to the vocabulary."""
         tasks = (task for dataset in self.datasets for task in dataset.tasks)
         named = next(filter(None, (task.own_token(number) for task in tasks)), f"<{number}>")
         if isinstance(named, str):

@@ -81,7 +81,7 @@ class PredictionSummary:
     reports: Mapping[str, ScoreReport]
     """{task: scores by class}, as far as tasks have such."""
     notes: Sequence[str]
-    """What the user should know."""
+    """Remarks for the user."""
     files: Sequence[Path]
 
 
@@ -331,7 +331,7 @@ def _scores(
 
 
 def _may_score(task: TableTask, source: TableSource) -> bool:
-    """Not if it needs labels and the input has none of any kind."""
+    """False if it needs labels and the input has none of any kind."""
     labels = task.label_roles()
     return not labels or any(is_label(role) or role in labels for role in source.columns)
 

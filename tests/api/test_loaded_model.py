@@ -189,7 +189,7 @@ def test_a_repository_of_the_hub_by_its_name(
     (repository / "refs").mkdir()
     (repository / "refs/main").write_text("0123")
     assert [each["label"] for each in palm.load("org/mood")(TEXTS)] == ["no", "yes", "no", "yes"]
-    with pytest.raises(UserError, match="org/none: no such file or folder, and not from the Hug"):
+    with pytest.raises(UserError, match="org/none: no such file or folder, and it could not be"):
         palm.load("org/none")
 
 

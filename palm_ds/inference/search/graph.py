@@ -104,8 +104,8 @@ class Graph:
 
 
 def load_graph(folder: Path, name: str, size: int, rows: int) -> Graph:
-    """The graph of an index with so many rows; an empty one if its file is absent, damaged, or of
-    something else."""
+    """The graph of an index with this many rows; an empty one if its file is absent, damaged, or
+    that of something else."""
     graph = Graph(name, size)
     try:
         with (folder / FILE).open("rb") as file:

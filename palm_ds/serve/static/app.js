@@ -53,7 +53,7 @@ async function call(path, body, signal) {
 
 // ---- what can be tried ----
 
-const SAMPLE = "The tower in Paris is 330 metres tall.";
+const SAMPLE = "The tower in Paris is 330 meters tall.";
 // `short`: Enter runs; Shift + Enter begins another line
 const field = (name, label, rows, value, short = false) => ({ name, label, rows, value, short });
 /** A row from what was typed: fields left empty that may be are not in it. */

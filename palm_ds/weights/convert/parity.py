@@ -174,9 +174,9 @@ def _run(side: RunnableCheckpoint, inputs: Sequence[Texts]) -> list[Outputs]:
 
 @contextmanager
 def _releasing_memory() -> Iterator[None]:
-    """Return the memory of what was made inside to the system: modules form cycles, and glibc
-    keeps small blocks. Objects made while no garbage is collected stay in the youngest generation,
-    so that nothing older is searched: all of torch would take half a second."""
+    """Return the memory that was allocated inside to the system: modules form cycles, and glibc
+    keeps small blocks. Objects created while garbage collection is off stay in the youngest
+    generation, so only this one is searched: all of torch would take half a second."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -28,14 +28,15 @@ def locate(source: Path, revision: str = "") -> tuple[Path, str]:
     name = source.as_posix()
     if _is_there(source) or not is_hub_name(name):
         if revision:
-            raise UserError(f"revision: {source} has none; repositories of the hub have")
+            raise UserError(f"revision: only for repositories on the hub; {source} is not one")
         return source, ""
     try:
         snapshot = hub_snapshot(name, revision or None)
     except UserError as error:
         why = str(error).removeprefix(f"{name}: ")
         missing = f"no such file or folder{suggest_path(source)}"
-        raise UserError(f"{name}: {missing}, and not from the Hugging Face hub: {why}") from None
+        hub = f"it could not be taken from the Hugging Face hub: {why}"
+        raise UserError(f"{name}: {missing}, and {hub}") from None
     return snapshot.folder, f"{name} on the Hugging Face hub, revision {snapshot.revision}"
 
 

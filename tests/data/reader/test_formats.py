@@ -306,11 +306,15 @@ def test_dataset_folders(dataset: datasets.Dataset, tmp_path: Path) -> None:
     datasets.DatasetDict(train=dataset, test=dataset.select([0])).save_to_disk(tmp_path / "two")
     train = TableSettings(columns={"qid": "inner.kind"}, split="train")
     check_columns(open_table(str(tmp_path / "two"), train), "train")
-    with pytest.raises(UserError, match=r"two: several splits; split: one of test, train$"):
+    with pytest.raises(
+        UserError, match=r"two: has several splits; set `split` to one of test, train$"
+    ):
         open_table(str(tmp_path / "two"), settings)
-    with pytest.raises(UserError, match=r"two: no split 'dev'; split: one of test, train$"):
+    with pytest.raises(
+        UserError, match=r"two: has no split 'dev'; set `split` to one of test, train$"
+    ):
         open_table(str(tmp_path / "two"), TableSettings(split="dev"))
-    with pytest.raises(UserError, match=r"one: split: train, but it is one dataset"):
+    with pytest.raises(UserError, match=r"one: is a dataset without splits; remove `split: train`"):
         open_table(str(tmp_path / "one"), TableSettings(split="train"))
 
 

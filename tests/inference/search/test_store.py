@@ -278,7 +278,9 @@ def test_mistakes_in_one_line(tmp_path: Path) -> None:
     vectors.write_bytes(whole)
     with closing(sqlite3.connect(folder / "texts.sqlite")) as connection:
         connection.execute("PRAGMA user_version = 9")
-    with pytest.raises(UserError, match="texts.sqlite: is of another version of palm_ds; `palm-ds"):
+    with pytest.raises(
+        UserError, match="texts.sqlite: was made by another version of palm_ds; build"
+    ):
         open_index(folder)
     (folder / "texts.sqlite").write_bytes(b"no database" * 99)
     with pytest.raises(StoreError, match="texts.sqlite: file is not a database"):

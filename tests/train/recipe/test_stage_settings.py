@@ -354,7 +354,7 @@ def phase(**values: Any) -> list[dict[str, Any]]:
         ),
         (
             {"stages": [{MASKS: 4, APART: "900 tokens", "length": 32}], "schedule": {}},
-            r"stages.0: amounts in steps and in tokens do not mix with its own batch",
+            r"stages.0: has a batch of its own, so all its amounts must be in steps, or none",
         ),
         (
             {"stages": [{MASKS: "9000 tokens", APART: "30 tokens", "length": 32}], "schedule": {}},
@@ -403,7 +403,7 @@ def phase(**values: Any) -> list[dict[str, Any]]:
         ({"stages": phase(rat=0.3)}, r"stages: no task 'rat' in `tasks`"),
         (
             {"stages": {"joint": [MASKS], "steps": 9, "settings": []}},
-            r"stages.settings: expected a list with a mapping for each stage, got 0 for 1",
+            r"stages.settings: expected a list of 1 mapping, one for each stage, got 0",
         ),
         (
             {"stages": {"joint": [MASKS], "steps": 9, "settings": [{"rat": 0.3}]}},

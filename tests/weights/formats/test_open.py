@@ -306,7 +306,7 @@ MALFORMED: dict[str, tuple[Spoils, str]] = {
     ),
     "900 layers": (
         number("layers", 900),
-        "900 layers in .* tensors|CONFIG: num_hidden_layers is 900, but the tensors have 2",
+        "900 layers, but there are only|CONFIG: num_hidden_layers is 900, but the tensors have 2",
     ),
     "layers without end": (
         number("layers", 10**12),

@@ -126,7 +126,10 @@ def _huggingface(
     shards: Shards, prefix: str, file: Path, untied_head: str | None
 ) -> CheckpointContents:
     if file.name == INFO:
-        raise UserError(f"{shards.folder}: a Hugging Face model, but {file} is palm_ds's")
+        raise UserError(
+            f"{shards.folder}: has a Hugging Face model, but {file} describes a palm_ds one; give "
+            "its config.json with --config"
+        )
     about, config = read_config(file.parent)
     kind = about["model_type"]
     family = FAMILIES[kind]

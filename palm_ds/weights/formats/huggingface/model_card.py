@@ -133,8 +133,8 @@ def _notes(plan: ExportPlan, made: Provenance) -> tuple[str, ...]:
         return made.notes
     unmasked = " from the text before it; attention is causal" if reading == "causal" else ""
     return (
-        f"Its output at a place is for the next token{unmasked}: the scores of a masked token are "
-        "those at the place before it, which pipelines do not know.",
+        f"Its output at a position predicts the next token{unmasked}: the scores of a masked token "
+        "are those at the position before it, which pipelines do not know.",
         *made.notes,
     )
 

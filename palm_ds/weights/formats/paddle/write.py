@@ -100,7 +100,7 @@ def plan(
         raise UserError("head_class: PaddleNLP has no ForNextSentencePrediction")
     families = architecture_for(config).families
     if not any(family.paddle_tokenizer for family in families.values()):
-        raise UserError(f"PaddleNLP has no encoder like {config.kind}; --to huggingface has")
+        raise UserError(f"PaddleNLP has no {config.kind} encoder; use --to huggingface")
     if target.family and not FAMILIES[target.family].paddle_tokenizer:
         raise UserError(f"family: {target.family} is not written for PaddleNLP; use roberta")
     untied = () if config.tie_word_embeddings else _masked_lm_heads(heads)
@@ -167,7 +167,7 @@ def write(plan: ExportPlan, folder: Path, *, tokenizer: Tokenizer | None = None)
 
 
 def why_no_tokenizer(tokenizer: Tokenizer, family: str) -> str:
-    """Reason why PaddleNLP has no class for a tokenizer of this family; empty if it has."""
+    """The reason PaddleNLP has no class for a tokenizer of this family; empty if it has one."""
     if family == ERNIE_M and is_ernie_m_backend(tokenizer.backend):
         return ""
     if tokenizer.kind == "wordpiece" or is_roberta_bpe(tokenizer.backend):

@@ -398,7 +398,7 @@ def test_only_stages_of_zero_are_looked_up(tmp_path: Path, zero_stages, name: ob
     path = shards(tmp_path / "run", model(), 1, 1)
     asked = GetAttr(zero_stages, name)
     edit(path, "optim", lambda x: x["optimizer_state_dict"].update(zero_stage=asked))
-    with pytest.raises(UserError, match="is no stage of ZeRO; refused") as error:
+    with pytest.raises(UserError, match="is not a ZeRO stage; refused") as error:
         deepspeed.open_contents(path)
     assert "\x1b" not in str(error.value)
 
@@ -408,5 +408,5 @@ def test_attributes_of_anything_else_are_refused(tmp_path: Path, owner: object) 
     path = shards(tmp_path / "run", model(), 1, 1)
     asked = GetAttr(owner, "weights")
     edit(path, "optim", lambda x: x["optimizer_state_dict"].update(zero_stage=asked))
-    with pytest.raises(UserError, match="asks for an attribute of something that is no enum"):
+    with pytest.raises(UserError, match="asks for an attribute of something not an enum"):
         deepspeed.open_contents(path)

@@ -428,7 +428,7 @@ def test_the_class_fits_the_heads(target: dict, wanted: str, tmp_path: Path) -> 
         ({"head": "distance", "head_class": "ForTokenClassification"}, ["distance", "whole texts"]),
         ({"head": "distance", "head_class": "ForMultipleChoice"}, ["distance", "3 classes", "1"]),
         ({"head": "capital", "head_class": "ForQuestionAnswering"}, ["3 classes"]),
-        ({"head_class": "ForTokenClassification"}, ["head_class", "give the head"]),
+        ({"head_class": "ForTokenClassification"}, ["head_class", "name the head"]),
         ({"words": "other"}, ["words", "other", "masked_words"]),
         ({"family": "roberta", "head_class": "ForNextSentencePrediction"}, ["Hugging Face has no"]),
         ({"task_id": 5}, ["task_id", "5"]),

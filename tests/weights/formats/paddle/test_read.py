@@ -534,7 +534,9 @@ def test_a_module_of_paddlehub(tmp_path: Path) -> None:
     assert (contents.config.vocab_size, contents.tokenizer) == (size, folder / "vocab.txt")
     shutil.copy(named, folder / "ernie_base_config.json")
     names = r"ernie_base_config\.json, ernie_tiny_config\.json"
-    with pytest.raises(UserError, match=rf"ernie: several configs \({names}\); give config="):
+    with pytest.raises(
+        UserError, match=rf"ernie: has several configs \({names}\); give one with --config"
+    ):
         paddle.open_contents(folder)
     assert paddle.open_contents(folder, config=named).config == contents.config
 
@@ -641,7 +643,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "another pooler": (
         broken(lambda _: None, {**ERNIE, "pool_act": "relu"}),
-        "pool_act: only tanh",
+        "pool_act: must be tanh",
     ),
     "a missing table": (broken(lambda x: x.pop("pos_embedding")), "no backbone.position.weight"),
     "a matrix of another shape": (

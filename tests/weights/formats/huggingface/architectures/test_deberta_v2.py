@@ -247,6 +247,8 @@ def test_what_shapes_do_not_show_is_noticed(tmp_path: Path, what: str) -> None:
         ({"norm_rel_ebd": "group"}, "norm_rel_ebd: must be layer_norm or none"),
         ({"position_buckets": "256"}, "position_buckets: expected a whole number"),
         ({"embedding_size": 20}, "embedding_size: must be 48 here, got 20"),
+        ({"hidden_size": None}, "hidden_size: expected a whole number from 1 to 65,536, got null"),
+        ({"num_attention_heads": "4"}, "num_attention_heads: expected a whole number"),
         ({"conv_kernel_size": 3}, 'config.json: .*convolution_activation: no "tanh"'),
     ],
 )
