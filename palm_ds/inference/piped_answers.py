@@ -109,7 +109,7 @@ class PredictionAnswer:
             table = Table.from_read(rows, without_labels(read))
             source = self.predictor.source(table)
             for task in (each.input_task, *each.tasks):
-                task.check(source, labelled=False)
+                task.check(source, labeled=False)
         return table
 
     def _predict(self, table: Table, each: EncoderPass, records: Sequence[Record]) -> None:

@@ -159,7 +159,7 @@ def open_inputs(predictor: Predictor, job: PredictionJob) -> list[_InputTable]:
         source = predictor.source(sources.bare)
         with wanted_by(each.tasks, predictor):
             for task in (each.input_task, *each.tasks):
-                task.check(source, labelled=False)
+                task.check(source, labeled=False)
     return opened
 
 
@@ -340,7 +340,7 @@ def _check_labels(task: TableTask, source: TableSource) -> None:
     """Raises UserError if the labels cannot be scored. Rows that training drops (`drop`) may have
     any label."""
     if any(role in source.columns for role in task.label_roles()):
-        task.check(source, labelled=True)
+        task.check(source, labeled=True)
 
 
 def _publish(

@@ -128,7 +128,7 @@ class TrainedModel(Settings):
                     "give a folder that palm-ds finetune wrote"
                 )
             return make_recipe(dict(self.contents.recipe), str(self.path / INFO))
-        if huggingface.recognises(self.path):
+        if huggingface.recognizes(self.path):
             return recipe_of(self.contents)
         if not self._is_checkpoint:
             raise UserError(

@@ -125,7 +125,7 @@ def _place(path: Path) -> Path:
             return folder
     if checkpoint.steps_in(path / _CHECKPOINTS):
         return path / _CHECKPOINTS
-    if is_run and not any(form.recognises(path) for form in FORMATS):
+    if is_run and not any(form.recognizes(path) for form in FORMATS):
         raise UserError(
             f"{path}: this run is not finished ({_progress(path)}) and has no model yet: no "
             "weights/, no best/ and no checkpoint in checkpoints/; the command that started it "

@@ -114,11 +114,11 @@ def test_a_file_of_another_format(model: palm.LoadedModel, tmp_path: Path) -> No
 
 
 def test_evaluation(model: palm.LoadedModel) -> None:
-    labelled = [
+    labeled = [
         {"text_a": text, "label": label}
         for text, label in zip(TEXTS, ["no", "yes"] * 2, strict=True)
     ]
-    assert model.evaluate(labelled, task="mood")["mood"]["accuracy"] == 1.0
+    assert model.evaluate(labeled, task="mood")["mood"]["accuracy"] == 1.0
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -45,7 +45,7 @@ class EndlessOrder:
 
     def _made(self, source: TableSource) -> np.ndarray:
         for task in self.tasks:
-            task.check(source, labelled=True)
+            task.check(source, labeled=True)
         items = self.tasks[0].training_items(source, self.max_length)
         if len(items) != len(source):
             raise UserError(

@@ -385,15 +385,15 @@ class TableTask(Task[TableSource], PredictionFiles, Serves):
                 raise UserError(f"{name}: takes rows by {name}.on(train=..., dev=...)")
             return super().__new__(cls, **settings)
 
-    def check(self, source: TableSource, *, labelled: bool) -> None:
+    def check(self, source: TableSource, *, labeled: bool) -> None:
         """Raises UserError, with the row's place, if a row of its table cannot be used; with
-        `labelled` (training, evaluation) every row must have a label."""
+        `labeled` (training, evaluation) every row must have a label."""
 
     def for_prediction(self) -> Self:
         """The task that builds the inputs of predictions: itself, unless it trains on others."""
         return self
 
-    def labelled(self, source: TableSource) -> np.ndarray:
+    def labeled(self, source: TableSource) -> np.ndarray:
         """(rows,) bool: which rows have a label. A teacher alone labels the others."""
         return np.ones(len(source), bool)
 

@@ -24,7 +24,7 @@ from palm_ds.inference.search.texts import IndexedText
 from palm_ds.inference.search.vectors import VectorArray, unit
 from palm_ds.model.pooling import SPLADE
 
-_ROWS = 65_536  # vectors that are read and normalised at a time
+_ROWS = 65_536  # vectors that are read and normalized at a time
 
 
 def open_embedded(file: Path, texts: Sequence[str], column: str = "") -> SearchIndex:

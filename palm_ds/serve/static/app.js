@@ -190,7 +190,7 @@ function hue(name) {
 
 function showSpans(answer, values) {
   const found = answer.predictions[0];
-  const made = card("labelled spans");
+  const made = card("labeled spans");
   const label = (text, name) => {
     const span = make("span", "span", text);
     span.style.setProperty("--hue", hue(name));

@@ -354,6 +354,6 @@ def _provenance(
         tolerance=reports[0].tolerance * max(worst.scale, 1.0) if worst else None,
         notes=contents.notes,
         program=f"palm_ds {__version__}",
-        licence=documents.licence,
+        license=documents.license,
         documents=tuple(documents.texts),
     )

@@ -161,7 +161,7 @@ def merge_checkpoints(sources: Sequence[Path], target: Path, wanted: MergeOption
     }
     contents = replace(first, entries=entries)
     said = [f"merged: {each.path}" for each in opened]
-    if huggingface.recognises(first.path):
+    if huggingface.recognizes(first.path):
         tokenizer = load_tokenizer(first.tokenizer) if first.tokenizer else None
         write = hf_writer(contents, tokenizer, said, _card(made))
     else:

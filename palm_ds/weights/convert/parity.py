@@ -107,7 +107,7 @@ def compare(
         _difference(
             texts.kind,
             name,
-            *(_centred(x) if name in rising else x for x in (one[name], other[other_name])),
+            *(_centered(x) if name in rising else x for x in (one[name], other[other_name])),
         )
         for texts, one, other in zip(inputs, *results, strict=True)
         for name in one
@@ -140,7 +140,7 @@ def _raised_heads(a: CheckpointContents, b: CheckpointContents) -> list[str]:
     return [name for name, head in a.heads.items() if head.kind == "masked_words"]
 
 
-def _centred(scores: torch.Tensor) -> torch.Tensor:
+def _centered(scores: torch.Tensor) -> torch.Tensor:
     """The same probabilities of tokens, (positions, vocabulary)."""
     return scores - scores.mean(-1, keepdim=True)
 

@@ -89,7 +89,7 @@ def resize_checkpoint(source: Path, target: Path, wanted: ResizeOptions) -> list
     said += [f"skipped: {name}: {why}" for name, why in contents.skipped.items()]
     texts = None if wanted.tokenizer else read_tokenizer(contents)
     texts = _resized_tokenizer(texts, changed.config, tokens, wanted) if texts else None
-    write = _writer(new, tokenizer, texts, said, as_hf=huggingface.recognises(contents.path))
+    write = _writer(new, tokenizer, texts, said, as_hf=huggingface.recognizes(contents.path))
     write_new_folder(target, write)
     return [*said, f"written to {target}"]
 

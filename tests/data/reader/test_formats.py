@@ -343,8 +343,8 @@ def test_plain_parquet_and_unknown_classes(tmp_path: Path) -> None:
         "impossible": False,
     }
     known = datasets.Features({"text": datasets.Value("string"), "label": FEATURES["label"]})
-    unlabelled = datasets.Dataset.from_dict({"text": ["a"], "label": [-1]}, features=known)
-    unlabelled.save_to_disk(tmp_path / "test")
+    unlabeled = datasets.Dataset.from_dict({"text": ["a"], "label": [-1]}, features=known)
+    unlabeled.save_to_disk(tmp_path / "test")
     with pytest.raises(UserError, match=r"test, row 1: label is null, not text$"):
         open_table(str(tmp_path / "test"))
     table = open_table(str(tmp_path / "test"), TableSettings(columns={"label": ""}))

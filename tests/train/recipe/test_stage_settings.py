@@ -221,7 +221,7 @@ def test_an_epoch_of_a_stage_is_of_the_corpora_that_it_reads(tmp_path: Path) -> 
 
 
 def test_corpora_are_weighed_by_their_size(tmp_path: Path) -> None:
-    """As XLM's formula: p ** alpha, normalised, over the shares of tokens (Conneau and Lample 2019,
+    """As XLM's formula: p ** alpha, normalized, over the shares of tokens (Conneau and Lample 2019,
     3.1), whose weights a stage may have of its own."""
     tokens = {
         str(tmp_path / name): write_small_corpus(tmp_path / name, documents=n).manifest.tokens

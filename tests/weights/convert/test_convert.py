@@ -677,7 +677,7 @@ def test_a_conversion_with_different_outputs_is_removed(
     assert left_of(tmp_path) == ["source"]
 
 
-def test_an_unverified_conversion_is_labelled(source: Path, tmp_path: Path) -> None:
+def test_an_unverified_conversion_is_labeled(source: Path, tmp_path: Path) -> None:
     done = convert.convert(source, tmp_path / "hf", "huggingface", ConversionOptions(verify=False))
     assert done.parity is None
     assert "were not compared" in (tmp_path / "hf/README.md").read_text()

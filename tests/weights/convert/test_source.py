@@ -1,4 +1,4 @@
-"""The source of a conversion: a path, else a repository of the hub at one commit. Its licence and
+"""The source of a conversion: a path, else a repository of the hub at one commit. Its license and
 README are kept, as text and from nowhere else."""
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_other_files_are_not_copied(tmp_path: Path) -> None:
     (folder / "license_checker.py.exe x").write_text("no document")
     (folder / "README.md").write_text("license: mit")
     found = read_documents(folder)
-    assert found.texts == {KEPT_README: "license: mit"} and found.licence == ""
+    assert found.texts == {KEPT_README: "license: mit"} and found.license == ""
 
 
 def test_in_the_cache_of_the_hub_they_are_links(tmp_path: Path) -> None:

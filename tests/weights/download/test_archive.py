@@ -295,7 +295,7 @@ def test_nothing_is_left_of_a_hostile_or_broken_archive(case: str, tmp_path: Pat
     assert os.listdir(folder) == ["archive"]
 
 
-def test_bombs_are_recognised_by_their_ratio_and_small_archives_may_shrink(tmp_path: Path) -> None:
+def test_bombs_are_recognized_by_their_ratio_and_small_archives_may_shrink(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(zipped(("zeros", bytes(1 << 20))))
     with pytest.raises(BadArchiveError, match="'zeros' is refused"):
         unpack(tmp_path / "a.zip", tmp_path / "out", limits=Limits(small=1 << 18))

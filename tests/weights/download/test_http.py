@@ -130,7 +130,7 @@ def test_temporary_errors_are_retried(case: str, server: Server, file: Path) -> 
 
 
 class Wrong(NamedTuple):
-    behaviours: list[loopback.Behaviour]
+    behaviors: list[loopback.Behavior]
     words: str
     kept: bool = False
     options: dict[str, Any] = {}  # noqa: RUF012
@@ -179,7 +179,7 @@ WRONG = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_permanent_errors_are_one_clear_line(case: str, server: Server, file: Path) -> None:
-    server.does(*WRONG[case].behaviours)
+    server.does(*WRONG[case].behaviors)
     with pytest.raises(UserError, match=WRONG[case].words) as caught:
         get(server, file, patience_for(case), **WRONG[case].options)
     message = str(caught.value)

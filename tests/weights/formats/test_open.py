@@ -359,9 +359,9 @@ def test_they_are_good_before(write: Any, tmp_path: Path) -> None:
         {"model_state.pdparams/x": b"", "step_1/x": b""},
     ],
 )
-def test_strange_files_are_recognised_by_no_format(files: dict[str, bytes], tmp_path: Path) -> None:
+def test_strange_files_are_recognized_by_no_format(files: dict[str, bytes], tmp_path: Path) -> None:
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
     for path in (tmp_path, *tmp_path.iterdir(), tmp_path / "none", Path("/dev/null")):
-        assert [known.name for known in FORMATS if known.recognises(path)] == []
+        assert [known.name for known in FORMATS if known.recognizes(path)] == []

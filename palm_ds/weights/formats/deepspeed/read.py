@@ -40,7 +40,7 @@ _OURS = "backbone.word.weight"
 _THEIRS = tuple(each.words for each in ARCHITECTURES.values())
 
 
-def recognises(path: Path) -> bool:
+def recognizes(path: Path) -> bool:
     """Whether the path is a folder of shards, or has a `latest` that names one."""
     return tag_folder(Path(path)) is not None
 
@@ -186,6 +186,6 @@ def _tokenizer(folder: Path) -> Path | None:
 FORMAT = Format(
     name="deepspeed",
     looks_for="DeepSpeed: latest, or *_model_states.pt",
-    recognises=recognises,
+    recognizes=recognizes,
     open=open_contents,
 )

@@ -86,7 +86,7 @@ KEPT_KEYS = (
 """Entries of config.json that only training or other programs read."""
 
 
-def recognises(path: Path) -> bool:
+def recognizes(path: Path) -> bool:
     """Whether the folder has a config.json of transformers and a weight file."""
     path = Path(path)
     try:

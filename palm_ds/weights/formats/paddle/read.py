@@ -72,7 +72,7 @@ _OF_OPTIMIZER = re.compile(
 )
 
 
-def recognises(path: Path) -> bool:
+def recognizes(path: Path) -> bool:
     """Whether the path is a Paddle checkpoint: a file, or a folder that contains one."""
     return find(Path(path)) is not None
 

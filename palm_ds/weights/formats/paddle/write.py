@@ -44,7 +44,7 @@ from palm_ds.weights.formats.huggingface.target import ExportOptions
 from palm_ds.weights.formats.paddle import static
 from palm_ds.weights.formats.paddle.config import ERNIE_M
 from palm_ds.weights.formats.paddle.pdparams import NAME_TABLE
-from palm_ds.weights.formats.paddle.read import open_contents, recognises
+from palm_ds.weights.formats.paddle.read import open_contents, recognizes
 from palm_ds.weights.formats.tensor_files import TensorGroup, in_memory_entry, read_json
 
 WEIGHTS, CONFIG = "model_state.pdparams", "config.json"
@@ -389,7 +389,7 @@ def _export_static(contents: CheckpointContents, target: ExportOptions) -> Expor
 FORMAT = Format(
     name="paddle",
     looks_for="Paddle: *.pdparams, params/, or a combined file, with ernie_config.json or similar",
-    recognises=recognises,
+    recognizes=recognizes,
     open=open_contents,
     export=_export,
 )

@@ -34,7 +34,7 @@ NASTY = [
     "Don't @x.y 3.14",
 ]
 COMPATIBLE = "ﬁ ① ＡＢ"
-"""What SentencePiece's own normalisation makes other characters of."""
+"""What SentencePiece's own normalization makes other characters of."""
 REAL = {**NARROW, "position_buckets": 256, "max_relative_positions": -1}
 
 
@@ -280,7 +280,7 @@ ENDS = ("PAD", "CLS", "SEP", "UNK")
 
 
 def test_its_tokenizer_has_the_ids_of_transformers_and_of_sentencepiece(tmp_path: Path) -> None:
-    """Alone, `spm.model` is read with its own normalisation, which transformers 5 leaves out; a
+    """Alone, `spm.model` is read with its own normalization, which transformers 5 leaves out; a
     tokenizer.json is read as it is."""
     import sentencepiece
 
