@@ -263,7 +263,7 @@ MALFORMED: dict[str, tuple[Spoils, str]] = {
     "one dimension": (replaced("matrix", lambda x: x[0].clone()), rf"{SHAPE} \(\d+,\)"),
     "a longer vector": (
         replaced("norm", lambda x: x.new_zeros(len(x) + 1)),
-        rf"{SHAPE} \((9|17),\), the configuration expects \((8|16),\)",
+        rf"{SHAPE} \((9|17),\), but the configuration expects \((8|16),\)",
     ),
     "a scalar": (replaced("norm", lambda x: torch.tensor(1.0)), rf"{SHAPE} \(\)"),
     "whole numbers": (
@@ -294,7 +294,7 @@ MALFORMED: dict[str, tuple[Spoils, str]] = {
     "a key twice": (twice, 'CONFIG: duplicate key "a"'),
     "another width": (
         number("hidden_size", 32),
-        rf"{SHAPE} \((37, 16|11, 8)\), the configuration expects \((37|11), 32\)",
+        rf"{SHAPE} \((37, 16|11, 8)\), but the configuration expects \((37|11), 32\)",
     ),
     "no number": (
         number("hidden_size", "eight"),

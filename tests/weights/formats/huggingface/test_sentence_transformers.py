@@ -216,10 +216,10 @@ def other_code(folder: Path) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
-    "code of others": (other_code, "its module my_code.Dense is not known"),
+    "code of others": (other_code, "its module my_code.Dense is not supported"),
     "a module that is not known": (
         lambda f: dump(f / "modules.json", modules("Transformer", "LSTM")),
-        "its module LSTM is not known",
+        "its module LSTM is not supported",
     ),
     "no encoder": (
         lambda f: dump(f / "modules.json", modules("WordEmbeddings")),

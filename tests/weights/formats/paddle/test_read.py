@@ -652,7 +652,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a head of another vocabulary": (
         broken(lambda x: x.update(masked_words(words=12))),
-        r"mask_lm_out_fc\.b_0 has shape \(12,\), the configuration expects \(11,\)",
+        r"mask_lm_out_fc\.b_0 has shape \(12,\), but the configuration expects \(11,\)",
     ),
     "something else among the variables": (
         with_file("params/notes", b"some notes of mine"),
